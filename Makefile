@@ -1,0 +1,49 @@
+# `make` says what there is. Everything is set up on first use, in .venv; .venv-proto holds the stub generator.
+
+PYTHON_PACKAGES := $(wildcard speculative outrider verifier_service drafter_service orchestrator training)
+BENCH ?= offline
+
+# One thread per process: processes that each compute on all cores stall one another.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help run demonstration test lint proto proto-check bench clean
+
+help: ## What there is to make
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
+
+run: demonstration ## Serve the embedded pair and complete held-out prompts; status 1 unless all ids are right
+	$(if $(shell cat $(TOLD) 2>/dev/null && rm -f $(TOLD)),false)
+
+# A recipe that fails ends make with 2. In question mode (-q), lines that begin with + run all the same, and a
+# goal with anything left to do ends make with 1, silently: `run` has something left to do if it was told so.
+ifeq ($(MAKECMDGOALS),run)
+MAKEFLAGS += -q
+TOLD := $(shell mktemp -u)
+endif
+
+demonstration:
+	+@scripts/run $(TOLD)
+
+test: ## All tests
+	@scripts/setup test
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: ## Lint, format, types
+	@scripts/setup test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy $(PYTHON_PACKAGES)
+
+proto: ## Generate outrider/v1 from proto/
+	@scripts/proto write
+
+proto-check: ## Whether outrider/v1 is what proto/ generates
+	@scripts/proto check
+
+bench: ## A benchmark: make bench BENCH=offline
+	@scripts/setup run
+	.venv/bin/outrider bench $(BENCH)
+
+clean: ## Remove the environments and caches
+	rm -rf .venv .venv-proto .venv.lock .venv-proto.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

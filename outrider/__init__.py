@@ -1,0 +1,21 @@
+"""What every process and every user of Outrider shares.
+
+Importing this package costs nothing: the client's names are loaded when they are first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.client import AsyncClient, Chunk, Client, Completion
+
+__all__ = ["AsyncClient", "Chunk", "Client", "Completion", "__version__"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from outrider import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,84 @@
+"""What tests of several packages share: tiny models with random weights, saved as Hugging Face folders."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+TINY_VOCABULARY = 96
+LINES = [
+    "def add(left, right):\n    return left + right\n",
+    "for index, value in enumerate(values):\n    print(index, value)\n",
+    "class Queue:\n    def __init__(self, size=8):\n        self.items = []\n        self.size = size\n",
+    "import os\nfrom pathlib import Path\nif __name__ == '__main__':\n    main()\n",
+    "The quick brown fox jumps over the lazy dog. 0123456789 [x * y - z / w]; {a: b}\n",
+]
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """Byte-level, exactly TINY_VOCABULARY ids; 0 is <pad> and 1 is <eos>, both special."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TINY_VOCABULARY,
+        special_tokens=["<pad>", "<eos>"],
+        initial_alphabet=[],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(LINES * 4, trainer)
+    assert tokenizer.get_vocab_size() == TINY_VOCABULARY
+    return tokenizer
+
+
+def save_tiny_llama(path: Path, *, seed: int, tokenizer: Tokenizer | None) -> Path:
+    """A two-layer Llama with random weights (float32), its generation config, and the tokenizer if given."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.set_num_threads(1)
+    config = LlamaConfig(
+        vocab_size=TINY_VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).float().eval()
+    model.save_pretrained(path)
+    if tokenizer is not None:
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>"
+        ).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny target: 96 ids, 256 positions, end-of-sequence id 1, with its tokenizer."""
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", seed=0, tokenizer=tiny_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same shape and tokenizer with other weights: a drafter that is often wrong."""
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-b", seed=1, tokenizer=tiny_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's weights without any tokenizer beside them."""
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "bare", seed=0, tokenizer=None)
