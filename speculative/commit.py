@@ -1,0 +1,113 @@
+"""Where a request ends: end-of-sequence ids, stop strings, length; knows nothing of models or trees.
+
+Everything here is a function of (ids, prompt length), so a session rebuilt from its ids ends where it would
+have.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+
+from speculative.errors import InvalidRequest
+
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    """An end-of-sequence id or a stop string."""
+    LENGTH = "length"
+    """The most ids asked for, or the target's context is full."""
+    CANCELLED = "cancelled"
+    """Cancel, a passed deadline, or a client that went away."""
+    ERROR = "error"
+    """The worker could not go on."""
+
+
+def stop_bytes(stops: Iterable[str]) -> tuple[bytes, ...]:
+    """A request's stop strings as bytes to match; InvalidRequest where there are too many or one is odd."""
+    encoded = tuple(stop.encode("utf-8", "replace") for stop in stops)
+    if len(encoded) > MAX_STOPS:
+        raise InvalidRequest(f"stop has {len(encoded)} strings; give at most {MAX_STOPS}")
+    for stop in encoded:
+        if not 1 <= len(stop) <= MAX_STOP_BYTES:
+            raise InvalidRequest(f"a stop string has {len(stop)} bytes; give 1 to {MAX_STOP_BYTES}")
+    return encoded
+
+
+class Ending:
+    """Says of each generated id in turn whether it ends the request.
+
+    Stop strings match on the bytes of generated ids only and may span them; the id that completes one is the
+    last. At the same id an end-of-sequence id or a stop string goes before length.
+
+    Args:
+        eos_ids: ids that end a sequence.
+        limit: the most ids in all, prompt included.
+        stops: stop strings as bytes, none empty.
+        token_bytes: bytes of an id, empty for special ids; None where the target has no tokenizer.
+        ids: all ids so far; those from `prompt_length` on are replayed.
+        prompt_length: how many of `ids` are the prompt.
+
+    Raises:
+        InvalidRequest: stop strings without `token_bytes`.
+    """
+
+    __slots__ = ("_eos_ids", "_keep", "_limit", "_stops", "_tail", "_token_bytes", "finished", "length")
+
+    def __init__(
+        self,
+        eos_ids: frozenset[int],
+        limit: int,
+        stops: tuple[bytes, ...],
+        token_bytes: Callable[[int], bytes] | None,
+        ids: Sequence[int],
+        prompt_length: int,
+    ) -> None:
+        if stops and token_bytes is None:
+            raise InvalidRequest("stop strings need a tokenizer, and this target has none; leave stop out")
+        self._eos_ids = eos_ids
+        self._limit = limit
+        self._stops = stops
+        self._token_bytes = token_bytes
+        self._keep = max(map(len, stops), default=1) - 1
+        self._tail = b""
+        self.length = prompt_length
+        """Ids so far, prompt included."""
+        self.finished: FinishReason | None = FinishReason.LENGTH if prompt_length >= limit else None
+        """Why the ids so far already end the request, or None."""
+        for token in ids[prompt_length:]:
+            if self.finished is not None:
+                break
+            self.push(token)
+
+    def push(self, token: int) -> FinishReason | None:
+        """Takes the next generated id; returns why it is the last one, or None. Not to be called after it."""
+        assert self.finished is None, f"id {token} was pushed after the end ({self.finished})"
+        self.length += 1
+        if token in self._eos_ids or (self._stops and self._completes_stop(token)):
+            self.finished = FinishReason.STOP
+        elif self.length >= self._limit:
+            self.finished = FinishReason.LENGTH
+        return self.finished
+
+    def _completes_stop(self, token: int) -> bool:
+        assert self._token_bytes is not None
+        # The tail is one byte short of the longest stop string, so whatever matches is completed by this id.
+        text = self._tail + self._token_bytes(token)
+        self._tail = text[-self._keep :] if self._keep else b""
+        return any(stop in text for stop in self._stops)
+
+
+def commit_run(ending: Ending, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+    """Cuts a run of ids at the one that ends the request and advances `ending` over what is left.
+
+    Returns the committed ids and why they are the last ones, or None.
+    """
+    for count, token in enumerate(tokens, start=1):
+        reason = ending.push(token)
+        if reason is not None:
+            return tuple(tokens[:count]), reason
+    return tuple(tokens), None

@@ -1,0 +1,106 @@
+"""Which ids came before a place, as penalties need them; knows nothing of logits."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class History:
+    """The ids before the token to choose, prompt and output told apart.
+
+    Nothing is counted until something asks, so that requests without penalties pay for a list append only.
+    """
+
+    __slots__ = ("_length", "_path", "_tally")
+
+    def __init__(self, tally: "_Tally", path: tuple[int, ...] = ()) -> None:
+        self._tally = tally
+        self._path = path
+        self._length = len(tally.ids)
+
+    @classmethod
+    def of(cls, ids: Sequence[int], prompt_length: int) -> "History":
+        """The history after `ids`, of which the first `prompt_length` are the prompt."""
+        return cls(_Tally(list(ids), prompt_length))
+
+    def push(self, token: int) -> None:
+        """Adds a committed id. Not for what `with_path` returned, and that is not valid afterwards."""
+        assert not self._path, f"id {token} was pushed onto a drafted path"
+        self._tally.ids.append(token)
+        self._length += 1
+
+    def with_path(self, tokens: Iterable[int]) -> "History":
+        """The history at a tree node: this one and the tokens of the path down to it, as output."""
+        return History(self._tally, (*self._path, *tokens))
+
+    def seen(self) -> NDArray[np.int64]:
+        """The distinct ids of prompt and output: int64[n]."""
+        self._check_valid()
+        base, known = self._tally.seen()
+        new = [token for token in dict.fromkeys(self._path) if token not in known]
+        return np.concatenate([base, np.array(new, dtype=np.int64)]) if new else base
+
+    def generated(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The distinct ids of the output, and how often each occurs there: int64[n], float64[n]."""
+        self._check_valid()
+        ids, counts, slots = self._tally.generated()
+        if not self._path:
+            return ids, counts
+        counts = counts.copy()
+        new: dict[int, int] = {}
+        for token in self._path:
+            slot = slots.get(token)
+            if slot is None:
+                new[token] = new.get(token, 0) + 1
+            else:
+                counts[slot] += 1
+        new_ids = np.array(list(new), dtype=np.int64)
+        new_counts = np.array(list(new.values()), dtype=np.float64)
+        return np.concatenate([ids, new_ids]), np.concatenate([counts, new_counts])
+
+    def _check_valid(self) -> None:
+        committed = len(self._tally.ids)
+        assert self._length == committed, (
+            f"a path below id {self._length - 1} was used after id {committed - 1}"
+        )
+
+
+class _Tally:
+    """Counts over committed ids, brought up to date when asked."""
+
+    __slots__ = ("_counted", "_counts", "_generated", "_prompt_length", "_seen", "_seen_ids", "_slots", "ids")
+
+    def __init__(self, ids: list[int], prompt_length: int) -> None:
+        self.ids = ids
+        self._prompt_length = prompt_length
+        self._counted = 0
+        self._seen: dict[int, None] = {}
+        self._slots: dict[int, int] = {}
+        self._counts: list[int] = []
+        self._seen_ids = np.empty(0, dtype=np.int64)
+        self._generated = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64))
+
+    def seen(self) -> tuple[NDArray[np.int64], dict[int, None]]:
+        self._catch_up()
+        return self._seen_ids, self._seen
+
+    def generated(self) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[int, int]]:
+        self._catch_up()
+        return *self._generated, self._slots
+
+    def _catch_up(self) -> None:
+        if self._counted == len(self.ids):
+            return
+        for position in range(self._counted, len(self.ids)):
+            token = self.ids[position]
+            self._seen[token] = None
+            if position >= self._prompt_length:
+                slot = self._slots.setdefault(token, len(self._slots))
+                if slot == len(self._counts):
+                    self._counts.append(0)
+                self._counts[slot] += 1
+        self._counted = len(self.ids)
+        self._seen_ids = np.fromiter(self._seen, dtype=np.int64, count=len(self._seen))
+        ids = np.fromiter(self._slots, dtype=np.int64, count=len(self._slots))
+        self._generated = ids, np.array(self._counts, dtype=np.float64)

@@ -1,0 +1,16 @@
+"""Drafts copied from text the session has seen already, by name; `speculative.named.load` resolves one."""
+
+from bisect import bisect_right
+
+LOOKUPS = {"suffix_automaton": "speculative.lookup.suffix_automaton:SuffixAutomaton"}
+
+# Match lengths, and the probability that one more copied token is accepted when at least that many matched.
+# Priors per token, set by hand: a longer repeat says more, and beyond eight tokens hardly more still.
+_MATCHED = (1, 2, 3, 4, 5, 8)
+_PER_TOKEN = (0.25, 0.45, 0.6, 0.7, 0.8, 0.9)
+
+
+def survival(match_length: int) -> float:
+    """Probability that a copied token is accepted, given that those before it are; 0 without a match."""
+    matched = bisect_right(_MATCHED, match_length)
+    return _PER_TOKEN[matched - 1] if matched else 0.0

@@ -1,0 +1,104 @@
+"""The longest suffix that occurred before, and what followed it (SAM-Decoding, Hu et al., arXiv 2411.10666).
+
+A suffix automaton (Blumer et al., 1985) over one session's ids, built id by id. The suffix link of the state
+of the whole text is the longest suffix with an earlier occurrence, so finding the match costs nothing beyond
+the append. Knows nothing of prompts, outputs or other sessions.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_ROOT = 0
+_NONE = -1
+_REFRESHED = 4
+"""Suffixes whose latest occurrence each append brings up to date; deeper ones may name an older one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A draft: one chain of tokens."""
+
+    tokens: tuple[int, ...]
+    match_length: int
+    """Tokens of the text's end that also stand before the place copied from."""
+
+
+class SuffixAutomaton:
+    """An append-only text that finds its own repeats; one to two microseconds and about 450 bytes an id."""
+
+    __slots__ = ("_first", "_last", "_latest", "_lengths", "_links", "_match_end", "_next", "_text")
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        self._text: list[int] = []
+        # One entry per state; a state is a set of substrings that end at the same places.
+        self._next: list[dict[int, int]] = [{}]
+        self._links = [_NONE]
+        self._lengths = [0]
+        self._latest = [_NONE]
+        self._last = _ROOT
+        self._match_end = _NONE
+        for token in ids:
+            self.append(token)
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    def append(self, token: int) -> None:
+        """Adds the next id; amortised constant time."""
+        nexts, links = self._next, self._links
+        end, state, above = len(self._text), len(nexts), self._last
+        self._text.append(token)
+        nexts.append({})
+        links.append(_ROOT)
+        self._lengths.append(end + 1)
+        self._latest.append(end)
+        while above != _NONE and token not in nexts[above]:
+            nexts[above][token] = state
+            above = links[above]
+        if above != _NONE:
+            links[state] = self._reached_by(above, token)
+        self._last = state
+        self._note_occurrence(links[state], end)
+
+    def draft(self, count: int) -> Copied:
+        """Up to `count` tokens that followed an earlier occurrence of the longest suffix that has one.
+
+        The latest occurrence, or one close to it. A copy that runs past the end of the text goes on from what
+        it has just copied, so that a period is drafted on. Empty where no suffix occurred before.
+        """
+        match_length = self._lengths[self._links[self._last]] if self._text else 0
+        if match_length == 0 or count <= 0:
+            return Copied((), match_length)
+        start = self._match_end + 1
+        copied = self._text[start : start + count]
+        period = len(self._text) - start
+        while len(copied) < count:
+            copied.append(copied[-period])
+        return Copied(tuple(copied), match_length)
+
+    def _reached_by(self, above: int, token: int) -> int:
+        """The state of exactly the strings that are `above`'s and then `token`, split off where needed."""
+        nexts, links, lengths = self._next, self._links, self._lengths
+        target = nexts[above][token]
+        if lengths[above] + 1 == lengths[target]:
+            return target
+        clone = len(nexts)
+        nexts.append(nexts[target].copy())
+        links.append(links[target])
+        lengths.append(lengths[above] + 1)
+        self._latest.append(self._latest[target])
+        while above != _NONE and nexts[above].get(token) == target:
+            nexts[above][token] = clone
+            above = links[above]
+        links[target] = clone
+        return clone
+
+    def _note_occurrence(self, suffix: int, end: int) -> None:
+        """Keeps where the longest repeated suffix ended before; then it, and shorter ones, end here."""
+        latest, links = self._latest, self._links
+        self._match_end = latest[suffix]
+        for _ in range(_REFRESHED):
+            if suffix == _ROOT:
+                break
+            latest[suffix] = end
+            suffix = links[suffix]

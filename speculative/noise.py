@@ -1,0 +1,96 @@
+"""The noise of position t: counter-based, so it depends on (seed, t, id) and on nothing that was drafted.
+
+The generator is Philox4x64-10 (Salmon et al., SC 2011), which is `numpy.random.Philox`: key (seed, DOMAIN),
+counter (b, t, 0, 0), whose four output words in order are the bits of ids 4b to 4b + 3. The uniform is
+`(bits >> 12) + 0.5` over 2**52, a float64 strictly inside (0, 1); the noise is `-log(-log(uniform))`, so that
+the argmax of logprob plus noise is a sample (Gumbel). docs/exactness.md publishes vectors.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+DOMAIN = 0x746F6B656E730001
+"""Second key word of token noise ("tokens", version 1)."""
+CHOICE_DOMAIN = 0x63686F6963650001
+"""Second key word of `derive` ("choice", version 1)."""
+
+_MASK = (1 << 64) - 1
+
+
+def raw_bits(seed: int, position: int, vocabulary_size: int) -> NDArray[np.uint64]:
+    """The 64 bits of each id at `position`: uint64[vocabulary_size]; a wider vocabulary only adds ids."""
+    return _words(seed, DOMAIN, position << 64, vocabulary_size)
+
+
+def uniform(seed: int, position: int, vocabulary_size: int) -> NDArray[np.float64]:
+    """A uniform number per id, from 2**-53 to 1 - 2**-53: float64[vocabulary_size]."""
+    # The shifted bits fit a signed integer, whose conversion to float64 is exact and much faster.
+    bits = (raw_bits(seed, position, vocabulary_size) >> np.uint64(12)).view(np.int64)
+    numbers = bits.astype(np.float64)
+    numbers += 0.5
+    numbers *= 2.0**-52
+    return numbers
+
+
+def gumbel(seed: int, position: int, vocabulary_size: int) -> NDArray[np.float64]:
+    """The noise of each id at `position`: float64[vocabulary_size], from -3.7 to 36.8."""
+    noise = uniform(seed, position, vocabulary_size)
+    np.log(noise, out=noise)
+    np.negative(noise, out=noise)
+    np.log(noise, out=noise)
+    np.negative(noise, out=noise)
+    return noise
+
+
+def derive(seed: int, choice: int) -> int:
+    """The seed of a request's choice, counted from 0; choice 0 has the request's own."""
+    return seed if choice == 0 else int(_words(seed, CHOICE_DOMAIN, choice, 1)[0])
+
+
+class NoiseRows:
+    """Rows of noise of one session, each drawn once, possibly ahead of its use.
+
+    Args:
+        seed: the request's, unsigned 64 bits.
+        vocabulary_size: width of a row.
+        keep: the most rows held; the one drawn first goes first.
+    """
+
+    __slots__ = ("_keep", "_rows", "_seed", "_vocabulary_size")
+
+    def __init__(self, seed: int, vocabulary_size: int, keep: int = 256) -> None:
+        self._seed = seed
+        self._vocabulary_size = vocabulary_size
+        self._keep = keep
+        self._rows: dict[int, NDArray[np.float64]] = {}
+
+    def row(self, position: int) -> NDArray[np.float64]:
+        """The noise at `position`: float64[vocabulary_size], read-only, as `gumbel` draws it."""
+        found = self._rows.get(position)
+        if found is not None:
+            return found
+        drawn = gumbel(self._seed, position, self._vocabulary_size)
+        drawn.setflags(write=False)
+        while len(self._rows) >= max(1, self._keep):
+            del self._rows[next(iter(self._rows))]
+        self._rows[position] = drawn
+        return drawn
+
+    def forget_before(self, position: int) -> None:
+        """Drops rows that are committed."""
+        for passed in [p for p in self._rows if p < position]:
+            del self._rows[passed]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _words(seed: int, domain: int, counter: int, count: int) -> NDArray[np.uint64]:
+    """The first `count` output words from the 256-bit `counter` on, whose lowest word counts blocks."""
+    # NumPy steps its counter before the first block, hence the one less (wrapping below 0).
+    before = counter - 1
+    counters = np.array(
+        [before & _MASK, (before >> 64) & _MASK, *[_MASK * (before < 0)] * 2], dtype=np.uint64
+    )
+    generator = np.random.Philox(key=np.array([seed, domain], dtype=np.uint64), counter=counters)
+    return generator.random_raw(count)

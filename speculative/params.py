@@ -1,0 +1,98 @@
+"""What a request asks of sampling; knows nothing of logits (`sampling` applies these)."""
+
+import math
+from dataclasses import dataclass
+
+from speculative.errors import InvalidRequest
+
+GREEDY_BELOW = 1e-5
+MAX_BIAS_ENTRIES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target's logits become a token; the defaults change nothing.
+
+    Applied in this order: bias, repetition, presence and frequency penalty, temperature, top-k, top-p, min-p.
+
+    Raises:
+        InvalidRequest: a field is out of its range, NaN, infinite or no number.
+    """
+
+    temperature: float = 1.0
+    """Divides the logits; 0 to 100. Below 1e-5 decoding is greedy and the cuts do not matter."""
+    top_k: int = 0
+    """Keeps the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keeps the likeliest tokens up to this mass; above 0, at most 1, which keeps all."""
+    min_p: float = 0.0
+    """Drops tokens below this share of the likeliest one's probability; 0 to 1."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of ids in prompt or output; above 0, at most 100."""
+    presence_penalty: float = 0.0
+    """Subtracted once from logits of ids in the output; -100 to 100."""
+    frequency_penalty: float = 0.0
+    """Subtracted from logits once per occurrence in the output; -100 to 100."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(id, number added to its logit) pairs, kept sorted by id; at most 1024, each -100 to 100."""
+
+    def __post_init__(self) -> None:
+        _check_whole("top_k", self.top_k)
+        _check("temperature", self.temperature, 0, 100)
+        _check("top_p", self.top_p, 0, 1, above=True)
+        _check("min_p", self.min_p, 0, 1)
+        _check("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _check("presence_penalty", self.presence_penalty, -100, 100)
+        _check("frequency_penalty", self.frequency_penalty, -100, 100)
+        if len(self.logit_bias) > MAX_BIAS_ENTRIES:
+            raise InvalidRequest(
+                f"logit_bias has {len(self.logit_bias)} entries; give at most {MAX_BIAS_ENTRIES}"
+            )
+        for token, bias in self.logit_bias:
+            _check_whole("an id in logit_bias", token)
+            _check(f"logit_bias of id {token}", bias, -100, 100)
+        object.__setattr__(self, "logit_bias", tuple(sorted(self.logit_bias)))
+        for (token, _), (following, _) in zip(self.logit_bias, self.logit_bias[1:], strict=False):
+            if token == following:
+                raise InvalidRequest(f"logit_bias names id {token} twice; name it once")
+
+    def check_vocabulary(self, vocabulary_size: int) -> None:
+        """Raises InvalidRequest where a field means nothing for logits of this width."""
+        if self.top_k > vocabulary_size:
+            raise InvalidRequest(f"top_k is {self.top_k}; the vocabulary has {vocabulary_size} ids")
+        if self.logit_bias and self.logit_bias[-1][0] >= vocabulary_size:
+            raise InvalidRequest(
+                f"logit_bias names id {self.logit_bias[-1][0]}; ids are below {vocabulary_size}"
+            )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken, with no noise and no cuts."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def penalised(self) -> bool:
+        """Whether earlier ids change the logits."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def plain_logits(self) -> bool:
+        """Whether neither bias nor penalty applies, so that earlier ids do not matter."""
+        return not self.penalised and not self.logit_bias
+
+    @property
+    def has_cuts(self) -> bool:
+        """Whether top-k, top-p or min-p can drop a token."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+def _check(field: str, value: float, low: float, high: float, *, above: bool = False) -> None:
+    number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    if not number or not low <= value <= high or (above and value == low):
+        start = f"above {low}" if above else f"from {low}"
+        raise InvalidRequest(f"{field} is {value!r}; it must be a number {start} to {high}")
+
+
+def _check_whole(field: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidRequest(f"{field} is {value!r}; it must be a whole number from 0")

@@ -1,0 +1,153 @@
+"""From the target's logits at one place to its token; knows nothing of trees (see `target`) or of models.
+
+The order is bias, repetition, presence and frequency penalty, temperature, top-k, top-p, min-p. Cuts order
+tokens by (logprob descending, id ascending) and sum in float64; ties go to the lowest id; the fast paths
+compute the same float64 numbers as the long one.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculative.errors import EmptySupport
+from speculative.history import History
+from speculative.params import SamplingParams
+
+__all__ = ["History", "choose", "processed"]
+
+Logits = NDArray[np.float32] | NDArray[np.float64]
+Scores = NDArray[np.float64]
+
+
+def processed(logits: Logits, params: SamplingParams, history: History) -> NDArray[np.float64]:
+    """Logits as the request wants them: float64[V], up to a constant the log-probabilities to sample from.
+
+    Dropped ids are -inf. Greedy parameters bring bias and penalties only.
+
+    Args:
+        logits: float32[V] or float64[V]; not changed.
+        params: the request's.
+        history: ids before the token to choose; looked at only where `params` penalise.
+
+    Raises:
+        EmptySupport: NaN or +inf among the logits, or no id left.
+    """
+    scores = logits.astype(np.float64)
+    if params.logit_bias:
+        _add_bias(scores, params)
+    if params.penalised:
+        _penalise(scores, params, history)
+    if not params.greedy:
+        scores /= params.temperature
+    highest = float(scores.max())
+    _check_highest(highest)
+    if params.has_cuts and not params.greedy:
+        _cut(scores, highest, params)
+    return scores
+
+
+def choose(
+    logits: Logits, params: SamplingParams, history: History, noise_row: NDArray[np.float64] | None
+) -> int:
+    """The target's token: the argmax of `processed` plus noise, ties to the lowest id.
+
+    Args:
+        logits, params, history: as for `processed`.
+        noise_row: float64[V] of the token's position; not looked at when greedy.
+
+    Raises:
+        EmptySupport: as for `processed`.
+    """
+    if params.greedy:
+        scores = logits if params.plain_logits else processed(logits, params, history)
+    else:
+        assert noise_row is not None, f"temperature {params.temperature} needs the noise of the position"
+        if params.plain_logits and not params.has_cuts:
+            scores = np.divide(logits, params.temperature, dtype=np.float64)
+        else:
+            scores = processed(logits, params, history)
+        scores += noise_row
+    # NumPy's argmax returns the first NaN where there is one, and the first of equals.
+    token = int(scores.argmax())
+    _check_highest(float(scores[token]))
+    return token
+
+
+def _check_highest(highest: float) -> None:
+    if math.isfinite(highest):
+        return
+    if highest == -math.inf:
+        raise EmptySupport("every logit is -inf, so there is no token to choose")
+    raise EmptySupport(f"the logits hold {highest}; the model's numbers overflowed or its weights are broken")
+
+
+def _add_bias(scores: Scores, params: SamplingParams) -> None:
+    ids, biases = _bias_arrays(params.logit_bias)
+    scores[ids] += biases
+
+
+@lru_cache(maxsize=64)
+def _bias_arrays(logit_bias: tuple[tuple[int, float], ...]) -> tuple[NDArray[np.int64], Scores]:
+    ids = np.array([token for token, _ in logit_bias], dtype=np.int64)
+    return ids, np.array([bias for _, bias in logit_bias], dtype=np.float64)
+
+
+def _penalise(scores: Scores, params: SamplingParams, history: History) -> None:
+    if params.repetition_penalty != 1:
+        seen = history.seen()
+        before = scores[seen]
+        penalty = params.repetition_penalty
+        scores[seen] = np.where(before > 0, before / penalty, before * penalty)
+    if params.presence_penalty != 0 or params.frequency_penalty != 0:
+        generated, counts = history.generated()
+        scores[generated] = (scores[generated] - params.presence_penalty) - params.frequency_penalty * counts
+
+
+def _cut(scores: Scores, highest: float, params: SamplingParams) -> None:
+    """Sets what top-k, top-p and min-p drop to -inf; each sees what the one before left."""
+    left: Scores | None = None  # the scores that stay, descending; None: all
+    if 0 < params.top_k < len(scores):
+        left = next(first for first in _likeliest(scores, highest) if len(first) >= params.top_k)[
+            : params.top_k
+        ]
+    if params.top_p < 1:
+        mass = params.top_p * float(np.exp((scores if left is None else left) - highest).sum())
+        left = _reach(mass, highest, _likeliest(scores, highest) if left is None else (left,))
+    if params.min_p > 0:
+        # The likeliest token is never cut, so shares of it are the same before and after any renormalisation.
+        if left is None:
+            scores[np.exp(scores - highest) < params.min_p] = -np.inf
+            return
+        left = left[np.exp(left - highest) >= params.min_p]
+    if left is not None:
+        _keep(scores, left)
+
+
+def _likeliest(scores: Scores, highest: float) -> Iterator[Scores]:
+    """Longer and longer beginnings of the scores in descending order, the whole last.
+
+    A cut mostly keeps a few tokens, and sorting a few is far cheaper than sorting a vocabulary.
+    """
+    for band in (3.0, 6.0, 12.0):
+        yield np.sort(scores[scores >= highest - band])[::-1]
+    yield np.sort(scores)[::-1]
+
+
+def _reach(mass: float, highest: float, beginnings: Iterable[Scores]) -> Scores:
+    """The shortest beginning that has `mass`: the token that crosses it stays."""
+    for descending in beginnings:
+        sums = np.cumsum(np.exp(descending - highest))
+        if sums[-1] >= mass:
+            break
+    return descending[: np.searchsorted(sums, mass) + 1]
+
+
+def _keep(scores: Scores, left: Scores) -> None:
+    """Drops all but the ids of the scores in `left`; among equals of the last one, the lowest ids stay."""
+    kept = scores > left[-1]
+    level = np.flatnonzero(scores == left[-1])
+    kept[level[: len(left) - int(np.count_nonzero(kept))]] = True
+    scores[~kept] = -np.inf

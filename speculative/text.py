@@ -1,0 +1,61 @@
+"""What generated ids read as, a piece at a time; knows nothing of how the ids came about."""
+
+import codecs
+from collections.abc import Callable, Iterable
+
+from speculative.commit import FinishReason
+
+
+class TextStream:
+    """Text of a growing list of ids: the pieces joined are a pure function of the ids, however split.
+
+    The whole is the ids' bytes up to the first completed stop string, decoded as
+    `bytes.decode("utf-8", "replace")` does. Held back until decided: an incomplete character and what may be
+    the beginning of a stop string.
+
+    Args:
+        token_bytes: bytes of an id, empty for special ids.
+        stops: stop strings as bytes, none empty.
+    """
+
+    __slots__ = ("_decoder", "_held", "_stopped", "_stops", "_token_bytes")
+
+    def __init__(self, token_bytes: Callable[[int], bytes], stops: tuple[bytes, ...]) -> None:
+        self._token_bytes = token_bytes
+        self._stops = stops
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
+        self._stopped = False
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these next ids decide."""
+        return "".join(self._take(self._token_bytes(token)) for token in ids)
+
+    def finish(self, reason: FinishReason | None = None) -> str:
+        """The text that was held back and turned out to be no stop string; the stream is over.
+
+        It is the same whatever the reason: text is a function of ids alone.
+        """
+        piece, self._held, self._stopped = self._held, b"", True
+        return self._decoder.decode(piece, final=True)
+
+    def _take(self, data: bytes) -> str:
+        if self._stopped:
+            return ""
+        self._held += data
+        # Id by id, so that the first *completed* stop string decides, as it does for the end of the request.
+        starts = [start for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        self._stopped = bool(starts)
+        ready = min(starts) if starts else len(self._held) - self._undecided()
+        piece, self._held = self._held[:ready], b"" if starts else self._held[ready:]
+        return self._decoder.decode(piece)
+
+    def _undecided(self) -> int:
+        """Bytes at the end that a stop string could begin with."""
+        return max((_overlap(self._held, stop) for stop in self._stops), default=0)
+
+
+def _overlap(data: bytes, stop: bytes) -> int:
+    """Length of the longest proper prefix of `stop` that `data` ends with."""
+    longest = min(len(data), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if data.endswith(stop[:n])), 0)

@@ -1,0 +1,87 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculative.lookup import LOOKUPS, survival
+from speculative.lookup.suffix_automaton import SuffixAutomaton
+from speculative.named import load
+
+
+def repeated_suffix(text: list[int]) -> int:
+    """Length of the longest suffix that also occurs earlier, by looking everywhere."""
+    for size in range(len(text) - 1, 0, -1):
+        suffix = text[-size:]
+        if any(text[i : i + size] == suffix for i in range(len(text) - size)):
+            return size
+    return 0
+
+
+def continuations(text: list[int], size: int, count: int) -> set[tuple[int, ...]]:
+    """What followed each earlier occurrence of the last `size` ids, periods drafted on."""
+    found = set()
+    for end in range(size, len(text)):
+        if text[end - size : end] == text[-size:]:
+            copied = list(text)
+            while len(copied) < len(text) + count:
+                copied.append(copied[end + len(copied) - len(text)])
+            found.add(tuple(copied[len(text) :]))
+    return found
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_nothing_is_drafted_where_nothing_repeats(name: str) -> None:
+    lookup = load(LOOKUPS, name)
+    assert lookup().draft(4).tokens == ()
+    assert lookup([1, 2, 3, 4]).draft(4).tokens == ()
+    assert lookup([1, 2, 1]).draft(0).tokens == ()
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_a_repeated_passage_goes_on_as_before(name: str) -> None:
+    copied = load(LOOKUPS, name)([5, 6, 7, 8, 9, 1, 5, 6, 7]).draft(3)
+    assert copied.tokens == (8, 9, 1)
+    assert copied.match_length == 3
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+@pytest.mark.parametrize(
+    ("text", "expected"), [("abababab", "ababab"), ("aaa", "aaaaaa"), ("xabcabca", "bcabca")]
+)
+def test_a_period_is_drafted_on_past_the_end_of_the_text(name: str, text: str, expected: str) -> None:
+    assert load(LOOKUPS, name)(map(ord, text)).draft(6).tokens == tuple(map(ord, expected))
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_the_latest_occurrence_is_copied(name: str) -> None:
+    assert load(LOOKUPS, name)([1, 2, 3, 1, 2, 4, 1, 2]).draft(1).tokens == (4,)
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+@given(text=st.lists(st.integers(0, 2), max_size=30), count=st.integers(1, 8))
+def test_a_draft_is_what_followed_the_longest_repeated_suffix(name: str, text: list[int], count: int) -> None:
+    lookup = load(LOOKUPS, name)()
+    for token in text:
+        lookup.append(token)
+    copied = lookup.draft(count)
+    assert copied.match_length == repeated_suffix(text)
+    if copied.match_length:
+        assert copied.tokens in continuations(text, copied.match_length, count)
+    else:
+        assert copied.tokens == ()
+
+
+def test_building_at_once_and_id_by_id_are_the_same() -> None:
+    text = [1, 2, 3, 1, 2, 3, 1, 2]
+    grown = SuffixAutomaton()
+    for count, token in enumerate(text, start=1):
+        grown.append(token)
+        assert len(grown) == count
+        assert grown.draft(5) == SuffixAutomaton(text[:count]).draft(5)
+
+
+def test_a_longer_match_is_trusted_more() -> None:
+    estimates = [survival(length) for length in range(12)]
+    assert estimates[0] == 0
+    assert estimates == sorted(estimates)
+    assert survival(1) == 0.25
+    assert survival(1000) == survival(8) == 0.9

@@ -1,0 +1,192 @@
+"""Rules one at a time, fast paths against the long one, and that `choose` samples what `processed` says."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from speculative.errors import EmptySupport
+from speculative.noise import gumbel
+from speculative.params import SamplingParams
+from speculative.sampling import History, choose, processed
+
+NOTHING = History.of([], 0)
+EACH_FIELD: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.7, "top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.4},
+    {"logit_bias": ((0, 2.0), (5, -1.5))},
+    {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2},
+]
+
+
+def logits(*values: float) -> NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)
+
+
+def kept(values: Sequence[float], **fields: Any) -> list[int]:
+    scores = processed(np.array(values, dtype=np.float64), SamplingParams(**fields), NOTHING)
+    return [int(i) for i in np.flatnonzero(scores > -np.inf)]
+
+
+def test_each_step_applies_in_its_place() -> None:
+    """Bias, repetition, presence, frequency, temperature: by hand."""
+    params = SamplingParams(
+        temperature=0.5,
+        repetition_penalty=2.0,
+        presence_penalty=0.25,
+        frequency_penalty=0.125,
+        logit_bias=((1, 1.0), (3, -2.0)),
+    )
+    history = History.of([0, 1, 1, 3], 1)  # the prompt is [0]; the output is [1, 1, 3]
+    expected = [
+        (4.0 / 2) / 0.5,  # in the prompt only: repetition
+        ((1.0 + 1) / 2 - 0.25 - 2 * 0.125) / 0.5,
+        3.0 / 0.5,
+        ((1.0 - 2) * 2 - 0.25 - 0.125) / 0.5,
+    ]
+    assert processed(logits(4, 1, 3, 1), params, history).tolist() == expected
+
+
+def test_the_callers_logits_stay_as_they_are() -> None:
+    values = np.array([1.0, 2.0, 3.0])
+    for fields in EACH_FIELD:
+        fields = {name: value for name, value in fields.items() if name != "logit_bias"}
+        choose(values, SamplingParams(**fields), History.of([1, 2], 1), np.zeros(3))
+    assert values.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_top_k_keeps_the_lowest_ids_of_equals() -> None:
+    assert kept([1, 2, 2, 2, 0], top_k=2) == [1, 2]
+    assert kept([5, 2, 2, 2, 9], top_k=3) == [0, 1, 4]
+    assert kept([1, 1, 1], top_k=3) == [0, 1, 2]
+
+
+def test_top_p_keeps_the_token_that_crosses_it() -> None:
+    quarters = [math.log(share) for share in (0.125, 0.5, 0.125, 0.25)]
+    assert kept(quarters, top_p=0.4) == [1]
+    assert kept(quarters, top_p=0.51) == [1, 3]
+    assert kept(quarters, top_p=0.76) == [0, 1, 3]
+    assert kept(quarters, top_p=0.9) == [0, 1, 2, 3]
+    assert kept([0.0] * 8, top_p=0.5) == [0, 1, 2, 3]
+    assert kept([0.0] * 8, top_p=1e-9) == [0]
+
+
+def test_min_p_is_a_share_of_the_likeliest() -> None:
+    quarters = [math.log(share) for share in (0.125, 0.5, 0.125, 0.25)]
+    assert kept(quarters, min_p=0.3) == [1, 3]
+    assert kept(quarters, min_p=0.2) == [0, 1, 2, 3]
+    assert kept(quarters, min_p=1.0) == [1]
+
+
+def test_a_later_cut_sees_what_an_earlier_one_left() -> None:
+    shares = [math.log(share) for share in (0.4, 0.3, 0.2, 0.1)]
+    assert kept(shares, top_p=0.55) == [0, 1]
+    assert kept(shares, top_k=2, top_p=0.55) == [0]  # 0.4 of the 0.7 left crosses it
+    assert kept(shares, top_k=3, min_p=0.6) == [0, 1]
+
+
+def test_temperature_comes_before_the_cuts() -> None:
+    shares = [math.log(share) for share in (0.6, 0.3, 0.1)]
+    assert kept(shares, top_p=0.5) == [0]
+    assert kept(shares, top_p=0.5, temperature=10) == [0, 1]
+
+
+@pytest.mark.parametrize("size", [50, 4096])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0])
+@given(seed=st.integers(0, 2**32))
+def test_cuts_agree_with_sorting_everything(size: int, spread: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values: NDArray[np.float64] = np.round(rng.normal(size=size) * spread, 2)  # rounding makes ties
+    top_k, top_p = int(rng.integers(1, size)), float(rng.uniform(0.05, 0.999))
+    order = np.lexsort((np.arange(size), -values))
+    assert kept(values.tolist(), top_k=top_k) == sorted(order[:top_k].tolist())
+    weights = np.exp(values[order] - values.max())
+    count = int(np.searchsorted(np.cumsum(weights), top_p * weights.sum())) + 1
+    assert abs(len(kept(values.tolist(), top_p=top_p)) - count) <= 1
+    assert set(kept(values.tolist(), top_p=top_p)) <= set(order[: count + 1].tolist())
+
+
+def test_ties_go_to_the_lowest_id() -> None:
+    flat = np.zeros(5)
+    assert choose(logits(1, 3, 3, 2), SamplingParams(temperature=0), NOTHING, None) == 1
+    assert choose(logits(3, 3, 3, 3), SamplingParams(), NOTHING, flat[:4]) == 0
+    assert choose(logits(0, 1, 1, 1, 0), SamplingParams(top_k=2), NOTHING, flat) == 1
+
+
+def test_greedy_takes_penalties_and_bias_but_no_cuts() -> None:
+    params = SamplingParams(temperature=0, presence_penalty=2.0, logit_bias=((0, 0.5),), top_k=1, top_p=0.1)
+    history = History.of([9, 1], 1)
+    assert processed(logits(1, 3, 1.4), params, history).tolist() == [1.5, 1.0, np.float64(np.float32(1.4))]
+    assert choose(logits(1, 3, 1.4), params, history, None) == 0
+
+
+@pytest.mark.parametrize(
+    "fields", [*EACH_FIELD, {"temperature": 0}, {"temperature": 0, "presence_penalty": 1.0}]
+)
+@pytest.mark.parametrize("bad", [[math.nan, 1.0], [1.0, math.nan], [-math.inf, -math.inf], [math.inf, 0.0]])
+def test_logits_that_leave_nothing_to_choose_are_an_error(fields: dict[str, Any], bad: list[float]) -> None:
+    fields = {name: value for name, value in fields.items() if name != "logit_bias"}
+    with pytest.raises(EmptySupport):
+        choose(logits(*bad), SamplingParams(**fields), History.of([1], 0), np.zeros(2))
+
+
+def test_a_masked_token_is_never_chosen() -> None:
+    row = np.array([40.0, -3.0, -3.0])
+    for fields in EACH_FIELD:
+        fields = {name: value for name, value in fields.items() if name != "logit_bias"}
+        assert choose(logits(-np.inf, 0, 1), SamplingParams(**fields), History.of([0], 0), row) != 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.63}, {"temperature": 0}])
+def test_the_fast_paths_choose_as_the_long_one(dtype: type, fields: dict[str, Any]) -> None:
+    rng = np.random.default_rng(3)
+    params = SamplingParams(**fields)
+    for position in range(200):
+        values: NDArray[Any] = (rng.normal(size=96) * 4).astype(dtype)
+        row = gumbel(1, position, 96)
+        long_way = processed(values, params, NOTHING) + (0 if params.greedy else row)
+        assert choose(values, params, NOTHING, row) == int(np.argmax(long_way))
+
+
+@pytest.fixture(scope="module")
+def noise_rows() -> list[NDArray[np.float64]]:
+    """20,000 positions of one seed, twelve ids wide."""
+    return [gumbel(77, position, 12) for position in range(20_000)]
+
+
+@pytest.mark.parametrize("fields", EACH_FIELD)
+def test_choose_samples_the_softmax_of_the_processed_logits(
+    fields: dict[str, Any], noise_rows: list[NDArray[np.float64]], chi_square_limit: Callable[[int], float]
+) -> None:
+    """Chi-square over all rows; one seed in a thousand would fail, and the seed is fixed."""
+    params, history, positions = SamplingParams(**fields), History.of([1, 2, 2, 3, 3, 3], 2), len(noise_rows)
+    values = (np.random.default_rng(8).normal(size=12) * 1.5).astype(np.float32)
+    chosen = [choose(values, params, history, row) for row in noise_rows]
+    counts = np.bincount(chosen, minlength=12)
+    scores = processed(values, params, history)
+    weights = np.exp(scores - scores.max())
+    expected = positions * weights / weights.sum()
+    assert not counts[expected == 0].any()
+    support = expected > 0
+    statistic = float(((counts[support] - expected[support]) ** 2 / expected[support]).sum())
+    assert statistic < chi_square_limit(max(1, int(support.sum()) - 1))
+
+
+def test_neighbouring_positions_choose_independently(chi_square_limit: Callable[[int], float]) -> None:
+    values = np.log(np.array([0.5, 0.3, 0.2]))
+    positions = 20_000
+    chosen = [choose(values, SamplingParams(), NOTHING, gumbel(5, t, 3)) for t in range(2 * positions)]
+    pairs = np.bincount([3 * a + b for a, b in zip(chosen[::2], chosen[1::2], strict=True)], minlength=9)
+    expected = positions * np.outer([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]).ravel()
+    assert float(((pairs - expected) ** 2 / expected).sum()) < chi_square_limit(8)
