@@ -1,0 +1,63 @@
+"""Logs on standard error, one line per event, plain or JSON.
+
+An event's fields go in `extra`: `log.info("stream lost", extra={"fields": {"peer": peer}})`. Standard output
+is never written to.
+"""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+Format = Literal["plain", "json"]
+Level = Literal["debug", "info", "warning", "error"]
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields = getattr(record, "fields", {})
+    return fields if isinstance(fields, dict) else {}
+
+
+class PlainFormatter(logging.Formatter):
+    """12:00:00.000 verifier INFO verifier_service.engine: message field=value"""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
+        line = f"{time} {self._role} {record.levelname} {record.name}: {record.getMessage()}{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: time (UTC), role, level, logger, message, the event's fields, error."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "role": self._role,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in _fields(record).items() if key not in line}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(role: str, level: Level, format_: Format, stream: TextIO | None = None) -> None:
+    """Sends every logger of this process to `stream` (standard error), once per process."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(role) if format_ == "json" else PlainFormatter(role))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

@@ -1,0 +1,242 @@
+"""Runs one service as a process: bind, load, announce, serve, stop.
+
+A process binds before it loads (port 0 picks a free one), is live but not ready while it loads, and then
+prints one JSON line on standard output; everything else goes to standard error. SIGTERM and SIGINT stop it.
+Knows nothing of what is served.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from outrider.runtime.lifeline import die_with_parent
+from outrider.runtime.log import configure
+from outrider.runtime.metrics import Metrics, MetricsServer
+from outrider.runtime.settings import ServiceSettings
+from outrider.wire.channel import server_options
+from outrider.wire.status import error_object
+from speculative.errors import OutriderError, Unavailable
+
+log = logging.getLogger(__name__)
+
+LIVE = ""
+READY = "readiness"
+
+Settings = TypeVar("Settings", bound=ServiceSettings)
+
+
+class Service(Protocol):
+    """What `serve` runs. One event loop, its methods called in this order."""
+
+    def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
+        """Adds its servicers to the server; returns their full names."""
+
+    async def start(self) -> None:
+        """Loads what it needs, off the loop; calls arrive meanwhile. Raises OutriderError to give up."""
+
+    async def stop(self, grace: float) -> None:
+        """Ends its work, held streams included, within `grace` seconds. Also called when `start` failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceContext(Generic[Settings]):
+    """What a service is given to be built from."""
+
+    settings: Settings
+    address: str
+    """host:port that this process is bound to."""
+    metrics: Metrics
+    fail: Callable[[BaseException], None]
+    """Ends the process with this error; may be called from any thread, and returns at once."""
+
+
+Build = Callable[[ServiceContext[Settings]], Awaitable[Service]]
+Announce = Callable[[dict[str, Any]], None]
+
+
+class _Ending:
+    """When to stop, and why: set by signals, by a failing service, or by nobody."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.requested = asyncio.Event()
+        self.error: BaseException | None = None
+
+    def on_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.requested.set)
+
+    def off_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+    def fail(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+        self.requested.set()
+
+
+async def serve(role: str, build: Build[Settings], settings: Settings, announce: Announce) -> int:
+    """Serves until a signal; returns the exit status: 0, or 1 where it gave up, and announces why."""
+    ending = _Ending()
+    ending.on_signals()
+    try:
+        await _serve(role, build, settings, announce, ending)
+    except OutriderError as error:
+        ending.error = error
+    except Exception as error:
+        log.exception("%s failed", role)
+        ending.error = error
+    finally:
+        ending.off_signals()
+    if ending.error is None:
+        return 0
+    failure = _failure(ending.error)
+    log.error("%s gave up: %s", role, failure["error"]["message"])
+    announce(failure)
+    return 1
+
+
+async def _serve(
+    role: str, build: Build[Settings], settings: Settings, announce: Announce, ending: _Ending
+) -> None:
+    server = grpc.aio.server(options=server_options(settings.max_message_mb))
+    address = _bind(server, settings.bind)
+    metrics = Metrics(role)
+    service = await build(ServiceContext(settings, address, metrics, ending.fail))
+    health = health_aio.HealthServicer()
+    names = (READY, *service.register(server))
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection(
+        (*names[1:], "grpc.health.v1.Health", reflection.SERVICE_NAME), server
+    )
+    ready = False
+    await _set(health, names, ready)
+    await server.start()
+    http = _metrics_server(metrics, settings.metrics_bind, lambda: ready)
+    try:
+        log.info("bound", extra={"fields": {"address": address, "settings": settings.model_dump()}})
+        if await _unless(ending.requested, service.start()):
+            ready = True
+            await _set(health, names, ready)
+            metrics_address = f"{_host(settings.metrics_bind)}:{http.port}"
+            announce({"role": role, "pid": os.getpid(), "address": address, "metrics": metrics_address})
+            log.info("ready")
+            await ending.requested.wait()
+    finally:
+        ready = False
+        log.info("stopping")
+        await health.enter_graceful_shutdown()
+        await _stop(service, server, settings.grace_s)
+        http.close()
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Runs `work` to its end and returns True; cancels it and returns False once the event is set."""
+    task = asyncio.ensure_future(work)
+    other = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((task, other), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        task.result()
+        return True
+    finally:
+        task.cancel()
+        other.cancel()
+        await asyncio.gather(task, other, return_exceptions=True)
+
+
+async def _stop(service: Service, server: grpc.aio.Server, grace: float) -> None:
+    """The service first, so that its held streams end by themselves; then what is left."""
+    try:
+        async with asyncio.timeout(grace + 1):
+            await service.stop(grace)
+    except Exception:
+        log.exception("the service did not stop")
+    await server.stop(grace)
+
+
+async def _set(health: health_aio.HealthServicer, names: tuple[str, ...], ready: bool) -> None:
+    status = health_pb2.HealthCheckResponse
+    for name in names:
+        await health.set(name, status.SERVING if ready else status.NOT_SERVING)
+
+
+def _host(bind: str) -> str:
+    return bind.rpartition(":")[0]
+
+
+def _bind(server: grpc.aio.Server, bind: str) -> str:
+    try:
+        port = server.add_insecure_port(bind)
+    except RuntimeError as error:
+        raise Unavailable(f"cannot serve on {bind}: {error}") from error
+    return f"{_host(bind)}:{port}"
+
+
+def _metrics_server(metrics: Metrics, bind: str, ready: Callable[[], bool]) -> MetricsServer:
+    host, _, port = bind.rpartition(":")
+    try:
+        return MetricsServer(metrics, host.strip("[]"), int(port), ready)
+    except OSError as error:
+        raise Unavailable(f"cannot serve metrics on {bind}: {error}") from error
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    """A process that gives up may say more than one that answers a stranger."""
+    if isinstance(error, OutriderError):
+        return error_object(error)
+    return {"error": {"code": "INTERNAL", "message": f"{type(error).__name__}: {error}"}}
+
+
+def run(role: str, build: Build[Settings], settings: Settings) -> NoReturn:
+    """For a `__main__`: serves, and ends the process.
+
+    It ends without waiting for threads: a model may still be loading, or a step running, in one of them.
+    """
+    if settings.parent_pid is not None:
+        die_with_parent(settings.parent_pid)
+    announce = _claim_stdout()
+    configure(role, settings.log_level, settings.log_format)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        code = runner.run(serve(role, build, settings, announce))
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _claim_stdout() -> Announce:
+    """Keeps standard output for announcements; whatever else is printed goes to standard error."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def announce(what: dict[str, Any]) -> None:
+        try:
+            print(json.dumps(what), file=out, flush=True)
+        except BrokenPipeError:
+            log.warning("nobody reads standard output")
+
+    return announce
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,173 @@
+"""Protobuf messages to values of the core and back.
+
+Receiving checks ranges and names the field and the value; sending trusts its own side. Knows nothing of
+sockets, sessions or models.
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+from outrider.v1 import common_pb2, draft_source_pb2
+from speculative.commit import FinishReason
+from speculative.errors import InvalidRequest, MalformedDraft
+from speculative.fragment import MAX_FRAGMENT_NODES, Fragment
+from speculative.params import SamplingParams
+from speculative.stats import UsageCount
+
+MAX_NAME = 128
+FULL = 255
+
+
+class SessionKey(NamedTuple):
+    """Whose sequence: unique everywhere."""
+
+    tenant: str
+    session: str
+    choice: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.session}#{self.choice}"
+
+
+def key_to_wire(key: SessionKey) -> common_pb2.SessionKey:
+    return common_pb2.SessionKey(tenant=key.tenant, session=key.session, choice=key.choice)
+
+
+def key_from_wire(message: common_pb2.SessionKey) -> SessionKey:
+    """Raises InvalidRequest where a name is too long or the session has none."""
+    return SessionKey(checked_tenant(message.tenant), checked_session(message.session), message.choice)
+
+
+def checked_tenant(tenant: str) -> str:
+    """Raises InvalidRequest above 128 characters."""
+    if len(tenant) > MAX_NAME:
+        raise InvalidRequest(f"tenant has {len(tenant)} characters; at most {MAX_NAME}")
+    return tenant
+
+
+def checked_session(session: str) -> str:
+    """Raises InvalidRequest unless there are 1 to 128 characters."""
+    if not 1 <= len(session) <= MAX_NAME:
+        raise InvalidRequest(f"session has {len(session)} characters; 1 to {MAX_NAME} are needed")
+    return session
+
+
+_PLAIN = SamplingParams()
+_Scalar = Literal[
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+]
+_SCALARS: tuple[_Scalar, ...] = get_args(_Scalar)
+
+
+def sampling_to_wire(params: SamplingParams) -> common_pb2.Sampling:
+    """Fields that have their plain default are left out."""
+    message = common_pb2.Sampling()
+    for name in _SCALARS:
+        value = getattr(params, name)
+        if value != getattr(_PLAIN, name):
+            setattr(message, name, value)
+    for id_, bias in params.logit_bias:
+        message.logit_bias[id_] = bias
+    return message
+
+
+def sampling_from_wire(message: common_pb2.Sampling, vocabulary_size: int | None = None) -> SamplingParams:
+    """Raises InvalidRequest where a field is out of its range, or names ids that the vocabulary lacks."""
+    given = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    params = SamplingParams(**given, logit_bias=tuple(message.logit_bias.items()))
+    if vocabulary_size is not None:
+        params.check_vocabulary(vocabulary_size)
+    return params
+
+
+def fragment_to_wire(fragment: Fragment, alias: int) -> draft_source_pb2.Draft:
+    """Survival is rounded to 1/255; what is above zero stays so."""
+    chain = all(parent == node - 1 for node, parent in enumerate(fragment.parents))
+    return draft_source_pb2.Draft(
+        alias=alias,
+        epoch=fragment.epoch,
+        base=fragment.base,
+        prefix_hash=fragment.prefix_hash,
+        ids=fragment.tokens,
+        parents=b"" if chain else bytes(parent + 1 for parent in fragment.parents),
+        survival=bytes(max(1, round(share * FULL)) if share > 0 else 0 for share in fragment.survival),
+    )
+
+
+def fragment_from_wire(draft: draft_source_pb2.Draft, source: int) -> Fragment:
+    """A peer's draft, credited to `source` (the receiver's own index for that peer, from 1).
+
+    Raises MalformedDraft where the counts do not fit or a parent does not precede its child.
+    """
+    count = len(draft.ids)
+    if count > MAX_FRAGMENT_NODES:  # before anything of that size is made
+        raise MalformedDraft(f"a draft has {count} nodes; send 1 to {MAX_FRAGMENT_NODES}")
+    return Fragment(
+        source=source,
+        epoch=draft.epoch,
+        base=draft.base,
+        prefix_hash=draft.prefix_hash,
+        tokens=tuple(draft.ids),
+        parents=tuple(byte - 1 for byte in draft.parents) if draft.parents else tuple(range(-1, count - 1)),
+        survival=tuple(byte / FULL for byte in draft.survival),
+    )
+
+
+def usage_to_wire(usage: UsageCount) -> common_pb2.Usage:
+    return common_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        rounds=usage.rounds,
+        accepted_by_source=usage.accepted,
+        drafted_by_source=usage.drafted,
+        admitted=usage.admitted,
+    )
+
+
+def usage_from_wire(message: common_pb2.Usage) -> UsageCount:
+    return UsageCount(
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        rounds=message.rounds,
+        admitted=message.admitted,
+        accepted=dict(message.accepted_by_source),
+        drafted=dict(message.drafted_by_source),
+    )
+
+
+_REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+}
+_REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
+
+
+def finish_to_wire(reason: FinishReason | None) -> common_pb2.FinishReason.ValueType:
+    """None is "not ended yet"."""
+    return common_pb2.FINISH_REASON_UNSPECIFIED if reason is None else _REASONS[reason]
+
+
+def finish_from_wire(number: common_pb2.FinishReason.ValueType) -> FinishReason | None:
+    """A number of a newer contract is an error of that side: it ended, and this side cannot say how."""
+    if number == common_pb2.FINISH_REASON_UNSPECIFIED:
+        return None
+    return _REASONS_BACK.get(number, FinishReason.ERROR)
+
+
+def epoch_to_text(epoch: int) -> str:
+    """Fixed width, so that texts sort as epochs do: 16 hexadecimal digits."""
+    return f"{epoch:016x}"
+
+
+def epoch_from_text(text: str) -> int:
+    """Raises ValueError for anything but 16 hexadecimal digits."""
+    if len(text) != 16:
+        raise ValueError(f"an epoch has 16 hexadecimal digits, not {text!r}")
+    return int(text, 16)

@@ -1,0 +1,177 @@
+"""Errors of the core to gRPC statuses and back: the one table, for servers and for clients.
+
+Beside code and message, the trailing metadata carry the error's name (`outrider-error`), seconds to wait
+(`retry-after`) and the highest epoch known (`outrider-epoch`).
+"""
+
+import functools
+import inspect
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from outrider.wire.codec import epoch_from_text, epoch_to_text
+from speculative import errors
+from speculative.errors import OutriderError
+
+log = logging.getLogger(__name__)
+
+ERROR_KEY = "outrider-error"
+EPOCH_KEY = "outrider-epoch"
+RETRY_KEY = "retry-after"
+LONGEST_MESSAGE = 1_000
+
+_CODES: dict[type[OutriderError], grpc.StatusCode] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.MalformedDraft: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ModelRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownSession: grpc.StatusCode.NOT_FOUND,
+    errors.Superseded: grpc.StatusCode.ABORTED,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.EmptySupport: grpc.StatusCode.INTERNAL,
+}
+
+
+class Status(NamedTuple):
+    """What a failed call ends with."""
+
+    code: grpc.StatusCode
+    message: str
+    metadata: tuple[tuple[str, str], ...]
+
+
+def status_of(error: BaseException) -> Status:
+    """Anything outside the family is INTERNAL: its text stays in the log, under the number in the message."""
+    if not isinstance(error, OutriderError):
+        incident = secrets.token_hex(4)
+        log.error("internal error %s", incident, exc_info=error)
+        return Status(
+            grpc.StatusCode.INTERNAL, f"internal error {incident}; the log of that process has it", ()
+        )
+    code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), grpc.StatusCode.INTERNAL)
+    metadata = [(ERROR_KEY, type(error).__name__)]
+    if isinstance(error, errors.StaleEpoch):
+        metadata.append((EPOCH_KEY, epoch_to_text(error.highest)))
+    if isinstance(error, errors.Overloaded):
+        metadata.append((RETRY_KEY, f"{error.retry_after_s:g}"))
+    return Status(code, shortened(str(error)), tuple(metadata))
+
+
+def shortened(message: str) -> str:
+    """Status messages are HTTP/2 headers, of which a peer takes some 8 KB."""
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    return f"{message[:LONGEST_MESSAGE]}... ({len(message)} characters)"
+
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def guarded(handler: Handler) -> Handler:
+    """Decorates a servicer's method (a coroutine or an async generator): whatever it raises becomes a status.
+
+    Cancellation passes through, and so does an abort that the method made itself.
+    """
+    wrapped: Callable[..., Any]
+    if inspect.isasyncgenfunction(handler):
+
+        @functools.wraps(handler)
+        async def wrapped_stream(self: Any, request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async with aclosing(handler(self, request, context)) as responses:
+                    async for response in responses:
+                        yield response
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await _abort(context, error)
+
+        wrapped = wrapped_stream
+    else:
+
+        @functools.wraps(handler)
+        async def wrapped_call(self: Any, request: Any, context: Any) -> Any:
+            try:
+                return await handler(self, request, context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await _abort(context, error)
+
+        wrapped = wrapped_call
+    return wrapped  # type: ignore[return-value]  # the same signature, by functools.wraps
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    status = status_of(error)
+    await context.abort(status.code, status.message, status.metadata)
+
+
+@contextmanager
+def rpc_errors() -> Iterator[None]:
+    """Around calls of either stack: a failed one is raised as the error it stands for, the cause kept."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_of(error) from error
+
+
+_KINDS: Mapping[grpc.StatusCode, type[OutriderError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: errors.InvalidRequest,
+    grpc.StatusCode.ABORTED: errors.Superseded,
+    grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.Unavailable,
+}
+# Errors that are made from a message alone, by the name that a peer gives.
+_NAMED: Mapping[str, type[OutriderError]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.InvalidRequest,
+        errors.MalformedDraft,
+        errors.UnknownModel,
+        errors.UnknownSession,
+        errors.Superseded,
+        errors.Unavailable,
+        errors.EmptySupport,
+    )
+}
+
+
+def error_of(error: grpc.RpcError) -> OutriderError:
+    """The error that a failed call stands for; by its name where the peer gave one, else by its code."""
+    call: Any = error  # both stacks' errors have these methods, the base class has none
+    code: grpc.StatusCode = call.code()
+    message: str = call.details() or "no message"
+    metadata = {key: value for key, value in call.trailing_metadata() or () if isinstance(value, str)}
+    if code is grpc.StatusCode.FAILED_PRECONDITION and EPOCH_KEY in metadata:
+        return errors.StaleEpoch(message, highest=_number(metadata[EPOCH_KEY], epoch_from_text, 0))
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return errors.Overloaded(message, retry_after_s=_number(metadata.get(RETRY_KEY, ""), float, 1.0))
+    kind = _NAMED.get(metadata.get(ERROR_KEY, "")) or _KINDS.get(code)
+    return kind(message) if kind else OutriderError(f"{code.name}: {message}")
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _number(text: str, read: Callable[[str], Number], otherwise: Number) -> Number:
+    """A peer's number, or `otherwise` where it is none."""
+    try:
+        return read(text)
+    except ValueError:
+        return otherwise
+
+
+def error_object(error: BaseException) -> dict[str, dict[str, str]]:
+    """What programs read in place of a result: the status code's name, and the message."""
+    status = status_of(error)
+    return {"error": {"code": status.code.name, "message": status.message}}

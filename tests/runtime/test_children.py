@@ -1,0 +1,120 @@
+"""Services as children: started, awaited, stopped, and never left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, stop_all
+
+StartToy = Callable[..., ServiceProcess]
+HERE = Path(__file__).parent
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process that is no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def ends_within(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not runs(pid)
+
+
+def test_a_ready_child_has_addresses_and_a_pid(start_toy: StartToy) -> None:
+    toy = start_toy()
+    assert toy.address.startswith("127.0.0.1:")
+    assert toy.metrics.startswith("127.0.0.1:")
+    assert runs(toy.pid)
+    assert toy.poll() is None
+
+
+def test_stopping_twice_is_as_good_as_once(start_toy: StartToy) -> None:
+    toy = start_toy()
+    assert toy.stop(5) == 0
+    assert toy.stop(5) == 0
+
+
+def test_a_child_that_does_not_stop_is_killed(start_toy: StartToy) -> None:
+    child = start_toy(module="stubborn", wait=False)
+    time.sleep(0.5)
+    assert child.stop(0.2) == -signal.SIGKILL
+
+
+def test_children_share_the_time_to_stop(start_toy: StartToy) -> None:
+    children = [start_toy(module="stubborn", wait=False) for _ in range(3)]
+    time.sleep(0.5)
+    started = time.monotonic()
+    stop_all(children, 0.5)
+    assert time.monotonic() - started < 1.4
+    assert not any(runs(child.pid) for child in children)
+
+
+def test_a_child_that_is_not_ready_in_time_is_an_error(start_toy: StartToy) -> None:
+    child = start_toy("--load-s", "60", wait=False)
+    with pytest.raises(ServiceFailed, match=r"drafter was not ready within 0\.1 s"):
+        child.wait_ready(0.1)
+
+
+def test_a_child_that_ends_early_is_told_with_its_last_words(start_toy: StartToy) -> None:
+    with pytest.raises(ServiceFailed, match=r"(?s)exit status 3 without being ready.*last words") as failed:
+        start_toy("--silent-end", module="stubborn")
+    assert failed.value.code == "UNAVAILABLE"
+
+
+def test_settings_that_are_wrong_are_the_childs_own_words(start_toy: StartToy) -> None:
+    with pytest.raises(ServiceFailed, match="bind = 'nowhere'") as failed:
+        start_toy("--bind", "nowhere")
+    assert failed.value.code == "INVALID_ARGUMENT"
+
+
+def test_a_child_is_only_started_from_the_main_thread(start_toy: StartToy) -> None:
+    raised: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            start_toy(wait=False)
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(raised[0])
+
+
+@pytest.mark.parametrize("flags", [[], ["--block-s", "60", "--load-s", "0"]], ids=["ready", "loading"])
+def test_children_die_with_a_parent_that_is_killed(flags: list[str]) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), str(ROOT)))}
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "parent.py"), *flags], env=env, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert runs(pid)
+        parent.kill()
+        parent.wait()
+        assert ends_within(pid, 5)
+
+
+def test_a_parent_that_is_gone_already_ends_the_child_at_once() -> None:
+    code = "from outrider.runtime.lifeline import die_with_parent; die_with_parent(1 << 22); print('alive')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=30, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (1, b"")
+
+
+def test_an_interrupt_of_the_group_spares_the_children(start_toy: StartToy) -> None:
+    assert os.getpgid(start_toy().pid) != os.getpgid(0)

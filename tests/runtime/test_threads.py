@@ -1,0 +1,38 @@
+"""Compute threads leave a core to everything else, within the container's limit."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from outrider.runtime.threads import cpu_limit, default_threads
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cores"),
+    [
+        ("cpu.max", "50000 100000", 0.5),
+        ("cpu.max", "max 100000", None),
+        ("cpu.max", "nonsense", None),
+        ("none", "", None),
+    ],
+)
+def test_the_limit_is_the_quota_or_the_affinity(
+    tmp_path: Path, name: str, text: str, cores: float | None
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert cpu_limit(tmp_path) == (cores or len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("50000", 0.5), ("-1", None)])
+def test_the_first_version_of_control_groups_is_read_too(
+    tmp_path: Path, quota: str, cores: float | None
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text(quota)
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000")
+    assert cpu_limit(tmp_path) == (cores or len(os.sched_getaffinity(0)))
+
+
+def test_a_core_is_left_to_others_but_one_thread_always_computes() -> None:
+    assert default_threads() == max(1, int(cpu_limit()) - 1)

@@ -1,0 +1,102 @@
+"""Both ends agree on pings, and a frozen peer is noticed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.wire.channel import (
+    ALLOWED_PING_MS,
+    PING_MS,
+    channel_options,
+    open_channel,
+    server_options,
+)
+
+ROOT = Path(__file__).parents[2]
+SERVER = """
+import asyncio, grpc.aio
+from outrider.v1 import generation_pb2 as pb, generation_pb2_grpc as stubs
+from outrider.wire.channel import server_options
+
+class Silent(stubs.GenerationServicer):
+    async def Generate(self, requests, context):
+        yield pb.GenerateResponse()
+        await asyncio.sleep(600)
+
+async def main():
+    server = grpc.aio.server(options=server_options())
+    port = server.add_insecure_port("127.0.0.1:0")
+    stubs.add_GenerationServicer_to_server(Silent(), server)
+    await server.start()
+    print(port, flush=True)
+    await server.wait_for_termination()
+
+asyncio.run(main())
+"""
+
+
+def test_the_server_allows_the_pings_that_clients_send() -> None:
+    assert ALLOWED_PING_MS < PING_MS
+    assert dict(channel_options())["grpc.keepalive_time_ms"] == PING_MS
+    assert dict(server_options())["grpc.http2.min_recv_ping_interval_without_data_ms"] == ALLOWED_PING_MS
+
+
+def test_messages_are_bounded_on_both_ends() -> None:
+    for options in (server_options(), channel_options()):
+        assert dict(options)["grpc.max_receive_message_length"] == 32 * 1024 * 1024
+
+
+async def test_a_larger_message_than_that_is_refused_and_the_channel_lives_on() -> None:
+    server = grpc.aio.server(options=server_options(max_message_mb=1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    generation_pb2_grpc.add_GenerationServicer_to_server(generation_pb2_grpc.GenerationServicer(), server)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Cancel(generation_pb2.CancelRequest(session="x" * 2**21), timeout=5)
+        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Cancel(generation_pb2.CancelRequest(), timeout=5)
+        assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    await server.stop(None)
+
+
+@pytest.fixture
+def silent_server() -> Iterator["subprocess.Popen[bytes]"]:
+    """Answers each stream once, and then holds it."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", SERVER], env=env, stdout=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.slow
+async def test_a_silent_stream_lives_and_a_frozen_peer_is_noticed(
+    silent_server: "subprocess.Popen[bytes]",
+) -> None:
+    assert silent_server.stdout is not None
+    address = f"127.0.0.1:{int(silent_server.stdout.readline())}"
+    async with open_channel(address) as channel:
+        call = generation_pb2_grpc.GenerationStub(channel).Generate()
+        await call.read()
+        waiting = asyncio.ensure_future(call.read())
+        silence_s = 4 * PING_MS / 1000  # the third ping that is not allowed ends a connection
+        done, _ = await asyncio.wait((waiting,), timeout=silence_s)
+        assert not done, f"the stream ended within {silence_s} s"
+        silent_server.send_signal(signal.SIGSTOP)
+        frozen = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await asyncio.wait_for(waiting, 20)
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - frozen < 8

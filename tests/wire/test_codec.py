@@ -1,0 +1,225 @@
+"""Messages and values: what is sent is what is received, within the bytes that are allowed for it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.v1 import common_pb2, draft_source_pb2
+from outrider.wire import codec
+from outrider.wire.codec import SessionKey
+from speculative.commit import FinishReason
+from speculative.errors import InvalidRequest, MalformedDraft
+from speculative.fragment import Fragment
+from speculative.params import SamplingParams
+from speculative.stats import UsageCount
+
+VOCABULARY = 152_000
+NEVER_SHORT = VOCABULARY - 1  # ids from 2^14 on take three bytes, the most that this vocabulary needs
+
+params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_k=st.integers(0, VOCABULARY),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    presence_penalty=st.floats(-100, 100),
+    frequency_penalty=st.floats(-100, 100),
+    logit_bias=st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100), max_size=20).map(
+        lambda biases: tuple(biases.items())
+    ),
+)
+
+
+@st.composite
+def fragments(draw: st.DrawFn) -> Fragment:
+    count = draw(st.integers(1, 40))
+    return Fragment(
+        source=draw(st.integers(1, 20)),
+        epoch=draw(st.integers(0, 2**64 - 1)),
+        base=draw(st.integers(0, 2**32 - 1)),
+        prefix_hash=draw(st.integers(0, 2**64 - 1)),
+        tokens=tuple(draw(st.integers(0, VOCABULARY - 1)) for _ in range(count)),
+        parents=tuple(draw(st.integers(-1, node - 1)) for node in range(count)),
+        survival=tuple(draw(st.floats(0, 1)) for _ in range(count)),
+    )
+
+
+def chain(count: int) -> Fragment:
+    return Fragment(
+        source=1,
+        epoch=2**63,
+        base=3_000,
+        prefix_hash=2**63 + 1,
+        tokens=(NEVER_SHORT,) * count,
+        parents=tuple(range(-1, count - 1)),
+        survival=(0.5,) * count,
+    )
+
+
+def tree(count: int) -> Fragment:
+    plain = chain(count)
+    return Fragment(
+        source=plain.source,
+        epoch=plain.epoch,
+        base=plain.base,
+        prefix_hash=plain.prefix_hash,
+        tokens=plain.tokens,
+        parents=tuple((node - 1) // 2 for node in range(count)),
+        survival=plain.survival,
+    )
+
+
+@given(params)
+def test_sampling_parameters_arrive_as_they_were_sent(sent: SamplingParams) -> None:
+    message = common_pb2.Sampling.FromString(codec.sampling_to_wire(sent).SerializeToString())
+    assert codec.sampling_from_wire(message) == sent
+
+
+def test_plain_sampling_takes_no_bytes_and_no_bytes_are_plain_sampling() -> None:
+    assert codec.sampling_to_wire(SamplingParams()).SerializeToString() == b""
+    assert codec.sampling_from_wire(common_pb2.Sampling()) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", -0.1),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("min_p", -0.5),
+        ("min_p", 2.0),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 101.0),
+        ("frequency_penalty", -101.0),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name_and_value(field: str, value: float) -> None:
+    message = common_pb2.Sampling()
+    setattr(message, field, value)
+    with pytest.raises(InvalidRequest, match=rf"{field} is {value}"):
+        codec.sampling_from_wire(message)
+
+
+def test_too_many_biases_are_refused() -> None:
+    message = common_pb2.Sampling(logit_bias=dict.fromkeys(range(1025), 1.0))
+    with pytest.raises(InvalidRequest, match="logit_bias has 1025 entries"):
+        codec.sampling_from_wire(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [common_pb2.Sampling(top_k=97), common_pb2.Sampling(logit_bias={96: 1.0})],
+    ids=["top_k", "logit_bias"],
+)
+def test_what_the_vocabulary_lacks_is_refused_where_it_is_known(message: common_pb2.Sampling) -> None:
+    codec.sampling_from_wire(message)
+    with pytest.raises(InvalidRequest, match="96"):
+        codec.sampling_from_wire(message, vocabulary_size=96)
+
+
+@given(fragments(), st.integers(0, 1000))
+def test_a_fragment_arrives_as_it_was_sent_but_for_rounding(sent: Fragment, alias: int) -> None:
+    draft = draft_source_pb2.Draft.FromString(codec.fragment_to_wire(sent, alias).SerializeToString())
+    received = codec.fragment_from_wire(draft, sent.source)
+    assert draft.alias == alias
+    assert (received.source, received.epoch, received.base) == (sent.source, sent.epoch, sent.base)
+    assert (received.prefix_hash, received.tokens) == (sent.prefix_hash, sent.tokens)
+    assert received.parents == sent.parents
+    for mine, theirs in zip(sent.survival, received.survival, strict=True):
+        assert theirs == pytest.approx(mine, abs=1 / 255)
+        assert (mine > 0) == (theirs > 0)
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_rounding_never_turns_the_order_of_two_survivals(one: float, other: float) -> None:
+    sent = Fragment(1, 0, 0, 0, (1, 2), (-1, -1), (min(one, other), max(one, other)))
+    low, high = codec.fragment_from_wire(codec.fragment_to_wire(sent, 1), 1).survival
+    assert low <= high
+
+
+@pytest.mark.parametrize(
+    ("fragment", "budget"), [(chain(8), 60), (tree(32), 190)], ids=["chain of 8", "tree of 32"]
+)
+def test_a_draft_keeps_within_its_bytes(fragment: Fragment, budget: int) -> None:
+    assert codec.fragment_to_wire(fragment, alias=127).ByteSize() <= budget
+
+
+def test_a_chain_sends_no_parents() -> None:
+    assert codec.fragment_to_wire(chain(8), 1).parents == b""
+
+
+def test_one_node_below_the_base_is_a_chain() -> None:
+    assert codec.fragment_from_wire(codec.fragment_to_wire(chain(1), 1), 1).parents == (-1,)
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        draft_source_pb2.Draft(),
+        draft_source_pb2.Draft(ids=range(256), survival=bytes(256)),
+        draft_source_pb2.Draft(ids=range(1_000_000), survival=bytes(1_000_000)),
+        draft_source_pb2.Draft(ids=[1, 2], survival=b"\xff"),
+        draft_source_pb2.Draft(ids=[1, 2], survival=b"\xff\xff", parents=b"\x00"),
+        draft_source_pb2.Draft(ids=[1, 2], survival=b"\xff\xff", parents=b"\x00\x02"),
+        draft_source_pb2.Draft(ids=[1, 2], survival=b"\xff\xff", parents=b"\x02\x01"),
+    ],
+    ids=["no node", "256 nodes", "a million", "survival short", "parents short", "own parent", "cycle"],
+)
+def test_a_malformed_draft_is_told_as_such(draft: draft_source_pb2.Draft) -> None:
+    with pytest.raises(MalformedDraft):
+        codec.fragment_from_wire(draft, source=1)
+
+
+@pytest.mark.parametrize("key", [SessionKey("", "s"), SessionKey("t" * 128, "s" * 128, 7)])
+def test_a_key_arrives_as_it_was_sent(key: SessionKey) -> None:
+    assert codec.key_from_wire(codec.key_to_wire(key)) == key
+
+
+@pytest.mark.parametrize(
+    ("key", "fault"),
+    [
+        (SessionKey("t" * 129, "s"), "tenant has 129 characters"),
+        (SessionKey("t", ""), "session has 0 characters"),
+        (SessionKey("t", "s" * 129), "session has 129 characters"),
+    ],
+)
+def test_a_key_out_of_range_is_refused(key: SessionKey, fault: str) -> None:
+    with pytest.raises(InvalidRequest, match=fault):
+        codec.key_from_wire(codec.key_to_wire(key))
+
+
+def test_usage_arrives_as_it_was_counted() -> None:
+    sent = UsageCount(
+        prompt_tokens=5,
+        completion_tokens=9,
+        rounds=4,
+        admitted=20,
+        accepted={"lookup": 5},
+        drafted={"lookup": 30},
+    )
+    assert codec.usage_from_wire(codec.usage_to_wire(sent)) == sent
+
+
+@pytest.mark.parametrize("reason", [None, *FinishReason])
+def test_a_finish_reason_arrives_as_it_was_sent(reason: FinishReason | None) -> None:
+    assert codec.finish_from_wire(codec.finish_to_wire(reason)) is reason
+
+
+def test_a_reason_of_a_newer_contract_is_an_error() -> None:
+    assert codec.finish_from_wire(99) is FinishReason.ERROR  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_epochs_as_text_sort_as_epochs(one: int, other: int) -> None:
+    assert (codec.epoch_to_text(one) < codec.epoch_to_text(other)) == (one < other)
+    assert codec.epoch_from_text(codec.epoch_to_text(one)) == one
+
+
+@pytest.mark.parametrize("text", ["", "12", "x" * 16, "0" * 17])
+def test_a_text_that_is_no_epoch_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"16 hexadecimal|invalid literal"):
+        codec.epoch_from_text(text)

@@ -1,0 +1,209 @@
+"""Errors as gRPC statuses and back, through a real server."""
+
+import inspect
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.wire.channel import open_channel, server_options
+from outrider.wire.status import error_object, error_of, guarded, rpc_errors, shortened, status_of
+from speculative import errors
+from speculative.errors import OutriderError
+
+FAMILY = [
+    kind
+    for kind in vars(errors).values()
+    if inspect.isclass(kind) and issubclass(kind, OutriderError) and kind is not OutriderError
+]
+MADE: dict[str, OutriderError] = {
+    "StaleEpoch": errors.StaleEpoch("epoch 3 is older than 7", highest=2**63 + 7),
+    "Overloaded": errors.Overloaded("no room", retry_after_s=1.5),
+    "ModelRefused": errors.ModelRefused("mamba is not served", model_type="mamba"),
+}
+
+
+def made(kind: type[OutriderError]) -> OutriderError:
+    return MADE.get(kind.__name__) or kind("what was wrong")
+
+
+class Failing(generation_pb2_grpc.GenerationServicer):
+    """Ends every call with the error it was made with."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+        self.closed = False
+
+    @guarded
+    async def Cancel(self, request: Any, context: Any) -> Any:
+        if self.error is None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "its own words")
+        else:
+            raise self.error
+
+    @guarded
+    async def Generate(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            yield generation_pb2.GenerateResponse()
+            async for _ in request_iterator:
+                if self.error is not None:
+                    raise self.error
+        finally:
+            self.closed = True
+
+
+@asynccontextmanager
+async def failing(
+    error: BaseException | None,
+) -> AsyncIterator[tuple[generation_pb2_grpc.GenerationStub, Failing]]:
+    server = grpc.aio.server(options=server_options())
+    port = server.add_insecure_port("127.0.0.1:0")
+    servicer = Failing(error)
+    generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)
+    await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            yield generation_pb2_grpc.GenerationStub(channel), servicer
+    finally:
+        await server.stop(None)
+
+
+async def failed_call(error: BaseException | None) -> grpc.aio.AioRpcError:
+    async with failing(error) as (stub, _):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Cancel(generation_pb2.CancelRequest(), timeout=5)
+        return failed.value
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+async def test_each_error_arrives_as_itself(kind: type[OutriderError]) -> None:
+    sent = made(kind)
+    received = error_of(await failed_call(sent))
+    if kind is errors.ModelRefused:  # told by a process that gives up, not by a call: its name suffices
+        assert str(sent) in str(received)
+        return
+    assert type(received) is kind
+    assert str(received) == str(sent)
+    assert vars(received) == vars(sent)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidRequest("x"), grpc.StatusCode.INVALID_ARGUMENT),
+        (MADE["StaleEpoch"], grpc.StatusCode.FAILED_PRECONDITION),
+        (errors.UnknownModel("x"), grpc.StatusCode.NOT_FOUND),
+        (errors.UnknownSession("x"), grpc.StatusCode.NOT_FOUND),
+        (errors.Superseded("x"), grpc.StatusCode.ABORTED),
+        (MADE["Overloaded"], grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.Unavailable("x"), grpc.StatusCode.UNAVAILABLE),
+        (errors.EmptySupport("x"), grpc.StatusCode.INTERNAL),
+    ],
+)
+def test_each_error_has_the_code_that_the_contract_names(error: OutriderError, code: grpc.StatusCode) -> None:
+    assert status_of(error).code is code
+
+
+async def test_overload_says_when_to_come_back() -> None:
+    failed = await failed_call(MADE["Overloaded"])
+    assert ("retry-after", "1.5") in tuple(failed.trailing_metadata() or ())
+
+
+async def test_a_stale_epoch_tells_the_highest_one() -> None:
+    failed = await failed_call(MADE["StaleEpoch"])
+    assert ("outrider-epoch", "8000000000000007") in tuple(failed.trailing_metadata() or ())
+
+
+async def test_a_bug_is_internal_and_its_text_stays_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        failed = await failed_call(RuntimeError("secret detail"))
+    assert failed.code() is grpc.StatusCode.INTERNAL
+    message = failed.details() or ""
+    assert "secret" not in message
+    assert "secret detail" in caplog.text
+    incident = message.split()[2].rstrip(";")
+    assert incident in caplog.text
+
+
+async def test_an_abort_of_the_handlers_own_passes() -> None:
+    failed = await failed_call(None)
+    assert (failed.code(), failed.details()) == (grpc.StatusCode.PERMISSION_DENIED, "its own words")
+
+
+async def test_an_error_in_a_stream_ends_it_with_its_status() -> None:
+    async with failing(errors.Superseded("a later request took over")) as (stub, servicer):
+        call = stub.Generate()
+        await call.write(generation_pb2.GenerateRequest())
+        assert await call.read() == generation_pb2.GenerateResponse()
+        with pytest.raises(errors.Superseded, match="a later request took over"), rpc_errors():
+            await call.read()
+        assert servicer.closed
+
+
+async def test_a_cancelled_stream_closes_its_handler() -> None:
+    async with failing(None) as (stub, servicer):
+        call = stub.Generate()
+        await call.read()
+        call.cancel()
+        with pytest.raises(errors.OutriderError, match="CANCELLED"):
+            raise error_of(await _ended(call))
+    assert servicer.closed
+
+
+async def _ended(call: Any) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(
+        await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), await call.details()
+    )
+
+
+async def test_a_peer_that_is_not_there_is_unavailable() -> None:
+    async with open_channel("127.0.0.1:1") as channel:
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        with pytest.raises(errors.Unavailable), rpc_errors():
+            await stub.Cancel(generation_pb2.CancelRequest(), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.Unavailable),
+        (grpc.StatusCode.OUT_OF_RANGE, errors.InvalidRequest),
+        (grpc.StatusCode.UNIMPLEMENTED, OutriderError),
+        (grpc.StatusCode.FAILED_PRECONDITION, OutriderError),
+    ],
+)
+def test_a_status_without_a_name_is_known_by_its_code(
+    code: grpc.StatusCode, kind: type[OutriderError]
+) -> None:
+    nothing = grpc.aio.Metadata()
+    assert type(error_of(grpc.aio.AioRpcError(code, nothing, nothing, "why"))) is kind
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [("outrider-epoch", "nonsense"), ("retry-after", "soon"), ("outrider-error", "Exception")],
+)
+@pytest.mark.parametrize("code", [grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED])
+def test_a_peers_nonsense_in_metadata_is_no_bug_here(
+    metadata: tuple[str, str], code: grpc.StatusCode
+) -> None:
+    failed = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(metadata), "why")
+    assert isinstance(error_of(failed), OutriderError)
+
+
+async def test_a_long_message_is_cut_to_fit_a_header() -> None:
+    failed = await failed_call(errors.InvalidRequest("x" * 1_000_000))
+    assert failed.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (failed.details() or "").endswith("... (1000000 characters)")
+    assert shortened("short") == "short"
+
+
+def test_programs_read_the_codes_name_and_the_message() -> None:
+    assert error_object(errors.UnknownModel("no model x")) == {
+        "error": {"code": "NOT_FOUND", "message": "no model x"}
+    }
