@@ -1,0 +1,10 @@
+"""One packed tree pass over any causal language model: attention, slot tables, and the check at load.
+
+Knows torch and transformers; knows nothing about services, sampling or the wire.
+"""
+
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+from outrider.lm.table import SlotTable
+
+__all__ = ["PackedLM", "Share", "SlotTable"]

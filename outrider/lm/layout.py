@@ -1,0 +1,68 @@
+"""What a model caches per layer, found by watching one row go through it.
+
+Every layer must write keys and values to the cache and then attend through the attention interface; that alone tells heads
+and widths, which configs of different families name differently or not at all.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from outrider.lm.attention import How, PackedCache
+from outrider.lm.pool import KVLayout
+from speculative.errors import ModelRefused
+
+RunModel = Callable[[PackedCache, torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Cache layout, logit width and sliding windows of a model."""
+
+    layout: KVLayout
+    vocabulary_size: int
+    windows: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Seen:
+    planes: list[tuple[int, int]] = field(default_factory=list)
+    windows: set[int] = field(default_factory=set)
+    dtypes: set[torch.dtype] = field(default_factory=set)
+
+
+class _WatchingCache(PackedCache):
+    """Notes shapes. Attention over a single row is that row's own value."""
+
+    def __init__(self, model_type: str) -> None:
+        super().__init__(model_type)
+        self.seen = _Seen()
+
+    def compute(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: How, layer: int
+    ) -> torch.Tensor:
+        self.seen.planes += [(keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])]
+        self.seen.dtypes |= {keys.dtype, values.dtype}
+        if how.window is not None:
+            self.seen.windows.add(how.window)
+        return values.repeat_interleave(query.shape[1] // values.shape[1], dim=1).transpose(1, 2).contiguous()
+
+
+@torch.inference_mode()
+def find_layout(run: RunModel, model_type: str, device: torch.device, layers: int) -> Found:
+    """Runs one row. Raises ModelRefused if not all ``layers`` attend through the interface."""
+    cache = _WatchingCache(model_type)
+    row = torch.zeros(1, 1, dtype=torch.long, device=device)
+    try:
+        logits = run(cache, row, row, [0])
+    except ModelRefused:
+        raise
+    except Exception as error:
+        raise cache.refusal(f"the packed pass fails with {type(error).__name__}: {error}") from error
+    cache.finish(layers)
+    seen = cache.seen
+    if len(seen.dtypes) != 1:
+        raise cache.refusal(f"its layers cache in several dtypes: {sorted(map(str, seen.dtypes))}")
+    layout = KVLayout(tuple(seen.planes), seen.dtypes.pop(), device)
+    return Found(layout, logits.shape[-1], tuple(sorted(seen.windows)))

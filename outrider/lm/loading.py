@@ -1,0 +1,167 @@
+"""Finding and loading a causal language model quietly, and saying clearly why one cannot be had.
+
+Reads Hugging Face folders and ids; a folder is never looked up on the network. Knows nothing about packed passes.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from speculative.errors import InvalidRequest, ModelRefused
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "spiece.model",
+)
+_LENGTH_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+)
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+def load_model(source: str, *, device: str, dtype: str) -> PreTrainedModel:
+    """The model in evaluation mode, on ``device``, without gradients.
+
+    Raises InvalidRequest if there is no model at ``source`` or the dtype is unknown, ModelRefused (naming the model type)
+    if there is one of a kind that cannot be served.
+    """
+    if dtype not in _DTYPES:
+        raise InvalidRequest(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
+    transformers_logging.disable_progress_bar()
+    config = _config(source)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=_DTYPES[dtype],
+            attn_implementation="eager",
+            local_files_only=Path(source).is_dir(),
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"model {source!r} cannot be loaded: {_first_line(error)}") from error
+    model.to(device)
+    model.eval()
+    model.requires_grad_(False)
+    return model
+
+
+def tokenizer_json(source: str) -> str | None:
+    """The fast tokenizer that lies beside the model, as ``tokenizers`` JSON without truncation and padding.
+
+    None if there is no tokenizer, or none that ``tokenizers`` can express.
+    """
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, local_files_only=folder.is_dir(), trust_remote_code=False
+        )
+    except (OSError, ValueError, ImportError):
+        return None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    return str(backend.to_str())
+
+
+def end_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """End-of-sequence ids of the generation config, else of the config; ascending, possibly none."""
+    generation = getattr(model, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.config.get_text_config(), "eos_token_id", None)
+    if ids is None:
+        return ()
+    return tuple(sorted({ids} if isinstance(ids, int) else set(ids)))
+
+
+def longest_context(config: PreTrainedConfig) -> int:
+    """Positions that the model takes.
+
+    Rotary embeddings whose frequencies change with the longest position *in the batch* (dynamic, longrope) would let one
+    session change another's output, so such models are served up to the length at which that begins. Raises ModelRefused
+    if the config names no length.
+    """
+    text = config.get_text_config()
+    lengths = [
+        value for name in _LENGTH_FIELDS if isinstance(value := getattr(text, name, None), int) and value > 0
+    ]
+    if not lengths:
+        raise ModelRefused(
+            f"{text.model_type} is not served: its config names no longest context ({', '.join(_LENGTH_FIELDS)})",
+            text.model_type,
+        )
+    for rope in _rope_parameters(text):
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            lengths.append(int(rope.get("original_max_position_embeddings") or lengths[0]))
+    return min(lengths)
+
+
+def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """The rotary settings: one set, or one per kind of layer."""
+    found = getattr(config, "rope_parameters", None)
+    if not isinstance(found, dict):
+        return []
+    nested = [value for value in found.values() if isinstance(value, dict)]
+    return [found, *nested]
+
+
+def _config(source: str) -> PreTrainedConfig:
+    folder = Path(source)
+    if not folder.exists() and (
+        folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+    ):
+        raise InvalidRequest(f"there is no model folder {source!r}")
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise InvalidRequest(f"{source!r} is not a model folder: it has no config.json")
+    try:
+        raw, _ = PreTrainedConfig.get_config_dict(source, local_files_only=folder.is_dir())
+    except (OSError, ValueError) as error:
+        hint = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise InvalidRequest(f"model {source!r} was not found{hint}: {_first_line(error)}") from error
+    model_type = str(raw.get("model_type", "unknown"))
+    if model_type not in CONFIG_MAPPING:
+        why = (
+            "it needs code from its own repository"
+            if "auto_map" in raw
+            else "this transformers does not know it"
+        )
+        raise ModelRefused(f"{model_type} is not served: {why}", model_type)
+    config = CONFIG_MAPPING[model_type].from_dict(raw)
+    if config.is_encoder_decoder:
+        raise ModelRefused(f"{model_type} is not served: it is an encoder-decoder", model_type)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelRefused(f"{model_type} is not served: it has no causal language model", model_type)
+    return config
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,169 @@
+"""One packed tree pass over any causal language model that passes the check.
+
+``PackedLM.forward`` runs the rows of any number of sessions, each with a token tree of any shape, in one call of the model's
+own forward. Knows nothing about sampling, drafts or services. One thread at a time: it belongs to the engine thread.
+"""
+
+import inspect
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from outrider.lm.attention import ACTIVE, ATTENTION, PackedCache, SlotCache
+from outrider.lm.checks import Trial
+from outrider.lm.layout import find_layout
+from outrider.lm.linears import can_pack, pack_linears
+from outrider.lm.loading import end_ids, load_model, longest_context, tokenizer_json
+from outrider.lm.plan import PassPlan, Share
+from outrider.lm.pool import SlotPool
+from outrider.lm.table import SlotTable
+
+
+class PackedLM:
+    """A causal language model and the KV slots of its sessions."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, name: str = "", kv_mb: int = 1024, tokenizer: str | None = None
+    ) -> None:
+        """Takes over ``model``: from now on it runs packed passes only.
+
+        ``kv_mb`` bounds the keys and values of all sessions together. Raises ModelRefused if not every layer attends through
+        the attention interface.
+        """
+        text = model.config.get_text_config()
+        self.model = model
+        self.name = name
+        self.model_type: str = model.config.model_type
+        self.eos_ids = end_ids(model)
+        self.tokenizer_json = tokenizer
+        self.forward_calls = 0
+        """Calls of the model's forward since the model was loaded."""
+        self.rows = 0
+        """Input tokens of those calls."""
+        self._device = model.device
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        model.config._attn_implementation = ATTENTION
+        found = find_layout(self.run_model, self.model_type, self._device, text.num_hidden_layers)
+        self.max_length = longest_context(model.config)
+        """Positions that a session may have."""
+        self.vocabulary_size = found.vocabulary_size
+        """Width of the logits."""
+        self.windows = found.windows
+        """Sliding windows of the layers that have one."""
+        max_slots = kv_mb * 2**20 // found.layout.slot_bytes
+        self.pool = SlotPool(found.layout, max_slots=max_slots)
+        self._mask_dtype = found.layout.dtype
+
+    @classmethod
+    def load(
+        cls,
+        path_or_id: str | Path,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int = 1,
+        check: bool = True,
+        kv_mb: int = 1024,
+    ) -> "PackedLM":
+        """Loads a Hugging Face folder or id and checks that the packed pass computes what the model does.
+
+        ``threads`` sets torch's threads for the whole process. Raises InvalidRequest if there is no such model, ModelRefused
+        (naming the model type) if it cannot be served exactly.
+        """
+        torch.set_num_threads(threads)
+        source = str(path_or_id)
+        model = load_model(source, device=device, dtype=dtype)
+        name = Path(source).name if Path(source).is_dir() else source
+        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer_json(source))
+        trial = Trial.of(lm) if check else None
+        if can_pack(model):
+            pack_linears(model)
+        if trial is not None:
+            trial.verify(lm)
+        return lm
+
+    def table(self, reserve: int = 0) -> SlotTable:
+        """A new session's slot table, with room for ``reserve`` tokens at once. Raises Overloaded if there is none."""
+        return SlotTable(self.pool, reserve)
+
+    def release(self, table: SlotTable) -> None:
+        """Gives a session's slots back; the table is not to be used again."""
+        table.close()
+
+    def forward(self, shares: Sequence[Share]) -> torch.Tensor:
+        """One pass over the rows of all shares: one call of the model's forward.
+
+        Returns float32 logits ``[sum(len(share.want)), vocabulary_size]`` on the CPU, rows in order of shares, then of
+        ``want``. Afterwards the rows are nodes of their tables. Raises Overloaded (nothing changed) if the slots do not
+        suffice, ValueError for shares that contradict themselves.
+        """
+        with torch.inference_mode():
+            plan = PassPlan(shares, self.pool, self._mask_dtype)
+            self._check_shares(shares, plan)
+            ids = torch.tensor(
+                [list(chain.from_iterable(share.tokens for share in shares))], device=self._device
+            )
+            positions = torch.tensor([plan.positions()], device=self._device)
+            wanted = [
+                rows.low + row for rows, share in zip(plan.rows, shares, strict=True) for row in share.want
+            ]
+            cache = SlotCache(self.model_type, self.pool, plan)
+            logits = self.run_model(cache, ids, positions, wanted)
+            cache.finish(self.pool.layout.layers)
+        for rows in plan.rows:
+            rows.table.parents = rows.parents
+            rows.table.depths = rows.depths
+        self.forward_calls += 1
+        self.rows += plan.row_count
+        return logits
+
+    def run_model(
+        self, cache: PackedCache, ids: torch.Tensor, positions: torch.Tensor, wanted: Sequence[int]
+    ) -> torch.Tensor:
+        """The model's own forward over ``[1, rows]`` ids; float32 logits of the wanted rows on the CPU."""
+        extra: dict[str, Any] = {}
+        rows = ids.shape[1]
+        if self._keeps_logits:
+            extra["logits_to_keep"] = self._kept(wanted, rows)
+        ACTIVE.cache = cache
+        try:
+            output = self.model(
+                input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **extra
+            )
+        finally:
+            ACTIVE.cache = None
+        logits: torch.Tensor = output.logits[0]
+        if not self._keeps_logits:
+            logits = logits[torch.tensor(wanted, dtype=torch.long, device=self._device)]
+        return logits.float().cpu()
+
+    def _kept(self, wanted: Sequence[int], rows: int) -> int | torch.Tensor:
+        """The wanted rows as the model's forward takes them: a count where they are the last ones, else their indices."""
+        count = len(wanted)
+        if (
+            count
+            and wanted[0] == rows - count
+            and all(row == rows - count + at for at, row in enumerate(wanted))
+        ):
+            return count
+        return torch.tensor(wanted, dtype=torch.long, device=self._device)
+
+    def _check_shares(self, shares: Sequence[Share], plan: PassPlan) -> None:
+        seen = set()
+        for share, rows in zip(shares, plan.rows, strict=True):
+            count = len(share.tokens)
+            if not count or len(share.parents) != count:
+                raise ValueError(f"a share has {count} tokens and {len(share.parents)} parents")
+            if id(share.table) in seen:
+                raise ValueError("a table appears twice in one pass")
+            seen.add(id(share.table))
+            if min(share.tokens) < 0 or max(share.tokens) >= self.vocabulary_size:
+                raise ValueError(f"a token is outside the vocabulary of {self.vocabulary_size}")
+            if share.want and not 0 <= min(share.want) <= max(share.want) < count:
+                raise ValueError(f"a wanted row is not one of the {count} rows")
+            if max(rows.positions) >= self.max_length:
+                raise ValueError(f"position {max(rows.positions)} is past the model's {self.max_length}")
