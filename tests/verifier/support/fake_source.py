@@ -1,0 +1,178 @@
+"""A draft source on a real socket that does as a test tells it."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import grpc.aio
+
+from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
+from outrider.wire.channel import server_options
+from speculative.hashing import extend, prefix_hash
+
+Draft = draft_source_pb2.Draft
+
+
+@dataclass
+class View:
+    """A session as the source follows it."""
+
+    follow: draft_source_pb2.Follow
+    ids: list[int]
+
+    def draft(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        *,
+        base: Sequence[int] | None = None,
+        **others: Any,
+    ) -> Draft:
+        """A well-formed draft below `base`, by default all committed ids; `others` replace its fields."""
+        below = self.ids if base is None else base
+        fields: dict[str, Any] = {
+            "alias": self.follow.alias,
+            "epoch": self.follow.epoch,
+            "base": len(below),
+            "prefix_hash": prefix_hash(below),
+            "ids": tokens,
+            "parents": b"" if parents is None else bytes(parent + 1 for parent in parents),
+            "survival": bytes([200] * len(tokens)),
+        }
+        return Draft(**fields | others)
+
+
+Behaviour = Callable[[View], list[Draft]]
+
+
+def silent(view: View) -> list[Draft]:
+    return []
+
+
+class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
+    """Keeps up with what it is told and answers each message as `behave` says."""
+
+    def __init__(self, behave: Behaviour = silent) -> None:
+        self.behave = behave
+        self.refuse = ""
+        self.streams = 0
+        self.messages = 0
+        self.follows: list[draft_source_pb2.Follow] = []
+        self.ended = 0
+        self.views: dict[int, View] = {}
+        self.address = ""
+
+    async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        self.streams += 1
+        self.views = {}
+        async for request in request_iterator:
+            self.messages += 1
+            touched = self._take(request)
+            if self.refuse and request.follow:
+                refusals = [
+                    draft_source_pb2.Refusal(alias=follow.alias, message=self.refuse)
+                    for follow in request.follow
+                ]
+                yield draft_source_pb2.AttachResponse(refusals=refusals)
+                continue
+            drafts = [draft for alias in touched for draft in self.behave(self.views[alias])]
+            if drafts:
+                yield draft_source_pb2.AttachResponse(drafts=drafts)
+
+    def _take(self, request: Any) -> list[int]:
+        for alias in request.end:
+            del self.views[alias]
+            self.ended += 1
+        for follow in request.follow:
+            assert follow.alias not in self.views, "an alias is unique until it is ended"
+            self.follows.append(follow)
+            self.views[follow.alias] = View(follow, list(follow.ids))
+        for progress in request.progress:
+            view = self.views[progress.alias]
+            assert progress.position == len(view.ids), "progress leaves no gap"
+            view.ids.extend(progress.ids)
+            assert progress.prefix_hash == prefix_hash(view.ids)
+        told = [follow.alias for follow in request.follow] + [p.alias for p in request.progress]
+        return list(dict.fromkeys(told))
+
+
+@dataclass
+class Oracle:
+    """Knows how every prompt goes on, and drafts trees in which wrong siblings stand beside the truth."""
+
+    answers: dict[tuple[int, ...], list[int]]
+    depth: int = 5
+    siblings: int = 2
+    late: int = 0
+    """Drafts from a base so many ids behind."""
+    chance: Random = field(default_factory=lambda: Random(0))
+
+    def __call__(self, view: View) -> list[Draft]:
+        prompt = tuple(view.follow.ids[: view.follow.prompt_length])
+        whole = [*prompt, *self.answers[prompt]]
+        base = max(len(prompt), len(view.ids) - self.late)
+        ahead = whole[base : base + self.depth + self.late]
+        if whole[:base] != view.ids[:base] or not ahead:
+            return []
+        tokens: list[int] = []
+        parents: list[int] = []
+        above = -1
+        for token in ahead:
+            wrong = {(token + offset + 1) % view.follow.vocabulary_size for offset in range(self.siblings)}
+            family = [token, *wrong]
+            self.chance.shuffle(family)
+            below = len(tokens) + family.index(token)
+            tokens += family
+            parents += [above] * len(family)
+            above = below
+        return [view.draft(tokens, parents, base=view.ids[:base])]
+
+
+@dataclass
+class Garbage:
+    """Drafts random trees: well-formed, and nearly always wrong."""
+
+    chance: Random = field(default_factory=lambda: Random(1))
+
+    def __call__(self, view: View) -> list[Draft]:
+        width = view.follow.vocabulary_size
+        count = self.chance.randrange(1, 12)
+        tokens = [self.chance.randrange(width) for _ in range(count)]
+        parents = [self.chance.randrange(-1, node) for node in range(count)]
+        below = view.ids[: self.chance.randrange(1, len(view.ids) + 1)]
+        drafted = [*view.ids, self.chance.randrange(width)]
+        ahead = view.draft(
+            tokens, parents, base=drafted, prefix_hash=extend(prefix_hash(view.ids), drafted[-1])
+        )
+        return [view.draft(tokens, parents), view.draft(tokens, parents, base=below), ahead]
+
+
+@dataclass
+class Running:
+    """A fake source's server, which can be ended and started again on the same port."""
+
+    source: FakeSource
+    address: str = "127.0.0.1:0"
+    _server: Any = None
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server(options=server_options())
+        draft_source_pb2_grpc.add_DraftSourceServicer_to_server(self.source, self._server)
+        port = self._server.add_insecure_port(self.address)
+        self.address = f"127.0.0.1:{port}"
+        await self._server.start()
+
+    async def die(self) -> None:
+        await self._server.stop(None)
+
+
+@asynccontextmanager
+async def running(source: FakeSource) -> AsyncIterator[Running]:
+    server = Running(source)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.die()

@@ -1,0 +1,158 @@
+"""A verifier on a real socket in this process, and what a client of it does."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from outrider.runtime.metrics import Metrics
+from outrider.v1 import common_pb2, verifier_pb2
+from outrider.v1.verifier_pb2_grpc import VerifierStub
+from outrider.wire.channel import open_channel, server_options
+from outrider.wire.codec import sampling_to_wire
+from speculative.params import SamplingParams
+from verifier_service.server import VerifierServer
+from verifier_service.settings import VerifierSettings
+from verifier_service.sources.link import LinkLimits
+
+GREEDY = SamplingParams(temperature=0.0)
+QUICK = LinkLimits(dial_s=1.0, write_s=0.5, redial_first_s=0.02, redial_most_s=0.1, mute_first_s=0.2)
+
+
+@dataclass
+class Answer:
+    """A whole request as its reader saw it."""
+
+    ids: list[int] = field(default_factory=list)
+    credits: bytes = b""
+    finished: int = common_pb2.FINISH_REASON_UNSPECIFIED
+    usage: common_pb2.Usage = field(default_factory=common_pb2.Usage)
+    message: str = ""
+    code: int = 0
+
+    def take(self, committed: verifier_pb2.Committed, expected_position: int) -> None:
+        assert committed.position == expected_position, "no gap and no repeat"
+        self.ids.extend(committed.ids)
+        self.credits += committed.credits
+        self.finished = committed.finished
+        self.message, self.code = committed.message, committed.code
+        self.usage.CopyFrom(committed.usage)
+
+
+@dataclass
+class Client:
+    """Opens sessions and reads them."""
+
+    stub: Any
+    model: str
+    _names: Any = field(default_factory=itertools.count)
+
+    def request(
+        self,
+        ids: Sequence[int],
+        *,
+        new: int = 24,
+        params: SamplingParams = GREEDY,
+        seed: int = 7,
+        sources: Sequence[tuple[str, str]] = (),
+        session: str = "",
+        epoch: int = 1 << 20,
+        **others: Any,
+    ) -> verifier_pb2.OpenRequest:
+        fields: dict[str, Any] = {
+            "key": common_pb2.SessionKey(session=session or f"session-{next(self._names)}"),
+            "epoch": epoch,
+            "model": self.model,
+            "ids": ids,
+            "prompt_length": len(ids),
+            "limit": len(ids) + new,
+            "sampling": sampling_to_wire(params),
+            "seed": seed,
+            "speculate": bool(sources),
+            "sources": [verifier_pb2.Source(name=name, address=address) for name, address in sources],
+        }
+        return verifier_pb2.OpenRequest(**fields | others)
+
+    async def open(self, request: verifier_pb2.OpenRequest) -> verifier_pb2.OpenResponse:
+        answer: verifier_pb2.OpenResponse = await self.stub.Open(request, timeout=5)
+        return answer
+
+    async def read(self, request: verifier_pb2.OpenRequest, position: int | None = None) -> Answer:
+        """What the session's reader gets, to its end."""
+        start = len(request.ids) if position is None else position
+        cursor = verifier_pb2.Cursor(alias=3, key=request.key, epoch=request.epoch, position=start)
+        answer = Answer()
+        call = self.stub.Watch()
+        await call.write(verifier_pb2.WatchRequest(add=[cursor]))
+        async with asyncio.timeout(30):
+            async for response in call:
+                for committed in response.committed:
+                    answer.take(committed, start + len(answer.ids))
+                if answer.finished:
+                    break
+        call.cancel()
+        return answer
+
+    async def generate(self, ids: Sequence[int], **asked: Any) -> Answer:
+        request = self.request(ids, **asked)
+        await self.open(request)
+        return await self.read(request)
+
+    async def cancel(self, request: verifier_pb2.OpenRequest) -> bool:
+        message = verifier_pb2.VerifierCancelRequest(key=request.key, epoch=request.epoch)
+        answer: verifier_pb2.VerifierCancelResponse = await self.stub.Cancel(message, timeout=5)
+        return answer.found
+
+
+@dataclass
+class Verifier(Client):
+    """The same with what only a test in the server's own process sees."""
+
+    target: Any = None
+    metrics: Metrics = field(default_factory=lambda: Metrics("verifier"))
+    failures: list[BaseException] = field(default_factory=list)
+    server: Any = None
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"outrider_verifier_{name}", labels) or 0.0
+
+    def nodes(self, source: str, outcome: str) -> float:
+        return self.metric("source_nodes_total", source=source, outcome=outcome)
+
+
+@asynccontextmanager
+async def serving(target: Any, **settings: Any) -> AsyncIterator[Verifier]:
+    """A verifier that serves `target` on a free port."""
+    metrics = Metrics("verifier")
+    failures: list[BaseException] = []
+    server = grpc.aio.server(options=server_options())
+    port = server.add_insecure_port("127.0.0.1:0")
+    options = VerifierSettings(model="unused", **{"orphan_grace_s": 30.0, **settings})
+    service = VerifierServer(options, lambda: target, metrics, failures.append, QUICK)
+    service.register(server)
+    await server.start()
+    try:
+        await service.start()
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            yield Verifier(
+                VerifierStub(channel),
+                target.name,
+                target=target,
+                metrics=metrics,
+                failures=failures,
+                server=service,
+            )
+    finally:
+        await service.stop(0.0)
+        await server.stop(0.0)
+
+
+async def eventually(condition: Any, timeout_s: float = 5.0) -> None:
+    """Waits until `condition()` holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)

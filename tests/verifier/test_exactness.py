@@ -1,0 +1,111 @@
+"""Drafts never change the output: ids with sources equal ids without, whatever the sources send and when."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from fake_source import Behaviour, Draft, FakeSource, Garbage, Oracle, View, running
+from harness import GREEDY, Verifier, serving
+from ngram_lm import NgramLM
+
+from speculative.params import SamplingParams
+
+SAMPLED = SamplingParams(temperature=0.8)
+CUT = SamplingParams(temperature=0.8, top_k=7, top_p=0.9, min_p=0.01)
+PENALISED = SamplingParams(
+    temperature=0.9,
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    logit_bias=((5, 1.0),),
+)
+MIXED = [GREEDY, SAMPLED, CUT, PENALISED, SamplingParams(temperature=0.0, repetition_penalty=1.5)]
+Make = Callable[[dict[tuple[int, ...], list[int]]], Behaviour]
+
+BEHAVIOURS: dict[str, Make] = {
+    "an oracle": Oracle,
+    "an oracle with many wrong siblings": lambda answers: Oracle(answers, siblings=6),
+    "an oracle that is late": lambda answers: Oracle(answers, late=4),
+    "garbage": lambda answers: Garbage(),
+}
+
+
+async def plain(
+    verifier: Verifier, prompts: dict[tuple[int, ...], SamplingParams]
+) -> dict[tuple[int, ...], list[int]]:
+    return {
+        prompt: (await verifier.generate(prompt, params=params, new=40)).ids
+        for prompt, params in prompts.items()
+    }
+
+
+def prompts() -> dict[tuple[int, ...], SamplingParams]:
+    chance = random.Random(3)
+    return {tuple(chance.randrange(24) for _ in range(4 + n)): params for n, params in enumerate(MIXED)}
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+async def test_a_batch_of_different_requests_is_not_changed_by(behaviour: str) -> None:
+    asked = prompts()
+    async with serving(NgramLM(24), node_limit=12) as verifier:
+        expected = await plain(verifier, asked)
+        verifier.target.step_s = 0.002
+        async with running(FakeSource(BEHAVIOURS[behaviour](expected))) as source:
+            sources = [("drafter", source.address), ("lookup", "")]
+            answers = await asyncio.gather(
+                *(
+                    verifier.generate(prompt, params=params, new=40, sources=sources)
+                    for prompt, params in asked.items()
+                )
+            )
+        assert [answer.ids for answer in answers] == list(expected.values())
+        assert verifier.nodes("drafter", "kept") > 0
+        for answer in answers:
+            drafted = sum(answer.usage.accepted_by_source.values())
+            assert drafted == sum(credit > 0 for credit in answer.credits)
+            assert drafted + answer.credits.count(0) == answer.usage.completion_tokens == 40
+            assert answer.usage.rounds == answer.credits.count(0)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED])
+async def test_an_oracle_is_accepted(params: SamplingParams) -> None:
+    async with serving(NgramLM(24), node_limit=15) as verifier:
+        expected = await plain(verifier, {(1, 2, 3): params})
+        verifier.target.step_s = 0.004
+        async with running(FakeSource(Oracle(expected, depth=5))) as source:
+            answer = await verifier.generate(
+                (1, 2, 3), params=params, new=40, sources=[("drafter", source.address)]
+            )
+    assert answer.ids == expected[1, 2, 3]
+    assert answer.usage.accepted_by_source["drafter"] >= 20
+    assert answer.usage.rounds <= 20
+
+
+async def test_lookup_is_accepted_where_the_text_repeats() -> None:
+    target = NgramLM(6)
+    async with serving(target, node_limit=8) as verifier:
+        expected = await verifier.generate([1, 2, 3], new=120)
+        answer = await verifier.generate([1, 2, 3], new=120, sources=[("lookup", "")])
+    assert answer.ids == expected.ids
+    assert answer.usage.accepted_by_source["lookup"] > 40
+    assert answer.usage.rounds < 80
+    assert answer.usage.admitted >= answer.usage.accepted_by_source["lookup"]
+
+
+async def test_drafts_for_a_session_that_has_ended_do_no_harm() -> None:
+    seen: list[View] = []
+
+    def remember(view: View) -> list[Draft]:
+        seen.append(view)
+        return [old.draft([1, 2]) for old in seen]
+
+    target = NgramLM(24)
+    target.step_s = 0.004
+    async with serving(target) as verifier, running(FakeSource(remember)) as source:
+        asked = {"new": 12, "sources": [("drafter", source.address)]}
+        first = await verifier.generate((1, 2), **asked)
+        second = await verifier.generate((1, 2), **asked)
+        assert first.ids == second.ids
+        assert verifier.nodes("drafter", "stale") > 0
+        assert verifier.metric("source_drafts_dropped_total", source="drafter", why="malformed") == 0

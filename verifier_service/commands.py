@@ -1,0 +1,116 @@
+"""What crosses between the event loop and the engine thread: commands in, one batch per step out.
+
+A session is named by its handle, a number that no two incarnations share. Knows nothing of sockets or tensors.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from speculative.commit import FinishReason
+from speculative.merge import Fragment
+from speculative.stats import UsageCount
+from verifier_service.sources import SourceSet
+
+if TYPE_CHECKING:
+    from verifier_service.sessions import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Decode this session; the engine owns it from here on."""
+
+    session: "Session"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a session when the step in flight ends."""
+
+    handle: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """From now on these sources draft for a session."""
+
+    handle: int
+    sources: SourceSet
+
+
+@dataclass(slots=True)
+class InFlight:
+    """How many drafts of one link the engine has not looked at yet. The loop adds, the engine takes."""
+
+    put: int = 0
+    taken: int = 0
+
+    @property
+    def count(self) -> int:
+        """Drafts in the inbox; read by the loop."""
+        return self.put - self.taken
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What one message of a source brought: pairs of session handle and fragment."""
+
+    drafts: tuple[tuple[int, Fragment], ...]
+    arrived_s: float
+    """When it came in, on the clock of time.perf_counter."""
+    in_flight: InFlight
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the engine thread."""
+
+
+Command = Open | Cancel | Sources | Offers | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a session ended."""
+
+    reason: FinishReason
+    usage: UsageCount
+    message: str = ""
+    code: int = 0
+    """As in the contract's Committed.code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one step did to one session."""
+
+    handle: int
+    position: int
+    """Absolute position of the first id."""
+    ids: tuple[int, ...]
+    credits: bytes
+    """One byte per id: 0 the target itself, k the session's source k - 1."""
+    prefix_hash: int
+    """Over all ids up to and including these."""
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A source sent a session something malformed."""
+
+    handle: int
+    source: int
+    """Credit index within that session."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that one step has to tell, and the beat of the next."""
+
+    step: int
+    expected_us: int
+    """Of the step that begins; 0 when idle."""
+    updates: tuple[Update, ...] = ()
+    strikes: tuple[Strike, ...] = ()

@@ -1,0 +1,63 @@
+"""What sources did, counted by source name. One thread writes an instance; any may read it.
+
+Pure: knows nothing of metrics or links.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """Of one source name, since the worker started."""
+
+    offered: int = 0
+    """Nodes offered."""
+    kept: int = 0
+    """Of them, new in their session's pool when they came."""
+    stale: int = 0
+    """Nodes off the committed path, of an older epoch, or of a session that ended."""
+    waiting: int = 0
+    """Nodes whose base was not known when they came."""
+    duplicate: int = 0
+    """Nodes that were there already."""
+    refused: int = 0
+    """Nodes beyond a bound of their session's pool."""
+    admitted: int = 0
+    """Nodes that the target computed."""
+    accepted: int = 0
+    """Nodes delivered as tokens."""
+    flooded: int = 0
+    """Drafts dropped unread because too many came at once."""
+    malformed: int = 0
+    """Drafts that no correct source sends."""
+    muted: int = 0
+    """Sessions that no longer listen to the source, after something malformed."""
+    unfollowed: int = 0
+    """Sessions that the source refused to follow."""
+
+    def plus(self, other: "SourceCounts") -> "SourceCounts":
+        """The sum of two."""
+        return SourceCounts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
+class CountsByName(defaultdict[str, SourceCounts]):
+    """Source name to its counts."""
+
+    def __init__(self) -> None:
+        super().__init__(SourceCounts)
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """What the engine did since it started."""
+
+    steps: int = 0
+    """Forward calls, one per step."""
+    rows: int = 0
+    """Input tokens of those calls."""
+    rounds: int = 0
+    committed: int = 0
+    waits: int = 0
+    """Steps that waited for a draft."""
+    failed_sessions: int = 0

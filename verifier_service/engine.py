@@ -1,0 +1,257 @@
+"""The engine thread: one packed forward per step over every ready session.
+
+drain the inbox - publish what the last step did, and the next one's beat - maybe wait for drafts - one forward -
+match - commit. Everything that touches the model happens here; nothing here touches a socket.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculative.commit import FinishReason
+from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Sources, Stop
+from verifier_service.counts import CountsByName, EngineTotals
+from verifier_service.pace import StepPace
+from verifier_service.planner import pending_rows
+from verifier_service.running import RunningSessions, Target
+from verifier_service.sessions import Portion, Session
+from verifier_service.timings import Timings
+
+log = logging.getLogger(__name__)
+
+# A forward that fails so often in a row will not recover: the process ends, and its sessions go elsewhere.
+_MOST_FAILURES = 3
+
+Part = tuple[Session, Portion]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Bounds of a step."""
+
+    prefill_chunk: int = 512
+    """Rows that prefills share with decoding."""
+    wait_ms_most: float = 4.0
+    """The longest wait for drafts before a step; 0: never."""
+    beat_s: float = 0.1
+    """How often an idle engine says that it lives."""
+
+
+class Engine:
+    """Decodes sessions until it is stopped.
+
+    Args:
+        target: the model; the engine's thread alone uses it from `start` on.
+        limits: bounds of a step.
+        publish: called once per step, and per beat while idle, from the engine's thread.
+        fail: called once if the engine cannot go on, from the engine's thread.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        limits: EngineLimits,
+        publish: Callable[[Batch], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self.inbox: SimpleQueue[Command] = SimpleQueue()
+        self.totals = EngineTotals()
+        self.timings = Timings()
+        self.counts = CountsByName()
+        self._target = target
+        self._limits = limits
+        self._publish = publish
+        self._fail = fail
+        self._running = RunningSessions(target, self.totals, self.counts)
+        self._pace = StepPace()
+        self._stopping = False
+        self._failures = 0
+        self._forward_ended: float | None = None
+        self._sampling_s = 0.0
+        self._waiting_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begins to take commands."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread when the step in flight ends; returns whether it did in time. Blocks."""
+        self.inbox.put(Stop())
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:
+            log.exception("the engine failed")
+            self._fail(error)
+
+    def _turn(self) -> None:
+        """One step, or one beat of an idle engine."""
+        if not self._running and not self._running.untold:
+            self._idle()
+        self._drain()
+        self._running.expire(time.perf_counter())
+        ready = list(self._running)
+        if not ready or self._stopping:
+            self._tell(stepping=False, step_ms=0.0)
+        else:
+            self._step(ready)
+
+    def _tell(self, stepping: bool, step_ms: float) -> None:
+        updates, strikes = self._running.tell()
+        self._publish(Batch(self.totals.steps + stepping, int(step_ms * 1000), updates, strikes))
+        now_ms = time.perf_counter() * 1000
+        for update in updates:
+            if (session := self._running.get(update.handle)) is not None:
+                session.committed(now_ms)
+
+    def _idle(self) -> None:
+        """Blocks for a command, up to a beat."""
+        self._forward_ended = None
+        try:
+            self._handle(self.inbox.get(timeout=self._limits.beat_s))
+        except Empty:
+            return
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self._handle(self.inbox.get_nowait())
+        except Empty:
+            return
+
+    def _handle(self, command: Command) -> None:
+        running = self._running
+        match command:
+            case Offers():
+                running.take_offers(command)
+            case Open(session):
+                running.open(session)
+            case Cancel(handle, message):
+                if (cancelled := running.get(handle)) is not None:
+                    running.end(cancelled, FinishReason.CANCELLED, message)
+            case Sources(handle, sources):
+                if (changed := running.get(handle)) is not None:
+                    changed.use_sources(sources)
+            case Stop():
+                self._stopping = True
+
+    def _step(self, ready: list[Session]) -> None:
+        nodes = [session.likely_nodes for session in ready]
+        sizes = pending_rows([session.pending for session in ready], nodes, self._limits.prefill_chunk)
+        for session, size in zip(ready, sizes, strict=True):
+            self._running.prepare(session, size)
+        step_ms = self._pace.expected_ms(sum(sizes) + sum(nodes))
+        # Whoever may wait for drafts tells sources first. Else it is told as the forward begins: what the event
+        # loop then does overlaps with the forward and not with this thread's own bookkeeping.
+        waits = len(ready) == 1 and bool(ready[0].paces) and self._limits.wait_ms_most > 0
+        if waits:
+            self._tell(stepping=True, step_ms=step_ms)
+            self._await_drafts(ready[0], step_ms)
+        parts = [
+            (session, session.begin(size))
+            for session, size in zip(ready, sizes, strict=True)
+            if size and session in self._running
+        ]
+        if not waits:
+            self._tell(stepping=bool(parts), step_ms=step_ms)
+        logits = self._forward(parts) if parts else None
+        if logits is not None:
+            # Drafts for the trees that were just verified are merged before these are cut.
+            self._drain()
+            self._absorb_all(parts, logits)
+
+    def _absorb_all(self, parts: list[Part], logits: NDArray[np.float32]) -> None:
+        low = 0
+        for session, portion in parts:
+            high = low + len(portion.want)
+            if session in self._running:
+                self._absorb(session, portion, logits[low:high])
+            low = high
+
+    def _forward(self, parts: list[Part]) -> NDArray[np.float32] | None:
+        """Logits of all wanted rows; None where the pass failed, which ends its sessions."""
+        shares = [self._running.share(session, portion) for session, portion in parts]
+        began = time.perf_counter()
+        self._record_split(began, len(parts))
+        try:
+            logits = self._target.forward(shares).numpy()
+        except Exception as error:
+            self._forward_failed(parts, error)
+            return None
+        self._forward_ended = time.perf_counter()
+        self._failures = 0
+        forward_ms = (self._forward_ended - began) * 1000
+        rows = sum(len(share.tokens) for share in shares)
+        self._pace.record(rows, forward_ms)
+        self.timings.forward.add(forward_ms)
+        self.totals.steps += 1
+        self.totals.rows += rows
+        return logits
+
+    def _forward_failed(self, parts: list[Part], error: Exception) -> None:
+        self._forward_ended = None
+        self._failures += 1
+        log.error("the target's forward failed (%d in a row)", self._failures)
+        for session, _ in parts:
+            self._running.broken(session, error, "the target's forward failed: ")
+        if self._failures >= _MOST_FAILURES:
+            self._tell(stepping=False, step_ms=0.0)
+            raise RuntimeError(f"the target's forward failed {self._failures} times in a row") from error
+
+    def _absorb(self, session: Session, portion: Portion, logits: NDArray[np.float32]) -> None:
+        try:
+            if not portion.final:
+                self._running.skip(session, portion)
+                return
+            began = time.perf_counter()
+            match = session.match(portion, logits)
+            self._sampling_s += time.perf_counter() - began
+            self._running.commit(session, portion, session.commit(portion, match))
+        except Exception as error:
+            self._running.broken(session, error)
+
+    def _await_drafts(self, session: Session, step_ms: float) -> None:
+        """Lets drafts of the only ready session come in while they are worth more than the time."""
+        began = time.perf_counter()
+        waited_for: set[int] = set()
+        came: set[int] = set()
+        while len(self._running) == 1 and session in self._running and not self._stopping:
+            now = time.perf_counter()
+            left_ms = self._limits.wait_ms_most - (now - began) * 1000
+            patience = session.patience_ms(now * 1000, step_ms)
+            if not patience or left_ms <= 0.0:
+                break
+            waited_for |= patience.keys()
+            try:
+                command = self.inbox.get(timeout=min(*patience.values(), left_ms) / 1000)
+            except Empty:
+                continue
+            if isinstance(command, Offers):
+                came |= {fragment.source for _, fragment in command.drafts}
+            self._handle(command)
+        if not waited_for:
+            return
+        self.totals.waits += 1
+        waited_s = time.perf_counter() - began
+        self._waiting_s += waited_s
+        self.timings.waiting.add(waited_s * 1000)
+        for credit in waited_for & session.paces.keys():
+            session.paces[credit].waited(fruitful=credit in came)
+
+    def _record_split(self, began: float, sessions: int) -> None:
+        if self._forward_ended is not None:
+            self.timings.sampling.add(self._sampling_s * 1000)
+            split_s = began - self._forward_ended - self._sampling_s - self._waiting_s
+            self.timings.add_split(sessions, split_s * 1000)
+        self._sampling_s = self._waiting_s = 0.0

@@ -1,0 +1,196 @@
+"""The event loop's side of a loaded worker: opens, changes and ends sessions, and spreads what the engine says.
+
+Knows nothing of gRPC servers; the engine is an inbox to it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.tokens import TokenTable
+from outrider.wire.codec import SessionKey
+from speculative.commit import Ending, FinishReason
+from speculative.errors import InvalidRequest, Overloaded
+from speculative.stats import UsageCount
+from verifier_service.commands import Batch, Cancel, Command, Finish, Open, Sources
+from verifier_service.registry import Mirror, Registry
+from verifier_service.request import Request, Served
+from verifier_service.sessions import Session
+from verifier_service.sources import SourceSet
+from verifier_service.sources.link import Following
+from verifier_service.sources.links import Links
+from verifier_service.watch import Watchers
+
+log = logging.getLogger(__name__)
+
+_MOST_CREDITS = 255
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What running sessions share."""
+
+    sessions: int
+    slots: int
+    """KV slots in all."""
+    block: int
+    """Slots are taken in multiples of this."""
+
+    def longest(self, nodes: int) -> int:
+        """The most ids of a session with so many drafted nodes that has all slots to itself."""
+        return self.slots // self.block * self.block - nodes
+
+    def needed(self, request: Request) -> int:
+        """Slots that a session may come to need."""
+        return -(-(request.limit + request.node_limit) // self.block) * self.block
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The answer to an Open."""
+
+    source_names: tuple[str, ...]
+    finished: FinishReason | None
+
+
+class Hub:
+    """All sessions of this worker, as the event loop sees them."""
+
+    def __init__(
+        self,
+        served: Served,
+        eos_ids: frozenset[int],
+        tokens: TokenTable | None,
+        room: Room,
+        registry: Registry,
+        watchers: Watchers,
+        links: Links,
+        put: Callable[[Command], None],
+    ) -> None:
+        self._served = served
+        self._eos_ids = eos_ids
+        self._tokens = tokens
+        self._room = room
+        self._registry = registry
+        self._watchers = watchers
+        self._links = links
+        self._put = put
+
+    def open(self, request: Request) -> Opened:
+        """Starts a session, takes one over, or changes the sources of one.
+
+        Raises StaleEpoch, InvalidRequest (stop strings without a tokenizer) or Overloaded.
+        """
+        ending = self._ending(request)
+        self._registry.fence(request.key, request.epoch)
+        mirror = self._registry.find(request.key)
+        if mirror is not None and mirror.epoch == request.epoch:
+            if mirror.finish is None:
+                self._change_sources(mirror, request)
+        else:
+            mirror = self._start(request, ending, mirror)
+        return Opened(mirror.source_names, mirror.finish.reason if mirror.finish else None)
+
+    def cancel(self, key: SessionKey, epoch: int) -> bool:
+        """Ends a session when the step in flight ends; returns whether one was running. Raises StaleEpoch."""
+        self._registry.fence(key, epoch)
+        mirror = self._registry.find(key)
+        if mirror is None or mirror.finish is not None:
+            return False
+        self._put(Cancel(mirror.handle))
+        return True
+
+    def absorb(self, batch: Batch) -> None:
+        """Takes over what a step did: mirrors first, then sources and readers hear of it."""
+        now = time.monotonic()
+        for update in batch.updates:
+            self._registry.absorb(update, now)
+        self._links.absorb(batch)
+        self._watchers.announce(batch.step, batch.expected_us)
+
+    def sweep(self, grace_s: float) -> None:
+        """Cancels sessions that nobody reads and forgets those that finished, both after `grace_s`."""
+        now = time.monotonic()
+        for mirror in self._registry.orphans(now, grace_s):
+            self._put(Cancel(mirror.handle, f"nobody has read this session for {grace_s:g} s"))
+        self._registry.forget_finished(now, grace_s)
+
+    def _ending(self, request: Request) -> Ending:
+        token_bytes = None if self._tokens is None else self._tokens.token_bytes
+        return Ending(
+            self._eos_ids, request.limit, request.stops, token_bytes, request.ids, request.prompt_length
+        )
+
+    def _start(self, request: Request, ending: Ending, older: Mirror | None) -> Mirror:
+        now = time.monotonic()
+        sources = dict(enumerate(request.sources, start=1))
+        names = tuple(source.name for source in request.sources)
+        mirror = Mirror(self._registry.new_handle(), request, names, sources, unread_since=now)
+        if ending.finished is not None:
+            self._replace(older, mirror)
+            usage = UsageCount(prompt_tokens=request.prompt_length)
+            self._registry.finished(mirror, Finish(ending.finished, usage), now)
+            return mirror
+        self._check_room(request, older)
+        deadline_s = None if request.time_left_s is None else time.perf_counter() + request.time_left_s
+        session = Session(
+            mirror.handle, request, ending, self._served.vocabulary_size, _source_set(mirror), deadline_s
+        )
+        self._replace(older, mirror)
+        self._put(Open(session))
+        for credit in sources:
+            self._follow(mirror, credit)
+        return mirror
+
+    def _replace(self, older: Mirror | None, mirror: Mirror) -> None:
+        if older is not None:
+            self._links.end(older.handle)
+            self._registry.supersede(older)
+            self._put(Cancel(older.handle))
+        self._registry.add(mirror)
+
+    def _check_room(self, request: Request, older: Mirror | None) -> None:
+        others = [m for m in self._registry if m.finish is None and m is not older]
+        if len(others) >= self._room.sessions:
+            raise Overloaded(f"{len(others)} sessions are open, as many as there may be", _RETRY_AFTER_S)
+        needed = self._room.needed(request)
+        free = self._room.slots - sum(self._room.needed(m.request) for m in others)
+        if needed > free:
+            raise Overloaded(
+                f"the session may need {needed} KV slots; {free} of {self._room.slots} are not promised to others",
+                _RETRY_AFTER_S,
+            )
+
+    def _change_sources(self, mirror: Mirror, request: Request) -> None:
+        """Names that were there keep their credit index; new ones are added behind."""
+        before = mirror.sources
+        names = tuple(dict.fromkeys((*mirror.source_names, *(source.name for source in request.sources))))
+        if len(names) > _MOST_CREDITS:
+            raise InvalidRequest(f"the session has had {len(names)} sources by name; at most {_MOST_CREDITS}")
+        after = {names.index(source.name) + 1: source for source in request.sources}
+        if before == after or mirror.request.node_limit == 0:
+            return
+        mirror.source_names, mirror.sources = names, after
+        self._put(Sources(mirror.handle, _source_set(mirror)))
+        for credit in before.keys() | after.keys():
+            if before.get(credit) != after.get(credit):
+                self._links.unfollow(mirror.handle, credit)
+                self._follow(mirror, credit)
+
+    def _follow(self, mirror: Mirror, credit: int) -> None:
+        source = mirror.sources.get(credit)
+        if source is None or not source.address:
+            return
+        digest = "" if self._tokens is None else self._tokens.digest
+        served = self._served
+        self._links.follow(
+            source.address,
+            Following(mirror, credit, source.name, served.model, digest, served.vocabulary_size),
+        )
+
+
+def _source_set(mirror: Mirror) -> SourceSet:
+    remote = frozenset(credit for credit, source in mirror.sources.items() if source.address)
+    return SourceSet(mirror.source_names, local=frozenset(mirror.sources) - remote, remote=remote)

@@ -1,0 +1,119 @@
+"""What an Open asks for, checked: every fault is an InvalidRequest that names the field, the value and the range."""
+
+from dataclasses import dataclass
+
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import SessionKey, key_from_wire, sampling_from_wire
+from speculative.commit import stop_bytes
+from speculative.errors import InvalidRequest, UnknownModel
+from speculative.params import SamplingParams
+from verifier_service.sources import LOCAL_SOURCES
+
+MAX_NODES = 256
+_MAX_SOURCES = 16
+_MAX_SOURCE_NAME = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What requests are checked against."""
+
+    model: str
+    vocabulary_size: int
+    max_length: int
+    node_limit: int
+    """Of a request that does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAddress:
+    """Where drafts come from: host:port, or empty for a source inside this worker."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A session as it is to be decoded."""
+
+    key: SessionKey
+    epoch: int
+    ids: tuple[int, ...]
+    prompt_length: int
+    limit: int
+    params: SamplingParams
+    seed: int
+    stops: tuple[bytes, ...]
+    time_left_s: float | None
+    node_limit: int
+    """0 where the session does not speculate."""
+    sources: tuple[SourceAddress, ...]
+
+
+def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Request:
+    """Raises InvalidRequest, or UnknownModel where another model is asked for."""
+    key = key_from_wire(message.key)
+    if message.model != served.model:
+        raise UnknownModel(f"model {message.model!r} is not served here; {served.model!r} is")
+    ids = tuple(message.ids)
+    _check_ids(ids, message, served)
+    params = sampling_from_wire(message.sampling, served.vocabulary_size)
+    asked = message.node_limit if message.HasField("node_limit") else served.node_limit
+    if asked > MAX_NODES:
+        raise InvalidRequest(f"node_limit is {asked}; it may be 0 to {MAX_NODES}")
+    speculates = message.speculate and asked > 0
+    return Request(
+        key=key,
+        epoch=message.epoch,
+        ids=ids,
+        prompt_length=message.prompt_length,
+        limit=message.limit,
+        params=params,
+        seed=message.seed,
+        stops=stop_bytes(message.stop),
+        time_left_s=message.time_left_ms / 1000 if message.time_left_ms else None,
+        node_limit=asked if speculates else 0,
+        sources=_sources(message) if speculates else (),
+    )
+
+
+def _check_ids(ids: tuple[int, ...], message: verifier_pb2.OpenRequest, served: Served) -> None:
+    if not ids:
+        raise InvalidRequest("ids is empty; a session starts from at least one id")
+    if max(ids) >= served.vocabulary_size:
+        position = next(at for at, id_ in enumerate(ids) if id_ >= served.vocabulary_size)
+        raise InvalidRequest(
+            f"ids[{position}] is {ids[position]}; ids of {served.model} are below {served.vocabulary_size}"
+        )
+    if not 1 <= message.prompt_length <= len(ids):
+        raise InvalidRequest(
+            f"prompt_length is {message.prompt_length}; with {len(ids)} ids it must be 1 to {len(ids)}"
+        )
+    if not message.prompt_length < message.limit <= served.max_length:
+        raise InvalidRequest(
+            f"limit is {message.limit}; after a prompt of {message.prompt_length} ids it must be "
+            f"{message.prompt_length + 1} to {served.max_length}, the most that {served.model} takes here"
+        )
+
+
+def _sources(message: verifier_pb2.OpenRequest) -> tuple[SourceAddress, ...]:
+    sources = tuple(SourceAddress(source.name, source.address) for source in message.sources)
+    if len(sources) > _MAX_SOURCES:
+        raise InvalidRequest(f"there are {len(sources)} sources; at most {_MAX_SOURCES}")
+    for source in sources:
+        if not 1 <= len(source.name) <= _MAX_SOURCE_NAME:
+            raise InvalidRequest(
+                f"source name {source.name!r} has to have 1 to {_MAX_SOURCE_NAME} characters"
+            )
+        if not source.address and source.name not in LOCAL_SOURCES:
+            inside = ", ".join(sorted(LOCAL_SOURCES))
+            raise InvalidRequest(
+                f"source {source.name!r} has no address; inside this worker there are {inside}"
+            )
+    if len({source.name for source in sources}) < len(sources):
+        raise InvalidRequest(f"two sources have one name: {', '.join(source.name for source in sources)}")
+    addresses = [source.address for source in sources if source.address]
+    if len(set(addresses)) < len(addresses):
+        raise InvalidRequest(f"two sources have one address: {', '.join(addresses)}")
+    return sources

@@ -1,0 +1,185 @@
+"""The running sessions and their slot tables, and what has happened to them since it was last told.
+
+The engine thread owns it. One session's failure ends that session and no other.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.lm.plan import Share
+from outrider.lm.table import SlotTable
+from speculative.commit import FinishReason
+from speculative.errors import MalformedDraft
+from speculative.merge import Fragment, Offer
+from verifier_service.commands import Finish, Offers, Strike, Update
+from verifier_service.counts import CountsByName, EngineTotals
+from verifier_service.sessions import Portion, Round, Session
+
+log = logging.getLogger(__name__)
+
+BUG = 13
+
+
+class Logits(Protocol):
+    """What a forward returns: something that is a float32 array on the CPU."""
+
+    def numpy(self) -> NDArray[np.float32]:
+        """[rows wanted, vocabulary]."""
+
+
+class Target(Protocol):
+    """The part of PackedLM that decoding uses."""
+
+    def table(self, reserve: int = 0) -> SlotTable:
+        """See PackedLM."""
+
+    def release(self, table: SlotTable) -> None:
+        """See PackedLM."""
+
+    def forward(self, shares: Sequence[Share]) -> Logits:
+        """See PackedLM."""
+
+
+class RunningSessions:
+    """Sessions by handle, each with its table."""
+
+    def __init__(self, target: Target, totals: EngineTotals, counts: CountsByName) -> None:
+        self._target = target
+        self._totals = totals
+        self._counts = counts
+        self._sessions: dict[int, Session] = {}
+        self._tables: dict[int, SlotTable] = {}
+        self._updates: list[Update] = []
+        self._strikes: list[Strike] = []
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def __contains__(self, session: Session) -> bool:
+        return session.handle in self._sessions
+
+    def get(self, handle: int) -> Session | None:
+        """The session of this handle, while it runs."""
+        return self._sessions.get(handle)
+
+    @property
+    def untold(self) -> bool:
+        """Whether `tell` has anything to say."""
+        return bool(self._updates or self._strikes)
+
+    def tell(self) -> tuple[tuple[Update, ...], tuple[Strike, ...]]:
+        """What has happened since the last call."""
+        told = tuple(self._updates), tuple(self._strikes)
+        self._updates.clear()
+        self._strikes.clear()
+        return told
+
+    def open(self, session: Session) -> None:
+        """Takes a session in, with room for all it may ever cache."""
+        self._sessions[session.handle] = session
+        try:
+            self._tables[session.handle] = self._target.table(session.slots)
+        except Exception as error:
+            self.broken(session, error)
+
+    def take_offers(self, offers: Offers) -> None:
+        """Merges what a source sent into the sessions that listen to it."""
+        offers.in_flight.taken += len(offers.drafts)
+        for handle, fragment in offers.drafts:
+            session = self._sessions.get(handle)
+            if session is None or not session.listens_to(fragment.source):
+                continue
+            try:
+                offer = session.offer(fragment)
+            except MalformedDraft as error:
+                self._counts[session.name_of(fragment.source)].malformed += 1
+                session.mute(fragment.source)
+                self._strikes.append(Strike(handle, fragment.source, str(error)))
+            except Exception as error:
+                self.broken(session, error)
+            else:
+                self._count_offer(session, fragment, offer)
+                if offer.kept and fragment.source in session.paces:
+                    session.paces[fragment.source].arrived(offers.arrived_s * 1000)
+
+    def prepare(self, session: Session, rows: int) -> None:
+        """Lets local sources draft for a step of so many pending rows of the session."""
+        try:
+            for fragment, offer in session.prepare(rows):
+                self._count_offer(session, fragment, offer)
+        except Exception as error:
+            self.broken(session, error)
+
+    def share(self, session: Session, portion: Portion) -> Share:
+        """A session's rows as the target takes them."""
+        return Share(self._tables[session.handle], portion.tokens, portion.parents, portion.want)
+
+    def skip(self, session: Session, portion: Portion) -> None:
+        """A step computed part of the session's prompt."""
+        self._keep_rows(session, session.skip(portion))
+
+    def commit(self, session: Session, portion: Portion, done: Round) -> None:
+        """A step committed something: what is cached, counted and told follows from it."""
+        if done.reason is None:
+            self._keep_rows(session, done.path)
+        self._totals.rounds += 1
+        self._totals.committed += len(done.tokens)
+        for credit in portion.tree.sources:
+            self._counts[session.name_of(credit)].admitted += 1
+        for credit in done.credits:
+            if credit:
+                self._counts[session.name_of(credit)].accepted += 1
+        finish = None
+        if done.reason is not None:
+            finish = Finish(done.reason, session.usage())
+            self._release(session)
+        self._updates.append(
+            Update(session.handle, done.position, done.tokens, done.credits, session.prefix_hash, finish)
+        )
+
+    def expire(self, now_s: float) -> None:
+        """Ends sessions whose deadline has passed."""
+        for session in self:
+            if session.deadline_s is not None and now_s >= session.deadline_s:
+                self.end(session, FinishReason.CANCELLED, "the request's deadline has passed")
+
+    def broken(self, session: Session, error: Exception, what: str = "") -> None:
+        """Something is wrong with one session: it ends."""
+        log.error("session %s failed", session.key, exc_info=error)
+        self._totals.failed_sessions += 1
+        self.end(session, FinishReason.ERROR, f"{what}{type(error).__name__}: {error}", BUG)
+
+    def end(self, session: Session, reason: FinishReason, message: str, code: int = 0) -> None:
+        """Ends a running session before its time and frees its slots."""
+        self._release(session)
+        finish = Finish(reason, session.usage(), message, code)
+        position = len(session.ids)
+        self._updates.append(Update(session.handle, position, (), b"", session.prefix_hash, finish))
+
+    def _keep_rows(self, session: Session, path: tuple[int, ...]) -> None:
+        """The committed rows stay cached; the rest of the tree is off the path for good."""
+        table = self._tables[session.handle]
+        table.commit(path)
+        table.drop_nodes()
+
+    def _release(self, session: Session) -> None:
+        del self._sessions[session.handle]
+        table = self._tables.pop(session.handle, None)
+        if table is not None:
+            self._target.release(table)
+
+    def _count_offer(self, session: Session, fragment: Fragment, offer: Offer) -> None:
+        counts = self._counts[session.name_of(fragment.source)]
+        counts.offered += len(fragment)
+        counts.kept += offer.kept
+        counts.stale += offer.stale
+        counts.waiting += offer.waiting
+        counts.duplicate += offer.duplicate
+        counts.refused += offer.refused

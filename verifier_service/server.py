@@ -1,0 +1,252 @@
+"""The verifier's gRPC service: messages in and out, everything else behind the hub and the engine.
+
+The event loop only moves messages; torch never runs on it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+
+from outrider.lm.packed import PackedLM
+from outrider.lm.pool import BLOCK
+from outrider.runtime.metrics import Metrics
+from outrider.tokens import TokenTable
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.wire.codec import finish_to_wire, key_from_wire
+from outrider.wire.status import guarded
+from speculative.errors import ModelRefused, Unavailable
+from verifier_service.commands import Batch, Command
+from verifier_service.engine import Engine, EngineLimits
+from verifier_service.hub import Hub, Room
+from verifier_service.metrics import VerifierCollector
+from verifier_service.registry import Registry
+from verifier_service.request import MAX_NODES, Served, request_from_wire
+from verifier_service.settings import VerifierSettings
+from verifier_service.sources import LOCAL_SOURCES
+from verifier_service.sources.link import LinkLimits
+from verifier_service.sources.links import Links
+from verifier_service.watch import Reader, Watchers
+
+log = logging.getLogger(__name__)
+
+_BEAT_S = 0.1
+_SWEEP_S = 0.25
+_CHUNK_BYTES = 1024 * 1024
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class VerifierServer(verifier_pb2_grpc.VerifierServicer):
+    """A `Service` of `outrider.runtime`.
+
+    Args:
+        load: makes the target, in a thread of its own; raises OutriderError where it cannot be had.
+        fail: told what ended the engine's thread.
+        link_limits: times and bounds of the links to sources.
+    """
+
+    def __init__(
+        self,
+        settings: VerifierSettings,
+        load: Callable[[], PackedLM],
+        metrics: Metrics,
+        fail: Callable[[BaseException], None],
+        link_limits: LinkLimits | None = None,
+    ) -> None:
+        self._settings = settings
+        self._load = load
+        self._metrics = metrics
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._registry = Registry()
+        self._watchers = Watchers(self._registry)
+        self._links = Links(self._put, link_limits or LinkLimits())
+        self._engine: Engine | None = None
+        self._hub: Hub | None = None
+        self._description = verifier_pb2.VerifierDescription()
+        self._tokenizer = b""
+        self._served = Served("", 0, 0, 0)
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
+        """Adds the servicer; returns its name."""
+        verifier_pb2_grpc.add_VerifierServicer_to_server(self, server)
+        return (verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name,)
+
+    async def start(self) -> None:
+        """Loads and checks the target, then starts the engine. Beats go out meanwhile."""
+        beats = asyncio.create_task(self._beat_while_loading(), name="beats")
+        try:
+            target = await asyncio.to_thread(self._load)
+        finally:
+            beats.cancel()
+        sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
+        self._describe(target)
+        limits = EngineLimits(self._settings.prefill_chunk, self._settings.wait_ms_max, _BEAT_S)
+        self._engine = Engine(target, limits, self._publish, self._fail)
+        self._metrics.registry.register(
+            VerifierCollector(self._engine, self._links, self._registry, target.pool)
+        )
+        self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
+        self._engine.start()
+
+    async def stop(self, grace: float) -> None:
+        """Takes no more sessions, lets those that run go on for `grace` seconds, then ends every stream."""
+        self._stopping = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while self._registry.running:
+                    await asyncio.sleep(0.02)
+        self._watchers.close_all()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._links.close()
+        if self._engine is not None and not await asyncio.to_thread(self._engine.stop, 1.0):
+            log.warning("a step was still running")
+
+    @guarded
+    async def Describe(
+        self, request: verifier_pb2.VerifierDescribeRequest, context: Context
+    ) -> verifier_pb2.VerifierDescription:
+        """See the contract."""
+        self._ready()
+        return self._description
+
+    @guarded
+    async def Tokenizer(
+        self, request: verifier_pb2.TokenizerRequest, context: Context
+    ) -> AsyncIterator[verifier_pb2.TokenizerChunk]:
+        """See the contract."""
+        self._ready()
+        for start in range(0, len(self._tokenizer), _CHUNK_BYTES):
+            yield verifier_pb2.TokenizerChunk(data=self._tokenizer[start : start + _CHUNK_BYTES])
+
+    @guarded
+    async def Open(self, request: verifier_pb2.OpenRequest, context: Context) -> verifier_pb2.OpenResponse:
+        """See the contract."""
+        hub = self._ready()
+        if self._stopping:
+            raise Unavailable("this verifier is stopping")
+        opened = hub.open(request_from_wire(request, self._served))
+        return verifier_pb2.OpenResponse(
+            source_names=opened.source_names, finished=finish_to_wire(opened.finished)
+        )
+
+    @guarded
+    async def Watch(
+        self, request_iterator: AsyncIterator[verifier_pb2.WatchRequest], context: Context
+    ) -> AsyncIterator[verifier_pb2.WatchResponse]:
+        """See the contract."""
+        reader = self._watchers.open()
+        reading = asyncio.create_task(_read_cursors(reader, request_iterator))
+        try:
+            async for response in reader.responses():
+                yield response
+        finally:
+            self._watchers.close(reader)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        raise Unavailable("this verifier is stopping")
+
+    @guarded
+    async def Cancel(
+        self, request: verifier_pb2.VerifierCancelRequest, context: Context
+    ) -> verifier_pb2.VerifierCancelResponse:
+        """See the contract."""
+        found = self._ready().cancel(key_from_wire(request.key), request.epoch)
+        return verifier_pb2.VerifierCancelResponse(found=found)
+
+    def _ready(self) -> Hub:
+        if self._hub is None:
+            raise Unavailable("the model is still loading")
+        return self._hub
+
+    def _put(self, command: Command) -> None:
+        assert self._engine is not None, "nothing is opened before the engine is there"
+        self._engine.inbox.put(command)
+
+    def _publish(self, batch: Batch) -> None:
+        """From the engine's thread: one wake of the loop per step."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this process is ending
+            self._loop.call_soon_threadsafe(self._absorb, batch)
+
+    def _absorb(self, batch: Batch) -> None:
+        assert self._hub is not None
+        self._hub.absorb(batch)
+
+    def _describe(self, target: PackedLM) -> None:
+        """Fills in everything that depends on the model."""
+        settings = self._settings
+        tokens = None if target.tokenizer_json is None else TokenTable.from_json(target.tokenizer_json)
+        room = Room(settings.max_sessions, target.pool.max_slots, BLOCK)
+        max_length = min(target.max_length, room.longest(MAX_NODES))
+        if max_length < 2:
+            raise ModelRefused(
+                f"kv_mb = {settings.kv_mb} gives {room.slots} KV slots, too few for one session of "
+                f"{target.model_type}; give more",
+                target.model_type,
+            )
+        self._tokenizer = (target.tokenizer_json or "").encode()
+        self._served = Served(
+            settings.model_name or target.name, target.vocabulary_size, max_length, settings.node_limit
+        )
+        self._description = verifier_pb2.VerifierDescription(
+            model=self._served.model,
+            max_length=max_length,
+            vocabulary_size=target.vocabulary_size,
+            eos_ids=target.eos_ids,
+            tokenizer_digest="" if tokens is None else tokens.digest,
+            local_sources=sorted(LOCAL_SOURCES),
+            node_limit=MAX_NODES,
+            max_sessions=settings.max_sessions,
+            model_type=target.model_type,
+            numerics=f"{settings.device} {settings.dtype}",
+        )
+        self._hub = Hub(
+            self._served,
+            frozenset(target.eos_ids),
+            tokens,
+            room,
+            self._registry,
+            self._watchers,
+            self._links,
+            self._put,
+        )
+
+    async def _beat_while_loading(self) -> None:
+        while True:
+            self._watchers.announce(step=0, expected_us=0)
+            await asyncio.sleep(_BEAT_S)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self._ready().sweep(self._settings.orphan_grace_s)
+            await self._links.drop_idle()
+
+
+async def _read_cursors(reader: Reader, requests: AsyncIterator[verifier_pb2.WatchRequest]) -> None:
+    """Feeds a reader until its peer says no more, which ends nothing."""
+    try:
+        async for request in requests:
+            reader.request(request)
+    except Exception as error:
+        reader.fail(error)
+
+
+def load_target(settings: VerifierSettings) -> PackedLM:
+    """The settings' model, checked. Raises OutriderError."""
+    return PackedLM.load(
+        settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        kv_mb=settings.kv_mb,
+    )

@@ -1,0 +1,265 @@
+"""One session as the engine decodes it: what is committed, what is drafted, and what the next step needs.
+
+Pure: rows in, logits out, no model, clock or thread. The engine thread owns it.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculative.acceptance.path_match import Match, path_match
+from speculative.commit import Ending, FinishReason, commit_run
+from speculative.history import History
+from speculative.merge import DraftPool, Fragment, Offer
+from speculative.noise import NoiseRows
+from speculative.stats import UsageCount
+from speculative.target import TargetTokens
+from speculative.tree import EMPTY_TREE, ROOT, TokenTree
+from verifier_service.request import Request
+from verifier_service.sources import LocalSource, SourceSet, make_local
+from verifier_service.wait import SourcePace, Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A session's rows in one step: a chain of committed ids, then the nodes of its draft tree below the last."""
+
+    chain: tuple[int, ...]
+    tree: TokenTree
+    final: bool
+    """Whether the chain reaches the last committed id, so that the step commits something."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Token of each row."""
+        return self.chain + self.tree.tokens
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Row that each row continues; -1 for what is cached already."""
+        last = len(self.chain) - 1
+        below = tuple(last if parent == ROOT else last + 1 + parent for parent in self.tree.parents)
+        return (*range(-1, last), *below)
+
+    @property
+    def want(self) -> tuple[int, ...]:
+        """Rows whose logits are needed: the chain's last one and every node, or none."""
+        return tuple(range(len(self.chain) - 1, len(self.chain) + len(self.tree))) if self.final else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a step committed."""
+
+    position: int
+    tokens: tuple[int, ...]
+    credits: bytes
+    path: tuple[int, ...]
+    """Rows of the portion that are committed positions now."""
+    reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class _Local:
+    """A source inside this worker and how many ids it has been given."""
+
+    credit: int
+    source: LocalSource
+    pushed: int = 0
+
+
+class Session:
+    """A running session.
+
+    Args:
+        handle: its number in this worker.
+        request: what was asked.
+        ending: of the request, with its ids replayed; not finished.
+        vocabulary_size: width of the target's logits.
+        sources: which draft for it.
+        deadline_s: when it is to end, on the engine's clock; None: never.
+    """
+
+    def __init__(
+        self,
+        handle: int,
+        request: Request,
+        ending: Ending,
+        vocabulary_size: int,
+        sources: SourceSet,
+        deadline_s: float | None = None,
+    ) -> None:
+        self.handle = handle
+        self.key = request.key
+        self.ids = list(request.ids)
+        self.cached = 0
+        """Leading ids whose rows the target has computed."""
+        self.node_limit = request.node_limit
+        self.slots = request.limit + request.node_limit
+        """The most rows it ever has in the cache."""
+        self.deadline_s = deadline_s
+        self.paces: dict[int, SourcePace] = {}
+        """How fast each remote source in use is, by credit index."""
+        self._epoch = request.epoch
+        self._params = request.params
+        self._ending = ending
+        self._history = History.of(self.ids, request.prompt_length)
+        self._noise = NoiseRows(request.seed, vocabulary_size)
+        self._pool = DraftPool(
+            self.ids, epoch=request.epoch, vocabulary_size=vocabulary_size, limit=request.limit
+        )
+        self._usage = UsageCount(prompt_tokens=request.prompt_length)
+        self._locals: list[_Local] = []
+        self._muted: set[int] = set()
+        self._tree: TokenTree | None = None
+        self.use_sources(sources)
+
+    def use_sources(self, sources: SourceSet) -> None:
+        """From now on these draft; one that drafted before goes on where it was."""
+        self._usage.source_names = sources.names
+        self._active = sources.local | sources.remote
+        known = {local.credit: local for local in self._locals}
+        self._locals = [
+            known.get(credit) or _Local(credit, make_local(sources.names[credit - 1]))
+            for credit in sorted(sources.local)
+        ]
+        listening = sources.remote - self._muted
+        self.paces = {credit: self.paces.get(credit) or SourcePace() for credit in listening}
+
+    @property
+    def pending(self) -> int:
+        """Committed ids that the target has not computed; at least 1."""
+        return len(self.ids) - self.cached
+
+    @property
+    def likely_nodes(self) -> int:
+        """How many drafted nodes the next step would bring."""
+        return min(self.node_limit, self._pool.pending)
+
+    @property
+    def prefix_hash(self) -> int:
+        """Over all ids."""
+        return self._pool.hash_at(len(self.ids))
+
+    def name_of(self, credit: int) -> str:
+        """Which source a credit index means."""
+        return self._usage.source_names[credit - 1]
+
+    def listens_to(self, credit: int) -> bool:
+        """Whether a source's drafts are used."""
+        return credit in self._active and credit not in self._muted
+
+    def mute(self, credit: int) -> None:
+        """Uses nothing of this source from now on."""
+        self._muted.add(credit)
+        self.paces.pop(credit, None)
+
+    def offer(self, fragment: Fragment) -> Offer:
+        """Takes a draft in. Raises MalformedDraft."""
+        self._tree = None
+        return self._pool.offer(fragment)
+
+    def prepare(self, rows: int) -> list[tuple[Fragment, Offer]]:
+        """Lets local sources draft for a step that computes so many pending ids; returns what each offered."""
+        end = self.cached + rows
+        offers = []
+        for local in self._locals:
+            local.source.push(self.ids[local.pushed : end])
+            local.pushed = max(local.pushed, end)
+            if end == len(self.ids) and (found := local.source.draft(self.node_limit)) is not None:
+                fragment = Fragment(
+                    source=local.credit,
+                    epoch=self._epoch,
+                    base=end,
+                    prefix_hash=self.prefix_hash,
+                    tokens=found.tokens,
+                    parents=found.parents,
+                    survival=found.survival,
+                )
+                offers.append((fragment, self.offer(fragment)))
+        return offers
+
+    def tree(self) -> TokenTree:
+        """The drafts that a step beginning now would verify."""
+        if self._tree is None:
+            self._tree = self._pool.best_tree(self.node_limit)
+        return self._tree
+
+    def patience_ms(self, now_ms: float, step_ms: float) -> dict[int, float]:
+        """Remote sources whose next draft is worth waiting for, and how long, where a step takes `step_ms`."""
+        if all(pace.silent for pace in self.paces.values()):
+            return {}
+        standing = self._standing(step_ms)
+        patience = {credit: pace.patience_ms(now_ms, standing) for credit, pace in self.paces.items()}
+        return {credit: ms for credit, ms in patience.items() if ms > 0.0}
+
+    def begin(self, rows: int) -> Portion:
+        """The rows of a step that computes `rows` (at least 1) pending ids."""
+        end = self.cached + rows
+        final = end == len(self.ids)
+        return Portion(tuple(self.ids[self.cached : end]), self.tree() if final else EMPTY_TREE, final)
+
+    def match(self, portion: Portion, logits: NDArray[np.float32]) -> Match:
+        """The target's own tokens along the tree of a final portion; changes nothing.
+
+        `logits` are float32[len(portion.want), V]. Raises EmptySupport.
+        """
+        target = TargetTokens(
+            self._params, self._history, self._noise, len(self.ids), lambda node: logits[node + 1]
+        )
+        return path_match(portion.tree, target)
+
+    def skip(self, portion: Portion) -> tuple[int, ...]:
+        """After a step that was not final: the rows that are cached now."""
+        self.cached += len(portion.chain)
+        return tuple(range(len(portion.chain)))
+
+    def commit(self, portion: Portion, match: Match) -> Round:
+        """After a final step: takes over what was matched, up to the end of the request."""
+        tree, chain = portion.tree, len(portion.chain)
+        self._judge(tree, match)
+        tokens, reason = commit_run(self._ending, match.tokens)
+        path = match.path[: len(tokens)]
+        credits = bytes(tree.sources[node] for node in path) + bytes(len(tokens) - len(path))
+        self._usage.record_round(len(tokens), credits, len(tree))
+        position = len(self.ids)
+        self.ids.extend(tokens)
+        self.cached += chain + len(path)
+        for token in tokens:
+            self._history.push(token)
+        self._pool.commit(tokens)
+        self._noise.forget_before(len(self.ids))
+        self._tree = None
+        return Round(position, tokens, credits, (*range(chain), *(chain + node for node in path)), reason)
+
+    def committed(self, now_ms: float) -> None:
+        """The last round was published: sources' clocks start."""
+        for pace in self.paces.values():
+            pace.committed(now_ms, bare=not self._pool.pending)
+
+    def usage(self) -> UsageCount:
+        """A copy of what the session has cost so far."""
+        names = self._usage.source_names
+        drafted = {names[credit - 1]: count for credit, count in self._pool.drafted_by_source.items()}
+        return replace(self._usage, accepted=dict(self._usage.accepted), drafted=drafted)
+
+    def _standing(self, step_ms: float) -> Standing:
+        tree = self.tree()
+        leaf, survival = ROOT, 1.0
+        while leaf + 1 < len(tree) and tree.parents[leaf + 1] == leaf:
+            leaf += 1
+            survival = tree.survival[leaf]
+        if len(tree) >= self.node_limit:
+            survival = 0.0  # nothing more would be admitted
+        return Standing(1.0 + sum(tree.survival), step_ms, survival)
+
+    def _judge(self, tree: TokenTree, match: Match) -> None:
+        """Tells the remote sources' paces which of their drafts the target followed."""
+        if not self.paces or not len(tree):
+            return
+        for node, following in zip((ROOT, *match.path), (*match.path, None), strict=True):
+            followed = None if following is None else tree.sources[following]
+            for credit in {tree.sources[child] for child in tree.children(node).values()}:
+                if credit in self.paces:
+                    self.paces[credit].judged(credit == followed)

@@ -1,0 +1,49 @@
+"""Where drafts come from: sources inside this worker by name, and links to those outside."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from speculative.named import load
+
+LOCAL_SOURCES = {
+    "lookup": "verifier_service.sources.lookup:LookupSource",
+}
+"""Name to "module:class" of a LocalSource that is made without arguments, one per session."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSet:
+    """The sources of one session."""
+
+    names: tuple[str, ...]
+    """What credits mean: k is names[k - 1]. Only ever grows, whatever is in use."""
+    local: frozenset[int]
+    """Credit indices of sources in use inside this worker."""
+    remote: frozenset[int]
+    """Credit indices of sources in use outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Nodes below the last id; see speculative.merge.Fragment for the fields."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    survival: tuple[float, ...]
+
+
+class LocalSource(Protocol):
+    """Drafts for one session on the engine thread, so both methods have to take microseconds."""
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """These ids follow those pushed before: the prompt first, then what is committed."""
+
+    def draft(self, node_limit: int) -> Continuation | None:
+        """What may follow the last id: at most so many nodes, or None."""
+
+
+def make_local(name: str) -> LocalSource:
+    """A new source of the table. Raises KeyError for a name that is not in it."""
+    source: LocalSource = load(LOCAL_SOURCES, name)()
+    return source

@@ -1,0 +1,301 @@
+"""One held Attach stream to a source outside this worker, for all the sessions that it drafts for.
+
+Lives on the event loop. Nothing here can hold up the engine: what goes out is gathered in `Outgoing` and sent one
+message at a time; what comes in is decoded and put into the engine's inbox, up to a bound. A stream that breaks or
+does not take a message in time is dropped and dialled again after a growing pause; sessions are then followed anew
+with the ids they have by then. A source that sends something malformed is muted for that session, and one that does
+so for several sessions is left alone for growing intervals.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
+from outrider.wire.channel import open_channel
+from outrider.wire.codec import fragment_from_wire, key_to_wire, sampling_to_wire
+from speculative.errors import MalformedDraft
+from speculative.fragment import MAX_FRAGMENT_NODES, Fragment
+from verifier_service.commands import InFlight, Offers
+from verifier_service.counts import CountsByName
+from verifier_service.registry import Mirror
+from verifier_service.sources.backoff import Backoff
+from verifier_service.sources.outgoing import Message, Outgoing
+
+log = logging.getLogger(__name__)
+
+# Of one round's nodes, how many rounds' worth a source may keep in flight.
+_AHEAD = 2
+
+_Call = grpc.aio.StreamStreamCall[draft_source_pb2.AttachRequest, draft_source_pb2.AttachResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Times and bounds of a link."""
+
+    dial_s: float = 2.0
+    write_s: float = 2.0
+    """A message that the stream does not take for so long resets the link."""
+    redial_first_s: float = 0.1
+    redial_most_s: float = 5.0
+    mute_first_s: float = 1.0
+    mute_most_s: float = 300.0
+    strikes: int = 3
+    """Sessions struck by something malformed before the whole link is muted."""
+    inbox: int = 512
+    """Drafts under way to the engine; more are dropped."""
+    flood_pause_s: float = 0.005
+    """How long a link that floods is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A session as a source has to know it."""
+
+    mirror: Mirror
+    source: int
+    """The source's credit index in that session."""
+    name: str
+    model: str
+    tokenizer_digest: str
+    vocabulary_size: int
+
+    def message(self, alias: int) -> draft_source_pb2.Follow:
+        """As it goes out, with the ids of this moment."""
+        request = self.mirror.request
+        return draft_source_pb2.Follow(
+            alias=alias,
+            key=key_to_wire(request.key),
+            epoch=request.epoch,
+            model=self.model,
+            tokenizer_digest=self.tokenizer_digest,
+            ids=self.mirror.ids,
+            prompt_length=request.prompt_length,
+            limit=request.limit,
+            sampling=sampling_to_wire(request.params),
+            seed=request.seed,
+            node_limit=min(_AHEAD * request.node_limit, MAX_FRAGMENT_NODES),
+            vocabulary_size=self.vocabulary_size,
+        )
+
+
+class _Reset(Exception):
+    """The stream has to be dropped; str() says why."""
+
+
+class SourceLink:
+    """A source's address, the sessions it follows, and the task that keeps the stream."""
+
+    def __init__(
+        self, address: str, put: Callable[[Offers], None], counts: CountsByName, limits: LinkLimits
+    ) -> None:
+        self.address = address
+        self.attached = False
+        """Whether a stream is up."""
+        self.idle_since: float | None = None
+        """Since when nothing is followed (monotonic seconds); None while something is."""
+        self._put = put
+        self._counts = counts
+        self._limits = limits
+        self._following: dict[int, Following] = {}
+        self._name = ""  # by which what concerns no session in particular is counted
+        self._struck: set[int] = set()
+        self._strikes = 0
+        self._muted_until = 0.0
+        self._redial = Backoff(limits.redial_first_s, limits.redial_most_s)
+        self._mute = Backoff(limits.mute_first_s, limits.mute_most_s)
+        self._in_flight = InFlight()
+        self._outgoing: Outgoing | None = None
+        self._wake = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._give_up = asyncio.Event()
+        self._task = asyncio.create_task(self._keep(), name=f"source {address}")
+
+    def follow(self, following: Following) -> None:
+        """Draft for this session, now or as soon as the stream is up."""
+        handle = following.mirror.handle
+        if handle in self._struck:
+            return
+        self._following[handle] = following
+        self._name = following.name
+        self.idle_since = None
+        self._wanted.set()
+        if self._outgoing is not None:
+            self._outgoing.follow(handle)
+            self._wake.set()
+
+    def progress(self, handle: int, position: int, ids: tuple[int, ...], prefix_hash: int) -> None:
+        """A session's committed ids grew."""
+        if self._outgoing is not None and self._outgoing.progress(handle, position, ids, prefix_hash):
+            self._wake.set()
+
+    def end(self, handle: int) -> None:
+        """The session ended, or listens to this source no longer."""
+        self._struck.discard(handle)
+        self._unfollow(handle)
+
+    def strike(self, handle: int, why: str) -> None:
+        """The source sent this session something malformed: the session is deaf to it from now on."""
+        following = self._following.get(handle)
+        if following is None:
+            return
+        fields = {"source": following.name, "peer": self.address, "session": str(following.mirror.key)}
+        log.warning("muted for this session: %s", why, extra={"fields": fields})
+        self._counts[following.name].muted += 1
+        self._unfollow(handle)
+        self._struck.add(handle)
+        self._strikes += 1
+        if self._strikes >= self._limits.strikes:
+            pause = self._mute.failed(random.random())
+            log.warning("source muted for %.1f s", pause, extra={"fields": {"peer": self.address}})
+            self._strikes = 0
+            self._muted_until = time.monotonic() + pause
+            self._give_up.set()
+
+    async def close(self) -> None:
+        """Drops the stream for good."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    def _unfollow(self, handle: int) -> None:
+        self._following.pop(handle, None)
+        if self._outgoing is not None and self._outgoing.end(handle):
+            self._wake.set()
+        if not self._following:
+            self._wanted.clear()
+            self.idle_since = self.idle_since or time.monotonic()
+
+    async def _keep(self) -> None:
+        while True:
+            await self._wanted.wait()
+            await asyncio.sleep(max(0.0, self._muted_until - time.monotonic()))
+            try:
+                await self._attach()
+            except (grpc.aio.AioRpcError, TimeoutError, _Reset) as error:
+                why = (
+                    error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
+                )
+                log.warning("source lost: %s", why, extra={"fields": {"peer": self.address}})
+            except Exception:
+                log.exception("source link failed", extra={"fields": {"peer": self.address}})
+            finally:
+                self.attached = False
+                self._outgoing = None
+            await asyncio.sleep(self._redial.failed(random.random()))
+
+    async def _attach(self) -> None:
+        """Holds one stream until it breaks; raises what broke it."""
+        self._give_up.clear()
+        async with open_channel(self.address) as channel:
+            async with asyncio.timeout(self._limits.dial_s):
+                await channel.channel_ready()
+            call: _Call = draft_source_pb2_grpc.DraftSourceStub(channel).Attach()
+            self._outgoing = Outgoing()
+            for handle in self._following:
+                self._outgoing.follow(handle)
+            self._wake.set()
+            self.attached = True
+            parts = (
+                self._write(call, self._outgoing),
+                self._read(call, self._outgoing),
+                self._give_up.wait(),
+            )
+            tasks = [asyncio.create_task(part) for part in parts]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                call.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, call: _Call, outgoing: Outgoing) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            message = outgoing.take()
+            if message is not None:
+                async with asyncio.timeout(self._limits.write_s):
+                    await call.write(self._encode(message, outgoing))
+
+    def _encode(self, message: Message, outgoing: Outgoing) -> draft_source_pb2.AttachRequest:
+        request = draft_source_pb2.AttachRequest(end=message.end)
+        for alias in message.follow:
+            request.follow.append(self._following[outgoing.handles[alias]].message(alias))
+        for alias, progressed in message.progress.items():
+            request.progress.add(
+                alias=alias,
+                position=progressed.position,
+                ids=progressed.ids,
+                prefix_hash=progressed.prefix_hash,
+            )
+        return request
+
+    async def _read(self, call: _Call, outgoing: Outgoing) -> None:
+        async for response in call:
+            self._redial.succeeded()
+            for refusal in response.refusals:
+                self._refused(refusal, outgoing)
+            room = self._limits.inbox - self._in_flight.count
+            drafts = self._decode(response.drafts[: max(0, room)], outgoing)
+            if drafts:
+                self._in_flight.put += len(drafts)
+                self._put(Offers(tuple(drafts), time.perf_counter(), self._in_flight))
+            if len(response.drafts) > room:
+                self._flooded(response.drafts[max(0, room) :], outgoing)
+                await asyncio.sleep(self._limits.flood_pause_s)
+        raise _Reset("the source closed the stream")
+
+    def _decode(self, drafts: list[draft_source_pb2.Draft], outgoing: Outgoing) -> list[tuple[int, Fragment]]:
+        decoded = []
+        for draft in drafts:
+            following = self._named(draft.alias, outgoing)
+            if following is None:
+                self._unnamed(draft, outgoing)
+                continue
+            try:
+                fragment = fragment_from_wire(draft, following.source)
+            except MalformedDraft as error:
+                self._counts[following.name].malformed += 1
+                self.strike(following.mirror.handle, str(error))
+            else:
+                decoded.append((following.mirror.handle, fragment))
+        return decoded
+
+    def _named(self, alias: int, outgoing: Outgoing) -> Following | None:
+        handle = outgoing.handles.get(alias)
+        return None if handle is None else self._following.get(handle)
+
+    def _unnamed(self, draft: draft_source_pb2.Draft, outgoing: Outgoing) -> None:
+        """A draft for no session: late where the alias was ended, else the source made it up."""
+        counts = self._counts[self._name]
+        if outgoing.was_used(draft.alias):
+            counts.offered += len(draft.ids)
+            counts.stale += len(draft.ids)
+        else:
+            counts.malformed += 1
+
+    def _flooded(self, drafts: list[draft_source_pb2.Draft], outgoing: Outgoing) -> None:
+        named = self._named(drafts[0].alias, outgoing)
+        self._counts[self._name if named is None else named.name].flooded += len(drafts)
+
+    def _refused(self, refusal: draft_source_pb2.Refusal, outgoing: Outgoing) -> None:
+        following = self._named(refusal.alias, outgoing)
+        if following is None:
+            return
+        self._counts[following.name].unfollowed += 1
+        fields = {"source": following.name, "peer": self.address, "session": str(following.mirror.key)}
+        log.warning("source does not follow: %s", refusal.message, extra={"fields": fields})
+        if outgoing.end(following.mirror.handle):
+            self._wake.set()

@@ -1,0 +1,73 @@
+"""All links of this worker: which session is followed by which, and what each has to be told after a step."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from verifier_service.commands import Batch, Offers
+from verifier_service.counts import CountsByName
+from verifier_service.sources.link import Following, LinkLimits, SourceLink
+
+_IDLE_S = 60.0
+
+
+class Links:
+    """One link per address, dialled when the first session names it, dropped when long unused."""
+
+    def __init__(self, put: Callable[[Offers], None], limits: LinkLimits) -> None:
+        self.counts = CountsByName()
+        self._put = put
+        self._limits = limits
+        self._links: dict[str, SourceLink] = {}
+        self._by_session: dict[int, dict[int, SourceLink]] = defaultdict(dict)
+
+    @property
+    def attached(self) -> int:
+        """Links whose stream is up."""
+        return sum(link.attached for link in self._links.values())
+
+    def follow(self, address: str, following: Following) -> None:
+        """The source at `address` drafts for a session from now on."""
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = SourceLink(address, self._put, self.counts, self._limits)
+        self._by_session[following.mirror.handle][following.source] = link
+        link.follow(following)
+
+    def unfollow(self, handle: int, source: int) -> None:
+        """A session listens to one of its sources no longer."""
+        link = self._by_session[handle].pop(source, None)
+        if link is not None:
+            link.end(handle)
+
+    def end(self, handle: int) -> None:
+        """A session ended."""
+        for link in self._by_session.pop(handle, {}).values():
+            link.end(handle)
+
+    def absorb(self, batch: Batch) -> None:
+        """Tells the sources what a step did."""
+        for strike in batch.strikes:
+            link = self._by_session.get(strike.handle, {}).get(strike.source)
+            if link is not None:
+                link.strike(strike.handle, strike.why)
+        for update in batch.updates:
+            if update.finish is not None:
+                self.end(update.handle)
+            elif update.handle in self._by_session:
+                for link in self._by_session[update.handle].values():
+                    link.progress(update.handle, update.position, update.ids, update.prefix_hash)
+
+    async def drop_idle(self) -> None:
+        """Closes links that have had nothing to follow for a minute."""
+        now = time.monotonic()
+        for address, link in list(self._links.items()):
+            if link.idle_since is not None and now - link.idle_since > _IDLE_S:
+                del self._links[address]
+                await link.close()
+
+    async def close(self) -> None:
+        """Closes every link."""
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            await link.close()

@@ -1,0 +1,96 @@
+"""What one link has to tell its source next: gathered between two messages, so it is bounded by the sessions.
+
+Progress of a session that was not sent yet is extended, never queued. Aliases are this link's own names for
+sessions on one stream. Pure; knows nothing of streams or protobuf.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+# Freed aliases rest until so many others were freed, so that drafts still under way do not meet another session.
+# Small enough that a few dozen sessions keep their aliases below 128, one byte on the wire.
+_RESTING = 32
+
+
+@dataclass(slots=True)
+class Progressed:
+    """Ids of one session that the source has not been told."""
+
+    position: int
+    ids: list[int]
+    prefix_hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One AttachRequest: aliases to follow, progress by alias, aliases that ended."""
+
+    follow: tuple[int, ...]
+    progress: dict[int, Progressed]
+    end: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """The state of one stream's next message. A new stream starts from a new one."""
+
+    handles: dict[int, int] = field(default_factory=dict)
+    """Alias to session handle, of those followed on this stream."""
+    _aliases: dict[int, int] = field(default_factory=dict)
+    _free: deque[int] = field(default_factory=deque)
+    _highest: int = 0
+    _follow: dict[int, None] = field(default_factory=dict)
+    _progress: dict[int, Progressed] = field(default_factory=dict)
+    _end: list[int] = field(default_factory=list)
+
+    def follow(self, handle: int) -> None:
+        """Follow a session from the next message on, with the ids it has then."""
+        if handle in self._aliases:
+            return
+        if len(self._free) > _RESTING:
+            alias = self._free.popleft()
+        else:
+            self._highest = alias = self._highest + 1
+        self.handles[alias] = handle
+        self._aliases[handle] = alias
+        self._follow[alias] = None
+
+    def progress(self, handle: int, position: int, ids: tuple[int, ...], prefix_hash: int) -> bool:
+        """A session's ids grew. Returns whether the source has to be told of it."""
+        alias = self._aliases.get(handle)
+        if alias is None or alias in self._follow:
+            return False  # a follow that was not sent yet will carry these ids
+        untold = self._progress.get(alias)
+        if untold is None:
+            self._progress[alias] = Progressed(position, list(ids), prefix_hash)
+        else:
+            untold.ids.extend(ids)
+            untold.prefix_hash = prefix_hash
+        return True
+
+    def end(self, handle: int) -> bool:
+        """A session is no longer followed. Returns whether the source has to be told of it."""
+        alias = self._aliases.pop(handle, None)
+        if alias is None:
+            return False
+        del self.handles[alias]
+        self._progress.pop(alias, None)
+        if alias in self._follow:
+            del self._follow[alias]
+            self._free.append(alias)
+            return False
+        self._end.append(alias)
+        return True
+
+    def was_used(self, alias: int) -> bool:
+        """Whether this stream ever had the alias: what comes under it is late rather than malformed."""
+        return 1 <= alias <= self._highest
+
+    def take(self) -> Message | None:
+        """The next message, or None where there is nothing to say. No alias is in it twice."""
+        if not (self._follow or self._progress or self._end):
+            return None
+        message = Message(tuple(self._follow), self._progress, tuple(self._end))
+        self._free.extend(self._end)
+        self._follow, self._progress, self._end = {}, {}, []
+        return message
