@@ -1,0 +1,177 @@
+"""One session's draft tree: what was drafted, what was sent, which leaf is worth expanding next.
+
+Every node's survival is the estimated probability that its whole path from the last committed token is
+accepted. It never rises along a path, so best-first order is always connected: a chain while the model is
+sure, siblings and alternatives as soon as one of them is likelier than the chain's tip. Riding ahead needs no
+rule of its own.
+
+Knows nothing of models, logits, cached keys and values, sockets or clocks.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from speculative import hashing
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How trees grow."""
+
+    children: int = 3
+    """Most children of one node."""
+    scale: float = 1.0
+    """How far the target's logits stray from the drafter's, in logits; see `drafter_service.ranking`."""
+    floor: float = 0.02
+    """Survival below which a node is neither sent nor expanded."""
+    depth: int = 32
+    """Most nodes between the last committed token and a leaf, that leaf included."""
+
+
+class Node:
+    """A drafted token, or at the root the last committed one."""
+
+    __slots__ = ("children", "parent", "position", "prefix_hash", "row", "sent", "survival", "token")
+
+    def __init__(
+        self, token: int, position: int, prefix_hash: int, survival: float, parent: "Node | None" = None
+    ) -> None:
+        self.token = token
+        self.position = position  # absolute: the number of ids before it
+        self.prefix_hash = prefix_hash  # over all ids up to and including this one
+        self.survival = survival
+        self.parent = parent
+        self.children: dict[int, Node] | None = None  # by token; None: not expanded
+        self.row: int | None = None  # where the session's cache has it; None: nowhere yet
+        self.sent = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rerooted:
+    """What a commit did to a tree. Counts are of nodes that had been sent."""
+
+    path: tuple[Node, ...]
+    """The drafted nodes that were committed, in order."""
+    kept: int
+    """Nodes that are still possible."""
+    dropped: int
+    """Nodes off the committed path."""
+
+
+class DraftTree:
+    """Grows below one committed prefix; `commit` moves the root.
+
+    Args:
+        length: committed ids, at least 1; `token` is the last of them.
+        prefix_hash: over these ids.
+        node_limit: most nodes sent and still possible at a time.
+        end: positions from here on are not expanded.
+        eos_ids: tokens that are drafted but never expanded.
+    """
+
+    def __init__(
+        self,
+        token: int,
+        length: int,
+        prefix_hash: int,
+        *,
+        growth: Growth,
+        node_limit: int,
+        end: int,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.growth = growth
+        self.node_limit = node_limit
+        self.end = end
+        self.eos_ids = eos_ids
+        self.in_flight = 0
+        self.root = Node(token, length - 1, prefix_hash, 1.0)
+        self._unsent: list[Node] = []
+        self._leaves: list[tuple[float, int, Node]] = []
+        self._serial = count()
+
+    def frontier(self, most: int) -> list[Node]:
+        """The likeliest leaves worth expanding, at most `most`; each must be expanded next.
+
+        None while as many nodes are in flight as the verifier wants: more could not be sent.
+        """
+        chosen: list[Node] = []
+        if self.in_flight >= self.node_limit:
+            return chosen
+        while self._leaves and len(chosen) < most and -self._leaves[0][0] >= self.growth.floor:
+            chosen.append(heapq.heappop(self._leaves)[2])
+        return chosen
+
+    def expand(self, node: Node, children: Sequence[tuple[int, float]]) -> None:
+        """Gives a node its children: tokens, each with its probability given the node, likeliest first."""
+        node.children = {}
+        position = node.position + 1
+        for token, probability in children:
+            child_hash = hashing.extend(node.prefix_hash, token)
+            child = Node(token, position, child_hash, node.survival * probability, node)
+            node.children[token] = child
+            self._unsent.append(child)
+
+    def take_unsent(self) -> list[Node]:
+        """Nodes that are to be sent now, likeliest first, each below the root or a node sent before."""
+        room = self.node_limit - self.in_flight
+        floor = self.growth.floor
+        ready = [node for node in self._unsent if node.survival >= floor] if room > 0 else []
+        if not ready:
+            return ready
+        ready.sort(key=lambda node: (-node.survival, node.token))
+        del ready[room:]
+        for node in ready:
+            node.sent = True
+            self._offer_leaf(node)
+        self._unsent = [node for node in self._unsent if not node.sent]
+        self.in_flight += len(ready)
+        return ready
+
+    def commit(self, tokens: Sequence[int]) -> Rerooted:
+        """Moves the root along committed tokens; what is off that path is forgotten."""
+        node, path, before = self.root, [], self.in_flight
+        for token in tokens:
+            child = node.children.get(token) if node.children else None
+            if child is None:
+                node = self._stranger(tokens)
+                break
+            path.append(child)
+            node = child
+        self._reroot(node)
+        committed = sum(step.sent for step in path)
+        return Rerooted(tuple(path), self.in_flight, before - committed - self.in_flight)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node below the root, parents first."""
+        level = [self.root]
+        while level:
+            level = [child for node in level if node.children for child in node.children.values()]
+            yield from level
+
+    def _stranger(self, tokens: Sequence[int]) -> Node:
+        """A root that was never drafted."""
+        prefix_hash = self.root.prefix_hash
+        for token in tokens:
+            prefix_hash = hashing.extend(prefix_hash, token)
+        return Node(tokens[-1], self.root.position + len(tokens), prefix_hash, 1.0)
+
+    def _reroot(self, root: Node) -> None:
+        share, self.root = root.survival or 1.0, root
+        root.survival, root.parent = 1.0, None
+        self._unsent, self._leaves, self.in_flight = [], [], 0
+        for node in self.nodes():
+            node.survival /= share
+            if not node.sent:
+                self._unsent.append(node)
+                continue
+            self.in_flight += 1
+            if node.children is None:
+                self._offer_leaf(node)
+
+    def _offer_leaf(self, node: Node) -> None:
+        depth = node.position - self.root.position
+        if depth < self.growth.depth and node.position < self.end and node.token not in self.eos_ids:
+            heapq.heappush(self._leaves, (-node.survival, next(self._serial), node))

@@ -1,0 +1,71 @@
+"""A Hugging Face causal language model as a drafter: `outrider.lm` under the engine's interface."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafter_service.follower import Abilities, Cache, Rows
+from drafter_service.settings import DrafterSettings
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+from outrider.lm.table import SlotTable
+from outrider.tokens import TokenTable
+
+
+class CausalLMDrafter:
+    """Any causal language model that the verifier would take too."""
+
+    def __init__(self, lm: PackedLM) -> None:
+        tokens = None if lm.tokenizer_json is None else TokenTable.from_json(lm.tokenizer_json)
+        self.lm = lm
+        self.model = lm.name
+        self.tokenizer_digest = "" if tokens is None else tokens.digest
+        self.abilities = Abilities(
+            width=lm.vocabulary_size,
+            bound=lm.vocabulary_size if tokens is None else min(tokens.size, lm.vocabulary_size),
+            max_length=lm.max_length,
+            eos_ids=frozenset(lm.eos_ids),
+        )
+
+    @classmethod
+    def load(cls, settings: DrafterSettings) -> Self:
+        """Raises InvalidRequest where there is no such model, ModelRefused where it would draft wrongly."""
+        lm = PackedLM.load(
+            settings.model,
+            device=settings.device,
+            dtype=settings.dtype,
+            threads=settings.threads,
+            kv_mb=settings.kv_mb,
+        )
+        return cls(lm)
+
+    def open(self, reserve: int) -> SlotTable:
+        """An empty cache."""
+        return self.lm.table(reserve)
+
+    def close(self, cache: Cache) -> None:
+        """Gives the cache's memory back."""
+        self.lm.release(_table(cache))
+
+    def rewind(self, cache: Cache, length: int) -> None:
+        """Keeps the first committed positions: slot i holds position i, so a length is all it takes."""
+        cache.drop_nodes()
+        cache.length = length
+
+    def forward(self, batch: Sequence[tuple[Cache, Rows]]) -> NDArray[np.float32]:
+        """One packed pass."""
+        shares = [Share(_table(cache), rows.tokens, rows.parents, rows.want) for cache, rows in batch]
+        logits: NDArray[np.float32] = self.lm.forward(shares).numpy()
+        return logits
+
+    @property
+    def cached_tokens(self) -> int:
+        """Slots that belong to a session."""
+        return self.lm.pool.used_slots
+
+
+def _table(cache: Cache) -> SlotTable:
+    assert isinstance(cache, SlotTable), "caches come from `open`"
+    return cache

@@ -1,0 +1,253 @@
+"""The engine: one thread that takes in what the verifiers say, and drafts, one batched pass at a time.
+
+Between two passes everything that has arrived is taken in, so what a verifier commits interrupts growth at
+any token; after every pass the new nodes go out at once. With nothing worth drafting it sleeps on its inbox.
+Knows nothing of sockets: events come in through `submit`, and whatever goes out is given to `publish`.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from drafter_service.draft_tree import Growth
+from drafter_service.drafters import Drafter
+from drafter_service.follower import NotFollowed, Rows
+from drafter_service.roster import Follow, Followed, Roster
+from speculative.errors import EmptySupport, Overloaded
+from speculative.fragment import Fragment
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The target has committed ids of a session."""
+
+    stream: int
+    alias: int
+    position: int
+    ids: Sequence[int]
+    prefix_hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A session ended."""
+
+    stream: int
+    alias: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A stream broke, or was closed."""
+
+    stream: int
+
+
+Event = Follow | Progress | End | Broken
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What goes out on one stream: fragments and refusals, each under its alias."""
+
+    drafts: list[tuple[int, Fragment]] = field(default_factory=list)
+    refusals: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the engine has done since it started."""
+
+    passes: int = 0
+    rows: int = 0
+    nodes_drafted: int = 0
+    reroots: int = 0
+    nodes_committed: int = 0
+    nodes_kept: int = 0
+    nodes_dropped: int = 0
+    refusals: int = 0
+    unknown_aliases: int = 0
+    failed_passes: int = 0
+
+
+class Engine:
+    """Drafts for every followed session.
+
+    Args:
+        publish: called in the engine's thread with what goes out, by stream; must not block.
+        nodes_per_pass: leaves expanded in one pass, shared by the sessions; each gets at least one.
+        chunk: committed ids read in one pass, over all sessions.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        publish: Callable[[dict[int, Outgoing]], None],
+        *,
+        growth: Growth,
+        nodes_per_pass: int,
+        chunk: int,
+        grace_s: float,
+        max_sessions: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.drafter = drafter
+        self.counts = Counts()
+        self.roster = Roster(drafter, growth, grace_s=grace_s, most=max_sessions)
+        self._publish = publish
+        self._nodes_per_pass = nodes_per_pass
+        self._chunk = chunk
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._outgoing: dict[int, Outgoing] = {}
+        self._stopping = False
+
+    def submit(self, event: Event) -> None:
+        """Takes an event in, from any thread."""
+        self._inbox.put(event)
+
+    def stop(self) -> None:
+        """Makes `run` return after the pass in flight, from any thread."""
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """The engine's thread: works until `stop`."""
+        idle = True
+        while not self._stopping:
+            self.take_in(wait=idle)
+            idle = not self.step()
+        self.roster.close()
+
+    def take_in(self, *, wait: bool) -> None:
+        """Handles all events that have arrived; if asked to, waits for one or for a kept cache's end."""
+        until_s = self.roster.expire(self._clock())
+        try:
+            if wait:
+                timeout_s = None if until_s is None else max(0.0, until_s - self._clock())
+                self._handle(self._inbox.get(timeout=timeout_s))
+            while True:
+                self._handle(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        self._flush()
+
+    def step(self) -> bool:
+        """One pass over all sessions that have something to draft; False where none has."""
+        batch = self._plan()
+        if not batch:
+            return False
+        try:
+            logits = self.drafter.forward([(followed.follower.cache, rows) for followed, rows in batch])
+        except Overloaded as error:
+            # Nothing was computed: what waits makes room, then the session that came last does.
+            if not self.roster.free_oldest():
+                self._refuse(batch[-1][0], str(error))
+                self.roster.end(batch[-1][0])
+            self._flush()
+            return True
+        except Exception:
+            log.exception("a pass over %d sessions failed; they are refused", len(batch))
+            self._give_up(batch)
+            return True
+        self.counts.passes += 1
+        low = 0
+        for followed, rows in batch:
+            high = low + len(rows.want)
+            self.counts.rows += len(rows.tokens)
+            try:
+                followed.follower.grow(rows, logits[low:high])
+            except EmptySupport as error:
+                self._refuse(followed, str(error))
+                self.roster.end(followed)
+            else:
+                self._send_fragments(followed)
+            low = high
+        self._flush()
+        return True
+
+    def _plan(self) -> list[tuple[Followed, Rows]]:
+        nodes = max(1, self._nodes_per_pass // max(1, len(self.roster)))
+        chunk = self._chunk
+        batch: list[tuple[Followed, Rows]] = []
+        for followed in self.roster:
+            rows = followed.follower.plan(nodes, chunk)
+            if rows is not None:
+                batch.append((followed, rows))
+                # Whoever comes late reads one id a pass at least: nobody starves behind a long prompt.
+                chunk = max(1, chunk - len(rows.tokens))
+        return batch
+
+    def _give_up(self, batch: list[tuple[Followed, Rows]]) -> None:
+        self.counts.failed_passes += 1
+        for followed, _ in batch:
+            self._refuse(followed, "the drafter failed; its log says why")
+            self.roster.end(followed)
+        self._flush()
+
+    def _handle(self, event: Event | None) -> None:
+        match event:
+            case Progress():
+                self._progress(event)
+            case Follow():
+                self._follow(event)
+            case End(stream, alias):
+                followed = self.roster.get(stream, alias)
+                if followed is None:
+                    self.counts.unknown_aliases += 1
+                else:
+                    self.roster.end(followed)
+            case Broken(stream):
+                self.roster.let_go_stream(stream, self._clock())
+                self._outgoing.pop(stream, None)
+            case None:
+                self._stopping = True
+
+    def _follow(self, follow: Follow) -> None:
+        try:
+            _, before = self.roster.follow(follow, self._clock())
+        except (NotFollowed, Overloaded) as error:
+            self._refuse(follow, str(error))
+            return
+        if before is not None:
+            self._refuse(before, f"session {follow.key} is followed by someone else since")
+
+    def _progress(self, progress: Progress) -> None:
+        followed = self.roster.get(progress.stream, progress.alias)
+        if followed is None:
+            self.counts.unknown_aliases += 1
+            return
+        try:
+            rerooted = followed.follower.progress(progress.position, progress.ids, progress.prefix_hash)
+        except NotFollowed as error:
+            self._refuse(followed, str(error))
+            self.roster.let_go(followed, self._clock())
+            return
+        self.counts.reroots += 1
+        self.counts.nodes_committed += sum(node.sent for node in rerooted.path)
+        self.counts.nodes_kept += rerooted.kept
+        self.counts.nodes_dropped += rerooted.dropped
+        self._send_fragments(followed)
+
+    def _send_fragments(self, followed: Followed) -> None:
+        fragments = followed.follower.take_fragments()
+        if fragments:
+            self.counts.nodes_drafted += sum(map(len, fragments))
+            drafts = self._out(followed.stream).drafts
+            drafts.extend((followed.alias, fragment) for fragment in fragments)
+
+    def _refuse(self, whom: Follow | Followed, message: str) -> None:
+        self.counts.refusals += 1
+        log.info("not followed: %s", message, extra={"fields": {"session": str(whom.key)}})
+        self._out(whom.stream).refusals.append((whom.alias, message))
+
+    def _out(self, stream: int) -> Outgoing:
+        return self._outgoing.setdefault(stream, Outgoing())
+
+    def _flush(self) -> None:
+        if self._outgoing:
+            outgoing, self._outgoing = self._outgoing, {}
+            self._publish(outgoing)

@@ -1,0 +1,53 @@
+"""What a drafter process can be told; see `outrider.runtime.settings` for how."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from drafter_service.draft_tree import Growth
+from outrider.runtime.settings import ServiceSettings
+from outrider.runtime.threads import default_threads
+
+DEFAULT = Growth()
+
+
+class DrafterSettings(ServiceSettings):
+    """Flags of `outrider serve drafter`, variables OUTRIDER_DRAFTER__FIELD."""
+
+    role: ClassVar[str] = "drafter"
+
+    model: str
+    """The model that drafts: a Hugging Face folder or id."""
+    name: Annotated[str, Field(min_length=1, max_length=128)] = "drafter"
+    """This source's name in usage and metrics."""
+    drafter: Literal["causal_lm"] = "causal_lm"
+    """How it drafts: an entry of drafter_service.drafters.DRAFTERS."""
+    device: str = "cpu"
+    """The torch device."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """What it computes in."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
+    """Threads of one pass on the CPU; by default all cores but one."""
+    kv_mb: Annotated[int, Field(ge=1)] = 1024
+    """The most memory for keys and values of all sessions, in MiB."""
+    max_sessions: Annotated[int, Field(ge=1)] = 256
+    """Sessions followed at a time."""
+    keep_s: Annotated[float, Field(ge=0)] = 10.0
+    """How long a session's keys and values outlive a broken stream, in seconds."""
+    children: Annotated[int, Field(ge=1, le=255)] = DEFAULT.children
+    """The most children of one node."""
+    depth: Annotated[int, Field(ge=1)] = DEFAULT.depth
+    """How many tokens ahead of the last committed one it drafts."""
+    floor: Annotated[float, Field(ge=0, le=1)] = DEFAULT.floor
+    """A node less likely than this to be accepted is neither sent nor expanded."""
+    scale: Annotated[float, Field(gt=0)] = DEFAULT.scale
+    """How far the target's logits stray from the drafter's, in logits: larger is less sure of every draft."""
+    nodes_per_pass: Annotated[int, Field(ge=1)] = 2
+    """Nodes expanded in one pass, shared by the sessions; each gets at least one."""
+    prefill_chunk: Annotated[int, Field(ge=1)] = 256
+    """Committed ids read in one pass; what is left of a prompt waits for the next."""
+
+    @property
+    def growth(self) -> Growth:
+        """How trees grow."""
+        return Growth(children=self.children, scale=self.scale, floor=self.floor, depth=self.depth)

@@ -1,0 +1,188 @@
+"""A real (tiny) model as the drafter: every entry of the table drafts what that model would say."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafter_service.draft_tree import Growth
+from drafter_service.drafters import DRAFTERS, Drafter, load
+from drafter_service.follower import Follower, Request
+from drafter_service.settings import DrafterSettings
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+from speculative.hashing import prefix_hash
+from speculative.noise import NoiseRows
+from speculative.params import SamplingParams
+from speculative.sampling import History, choose
+
+PROMPT = (7, 30, 31, 32, 7, 55, 60, 12)
+SEED = 99
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0),
+    "greedy penalised": SamplingParams(temperature=0, repetition_penalty=1.3, presence_penalty=0.5),
+    "sampled": SamplingParams(temperature=0.8),
+    "cut": SamplingParams(temperature=1.1, top_k=20, top_p=0.9, min_p=0.01),
+    "all": SamplingParams(
+        temperature=0.9,
+        top_p=0.95,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        logit_bias=((12, 1.5), (13, -2.0)),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(DRAFTERS))
+def drafter(request: pytest.FixtureRequest, tiny_llama_bare: Path) -> Drafter:
+    """Each way to draft, over the same weights as the target."""
+    return load(DrafterSettings(model=str(tiny_llama_bare), drafter=request.param, threads=1))
+
+
+@pytest.fixture(scope="module")
+def target(tiny_llama_bare: Path) -> PackedLM:
+    return PackedLM.load(tiny_llama_bare, check=False)
+
+
+def plain_ids(lm: PackedLM, params: SamplingParams, count: int) -> list[int]:
+    """The target's own continuation, one token at a time."""
+    table, history = lm.table(), History.of(PROMPT, len(PROMPT))
+    noise = NoiseRows(SEED, lm.vocabulary_size)
+    ids, fresh = list(PROMPT), list(PROMPT)
+    for _ in range(count):
+        share = Share(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])
+        logits = lm.forward([share])[0].numpy()
+        table.commit(range(len(fresh)))
+        token = choose(logits, params, history, None if params.greedy else noise.row(len(ids)))
+        history.push(token)
+        ids.append(token)
+        fresh = [token]
+    lm.release(table)
+    return ids
+
+
+def request_of(ids: Sequence[int], params: SamplingParams, *, node_limit: int = 64) -> Request:
+    return Request(
+        epoch=1,
+        ids=tuple(ids),
+        prompt_length=len(PROMPT),
+        limit=200,
+        params=params,
+        seed=SEED,
+        node_limit=node_limit,
+        vocabulary_size=96,
+    )
+
+
+@pytest.mark.parametrize("kind", PARAMS)
+def test_a_drafter_that_is_the_target_is_always_right(
+    drafter: Drafter, target: PackedLM, one_pass: Callable[..., int], kind: str
+) -> None:
+    params = PARAMS[kind]
+    truth = plain_ids(target, params, 60)
+    cache = drafter.open(0)
+    growth = Growth(children=3, scale=0.05, floor=0.02, depth=12)
+    follower = Follower(request_of(PROMPT, params), cache, drafter.abilities, growth)
+    chance = random.Random(3)
+    right = 0
+    while follower.length < len(truth) - 12:
+        for _ in range(chance.randrange(2, 8)):
+            one_pass(drafter, follower, nodes=chance.randint(1, 2))
+            follower.take_fragments()
+        node, length = follower._tree.root, follower.length
+        while node.children:
+            best = max(node.children.values(), key=lambda child: child.survival)
+            assert best.token == truth[length], f"position {length}"
+            node, length, right = best, length + 1, right + 1
+        run = truth[follower.length : min(length + chance.randint(-2, 1), len(truth))]
+        follower.progress(follower.length, run, prefix_hash(truth[: follower.length + len(run)]))
+    assert right > 40
+    drafter.close(cache)
+
+
+def test_the_model_reads_the_prompt_once_and_then_only_what_it_expands(
+    tiny_llama_bare: Path, target: PackedLM, one_pass: Callable[..., int]
+) -> None:
+    lm = PackedLM.load(tiny_llama_bare, check=False)
+    from drafter_service.drafters.causal_lm import CausalLMDrafter
+
+    drafter = CausalLMDrafter(lm)
+    greedy = PARAMS["greedy"]
+    truth = plain_ids(target, greedy, 61)
+    lm.rows = 0
+    growth = Growth(children=1, floor=0.0, depth=5)
+    follower = Follower(request_of(PROMPT, greedy), drafter.open(0), drafter.abilities, growth)
+    while follower.length < len(truth) - 5:
+        while one_pass(drafter, follower):
+            follower.take_fragments()
+        run = truth[follower.length : follower.length + 4]
+        follower.progress(follower.length, run, prefix_hash(truth[: follower.length + 4]))
+    assert lm.rows == follower.length  # every committed id but the last once, and one node that is still in flight
+
+
+def test_sessions_in_one_batch_draft_what_each_would_alone(
+    drafter: Drafter, one_pass: Callable[..., int]
+) -> None:
+    growth = Growth(children=2, floor=0.05, depth=4)
+
+    def fragments(followers: list[Follower], rounds: int) -> list[set[Any]]:
+        sent: list[set[Any]] = [set() for _ in followers]
+        for _ in range(rounds):
+            one_pass(drafter, *followers)
+            for into, follower in zip(sent, followers, strict=True):
+                into.update((one.base, one.prefix_hash, one.tokens) for one in follower.take_fragments())
+        return sent
+
+    def follow(params: SamplingParams, length: int) -> Follower:
+        request = request_of(PROMPT * length, params)
+        return Follower(request, drafter.open(0), drafter.abilities, growth)
+
+    cases = [(PARAMS["greedy"], 1), (PARAMS["sampled"], 3), (PARAMS["all"], 2)]
+    together = fragments([follow(*case) for case in cases], 8)
+    alone = [fragments([follow(*case)], 8)[0] for case in cases]
+    assert together == alone
+    assert all(len(one) > 2 for one in alone)
+
+
+def test_a_rewound_cache_goes_on_as_a_new_one_would(drafter: Drafter, one_pass: Callable[..., int]) -> None:
+    growth = Growth(children=2, floor=0.05, depth=3)
+    request = request_of(PROMPT, PARAMS["greedy"])
+    used = drafter.open(0)
+    follower = Follower(request_of([*PROMPT, 40, 41, 42], PARAMS["sampled"]), used, drafter.abilities, growth)
+    for _ in range(4):
+        one_pass(drafter, follower)
+        follower.take_fragments()
+    drafter.rewind(used, len(PROMPT) - 1)
+    sent = []
+    for cache in (used, drafter.open(0)):
+        follower = Follower(request, cache, drafter.abilities, growth)
+        rows = [one_pass(drafter, follower)]
+        follower_sent = follower.take_fragments()
+        while more := one_pass(drafter, follower):
+            rows.append(more)
+            follower_sent += follower.take_fragments()
+        sent.append([fragment.tokens for fragment in follower_sent])
+        assert rows[0] == (1 if cache is used else len(PROMPT))
+    assert sent[0] == sent[1]
+
+
+def test_closing_a_cache_gives_its_memory_back(drafter: Drafter, one_pass: Callable[..., int]) -> None:
+    before = drafter.cached_tokens
+    cache = drafter.open(100)
+    assert drafter.cached_tokens >= before + 100
+    follower = Follower(request_of(PROMPT, PARAMS["greedy"]), cache, drafter.abilities, Growth())
+    one_pass(drafter, follower)
+    drafter.close(cache)
+    drafter.close(cache)
+    assert drafter.cached_tokens == before
+
+
+def test_a_drafter_says_what_it_can_do(drafter: Drafter, tiny_llama: Path) -> None:
+    assert drafter.tokenizer_digest == ""
+    assert (drafter.abilities.width, drafter.abilities.bound, drafter.abilities.max_length) == (96, 96, 256)
+    assert drafter.abilities.eos_ids == {1}
+    with_tokenizer = load(DrafterSettings(model=str(tiny_llama), threads=1))
+    assert len(with_tokenizer.tokenizer_digest) == 64
