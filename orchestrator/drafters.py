@@ -1,0 +1,79 @@
+"""What the remote sources at the listed addresses can draft for; asked again and again, for routing alone.
+
+Sessions reach a source through their verifier, which dials it. So one that is away is remembered as it
+described itself, and a session may still be sent its way. Knows nothing of drafts.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from orchestrator.placement import Drafting
+from outrider.v1 import draft_source_pb2
+from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
+from outrider.wire.channel import open_channel
+
+if TYPE_CHECKING:
+    from outrider.v1.draft_source_pb2_grpc import DraftSourceAsyncStub  # a name of the type stubs only
+
+log = logging.getLogger(__name__)
+
+DESCRIBE_S = 2.0
+ASK_UNKNOWN_S = 0.25
+ASK_KNOWN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceName:
+    """What a source said of itself."""
+
+    name: str
+    tokenizer_digest: str
+
+
+class SourceLink:
+    """One remote source. `run` for as long as it is to be known."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.said: SourceName | None = None
+        """None until it has described itself once."""
+        self.reachable = False
+        self.sessions = 0
+        """Sessions that this orchestrator has sent its way and that still run."""
+        self._channel = open_channel(address)
+        self._stub: DraftSourceAsyncStub = DraftSourceStub(self._channel)
+
+    def drafting(self) -> Drafting | None:
+        """As placement sees it; None while nobody knows what it is."""
+        if self.said is None:
+            return None
+        return Drafting(
+            self.address, self.said.name, self.said.tokenizer_digest, self.sessions, self.reachable
+        )
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        try:
+            while True:
+                await self._ask()
+                await asyncio.sleep(ASK_KNOWN_S if self.reachable else ASK_UNKNOWN_S)
+        finally:
+            await self._channel.close()
+
+    async def _ask(self) -> None:
+        was = self.reachable
+        try:
+            said = await self._stub.Describe(draft_source_pb2.SourceDescribeRequest(), timeout=DESCRIBE_S)
+            self.said = SourceName(said.name, said.tokenizer_digest)
+            self.reachable = True
+        except grpc.aio.AioRpcError as error:
+            self.reachable = False
+            log.debug("no answer", extra={"fields": {"peer": self.address, "why": error.details()}})
+        if self.reachable != was:
+            log.info(
+                "source %s", "reached" if self.reachable else "lost", extra={"fields": {"peer": self.address}}
+            )

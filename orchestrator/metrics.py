@@ -1,0 +1,115 @@
+"""What the orchestrator counts of its requests and of those it depends on.
+
+Names follow those that load generators and dashboards know from other servers, under outrider_orchestrator_.
+"""
+
+import time
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from orchestrator.fleet import Fleet
+from orchestrator.relay import Event, Finished
+from orchestrator.sessions import Delta
+from outrider.runtime.metrics import Metrics
+from speculative.commit import FinishReason
+from speculative.errors import OutriderError
+
+REQUEST_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0, 200.0, 400.0)
+
+
+class RequestMetrics:
+    """The counters; `begin` measures one request."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.requests = metrics.counter(
+            "requests", "Requests by how they ended: a finish reason or an error.", ("outcome",)
+        )
+        self.running = metrics.gauge("num_requests_running", "Requests that are being answered.")
+        self.prompt_tokens = metrics.counter("prompt_tokens", "Ids of prompts that were decoded.")
+        self.generation_tokens = metrics.counter("generation_tokens", "Ids given to clients.")
+        self.first_token = metrics.histogram(
+            "time_to_first_token_seconds", "From a request to its first ids.", buckets=REQUEST_SECONDS
+        )
+        self.inter_token = metrics.histogram(
+            "inter_token_latency_seconds", "Between messages, divided by the later one's ids; once per id."
+        )
+        self.whole = metrics.histogram(
+            "e2e_request_latency_seconds", "From a request to its end.", buckets=REQUEST_SECONDS
+        )
+        self.rounds = metrics.counter(
+            "spec_decode_num_drafts", "Rounds: target passes that committed ids of finished requests."
+        )
+        self.drafted = metrics.counter(
+            "spec_decode_num_draft_tokens", "Nodes offered to finished requests.", ("source",)
+        )
+        self.accepted = metrics.counter(
+            "spec_decode_num_accepted_tokens", "Drafted ids delivered by finished requests.", ("source",)
+        )
+
+    def begin(self) -> "RequestMeasure":
+        return RequestMeasure(self)
+
+
+class RequestMeasure:
+    """One request from its first message to its end, as a context manager; unless told, it was cancelled."""
+
+    def __init__(self, metrics: RequestMetrics) -> None:
+        self._metrics = metrics
+        self._outcome = FinishReason.CANCELLED.value
+        self._began = time.perf_counter()
+        self._last: float | None = None
+
+    def __enter__(self) -> Self:
+        self._metrics.running.inc()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self._outcome = type(error).__name__ if isinstance(error, OutriderError) else "internal"
+        self._metrics.running.dec()
+        self._metrics.requests.labels(self._outcome).inc()
+        self._metrics.whole.observe(time.perf_counter() - self._began)
+
+    def prompt(self, count: int) -> None:
+        """The request is admitted with so many ids."""
+        self._metrics.prompt_tokens.inc(count)
+
+    def note(self, event: Event) -> None:
+        """This is on its way to the client."""
+        if isinstance(event, Delta):
+            self._delivered(len(event.ids))
+        elif isinstance(event, Finished):
+            self._finished(event)
+
+    def _delivered(self, count: int) -> None:
+        now = time.perf_counter()
+        self._metrics.generation_tokens.inc(count)
+        if self._last is None:
+            self._metrics.first_token.observe(now - self._began)
+        else:
+            for _ in range(count):
+                self._metrics.inter_token.observe((now - self._last) / count)
+        self._last = now
+
+    def _finished(self, event: Finished) -> None:
+        self._outcome = event.reason.value
+        self._metrics.rounds.inc(event.usage.rounds)
+        for source, count in event.usage.drafted_by_source.items():
+            self._metrics.drafted.labels(source).inc(count)
+        for source, count in event.usage.accepted_by_source.items():
+            self._metrics.accepted.labels(source).inc(count)
+
+
+def watch_fleet(metrics: Metrics, fleet: Fleet) -> None:
+    """Gauges that read the links whenever they are asked for."""
+    up = metrics.gauge("peer_up", "Whether a verifier or source answers.", ("peer",))
+    sessions = metrics.gauge("peer_sessions", "Sessions that this process has there.", ("peer",))
+    broken = metrics.gauge("peer_watch_broken", "Watch streams that broke since the start.", ("peer",))
+    for address, link in (fleet.verifiers | fleet.sources).items():
+        up.labels(address).set_function(partial(getattr, link, "reachable"))
+        sessions.labels(address).set_function(partial(getattr, link, "sessions"))
+    for address, verifier in fleet.verifiers.items():
+        broken.labels(address).set_function(partial(getattr, verifier, "broken"))

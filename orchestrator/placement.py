@@ -1,0 +1,88 @@
+"""Which verifier a session goes to, and which sources draft for it.
+
+Pure: drives no connection, reads no clock. Knows nothing of prompts, tokens or messages.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from speculative.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A verifier as placement sees it."""
+
+    address: str
+    model: str
+    sessions: int
+    """Sessions that this orchestrator has there now."""
+    reachable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A remote source as placement sees it."""
+
+    address: str
+    name: str
+    tokenizer_digest: str
+    """Empty: any tokenizer will do, or it has none."""
+    sessions: int
+    reachable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSource:
+    """A source that Open will name. An empty address means: inside the verifier."""
+
+    name: str
+    address: str
+
+
+def ranked(workers: Iterable[Worker], model: str) -> list[Worker]:
+    """Reachable verifiers of this model, the one with the fewest sessions first; ties keep their order."""
+    fitting = [worker for worker in workers if worker.reachable and worker.model == model]
+    return sorted(fitting, key=lambda worker: worker.sessions)
+
+
+def fitting_sources(drafting: Iterable[Drafting], tokenizer_digest: str) -> list[Drafting]:
+    """Remote sources that can follow a target with this tokenizer."""
+    return [d for d in drafting if d.tokenizer_digest in ("", tokenizer_digest)]
+
+
+def source_names(local: Sequence[str], fitting: Iterable[Drafting]) -> tuple[str, ...]:
+    """Every name that a request may ask for: the verifier's own first, each once."""
+    return tuple(dict.fromkeys([*local, *(d.name for d in fitting)]))
+
+
+def choose_sources(
+    local: Sequence[str], fitting: Sequence[Drafting], wanted: Sequence[str], *, turn: int = 0
+) -> tuple[ChosenSource, ...]:
+    """One source per name: those that `wanted` names, or all of them where it names none.
+
+    Of several that share a name the reachable one with the fewest sessions is taken; `turn` (any counter)
+    rotates among equals. A source that cannot be reached is named where there is no other: the verifier dials
+    it until it is back.
+
+    Raises InvalidRequest where `wanted` has a name that nobody has.
+    """
+    names = source_names(local, fitting)
+    if unknown := [name for name in wanted if name not in names]:
+        raise InvalidRequest(
+            f"speculation.sources names {unknown[0]!r}, which does not draft for this model; "
+            f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
+        )
+    chosen = []
+    for name in names:
+        if wanted and name not in wanted:
+            continue
+        address = "" if name in local else _least_loaded([d for d in fitting if d.name == name], turn).address
+        chosen.append(ChosenSource(name, address))
+    return tuple(chosen)
+
+
+def _least_loaded(same_name: Sequence[Drafting], turn: int) -> Drafting:
+    start = turn % len(same_name)
+    rotated = [*same_name[start:], *same_name[:start]]
+    return min(rotated, key=lambda d: (not d.reachable, d.sessions))

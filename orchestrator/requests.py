@@ -1,0 +1,167 @@
+"""What a client asked for, checked against the target that will answer.
+
+Everything that a client can get wrong is refused here, with the field, the value and what is possible. Pure
+but for the seed and the session's name, which are drawn where the client left them out.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.tokens import TokenTable
+from outrider.v1 import generation_pb2
+from outrider.wire.codec import SessionKey, checked_session, checked_tenant, sampling_from_wire
+from speculative.commit import stop_bytes
+from speculative.errors import InvalidRequest, Unavailable, UnknownModel
+from speculative.params import SamplingParams
+
+MAX_NODE_LIMIT = 256
+LEAST_TOKEN_BYTES = 64
+"""A prompt is refused unread only where even ids of this many bytes would not fit it into the context: a
+special token's text, or text that the tokenizer normalises away, may be longer than any id's own bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model that is served, as its verifier describes it."""
+
+    name: str
+    max_length: int
+    vocabulary_size: int
+    tokenizer_digest: str
+    tokens: TokenTable | None
+    local_sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How a request wants to be drafted for."""
+
+    enabled: bool
+    sources: tuple[str, ...]
+    """Empty: all there are."""
+    node_limit: int | None
+    """None: the verifier's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that can be decoded."""
+
+    key: SessionKey
+    ids: tuple[int, ...]
+    """The prompt."""
+    limit: int
+    """The most ids in all, an absolute position."""
+    params: SamplingParams
+    seed: int
+    stops: tuple[str, ...]
+    speculation: Speculation
+
+
+def session_key(start: generation_pb2.GenerateStart) -> SessionKey:
+    """As the client named it, or a new name. Raises InvalidRequest where a name cannot be one."""
+    tenant = checked_tenant(start.tenant)
+    session = checked_session(start.session) if start.session else f"s-{secrets.token_hex(8)}"
+    for field, name in (("tenant", tenant), ("session", session)):
+        if not name.isprintable():
+            raise InvalidRequest(f"{field} {name!r} has characters that cannot be printed")
+    return SessionKey(tenant, session)
+
+
+def choose_target(name: str, targets: Sequence[Target], unreached: Sequence[str]) -> Target:
+    """The target of this name, or the only one where the name is empty.
+
+    `unreached` are addresses of verifiers that have not said yet what they serve. Raises Unavailable where
+    none has, UnknownModel where nobody serves the name, InvalidRequest where a name is needed.
+    """
+    served = {target.name: target for target in targets}
+    if not served:
+        raise Unavailable(f"no verifier can be reached ({', '.join(unreached)}); try again")
+    if name in served:
+        return served[name]
+    names = ", ".join(sorted(served))
+    if name:
+        silent = f"; not reached yet: {', '.join(unreached)}" if unreached else ""
+        raise UnknownModel(f"no model {name!r} here; served: {names}{silent}")
+    if len(served) > 1:
+        raise InvalidRequest(f"model must be given, as several are served: {names}")
+    return next(iter(served.values()))
+
+
+def check_text(text: str, target: Target) -> TokenTable:
+    """The tokenizer for this prompt. Raises InvalidRequest where it cannot be a prompt of this target."""
+    if target.tokens is None:
+        raise InvalidRequest(f"model {target.name!r} has no tokenizer: give ids, not text")
+    if not text:
+        raise InvalidRequest("the prompt's text is empty")
+    size = len(text.encode())
+    most = target.max_length * max(target.tokens.longest_token_bytes, LEAST_TOKEN_BYTES)
+    if size > most:
+        raise InvalidRequest(
+            f"the prompt's text has {size} bytes, more than the context of {target.max_length} ids can hold "
+            f"(at most {most})"
+        )
+    return target.tokens
+
+
+def admit(
+    start: generation_pb2.GenerateStart,
+    key: SessionKey,
+    ids: Sequence[int],
+    target: Target,
+    default_max_tokens: int,
+) -> Admitted:
+    """The request, checked. `ids` is its prompt, tokenized. Raises InvalidRequest."""
+    _check_ids(ids, target)
+    return Admitted(
+        key=key,
+        ids=tuple(ids),
+        limit=len(ids) + _max_tokens(start, len(ids), target, default_max_tokens),
+        params=sampling_from_wire(start.sampling, target.vocabulary_size),
+        seed=start.seed if start.HasField("seed") else secrets.randbits(64),
+        stops=_stops(start.stop, target),
+        speculation=_speculation(start.speculation),
+    )
+
+
+def _check_ids(ids: Sequence[int], target: Target) -> None:
+    if not ids:
+        raise InvalidRequest("the prompt is empty: it has no ids")
+    if len(ids) >= target.max_length:
+        raise InvalidRequest(
+            f"the prompt has {len(ids)} ids, which leaves no room in the context of {target.max_length}"
+        )
+    if max(ids) >= target.vocabulary_size:
+        place = next(place for place, id_ in enumerate(ids) if id_ >= target.vocabulary_size)
+        raise InvalidRequest(
+            f"the prompt's id {ids[place]} (number {place}) is outside the vocabulary: "
+            f"ids are below {target.vocabulary_size}"
+        )
+
+
+def _max_tokens(start: generation_pb2.GenerateStart, prompt: int, target: Target, default: int) -> int:
+    possible = target.max_length - prompt
+    if not start.HasField("max_tokens"):
+        return min(default, possible)
+    if not 1 <= start.max_tokens <= possible:
+        raise InvalidRequest(
+            f"max_tokens is {start.max_tokens}; 1 to {possible} are possible: the context of "
+            f"{target.max_length} less the prompt's {prompt}"
+        )
+    return start.max_tokens
+
+
+def _stops(stops: Sequence[str], target: Target) -> tuple[str, ...]:
+    if stops and target.tokens is None:
+        raise InvalidRequest(f"model {target.name!r} has no tokenizer: stop strings are not possible")
+    stop_bytes(stops)
+    return tuple(stops)
+
+
+def _speculation(asked: generation_pb2.Speculation) -> Speculation:
+    node_limit = asked.node_limit if asked.HasField("node_limit") else None
+    if node_limit is not None and not 0 <= node_limit <= MAX_NODE_LIMIT:
+        raise InvalidRequest(f"speculation.node_limit is {node_limit}; 0 to {MAX_NODE_LIMIT} are possible")
+    enabled = asked.enabled if asked.HasField("enabled") else True
+    return Speculation(enabled and node_limit != 0, tuple(dict.fromkeys(asked.sources)), node_limit)

@@ -1,0 +1,177 @@
+"""The Generation service: messages in, messages out; what happens between is the relay's.
+
+Knows nothing of verifiers or sources but their names.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+
+import grpc.aio
+
+from orchestrator.fleet import Fleet
+from orchestrator.metrics import RequestMeasure, RequestMetrics
+from orchestrator.relay import Event, Finished, Relay, Started
+from orchestrator.requests import Admitted, Target, admit, check_text, choose_target, session_key
+from outrider.v1 import generation_pb2
+from outrider.v1.generation_pb2_grpc import GenerationServicer
+from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire
+from outrider.wire.status import guarded
+from speculative.errors import InvalidRequest, Overloaded, Unavailable
+
+FIRST_MESSAGE_S = 30.0
+RETRY_AFTER_S = 1.0
+CANCELS_S = 0.2
+"""Once streams have been cut, how long their cancels may take to leave."""
+
+GenerateContext = grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
+CancelContext = grpc.aio.ServicerContext[generation_pb2.CancelRequest, generation_pb2.CancelResponse]
+ModelsContext = grpc.aio.ServicerContext[generation_pb2.ListModelsRequest, generation_pb2.ListModelsResponse]
+
+
+class GenerationServer(GenerationServicer):
+    """Answers clients."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        relay: Relay,
+        metrics: RequestMetrics,
+        *,
+        max_streams: int,
+        default_max_tokens: int,
+    ) -> None:
+        self._fleet = fleet
+        self._relay = relay
+        self._metrics = metrics
+        self._max_streams = max_streams
+        self._default_max_tokens = default_max_tokens
+        self._streams = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stopping = False
+
+    async def stop(self, grace: float) -> None:
+        """Take no more requests; what runs may go on for `grace` seconds."""
+        self._stopping = True
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            self._relay.end_all(Unavailable("this orchestrator is stopping; try another, or try again"))
+            await asyncio.sleep(CANCELS_S)
+
+    @guarded
+    async def Generate(  # type: ignore[override]  # of grpc.aio's two styles the one that writes
+        self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: GenerateContext
+    ) -> None:
+        start = await _first(requests)
+        self._check_room()
+        self._streams += 1
+        self._idle.clear()
+        try:
+            with self._metrics.begin() as measure:
+                await self._generate(start, context, measure)
+        finally:
+            self._streams -= 1
+            if not self._streams:
+                self._idle.set()
+
+    @guarded
+    async def Cancel(
+        self, request: generation_pb2.CancelRequest, context: CancelContext
+    ) -> generation_pb2.CancelResponse:
+        key = SessionKey(checked_tenant(request.tenant), checked_session(request.session))
+        return generation_pb2.CancelResponse(found=await self._relay.cancel(key))
+
+    @guarded
+    async def ListModels(
+        self, request: generation_pb2.ListModelsRequest, context: ModelsContext
+    ) -> generation_pb2.ListModelsResponse:
+        fleet = self._fleet
+        served = {target.name: target for target in fleet.targets() if fleet.verifiers_for(target.name)}
+        return generation_pb2.ListModelsResponse(
+            models=[
+                generation_pb2.Model(
+                    name=target.name,
+                    max_length=target.max_length,
+                    vocabulary_size=target.vocabulary_size,
+                    has_tokenizer=target.tokens is not None,
+                    sources=fleet.source_names(target),
+                )
+                for target in served.values()
+            ]
+        )
+
+    def _check_room(self) -> None:
+        if self._stopping:
+            raise Unavailable("this orchestrator is stopping; try another, or try again")
+        if self._streams >= self._max_streams:
+            raise Overloaded(f"{self._streams} requests run here, the most there may be", RETRY_AFTER_S)
+
+    async def _generate(
+        self, start: generation_pb2.GenerateStart, context: GenerateContext, measure: RequestMeasure
+    ) -> None:
+        key = session_key(start)
+        target = choose_target(start.model, self._fleet.targets(), self._fleet.unreached())
+        ids = await _prompt_ids(start, target)
+        request = admit(start, key, ids, target, self._default_max_tokens)
+        measure.prompt(len(ids))
+        answer = self._relay.answer(request, target, context.time_remaining())
+        async with aclosing(answer) as events:
+            async for event in events:
+                measure.note(event)
+                await context.write(_message(event, request, target, start.return_prompt_ids))
+
+
+async def _first(requests: AsyncIterator[generation_pb2.GenerateRequest]) -> generation_pb2.GenerateStart:
+    """The request itself. Raises InvalidRequest where the client sends something else, or nothing."""
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            first = await anext(aiter(requests), None)
+    except TimeoutError as error:
+        raise InvalidRequest(f"no request came within {FIRST_MESSAGE_S:g} s of the call") from error
+    if first is None or not first.HasField("start"):
+        raise InvalidRequest("the first message must be `start`")
+    return first.start
+
+
+async def _prompt_ids(start: generation_pb2.GenerateStart, target: Target) -> Sequence[int]:
+    """As given, or tokenized: in a thread, as a long text takes a while."""
+    if start.WhichOneof("prompt") is None:
+        raise InvalidRequest("there is no prompt: give text or ids")
+    if start.HasField("ids"):
+        return start.ids.ids
+    tokens = check_text(start.text, target)
+    return await asyncio.to_thread(tokens.encode, start.text)
+
+
+def _message(
+    event: Event, request: Admitted, target: Target, return_prompt_ids: bool
+) -> generation_pb2.GenerateResponse:
+    if isinstance(event, Started):
+        return generation_pb2.GenerateResponse(
+            started=generation_pb2.GenerateStarted(
+                session=request.key.session,
+                epoch=event.epoch,
+                seed=request.seed,
+                prompt_tokens=len(request.ids),
+                prompt_ids=request.ids if return_prompt_ids else (),
+                source_names=event.source_names,
+                model=target.name,
+            )
+        )
+    if isinstance(event, Finished):
+        return generation_pb2.GenerateResponse(
+            finished=generation_pb2.GenerateFinished(
+                reason=finish_to_wire(event.reason),
+                usage=event.usage,
+                text=event.text,
+                message=event.message,
+            )
+        )
+    return generation_pb2.GenerateResponse(
+        tokens=generation_pb2.GeneratedTokens(
+            position=event.position, ids=event.ids, text=event.text, credits=event.credits
+        )
+    )

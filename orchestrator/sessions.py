@@ -1,0 +1,52 @@
+"""One request as the orchestrator sees it: what its client has been given.
+
+Pure: knows nothing of connections; the caller feeds what the verifier committed and sends on what comes out.
+"""
+
+from dataclasses import dataclass
+
+from speculative.commit import FinishReason
+from speculative.text import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What the client does not have yet."""
+
+    position: int
+    """Absolute position of the first id."""
+    ids: tuple[int, ...]
+    credits: bytes
+    """One byte per id: the index of its source, 0 for the target itself."""
+    text: str
+
+
+class Delivery:
+    """The client's cursor and text. Ids are given once and in order, whatever the verifier sends twice."""
+
+    def __init__(self, prompt_length: int, text: TextStream | None) -> None:
+        self.position = prompt_length
+        """Ids that the client has, prompt included."""
+        self._text = text
+
+    def take(self, position: int, ids: tuple[int, ...], credits: bytes) -> Delta | None:
+        """What of these ids is new; None where nothing is.
+
+        Raises ValueError where they do not join what the client has, or have no credit each.
+        """
+        if position > self.position:
+            raise ValueError(f"committed ids start at {position}, but the client has {self.position}")
+        if len(credits) != len(ids):
+            raise ValueError(f"{len(ids)} committed ids came with {len(credits)} credits")
+        known = self.position - position
+        fresh = ids[known:]
+        if not fresh:
+            return None
+        text = self._text.push(fresh) if self._text is not None else ""
+        delta = Delta(self.position, fresh, credits[known:], text)
+        self.position += len(fresh)
+        return delta
+
+    def finish(self, reason: FinishReason) -> str:
+        """Text that was held back and turned out to be no stop string."""
+        return self._text.finish(reason) if self._text is not None else ""

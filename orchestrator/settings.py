@@ -1,0 +1,29 @@
+"""What an orchestrator can be told."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from outrider.runtime.settings import Names, ServiceSettings
+
+
+class OrchestratorSettings(ServiceSettings):
+    """Flags of `outrider serve orchestrator`, or OUTRIDER_ORCHESTRATOR__FIELD."""
+
+    role: ClassVar[str] = "orchestrator"
+
+    verifier: Annotated[Names, Field(min_length=1)]
+    """Addresses of verifiers, host:port, separated by commas; a request goes to one that serves its model."""
+    drafter: Names = ()
+    """Addresses of sources that draft, host:port, separated by commas; a session gets those that have
+    its target's tokenizer."""
+    store: Literal["memory"] = "memory"
+    """Where sessions are recorded."""
+    max_streams: Annotated[int, Field(ge=1)] = 256
+    """Requests at once; more are refused with a time to try again."""
+    default_max_tokens: Annotated[int, Field(ge=1)] = 128
+    """Ids to generate where a request does not say, or what the context leaves where that is less."""
+    silent_s: Annotated[float, Field(gt=0)] = 2.0
+    """A verifier that shows no sign of life for this long is given up, with its requests, in seconds."""
+    stalled_s: Annotated[float, Field(gt=0)] = 60.0
+    """One that answers, but begins no step for this long (or five times the announced duration), likewise."""

@@ -1,0 +1,247 @@
+"""The commands and their flags. What they do is imported when they are called, so that `--help` is quick."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, NoReturn
+
+import typer
+
+from outrider.cli.failures import INTERRUPTED, CommandFailed, fail, usage
+from speculative.errors import OutriderError
+
+app = typer.Typer(
+    name="outrider",
+    help="Speculative decoding split into services: the verifier decodes, all others ride ahead and draft.",
+    epilog="Begin with `outrider demo`, or with `outrider up`, and `outrider generate` in another terminal.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+serve = typer.Typer(
+    help="Run one service as this process; `outrider serve ROLE --help` lists its settings.",
+    rich_markup_mode=None,
+)
+app.add_typer(serve, name="serve")
+
+
+class Switch(StrEnum):
+    """A flag that is said either way."""
+
+    ON = "on"
+    OFF = "off"
+
+
+class Level(StrEnum):
+    """The least severe events to log."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Dtype(StrEnum):
+    """What models compute in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, an error included.")]
+Floats = float | None
+Whole = int | None
+
+
+@app.command()
+def up(
+    target: Annotated[
+        str, typer.Option(help="The target: a Hugging Face folder or id. Default: the embedded pair.")
+    ] = "",
+    drafter: Annotated[
+        str, typer.Option(help="The drafter: a folder, an id, or `none`. Default: none with --target.")
+    ] = "",
+    bind: Annotated[str, typer.Option(help="host:port of the front door; port 0 picks one.")] = "127.0.0.1:0",
+    threads: Annotated[
+        Whole, typer.Option(min=1, help="Compute threads of verifier and drafter each. Default: by cores.")
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="What the models compute in.")] = Dtype.FLOAT32,
+    device: Annotated[str, typer.Option(help="The torch device.")] = "cpu",
+    log_level: Annotated[Level, typer.Option(help="What the services log.")] = Level.WARNING,
+    json_: Json = False,
+) -> None:
+    """Run verifier, drafter and orchestrator on this machine, until SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      outrider up
+      outrider up --target Qwen/Qwen3-0.6B --drafter none --bind 127.0.0.1:50051
+    """
+    from outrider.cli.stack import StackOptions
+    from outrider.cli.up import run_up
+
+    options = StackOptions(
+        target=target,
+        drafter=drafter,
+        bind=bind,
+        threads=threads,
+        dtype=dtype.value,
+        device=device,
+        log_level=log_level.value,
+    )
+    raise typer.Exit(run_up(options, as_json=json_))
+
+
+@app.command()
+def generate(
+    address: Annotated[str, typer.Option(help="host:port of an orchestrator, as `outrider up` prints it.")],
+    prompt: Annotated[str | None, typer.Option(help="Text; gets what the target's tokenizer adds.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Token ids in place of text, as they are: 1,2,3.")] = None,
+    max_tokens: Annotated[Whole, typer.Option(help="The most ids to generate. Default: 128.")] = None,
+    temperature: Annotated[Floats, typer.Option(help="0 is greedy. Default: 1.")] = None,
+    top_k: Annotated[Whole, typer.Option(help="Keep the k likeliest tokens; 0: all, the default.")] = None,
+    top_p: Annotated[
+        Floats, typer.Option(help="Keep the likeliest tokens up to this mass. Default: 1.")
+    ] = None,
+    min_p: Annotated[
+        Floats, typer.Option(help="Drop tokens below this share of the likeliest. Default: 0.")
+    ] = None,
+    repetition_penalty: Annotated[Floats, typer.Option(help="Over prompt and output. Default: 1.")] = None,
+    presence_penalty: Annotated[Floats, typer.Option(help="Over the output. Default: 0.")] = None,
+    frequency_penalty: Annotated[Floats, typer.Option(help="Over the output. Default: 0.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="A string that ends the request; repeatable.")
+    ] = None,
+    seed: Annotated[Whole, typer.Option(help="Unsigned 64 bits. Default: drawn, and printed.")] = None,
+    speculation: Annotated[
+        Switch, typer.Option(help="off: plain decoding. The ids are the same.")
+    ] = Switch.ON,
+    sources: Annotated[str, typer.Option(help="Draft from these alone: lookup,drafter. Default: all.")] = "",
+    nodes: Annotated[Whole, typer.Option(help="The most drafted nodes in one round; 0: plain.")] = None,
+    model: Annotated[str, typer.Option(help="Which target, where several are served.")] = "",
+    session: Annotated[str, typer.Option(help="The session's name. Default: a new one.")] = "",
+    tenant: Annotated[str, typer.Option(help="Who asks.")] = "",
+    timeout: Annotated[Floats, typer.Option(help="Seconds until the request is given up.")] = None,
+    json_: Json = False,
+) -> None:
+    """Complete a prompt.
+
+    \b
+    Examples:
+      outrider generate --address 127.0.0.1:50051 --prompt "def fibonacci(n):" --temperature 0
+      outrider generate --address 127.0.0.1:50051 --ids 12,7,99 --max-tokens 32 --seed 7 --json
+    """
+    from outrider.cli.generate import parse_ids, parse_names, run_generate
+    from outrider.completions import Options
+
+    if (prompt is None) == (ids is None):
+        raise usage("give either --prompt or --ids")
+    options = Options(
+        ids=None if ids is None else parse_ids(ids),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        stop=stop or (),
+        seed=seed,
+        speculation=speculation is Switch.ON,
+        sources=parse_names(sources),
+        nodes=nodes,
+        model=model,
+        session=session,
+        tenant=tenant,
+        timeout=timeout,
+    )
+    run_generate(address, prompt, options, as_json=json_)
+
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@serve.command("verifier", context_settings=_PASS_ON, help="Decodes: one target, many sessions.")
+def serve_verifier(context: typer.Context) -> None:
+    _serve("verifier_service", context)
+
+
+@serve.command("drafter", context_settings=_PASS_ON, help="Drafts for verifiers with a small model.")
+def serve_drafter(context: typer.Context) -> None:
+    _serve("drafter_service", context)
+
+
+@serve.command(
+    "orchestrator", context_settings=_PASS_ON, help="The front door: --verifier A,B --drafter C,D."
+)
+def serve_orchestrator(context: typer.Context) -> None:
+    _serve("orchestrator", context)
+
+
+def _serve(module: str, context: typer.Context) -> NoReturn:
+    from outrider.cli.modules import become
+
+    become(["-m", module, *context.args])
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Which benchmark; a wrong name lists them.")],
+    json_: Json = False,
+) -> None:
+    """Run a benchmark of the clone; what follows NAME is passed on to it.
+
+    \b
+    Example:
+      outrider bench offline --json
+    """
+    from outrider.cli.modules import become, find_benchmark
+
+    become([str(find_benchmark(name)), *(["--json"] if json_ else []), *context.args])
+
+
+@app.command()
+def demo() -> None:
+    """Watch the embedded pair: held-out prompts, every token coloured by who drafted it, then the figures.
+
+    Exits 1 unless every completion is, id for id, what plain decoding gives.
+    """
+    from outrider.cli.demo import run_demo
+
+    raise typer.Exit(run_demo())
+
+
+@app.command()
+def version(json_: Json = False) -> None:
+    """Print the version."""
+    import json
+
+    from outrider import __version__
+
+    print(json.dumps({"version": __version__}) if json_ else f"outrider {__version__}")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs a command and ends the process: 0, 1 (failed), 2 (usage) or 130 (Ctrl-C)."""
+    told = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
+    as_json = "--json" in told
+    try:
+        status = app(told, prog_name="outrider", standalone_mode=False)
+    except typer.TyperException as error:
+        fail(CommandFailed(error.format_message(), "INVALID_ARGUMENT", error.exit_code), as_json=as_json)
+    except typer.Abort:
+        raise SystemExit(INTERRUPTED) from None
+    except CommandFailed as failure:
+        fail(failure, as_json=as_json)
+    except OutriderError as error:
+        from outrider.cli.statuses import status_name
+
+        fail(CommandFailed(str(error), status_name(error)), as_json=as_json)
+    except Exception as error:
+        traceback.print_exc()
+        fail(CommandFailed(f"{type(error).__name__}: {error}", "INTERNAL"), as_json=as_json)
+    raise SystemExit(status or 0)

@@ -1,0 +1,193 @@
+"""`outrider demo`: the embedded pair at work on held-out prompts, beside plain decoding of the same.
+
+Streams completions with every token coloured by who drafted it, decodes them again plainly, compares ids and
+speed. Works without a terminal, as plain text.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider.cli.failures import CommandFailed
+from outrider.cli.stack import EMBEDDED, Stack, StackOptions, embedded
+from outrider.cli.up import Stopped, stoppable
+from outrider.client import Chunk, Client, Completion
+from outrider.completions import TARGET, Options
+from outrider.tokens import TokenTable
+from speculative.text import TextStream
+
+PROMPTS = 8
+TOKENS = 160
+TEMPERATURES = (0.0, 0.8)
+"""Taken in turn."""
+WARM_UP_TOKENS = 16
+PROMPT_LINES = 4
+WIDTH = 110
+TERMINATED = 143
+STYLES = {TARGET: "default", "lookup": "bold green", "drafter": "bold cyan"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A held-out text, and how it is completed."""
+
+    name: str
+    text: str
+    temperature: float
+    seed: int
+
+    def options(self, *, speculation: bool, tokens: int = TOKENS) -> Options:
+        return Options(
+            max_tokens=tokens, temperature=self.temperature, seed=self.seed, speculation=speculation
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A completion and how long it took, from the request to its last token."""
+
+    completion: Completion
+    seconds: float
+
+
+def run_demo() -> int:
+    """Returns 0 where every completion is what plain decoding gives, else 1; 130 after Ctrl-C."""
+    console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
+    prompts = read_prompts(EMBEDDED / "heldout.jsonl")
+    table = TokenTable.from_json((embedded("target") / "tokenizer.json").read_text(encoding="utf-8"))
+    try:
+        with stoppable(TERMINATED), closing(Stack(StackOptions())) as stack:
+            _start(stack, console)
+            with Client(stack.address) as client:
+                speculative, plain = _decode_all(client, prompts, Painter(console, table), console)
+    except Stopped as stopped:
+        console.print("stopped")
+        return stopped.status
+    return _report(prompts, plain, speculative, console)
+
+
+def read_prompts(path: Path, count: int = PROMPTS) -> list[Prompt]:
+    """So many of the held-out prompts, spread over the file, each with its temperature and seed."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except FileNotFoundError as error:
+        raise CommandFailed(f"there are no prompts at {path}: they come with a clone", "NOT_FOUND") from error
+    chosen = lines[:: max(1, len(lines) // count)][:count]
+    return [
+        Prompt(line["name"], line["prompt"], TEMPERATURES[place % len(TEMPERATURES)], seed=place + 1)
+        for place, line in enumerate(chosen)
+    ]
+
+
+class Painter:
+    """Prints tokens in the colour of their source; without colours, as text alone."""
+
+    def __init__(self, console: Console, table: TokenTable) -> None:
+        self._console = console
+        self._table = table
+
+    def legend(self) -> None:
+        """What the colours mean."""
+        self._console.print("every token in the colour of who proposed it:", end="")
+        for source, style in STYLES.items():
+            self._console.out(f" {source}", style=style, end="", highlight=False)
+        self._console.print()
+
+    def prompt(self, prompt: Prompt, number: int, count: int) -> None:
+        """A heading, and the prompt's last lines."""
+        how = f"temperature {prompt.temperature:g}" if prompt.temperature else "greedy"
+        self._console.print(f"\n[bold]{number}/{count} {prompt.name}, {how}[/bold]", soft_wrap=True)
+        tail = prompt.text.splitlines(keepends=True)[-PROMPT_LINES:]
+        self._console.out("".join(tail), style="dim", end="", highlight=False)
+
+    def answer(self, chunks: Iterable[Chunk]) -> None:
+        """Tokens as they come."""
+        text = TextStream(self._table.token_bytes, ())
+        for chunk in chunks:
+            for id_, source in zip(chunk.ids, chunk.sources, strict=True):
+                self._print(text.push((id_,)), STYLES.get(source, "magenta"))
+        self._print(text.finish() + "\n", "default")
+
+    def _print(self, text: str, style: str) -> None:
+        shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+        self._console.out(shown, style=style, end="", highlight=False)
+
+
+def _start(stack: Stack, console: Console) -> None:
+    began = time.perf_counter()
+    console.print("starting verifier, drafter and orchestrator, each a process of its own ...")
+    stack.start()
+    for child in stack.wait_ready():
+        console.print(
+            f"  {child.role} is ready on {child.address}, after {time.perf_counter() - began:.1f} s"
+        )
+
+
+def _decode_all(
+    client: Client, prompts: Sequence[Prompt], painter: Painter, console: Console
+) -> tuple[list[Answer], list[Answer]]:
+    """Every prompt with speculation, in colour; then every one again, plainly and silently."""
+    for speculation in (True, False):
+        client.generate(prompts[0].text, **prompts[0].options(speculation=speculation, tokens=WARM_UP_TOKENS))
+    painter.legend()
+    speculative = []
+    for number, prompt in enumerate(prompts, start=1):
+        painter.prompt(prompt, number, len(prompts))
+        speculative.append(_decode(client, prompt, painter, speculation=True))
+    console.print("\nthe same prompts and seeds again, decoded plainly:")
+    plain = []
+    for number, prompt in enumerate(prompts, start=1):
+        plain.append(_decode(client, prompt, None, speculation=False))
+        console.print(f"  {number}/{len(prompts)} {prompt.name}: {plain[-1].seconds:.1f} s", soft_wrap=True)
+    return speculative, plain
+
+
+def _decode(client: Client, prompt: Prompt, painter: Painter | None, *, speculation: bool) -> Answer:
+    began = time.perf_counter()
+    stream = client.stream(prompt.text, **prompt.options(speculation=speculation))
+    if painter is not None:
+        painter.answer(stream)
+    completion = stream.completion()
+    return Answer(completion, time.perf_counter() - began)
+
+
+def _report(
+    prompts: Sequence[Prompt], plain: Sequence[Answer], speculative: Sequence[Answer], console: Console
+) -> int:
+    """The table, and the verdict as the last line."""
+    table = Table()
+    table.add_column("prompt", overflow="ellipsis", no_wrap=True)
+    columns = ("decoding", "plain\ntokens/s", "speculative\ntokens/s", "speedup", "acceptance\nlength")
+    sources = [source for source in STYLES if source != TARGET]
+    for column in (*columns, *(f"accepted\nfrom {source}" for source in sources)):
+        table.add_column(column, justify="right", no_wrap=True)
+    for prompt, before, after in zip(prompts, plain, speculative, strict=True):
+        how = f"T {prompt.temperature:g}" if prompt.temperature else "greedy"
+        table.add_row(prompt.name, how, *_figures([before], [after], sources))
+    table.add_section()
+    table.add_row("total", "", *_figures(plain, speculative, sources))
+    console.print(table)
+    equal = sum(a.completion.ids == b.completion.ids for a, b in zip(plain, speculative, strict=True))
+    console.print(f"ids equal to plain decoding: {equal} of {len(prompts)}")
+    return 0 if equal == len(prompts) else 1
+
+
+def _figures(plain: Sequence[Answer], speculative: Sequence[Answer], sources: Sequence[str]) -> list[str]:
+    """One row: sums over these answers, then ratios."""
+    slow, fast = _rate(plain), _rate(speculative)
+    usages = [answer.completion.usage for answer in speculative]
+    tokens = sum(usage.completion_tokens for usage in usages)
+    rounds = sum(usage.rounds for usage in usages)
+    shares = [sum(usage.accepted_by_source.get(source, 0) for usage in usages) / tokens for source in sources]
+    figures = [f"{slow:.0f}", f"{fast:.0f}", f"{fast / slow:.2f}x", f"{tokens / rounds:.2f}"]
+    return figures + [f"{share:.0%}" for share in shares]
+
+
+def _rate(answers: Sequence[Answer]) -> float:
+    return sum(len(answer.completion.ids) for answer in answers) / sum(answer.seconds for answer in answers)

@@ -1,0 +1,211 @@
+"""All services of one machine as child processes: started together on free ports, watched, stopped together.
+
+Knows nothing of requests.
+"""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from outrider.cli.failures import CommandFailed
+from outrider.client import Client
+from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, stop_all
+from outrider.runtime.threads import cpu_limit
+from outrider.v1 import draft_source_pb2, verifier_pb2
+from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
+from outrider.v1.verifier_pb2_grpc import VerifierStub
+from outrider.wire.channel import open_sync_channel
+from outrider.wire.status import rpc_errors
+from speculative.errors import Unavailable
+
+EMBEDDED = ROOT / "models"
+START_S = 900.0
+JOIN_S = 30.0
+STOP_S = 5.0
+RESTART_S = (0.5, 30.0)
+"""First and longest wait before a drafter is started again."""
+CALL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What `outrider up` was told; an empty target is the embedded pair's."""
+
+    target: str = ""
+    drafter: str = ""
+    bind: str = "127.0.0.1:0"
+    threads: int | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    log_level: str = "warning"
+
+    def models(self) -> tuple[str, str]:
+        """Target and drafter; an empty drafter is none. Raises CommandFailed where the pair is not there."""
+        if self.target:
+            return self.target, "" if self.drafter in ("", "none") else self.drafter
+        target = embedded("target")
+        if self.drafter:
+            return str(target), "" if self.drafter == "none" else self.drafter
+        return str(target), str(embedded("drafter"))
+
+    def thread_counts(self, with_drafter: bool) -> tuple[int, int]:
+        """Compute threads of verifier and drafter: one core is left to all else, where there are more."""
+        if self.threads is not None:
+            return self.threads, self.threads
+        cores = int(cpu_limit())
+        drafter = max(1, (cores - 1) // 4) if with_drafter else 0
+        return max(1, cores - 1 - drafter), max(1, drafter)
+
+
+def embedded(which: str) -> Path:
+    """A model of the embedded pair. Raises CommandFailed where it is not there."""
+    path = EMBEDDED / which
+    if not (path / "config.json").is_file():
+        raise CommandFailed(
+            f"there is no embedded model at {path}: it comes with a clone, not with an installed wheel; "
+            "give --target PATH|ID",
+            "NOT_FOUND",
+        )
+    return path
+
+
+@dataclass(slots=True)
+class _Role:
+    """How one service is started, again if need be."""
+
+    name: str
+    module: str
+    flags: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+
+    def start(self) -> ServiceProcess:
+        return ServiceProcess.start(self.name, self.module, self.flags, env=self.env)
+
+
+class Stack:
+    """The services. `start`, then `wait_ready`, then `check` now and then; `close` in any case."""
+
+    def __init__(self, options: StackOptions) -> None:
+        """Raises CommandFailed where a model that is named by default is missing."""
+        target, drafter = options.models()
+        self._held = contextlib.ExitStack()
+        verifier_threads, drafter_threads = options.thread_counts(bool(drafter))
+        self._roles = [self._model_role("verifier", target, verifier_threads, options)]
+        if drafter:
+            self._roles.append(self._model_role("drafter", drafter, drafter_threads, options))
+        binds = [role.flags[1] for role in self._roles]
+        sources = ["--drafter", binds[1]] if drafter else []
+        flags = ["--bind", options.bind, "--log-level", options.log_level, "--verifier", binds[0], *sources]
+        self._roles.append(_Role("orchestrator", "orchestrator", flags))
+        self._children: dict[str, ServiceProcess] = {}
+        self._drafter_wait, self._drafter_due = RESTART_S[0], 0.0
+
+    @property
+    def address(self) -> str:
+        """host:port of the front door."""
+        return self._children["orchestrator"].address
+
+    @property
+    def children(self) -> list[ServiceProcess]:
+        """Those that run, the orchestrator last."""
+        return [self._children[role.name] for role in self._roles if role.name in self._children]
+
+    def start(self) -> None:
+        """Start all of them; returns at once."""
+        for role in self._roles:
+            self._children[role.name] = role.start()
+
+    def wait_ready(self) -> Iterator[ServiceProcess]:
+        """Yields services as they get ready; at its end a request is answered with drafts.
+
+        Raises ServiceFailed, or CommandFailed where the drafter cannot draft for the target.
+        """
+        deadline = time.monotonic() + START_S
+        for child in reversed(self.children):  # the orchestrator is quick, and so are its faults
+            try:
+                child.wait_ready(max(0.0, deadline - time.monotonic()))
+            except ServiceFailed as error:
+                raise ServiceFailed(f"{child.role}: {error}", child.role, error.code) from error
+            yield child
+        self._check_pair()
+        self._join()
+
+    def check(self) -> Iterator[str]:
+        """Looks after the children; yields what has happened. Raises CommandFailed where it cannot go on."""
+        for role in self._roles:
+            child = self._children.get(role.name)
+            if child is None:
+                if time.monotonic() >= self._drafter_due:
+                    child = self._children[role.name] = role.start()
+                    yield f"{role.name} was started again as process {child.pid}"
+            elif (status := child.poll()) is not None:
+                if role.name != "drafter":
+                    raise CommandFailed(f"{role.name} ended with exit status {status}", "UNAVAILABLE")
+                yield self._lost_drafter(child, status)
+
+    def close(self) -> None:
+        """None is left when this returns."""
+        stop_all(self._children.values(), STOP_S)
+        self._held.close()
+
+    def _lost_drafter(self, child: ServiceProcess, status: int) -> str:
+        child.stop(0.0)
+        del self._children[child.role]
+        wait, longest = self._drafter_wait, RESTART_S[1]
+        self._drafter_due, self._drafter_wait = time.monotonic() + wait, min(2 * wait, longest)
+        return (
+            f"{child.role} ended with exit status {status}; requests go on, it is started again in {wait:g} s"
+        )
+
+    def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:
+        flags = ["--bind", self._reserve(), "--model", model, "--threads", str(threads)]
+        flags += ["--dtype", options.dtype, "--device", options.device, "--log-level", options.log_level]
+        env = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        if Path(model).is_dir():
+            env["HF_HUB_OFFLINE"] = "1"
+        return _Role(name, f"{name}_service", flags, env)
+
+    def _reserve(self) -> str:
+        """A free port that stays ours: bound here without listening, so that only a child that asks for it by
+        number can serve on it, now or when it is started again."""
+        holder = self._held.enter_context(socket.socket())
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{holder.getsockname()[1]}"
+
+    def _check_pair(self) -> None:
+        """Raises CommandFailed where the drafter cannot draft for the target."""
+        if "drafter" not in self._children:
+            return
+        with rpc_errors(), _channel(self._children["verifier"]) as channel:
+            target = VerifierStub(channel).Describe(verifier_pb2.VerifierDescribeRequest(), timeout=CALL_S)
+        with rpc_errors(), _channel(self._children["drafter"]) as channel:
+            source = DraftSourceStub(channel).Describe(
+                draft_source_pb2.SourceDescribeRequest(), timeout=CALL_S
+            )
+        if source.tokenizer_digest not in ("", target.tokenizer_digest):
+            raise CommandFailed(
+                f"drafter: the tokenizer of {source.model} ({source.tokenizer_digest[:12]}) is not that of "
+                f"{target.model} ({target.tokenizer_digest[:12] or 'none'}); give one that shares it, or none"
+            )
+
+    def _join(self) -> None:
+        """Until the orchestrator has found the others."""
+        deadline = time.monotonic() + JOIN_S
+        wanted = {"drafter"} & self._children.keys()
+        with Client(self.address) as client:
+            while not any(wanted <= set(model.sources) for model in client.models()):
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"the orchestrator did not find the other services within {JOIN_S:g} s")
+                time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _channel(child: ServiceProcess) -> Iterator[grpc.Channel]:
+    with open_sync_channel(child.address) as channel:
+        yield channel

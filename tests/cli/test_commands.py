@@ -1,0 +1,144 @@
+"""The command line without any service: help, usage, and how errors are said."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def outrider(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "outrider.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        timeout=60,
+        check=False,
+    )
+
+
+def error_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    assert done.stdout.count("\n") == 1, done.stdout
+    error: dict[str, str] = json.loads(done.stdout)["error"]
+    assert set(error) == {"code", "message"}
+    return error
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from outrider.cli.app import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'grpc', 'torch', 'transformers', 'pydantic', 'numpy', 'rich', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    for command in ("up", "generate", "serve", "bench", "demo", "version"):
+        assert f"  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["up", "generate", "bench"])
+def test_help_of_a_command_has_examples(command: str) -> None:
+    done = outrider(command, "--help")
+    assert done.returncode == 0
+    assert f"outrider {command}" in done.stdout.partition("Example")[2]
+
+
+def test_help_of_a_service_lists_its_settings() -> None:
+    done = outrider("serve", "orchestrator", "--help")
+    assert done.returncode == 0
+    assert "--max-streams" in done.stdout
+    assert "outrider serve orchestrator" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nonsense",), "nonsense"),
+        (("generate", "--bogus"), "--bogus"),
+        (("up", "--bogus"), "--bogus"),
+        (("generate", "--prompt", "x"), "--address"),
+        (("generate", "--address", "127.0.0.1:1"), "either --prompt or --ids"),
+        (("generate", "--address", "127.0.0.1:1", "--prompt", "x", "--ids", "1"), "either --prompt or --ids"),
+        (("generate", "--address", "127.0.0.1:1", "--ids", "1,two"), "1,two"),
+        (("generate", "--address", "127.0.0.1:1", "--ids", "1", "--top-k", "many"), "many"),
+        (("generate", "--address", "127.0.0.1:1", "--ids", "1", "--speculation", "perhaps"), "perhaps"),
+        (("bench", "no_such"), "offline"),
+        (("bench", "../setup"), "offline"),
+        (("serve", "juggler"), "juggler"),
+    ],
+)
+def test_wrong_usage_exits_with_two_and_says_what_is_wrong(arguments: tuple[str, ...], says: str) -> None:
+    plain = outrider(*arguments)
+    assert (plain.returncode, plain.stdout) == (2, "")
+    assert says in plain.stderr
+    as_json = outrider(*arguments, "--json")
+    assert as_json.returncode == 2
+    assert error_of(as_json)["code"] == "INVALID_ARGUMENT"
+    assert says in error_of(as_json)["message"]
+
+
+def test_a_setting_that_does_not_exist_is_refused_by_the_service() -> None:
+    done = outrider("serve", "orchestrator", "--verifier", "a:1", OUTRIDER_ORCHESTRATOR__MAX_STREAM="3")
+    assert done.returncode == 2
+    assert "MAX_STREAM" in error_of(done)["message"]
+    assert "MAX_STREAMS" in done.stderr
+
+
+def test_nobody_at_the_address_is_a_failure() -> None:
+    plain = outrider("generate", "--address", "127.0.0.1:1", "--prompt", "x")
+    assert (plain.returncode, plain.stdout) == (1, "")
+    assert "127.0.0.1:1" in plain.stderr
+    as_json = outrider("generate", "--address", "127.0.0.1:1", "--prompt", "x", "--json")
+    assert as_json.returncode == 1
+    assert error_of(as_json)["code"] == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--ids", "-1"), "-1"),
+        (("--ids", "4294967296"), "4294967296"),
+        (("--ids", "1", "--seed", "-1"), "seed"),
+        (("--ids", "1", "--seed", str(2**64)), "seed"),
+        (("--ids", "1", "--max-tokens", str(2**63)), "max_tokens"),
+    ],
+)
+def test_what_no_message_can_hold_is_refused_by_name(flags: tuple[str, ...], says: str) -> None:
+    done = outrider("generate", "--address", "127.0.0.1:1", *flags, "--json")
+    assert done.returncode == 1
+    assert error_of(done)["code"] == "INVALID_ARGUMENT"
+    assert says in error_of(done)["message"]
+
+
+def test_version_is_data() -> None:
+    assert outrider("version").stdout.startswith("outrider ")
+    assert json.loads(outrider("version", "--json").stdout)["version"]
+
+
+def test_a_missing_model_fails_by_name(tmp_path: Path) -> None:
+    done = outrider("up", "--target", str(tmp_path / "nowhere"), "--json", HF_HUB_OFFLINE="1")
+    assert done.returncode == 1
+    assert "nowhere" in error_of(done)["message"]
+
+
+def test_an_installed_wheel_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.cli import stack
+    from outrider.cli.failures import CommandFailed
+    from outrider.cli.modules import find_benchmark
+
+    monkeypatch.setattr(stack, "EMBEDDED", tmp_path)
+    with pytest.raises(CommandFailed, match="--target"):
+        stack.StackOptions().models()
+    with pytest.raises(CommandFailed, match="clone"):
+        find_benchmark("offline", tmp_path)

@@ -1,0 +1,87 @@
+"""What a client sends and how answers are folded, without any connection."""
+
+from typing import Any
+
+import pytest
+
+from outrider.completions import Folding, Options, build_request
+from outrider.v1.generation_pb2 import GenerateResponse
+from speculative.errors import InvalidRequest, OutriderError
+
+STARTED = GenerateResponse(started={"session": "s", "seed": 7, "source_names": ["lookup", "drafter"]})
+
+
+def tokens(ids: list[int], text: str, credits: bytes) -> GenerateResponse:
+    return GenerateResponse(tokens={"ids": ids, "text": text, "credits": credits})
+
+
+def test_what_is_left_out_is_left_to_the_server() -> None:
+    start = build_request("hello", Options()).start
+    assert start.text == "hello"
+    assert not any(start.HasField(field) for field in ("max_tokens", "seed"))
+    assert not start.sampling.ListFields()
+    assert start.speculation.enabled
+
+
+def test_zeros_are_sent_as_they_are() -> None:
+    start = build_request("", Options(temperature=0.0, seed=0, max_tokens=0, nodes=0, top_k=0)).start
+    assert start.WhichOneof("prompt") == "text"
+    assert start.sampling.HasField("temperature")
+    assert start.HasField("seed")
+    assert start.HasField("max_tokens")
+    assert start.speculation.HasField("node_limit")
+
+
+def test_one_stop_string_is_one_stop_string() -> None:
+    assert list(build_request("x", Options(stop="END")).start.stop) == ["END"]
+    assert list(build_request("x", Options(stop=["a", "b"])).start.stop) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "says"),
+    [
+        (None, {}, "either a prompt or ids"),
+        ("x", {"ids": [1]}, "either a prompt or ids"),
+        (None, {"ids": [3, -1]}, "ids has -1"),
+        (None, {"ids": [2**32]}, "ids has 4294967296"),
+        ("x", {"seed": -1}, "seed is -1"),
+        ("x", {"seed": 2**64}, "seed is 18446744073709551616"),
+        ("x", {"nodes": 2**63}, "nodes is"),
+        ("x", {"logit_bias": {-1: 1.0}}, "logit_bias has -1"),
+        ("x", {"temperature": "hot"}, "hot"),
+        ("x\ud800", {}, "not a request"),
+    ],
+)
+def test_what_no_message_can_hold_is_refused(prompt: Any, options: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        build_request(prompt, options)
+    assert says in str(caught.value)
+
+
+def test_an_answer_is_the_sum_of_its_chunks() -> None:
+    folding = Folding()
+    assert folding.add(STARTED) is None
+    first = folding.add(tokens([5, 6], "ab", b"\0\2"))
+    assert first is not None
+    assert first.sources == ("target", "drafter")
+    folding.add(tokens([7], "", b"\1"))
+    usage = {"completion_tokens": 3, "rounds": 2, "accepted_by_source": {"drafter": 1, "lookup": 1}}
+    last = folding.add(GenerateResponse(finished={"reason": 1, "text": "c", "usage": usage}))
+    assert last is not None
+    assert (last.ids, last.text) == ((), "c")
+    completion = folding.completion()
+    assert (completion.ids, completion.text) == ((5, 6, 7), "abc")
+    assert completion.sources == ("target", "drafter", "lookup")
+    assert (completion.session, completion.seed, completion.finish_reason) == ("s", 7, "stop")
+    assert completion.usage.acceptance_length == 1.5
+    assert completion.usage.accepted_by_source == {"drafter": 1, "lookup": 1}
+
+
+def test_a_request_that_failed_or_broke_off_is_no_completion() -> None:
+    failed = Folding()
+    with pytest.raises(OutriderError, match="NaN"):
+        failed.add(GenerateResponse(finished={"reason": 4, "message": "NaN"}))
+    broken = Folding()
+    broken.add(STARTED)
+    with pytest.raises(OutriderError, match="broke off after 0 tokens"):
+        broken.completion()

@@ -1,0 +1,277 @@
+"""An orchestrator over real gRPC, in front of verifiers whose "model" is arithmetic."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from orchestrator.service import OrchestratorService, build
+from orchestrator.settings import OrchestratorSettings
+from outrider.client import AsyncClient
+from outrider.runtime.metrics import Metrics
+from outrider.runtime.serve import ServiceContext
+from outrider.tokens import TokenTable
+from outrider.v1 import draft_source_pb2, verifier_pb2
+from outrider.v1.draft_source_pb2_grpc import DraftSourceServicer, add_DraftSourceServicer_to_server
+from outrider.v1.verifier_pb2_grpc import VerifierServicer, add_VerifierServicer_to_server
+from outrider.wire.channel import server_options
+from outrider.wire.codec import SessionKey, finish_to_wire, key_from_wire
+from outrider.wire.status import guarded
+from speculative.commit import FinishReason
+from speculative.errors import OutriderError, StaleEpoch
+
+VOCABULARY = 96
+MAX_LENGTH = 64
+
+
+def next_id(position: int) -> int:
+    """What the toy target puts at a position: never an end of sequence."""
+    return 2 + (position * 7) % (VOCABULARY - 2)
+
+
+@dataclass
+class Session:
+    """One open session of the fake."""
+
+    message: verifier_pb2.OpenRequest
+    length: int
+    finished: FinishReason | None = None
+
+
+@dataclass
+class FakeVerifier(VerifierServicer):
+    """Keeps the contract; what it is told to do wrong it does."""
+
+    model: str = "toy"
+    tokens: TokenTable | None = None
+    tick_s: float = 0.005
+    per_tick: int = 2
+    silent: bool = False
+    """No beats and no tokens, as a frozen process."""
+    answers: bool = True
+    """Whether Describe is answered at once."""
+    refusal: OutriderError | None = None
+    """What Open answers instead."""
+    opened: list[verifier_pb2.OpenRequest] = field(default_factory=list)
+    cancelled: list[tuple[SessionKey, int]] = field(default_factory=list)
+    sessions: dict[SessionKey, Session] = field(default_factory=dict)
+    highest: int = 0
+    address: str = ""
+    server: Any = None
+    fault: verifier_pb2.Committed | None = None
+    """Sent in place of what was committed."""
+
+    @guarded
+    async def Describe(self, request: Any, context: Any) -> verifier_pb2.VerifierDescription:
+        if not self.answers:
+            await asyncio.sleep(60)
+        return verifier_pb2.VerifierDescription(
+            model=self.model,
+            max_length=MAX_LENGTH,
+            vocabulary_size=VOCABULARY,
+            eos_ids=[1],
+            tokenizer_digest=self.tokens.digest if self.tokens else "",
+            local_sources=["lookup"],
+            node_limit=16,
+            max_sessions=8,
+        )
+
+    async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[verifier_pb2.TokenizerChunk]:
+        data = self.tokens.to_json().encode() if self.tokens else b""
+        for start in range(0, len(data), 1000):
+            yield verifier_pb2.TokenizerChunk(data=data[start : start + 1000])
+
+    @guarded
+    async def Open(self, request: verifier_pb2.OpenRequest, context: Any) -> verifier_pb2.OpenResponse:
+        if self.refusal is not None:
+            raise self.refusal
+        if request.epoch < self.highest:
+            raise StaleEpoch("an older epoch", self.highest)
+        self.highest = request.epoch
+        self.opened.append(request)
+        self.sessions[key_from_wire(request.key)] = Session(request, request.prompt_length)
+        return verifier_pb2.OpenResponse(source_names=[source.name for source in request.sources])
+
+    @guarded
+    async def Cancel(self, request: Any, context: Any) -> verifier_pb2.VerifierCancelResponse:
+        key = key_from_wire(request.key)
+        session = self.sessions.get(key)
+        if session is None:
+            return verifier_pb2.VerifierCancelResponse(found=False)
+        if request.epoch < session.message.epoch:
+            raise StaleEpoch("an older epoch", session.message.epoch)
+        self.cancelled.append((key, request.epoch))
+        session.finished = session.finished or FinishReason.CANCELLED
+        return verifier_pb2.VerifierCancelResponse(found=True)
+
+    async def Watch(self, requests: Any, context: Any) -> AsyncIterator[verifier_pb2.WatchResponse]:
+        cursors: dict[int, verifier_pb2.Cursor] = {}
+        reader = asyncio.create_task(self._read(requests, cursors))
+        step = 0
+        try:
+            while True:
+                await asyncio.sleep(self.tick_s)
+                if self.silent:
+                    continue
+                step += 1
+                response = verifier_pb2.WatchResponse(beat=verifier_pb2.Beat(step=step))
+                for session in self.sessions.values():
+                    self._decode(session)
+                response.committed.extend(
+                    c for cursor in list(cursors.values()) if (c := self._committed(cursor, cursors))
+                )
+                yield response
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests: Any, cursors: dict[int, verifier_pb2.Cursor]) -> None:
+        with contextlib.suppress(Exception):
+            async for request in requests:
+                cursors.update({cursor.alias: cursor for cursor in request.add})
+                for alias in request.drop:
+                    cursors.pop(alias, None)
+
+    def _decode(self, session: Session) -> None:
+        if session.finished is None:
+            session.length = min(session.length + self.per_tick, session.message.limit)
+            if session.length == session.message.limit:
+                session.finished = FinishReason.LENGTH
+
+    def _committed(
+        self, cursor: verifier_pb2.Cursor, cursors: dict[int, verifier_pb2.Cursor]
+    ) -> verifier_pb2.Committed | None:
+        if self.fault is not None:
+            self.fault.alias = cursor.alias
+            return self.fault
+        session = self.sessions.get(key_from_wire(cursor.key))
+        if session is None or session.message.epoch != cursor.epoch:
+            del cursors[cursor.alias]
+            code = 5 if session is None else 10
+            return verifier_pb2.Committed(alias=cursor.alias, code=code, message="not this one")
+        if cursor.position == session.length and session.finished is None:
+            return None
+        ids = [next_id(position) for position in range(cursor.position, session.length)]
+        committed = verifier_pb2.Committed(
+            alias=cursor.alias,
+            position=cursor.position,
+            ids=ids,
+            credits=bytes(len(ids)),
+            finished=finish_to_wire(session.finished),
+        )
+        cursor.position = session.length
+        if session.finished is not None:
+            committed.usage.completion_tokens = session.length - session.message.prompt_length
+            committed.usage.rounds = committed.usage.completion_tokens
+            del cursors[cursor.alias]
+        return committed
+
+
+@dataclass
+class FakeSource(DraftSourceServicer):
+    """A source that only describes itself."""
+
+    name: str = "drafter"
+    digest: str = ""
+
+    async def Describe(self, request: Any, context: Any) -> draft_source_pb2.SourceDescription:
+        return draft_source_pb2.SourceDescription(name=self.name, tokenizer_digest=self.digest)
+
+
+@dataclass
+class Front:
+    """A running orchestrator and a client of it."""
+
+    service: OrchestratorService
+    address: str
+    client: AsyncClient
+    metrics: Metrics
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"outrider_orchestrator_{name}", labels) or 0.0
+
+
+async def listen(
+    stack: contextlib.AsyncExitStack,
+    add: Callable[[Any, grpc.aio.Server], None],
+    servicer: Any,
+    port: int = 0,
+) -> tuple[str, grpc.aio.Server]:
+    server = grpc.aio.server(options=server_options())
+    add(servicer, server)
+    address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+    await server.start()
+    stack.push_async_callback(server.stop, 0)
+    return address, server
+
+
+class World:
+    """Starts fakes and orchestrators; all of them end with the test."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        self._stack = stack
+
+    async def verifier(self, **how: Any) -> FakeVerifier:
+        fake = FakeVerifier(**how)
+        await self.serve(fake)
+        return fake
+
+    async def serve(self, fake: FakeVerifier) -> None:
+        """Starts it, at the address that it had if it had one."""
+        port = int(fake.address.rpartition(":")[2]) if fake.address else 0
+        fake.address, fake.server = await listen(self._stack, add_VerifierServicer_to_server, fake, port)
+
+    async def source(self, **how: Any) -> str:
+        address, _ = await listen(self._stack, add_DraftSourceServicer_to_server, FakeSource(**how))
+        return address
+
+    async def front(self, verifiers: list[str], drafters: tuple[str, ...] = (), **settings: Any) -> Front:
+        told = OrchestratorSettings(verifier=verifiers, drafter=drafters, **settings)
+        metrics = Metrics("orchestrator")
+        service = await build(ServiceContext(told, "", metrics, fail=lambda error: None))
+        address, _ = await listen(self._stack, lambda _, server: service.register(server) and None, None)
+        await service.start()
+        self._stack.push_async_callback(service.stop, 0.0)
+        client = await self._stack.enter_async_context(AsyncClient(address))
+        return Front(service, address, client, metrics)
+
+    async def until(self, happened: Callable[[], Any]) -> None:
+        async with asyncio.timeout(10):
+            while True:
+                if happened():
+                    return
+                await asyncio.sleep(0.01)
+
+    async def ready(self, front: Front, models: int = 1, sources: int = 1) -> Front:
+        """Waits until so many models are served, with so many sources each."""
+        async with asyncio.timeout(10):
+            while True:
+                served = await front.client.models()
+                if len(served) >= models and all(len(model.sources) >= sources for model in served):
+                    return front
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield World(stack)
+
+
+@pytest.fixture(scope="session")
+def table() -> TokenTable:
+    """A tokenizer of 96 ids whose 0 and 1 are special, byte for byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    printable = [character for character in alphabet if character.isascii()] + ["Ġ", "Ċ"]
+    vocabulary = {token: id_ for id_, token in enumerate(["<pad>", "<eos>", *printable][:VOCABULARY])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>", "<eos>"])
+    return TokenTable.from_tokenizer(tokenizer)

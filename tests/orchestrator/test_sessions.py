@@ -1,0 +1,59 @@
+"""What a client has been given, epochs, and the store: pure parts of a session."""
+
+import random
+
+import pytest
+
+from orchestrator.epochs import Epochs
+from orchestrator.sessions import Delivery, Delta
+from orchestrator.stores import STORES, SessionRecord, open_store
+from outrider.wire.codec import SessionKey
+from speculative.commit import FinishReason
+from speculative.text import TextStream
+
+KEY = SessionKey("", "mine")
+
+
+def test_ids_that_come_twice_are_given_once() -> None:
+    delivery = Delivery(3, None)
+    assert delivery.take(3, (7, 8), b"\0\1") == Delta(3, (7, 8), b"\0\1", "")
+    assert delivery.take(3, (7, 8), b"\0\1") is None
+    assert delivery.take(4, (8, 9), b"\1\2") == Delta(5, (9,), b"\2", "")
+    assert delivery.position == 6
+
+
+def test_ids_that_leave_a_gap_are_an_error() -> None:
+    with pytest.raises(ValueError, match="start at 5, but the client has 3"):
+        Delivery(3, None).take(5, (7,), b"\0")
+    with pytest.raises(ValueError, match="2 committed ids came with 1 credits"):
+        Delivery(3, None).take(3, (7, 8), b"\0")
+
+
+def test_text_is_held_back_until_it_is_decided() -> None:
+    pieces = {1: b"a", 2: "é".encode()[:1], 3: "é".encode()[1:], 4: b"ST"}
+    delivery = Delivery(1, TextStream(lambda id_: pieces[id_], (b"STOP",)))
+    texts = [delta.text for id_ in (1, 2, 3, 4) if (delta := delivery.take(id_, (id_,), b"\0")) is not None]
+    assert texts == ["a", "", "é", ""]
+    assert delivery.finish(FinishReason.LENGTH) == "ST"
+
+
+def test_epochs_rise_by_the_clock_and_past_what_was_seen() -> None:
+    now = iter((1000, 1000, 900, 2000))
+    epochs = Epochs(lambda: next(now), random.Random(0).getrandbits)
+    first, second, third = epochs.next(), epochs.next(), epochs.next()
+    assert [epoch >> 20 for epoch in (first, second, third)] == [1000, 1001, 1002]
+    epochs.saw(5000 << 20 | 7)
+    assert epochs.next() >> 20 == 5001
+
+
+@pytest.mark.parametrize("name", STORES)
+async def test_a_store_keeps_the_highest_epoch_of_a_session(name: str) -> None:
+    store = open_store(name)
+    assert await store.find(KEY) is None
+    await store.put(SessionRecord(KEY, 2, "a:1"))
+    await store.put(SessionRecord(KEY, 1, "b:1"))
+    assert await store.find(KEY) == SessionRecord(KEY, 2, "a:1")
+    await store.forget(KEY, 1)
+    assert await store.find(KEY) is not None, "of another epoch"
+    await store.forget(KEY, 2)
+    assert await store.find(KEY) is None
