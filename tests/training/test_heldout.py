@@ -1,0 +1,85 @@
+"""Held-out text and its near-copies stay out of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from training import corpus, heldout, prompts, tokenizer
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return tokenizer.load(MODELS / "target" / "tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    return corpus.stdlib()
+
+
+@pytest.fixture(scope="module")
+def committed() -> list[str]:
+    return [text.prompt + text.continuation for text in prompts.read(MODELS / "heldout.jsonl")]
+
+
+def test_a_window_is_shared_wherever_it_stands() -> None:
+    shared = list(range(heldout.WINDOW))
+    assert heldout.windows([7, *shared])[1] == heldout.windows([*shared, 9])[0]
+
+
+def test_a_text_shorter_than_a_window_has_none() -> None:
+    assert len(heldout.windows([1] * (heldout.WINDOW - 1))) == 0
+
+
+def test_the_order_of_tokens_matters() -> None:
+    ids = list(range(heldout.WINDOW))
+    assert heldout.windows(ids)[0] != heldout.windows(ids[::-1])[0]
+
+
+def test_a_tenth_of_shared_windows_makes_a_near_copy_and_less_does_not() -> None:
+    held = list(range(1000, 1000 + heldout.WINDOW + 9))  # ten windows
+    files = {
+        "copy": [*held, *range(2000, 2090)],  # 10 of 100
+        "cousin": [*held, *range(2000, 2091)],  # 10 of 101
+    }
+    assert heldout.near_copies(files, [held]) == ["copy"]
+
+
+def test_every_held_out_module_is_in_the_standard_library(files: dict[str, str]) -> None:
+    assert set(heldout.NAMES) <= set(files)
+
+
+def test_tests_tables_and_installed_packages_are_not_read(files: dict[str, str]) -> None:
+    parts = {part for name in files for part in name.split("/")}
+    assert parts.isdisjoint({"test", "tests", "site-packages", "encodings", "pydoc_data"})
+
+
+def test_no_training_file_nearly_copies_held_out_text(
+    bpe: Tokenizer, files: dict[str, str], committed: list[str]
+) -> None:
+    train, held = corpus.training_files(bpe, files, committed)
+    known = [*held.values(), *(bpe.encode(text).ids for text in committed)]
+    assert len(train) > 400
+    assert set(train).isdisjoint(heldout.NAMES)
+    assert heldout.near_copies(train, known) == []
+
+
+def test_a_planted_near_copy_of_a_held_out_module_is_left_out(bpe: Tokenizer, files: dict[str, str]) -> None:
+    sample = {name: files[name] for name in ("heapq.py", "queue.py", "bisect.py", "ast.py")}
+    sample["vendored/heapq.py"] = files["ast.py"][:20_000] + files["heapq.py"].replace("heappush", "push")
+    train, _ = corpus.training_files(bpe, sample, [])
+    assert sorted(train) == ["ast.py", "bisect.py"]
+
+
+def test_a_planted_copy_of_a_committed_text_is_left_out(
+    bpe: Tokenizer, files: dict[str, str], committed: list[str]
+) -> None:
+    sample = {name: files[name] for name in ("queue.py", "bisect.py")}
+    sample["answers.py"] = "\n".join(committed)
+    train, _ = corpus.training_files(bpe, sample, committed)
+    assert sorted(train) == ["bisect.py"]

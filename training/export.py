@@ -1,0 +1,42 @@
+"""Model folders: written aside, then swapped in whole, so that nobody ever loads half a model."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from transformers import GenerationConfig, LlamaForCausalLM
+
+from training import tokenizer as bpe
+
+SHARD = "12MB"
+"""Largest weights file; repositories and their hosts dislike larger ones."""
+
+
+def write(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes a Hugging Face folder: weights in bfloat16, configuration, tokenizer."""
+    stored = copy.deepcopy(model).bfloat16()
+    stored.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=model.config.eos_token_id, do_sample=False
+    )
+    stored.save_pretrained(folder, max_shard_size=SHARD)
+    bpe.save(tokenizer, folder, model.config.max_position_embeddings)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+def publish(staged: Path, folder: Path) -> None:
+    """Makes `folder` a copy of `staged`; a card (README.md) that is already there stays."""
+    partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
+    for leftover in (partial, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.copytree(staged, partial)
+    if (folder / "README.md").exists():
+        shutil.copy2(folder / "README.md", partial)
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(partial, folder)
+    shutil.rmtree(old, ignore_errors=True)

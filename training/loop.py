@@ -1,0 +1,150 @@
+"""A training loop that can be stopped at any moment and taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from training import optimise
+
+LossOf = Callable[[int, float], torch.Tensor]
+"""Loss of the batch of a step, given the step and the share of the budget spent (0 to 1)."""
+
+PLATEAU_SECONDS = 1800.0
+PLATEAU_GAIN = 0.01
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train; times are seconds of processor time, so a paused process spends nothing."""
+
+    budget: float
+    rate: float
+    evaluate_every: float = 150.0
+    save_every: float = 150.0
+
+
+@dataclass
+class Progress:
+    """How far a run is: `history` holds (seconds spent, held-out loss in nats per token)."""
+
+    step: int = 0
+    spent: float = 0.0
+    history: list[tuple[float, float]] = field(default_factory=list)
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has written its checkpoint."""
+
+
+class Run:
+    """One model in training, its checkpoint in `folder`, and a log there of one JSON line per evaluation."""
+
+    def __init__(self, name: str, model: torch.nn.Module, settings: Settings, folder: Path) -> None:
+        self.name = name
+        self.model = model
+        self.settings = settings
+        self.progress = Progress()
+        self._optimisers = optimise.optimisers(model, settings.rate)
+        self._checkpoint = folder / f"{name}.pt"
+        self._log = folder / "log.jsonl"
+        if self._checkpoint.exists():
+            self._restore()
+
+    def train(self, loss_of: LossOf, evaluate: Callable[[], float]) -> None:
+        """Trains until the budget is spent or the held-out loss stands still."""
+        with _StopRequest() as stop:
+            saved = evaluated = self.progress.spent
+            while self._share() < 1.0 and not plateaued(self.progress.history):
+                loss = self._step(loss_of)
+                if self.progress.spent - evaluated >= self.settings.evaluate_every:
+                    evaluated = self.progress.spent
+                    self._evaluate(evaluate, loss)
+                if stop.requested or self.progress.spent - saved >= self.settings.save_every:
+                    saved = self.progress.spent
+                    self.save()
+                if stop.requested:
+                    raise Interrupted(self.name)
+            if evaluated < self.progress.spent:
+                self._evaluate(evaluate, loss=None)
+            self.save()
+
+    def save(self) -> None:
+        """Writes the checkpoint: weights, optimiser state and progress, whole or not at all."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
+            "progress": asdict(self.progress),
+        }
+        partial = self._checkpoint.with_suffix(".partial")
+        torch.save(state, partial)
+        os.replace(partial, self._checkpoint)
+
+    def _restore(self) -> None:
+        state: dict[str, Any] = torch.load(self._checkpoint, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        self.progress = Progress(**state["progress"])
+
+    def _share(self) -> float:
+        return self.progress.spent / self.settings.budget
+
+    def _step(self, loss_of: LossOf) -> float:
+        started = time.process_time()
+        self.model.train()
+        share = min(1.0, self._share())
+        for optimiser in self._optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = self.settings.rate * optimise.factor(self.progress.step, share)
+        loss = loss_of(self.progress.step, share)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimiser in self._optimisers:
+            optimiser.step()
+            optimiser.zero_grad()
+        self.progress.step += 1
+        self.progress.spent += time.process_time() - started
+        return float(loss.detach())
+
+    def _evaluate(self, evaluate: Callable[[], float], loss: float | None) -> None:
+        self.model.eval()
+        held = evaluate()
+        self.progress.history.append((self.progress.spent, held))
+        line = {"run": self.name, "step": self.progress.step, "seconds": round(self.progress.spent, 1)}
+        with self._log.open("a") as log:
+            log.write(json.dumps({**line, "loss": loss, "held_out_loss": held}) + "\n")
+
+
+def plateaued(history: list[tuple[float, float]]) -> bool:
+    """Whether the best held-out loss fell by less than `PLATEAU_GAIN` over the last `PLATEAU_SECONDS`."""
+    if not history:
+        return False
+    now = history[-1][0]
+    before = [loss for seconds, loss in history if seconds <= now - PLATEAU_SECONDS]
+    return bool(before) and min(loss for _, loss in history) > min(before) * (1.0 - PLATEAU_GAIN)
+
+
+class _StopRequest:
+    """While entered, SIGTERM asks for a stop at the next step instead of ending the process."""
+
+    requested = False
+
+    def __enter__(self) -> _StopRequest:
+        self._previous = signal.signal(signal.SIGTERM, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._previous)
+
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        self.requested = True

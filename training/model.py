@@ -1,0 +1,58 @@
+"""Shapes of the pair, and models made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama shape: `layers` of width `hidden`, grouped-query attention, tied embeddings."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocabulary: int = 4096
+    context: int = 2048
+
+
+# Deep and narrow: at batch 1 on a CPU a layer costs mostly its fixed overhead, so depth makes a token
+# dear while further nodes of a tree stay cheap.
+TARGET = Shape(layers=12, hidden=224, heads=4, kv_heads=2, head_dim=64, inner=576)
+# Two layers, because copying from the context takes two.
+DRAFTER = Shape(layers=2, hidden=192, heads=3, kv_heads=3, head_dim=64, inner=512)
+
+
+def build(shape: Shape, eos: int, seed: int) -> LlamaForCausalLM:
+    """A freshly initialised float32 model of that shape."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(config(shape, eos))
+
+
+def config(shape: Shape, eos: int) -> LlamaConfig:
+    """The Hugging Face configuration of a shape; no bos, `eos` ends a text."""
+    return LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.inner,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=eos,
+        pad_token_id=None,
+    )
+
+
+def parameters(model: torch.nn.Module) -> int:
+    """Number of distinct parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())

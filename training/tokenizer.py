@@ -1,0 +1,43 @@
+"""A byte-level BPE tokenizer that gives every text back exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+EOS = "<|endoftext|>"
+"""Separates documents and ends a text; always the last id of the vocabulary."""
+
+
+def train(texts: Iterable[str], size: int) -> Tokenizer:
+    """A tokenizer of at most `size` entries, `EOS` included, learned from `texts`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 1,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([EOS])
+    return tokenizer
+
+
+def load(path: Path) -> Tokenizer:
+    """The tokenizer in a `tokenizer.json`."""
+    return Tokenizer.from_file(str(path))
+
+
+def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    """Writes `tokenizer.json` and `tokenizer_config.json`, for a model of `context` tokens."""
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        eos_token=EOS,
+        clean_up_tokenization_spaces=False,
+        model_max_length=context,
+    )
+    wrapped.save_pretrained(folder)
