@@ -4,9 +4,11 @@ Where to look, in the order of one round:
 
 ======================  =====================================================================================
 `merge`                 one draft tree per session from many sources: late, stale, waiting, malformed
+                        (`fragment` is what they offer, `waiting` where it waits)
 `tree`                  the tree that a round verifies, as flat arrays
 `target`                the target's own token at a node: that node's history, position and noise
 `sampling`, `noise`     logits to a token: penalties, temperature, cuts; counter-based randomness
+                        (`history` counts what penalties need)
 `acceptance`            which drafted tokens the target agrees with, by name
 `commit`, `text`        where a request ends; what its ids read as
 `lookup`                drafts copied from the session's own text

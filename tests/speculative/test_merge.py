@@ -139,6 +139,14 @@ def test_a_base_not_known_yet_waits_for_the_commit() -> None:
     assert drafts.totals.stale == 2
 
 
+def test_a_drafted_nodes_hash_at_another_length_names_no_base() -> None:
+    drafts = pool()
+    drafts.offer(chain(IDS, 1, 2))
+    lying = Fragment(1, 5, len(IDS) + 5, prefix_hash([*IDS, 1]), (7,), (-1,), (0.5,))
+    assert drafts.offer(lying) == Offer(waiting=1)
+    assert paths(drafts) == {(1,), (1, 2)}
+
+
 def test_waiting_is_bounded_per_source_and_the_oldest_goes_first() -> None:
     drafts = pool(waiting_cap=2)
     for token in (1, 2, 3):

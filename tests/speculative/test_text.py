@@ -65,6 +65,7 @@ def whole(ids: list[int], stops: list[bytes]) -> str:
 )
 @example(ids=[13, 1], stops=[], cuts=[1, 1])
 @example(ids=[9, 3, 10], stops=[b"ab"], cuts=[1, 1, 1])
+@example(ids=[1, 1, 2], stops=[b"aab"], cuts=[1, 1, 1])
 def test_any_chunking_reads_as_the_whole(ids: list[int], stops: list[bytes], cuts: list[int]) -> None:
     text = stream(*stops)
     pieces, start = [], 0
