@@ -1,24 +1,30 @@
-"""How much a drafter's tree gives, on a virtual clock: real models, the real follower and merge, no processes.
+"""What a drafter's tree gives, on a virtual clock: real models, the real follower and merge, no processes.
 
-The target's own continuations are computed once; drafts never change them. Then a verifier that never waits and a
-drafter that never stops run side by side in simulated time with given step costs, so that ways to grow trees can be
-compared without noise from the machine. The last line is one JSON object.
+The target's own continuations are computed first; drafts never change them. Then a verifier and a drafter that
+never stop run side by side in simulated time with given step costs, so that ways to grow trees can be compared
+without the machine's noise. Run `python benchmarks/drafter_sim.py [--children K ...]`. The last line is one
+JSON object.
 """
 
 import argparse
 import heapq
 import itertools
 import json
-import statistics
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
+
+from envelope import REPOSITORY, print_result
 
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters.causal_lm import CausalLMDrafter
 from drafter_service.follower import Follower, Request
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
+from outrider.tokens import TokenTable
+from speculative.fragment import Fragment
 from speculative.hashing import prefix_hashes
 from speculative.merge import DraftPool
 from speculative.noise import NoiseRows
@@ -26,35 +32,52 @@ from speculative.params import SamplingParams
 from speculative.sampling import History, choose
 from speculative.tree import ROOT
 
+TICK_MS = 0.1
+
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Simulated milliseconds; a step of n rows takes `step + row * (n - 1)`."""
+class Scene:
+    """Simulated milliseconds (a step of n rows takes `step + row * (n - 1)`) and bounds."""
 
     target_step: float = 7.0
     target_row: float = 0.15
     drafter_step: float = 0.95
-    drafter_row: float = 0.12
+    drafter_row: float = 0.15
     between: float = 0.4
-    """From one target step to the next."""
+    """From the end of a target step to the start of the next."""
     way: float = 0.4
     """A message from one process to the other."""
-
-
-TICK_MS = 0.1
+    patience: float = 2.5
+    """How long the verifier waits where nothing is drafted."""
+    node_limit: int = 16
+    """Nodes that the verifier takes in one round."""
+    in_flight: int = 64
+    """Nodes that the drafter may have in flight."""
+    nodes_per_pass: int = 2
 
 
 @dataclass(slots=True)
-class Run:
-    """What one request cost."""
+class Tally:
+    """Counts over requests."""
 
     tokens: int = 0
     rounds: int = 0
-    rows: int = 0
-    drafted: int = 0
-    passes: int = 0
     bare_rounds: int = 0
+    target_rows: int = 0
+    passes: int = 0
+    drafted: int = 0
     ms: float = 0.0
+
+    def summary(self) -> dict[str, float]:
+        """Ratios that compare."""
+        return {
+            "acceptance_length": round(self.tokens / self.rounds, 3),
+            "tokens_per_second": round(1000 * self.tokens / self.ms, 1),
+            "bare_rounds": round(self.bare_rounds / self.rounds, 3),
+            "target_rows_per_round": round(self.target_rows / self.rounds, 2),
+            "passes_per_round": round(self.passes / self.rounds, 2),
+            "drafted_per_token": round(self.drafted / self.tokens, 2),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +109,9 @@ class Simulation:
     """One request: two actors, each with its own time; whoever is behind acts next."""
 
     def __init__(
-        self, drafter: CausalLMDrafter, truth: Truth, growth: Growth, costs: Costs, args: argparse.Namespace
+        self, drafter: CausalLMDrafter, truth: Truth, growth: Growth, scene: Scene, tally: Tally
     ) -> None:
-        self._drafter, self._truth, self._costs, self._args = drafter, truth, costs, args
-        prompt = truth.ids[: truth.prompt_length]
-        limit = len(truth.ids)
+        prompt, limit = truth.ids[: truth.prompt_length], len(truth.ids)
         width = drafter.abilities.width
         request = Request(
             epoch=1,
@@ -99,21 +120,20 @@ class Simulation:
             limit=limit,
             params=truth.params,
             seed=truth.seed,
-            node_limit=args.in_flight,
+            node_limit=scene.in_flight,
             vocabulary_size=width,
         )
+        self._drafter, self._truth, self._scene, self._tally = drafter, truth, scene, tally
         self._follower = Follower(request, drafter.open(limit), drafter.abilities, growth)
         self._pool = DraftPool(prompt, epoch=1, vocabulary_size=width, limit=limit)
         self._hashes = prefix_hashes(truth.ids)
-        self._drafts: list[tuple[float, int, object]] = []
-        self._progress: list[tuple[float, int, int]] = []
+        self._fragments: list[tuple[float, int, Fragment]] = []  # by arrival
+        self._lengths: list[tuple[float, int]] = []  # what was committed when, by arrival
         self._serial = itertools.count()
-        self._told = len(prompt)
-        self._waited_ms = 0.0
-        self.run = Run()
+        self._waited = 0.0
 
-    def finish(self) -> Run:
-        """Runs to the request's end."""
+    def run(self) -> None:
+        """To the request's end."""
         verifier_ms = drafter_ms = 0.0
         while self._pool.length < len(self._truth.ids):
             if drafter_ms < verifier_ms:
@@ -121,102 +141,89 @@ class Simulation:
             else:
                 verifier_ms = self._verify(verifier_ms)
         self._drafter.close(self._follower.cache)
-        self.run.ms = verifier_ms
-        return self.run
+        self._tally.ms += verifier_ms
 
     def _draft(self, now: float, until: float) -> float:
-        while self._progress and self._progress[0][0] <= now:
-            length = heapq.heappop(self._progress)[2]
-            ids = self._truth.ids[self._told : length]
-            self._follower.progress(self._told, ids, int(self._hashes[length]))
-            self._told = length
+        while self._lengths and self._lengths[0][0] <= now:
+            known, length = self._follower.length, heapq.heappop(self._lengths)[1]
+            self._follower.progress(known, self._truth.ids[known:length], int(self._hashes[length]))
             self._send(now)
-        rows = self._follower.plan(self._args.nodes_per_pass, 10_000)
+        rows = self._follower.plan(self._scene.nodes_per_pass, len(self._truth.ids))
         if rows is None:
-            return min([until, *(at for at, _, _ in self._progress)])
-        logits = self._drafter.forward([(self._follower.cache, rows)])
-        self._follower.grow(rows, logits)
-        self.run.passes += 1
-        now += self._costs.drafter_step + self._costs.drafter_row * (len(rows.tokens) - 1)
+            return min([until, *(at for at, _ in self._lengths)])
+        self._follower.grow(rows, self._drafter.forward([(self._follower.cache, rows)]))
+        self._tally.passes += 1
+        now += self._scene.drafter_step + self._scene.drafter_row * (len(rows.tokens) - 1)
         self._send(now)
         return now
 
     def _send(self, now: float) -> None:
         for fragment in self._follower.take_fragments():
-            self.run.drafted += len(fragment)
-            heapq.heappush(self._drafts, (now + self._costs.way, next(self._serial), fragment))
+            self._tally.drafted += len(fragment)
+            heapq.heappush(self._fragments, (now + self._scene.way, next(self._serial), fragment))
 
     def _verify(self, now: float) -> float:
-        while self._drafts and self._drafts[0][0] <= now:
-            self._pool.offer(heapq.heappop(self._drafts)[2])  # type: ignore[arg-type]
-        tree = self._pool.best_tree(self._args.node_limit)
-        if not len(tree) and self._waited_ms < self._args.patience_ms:
-            self._waited_ms += TICK_MS
+        while self._fragments and self._fragments[0][0] <= now:
+            self._pool.offer(heapq.heappop(self._fragments)[2])
+        tree = self._pool.best_tree(self._scene.node_limit)
+        if not len(tree) and self._waited < self._scene.patience:
+            self._waited += TICK_MS
             return now + TICK_MS
-        self._waited_ms = 0.0
-        node, length = ROOT, self._pool.length
-        while length < len(self._truth.ids) and (found := tree.children(node).get(self._truth.ids[length])) is not None:
-            node, length = found, length + 1
-        length = min(length + 1, len(self._truth.ids))
-        run = self.run
-        run.tokens += length - self._pool.length
-        run.rounds += 1
-        run.rows += 1 + len(tree)
-        run.bare_rounds += len(tree) == 0
-        self._pool.commit(self._truth.ids[self._pool.length : length])
-        end = now + self._costs.target_step + self._costs.target_row * len(tree)
-        heapq.heappush(self._progress, (end + self._costs.way, next(self._serial), length))
-        return end + self._costs.between
+        self._waited = 0.0
+        ids, before = self._truth.ids, self._pool.length
+        node, length = ROOT, before
+        while length < len(ids) - 1 and (child := tree.children(node).get(ids[length])) is not None:
+            node, length = child, length + 1
+        self._pool.commit(ids[before : length + 1])
+        tally = self._tally
+        tally.tokens += length + 1 - before
+        tally.rounds += 1
+        tally.bare_rounds += not len(tree)
+        tally.target_rows += 1 + len(tree)
+        end = now + self._scene.target_step + self._scene.target_row * len(tree)
+        heapq.heappush(self._lengths, (end + self._scene.way, length + 1))
+        return end + self._scene.between
 
 
-def summary(runs: Sequence[Run]) -> dict[str, float]:
-    """Over all requests."""
-    tokens, rounds = sum(run.tokens for run in runs), sum(run.rounds for run in runs)
-    return {
-        "acceptance_length": round(tokens / rounds, 3),
-        "tokens_per_second": round(1000 * tokens / sum(run.ms for run in runs), 1),
-        "worst_acceptance_length": round(min(run.tokens / run.rounds for run in runs), 3),
-        "median_acceptance_length": round(statistics.median(run.tokens / run.rounds for run in runs), 3),
-        "target_rows_per_round": round(sum(run.rows for run in runs) / rounds, 2),
-        "bare_rounds": round(sum(run.bare_rounds for run in runs) / rounds, 3),
-        "drafted_per_token": round(sum(run.drafted for run in runs) / tokens, 2),
-        "passes_per_round": round(sum(run.passes for run in runs) / rounds, 2),
-    }
-
-
-def main() -> None:
-    """Reads the flags, simulates greedy and sampled decoding, prints a table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", type=Path, default=Path("models/target"))
-    parser.add_argument("--drafter", type=Path, default=Path("models/drafter"))
-    parser.add_argument("--prompts", type=Path, default=Path("models/heldout.jsonl"))
+def flags() -> argparse.Namespace:
+    """The command line: models, prompts, and a flag for every field of `Growth` and `Scene`."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="the last line only")
+    parser.add_argument("--target", type=Path, default=REPOSITORY / "models/target")
+    parser.add_argument("--drafter", type=Path, default=REPOSITORY / "models/drafter")
+    parser.add_argument("--prompts", type=Path, default=REPOSITORY / "models/heldout.jsonl")
     parser.add_argument("--count", type=int, default=8, help="prompts used")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per prompt")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8])
-    parser.add_argument("--children", type=int, default=Growth().children)
-    parser.add_argument("--scale", type=float, default=Growth().scale)
-    parser.add_argument("--floor", type=float, default=Growth().floor)
-    parser.add_argument("--depth", type=int, default=Growth().depth)
-    parser.add_argument("--nodes-per-pass", type=int, default=2)
-    parser.add_argument("--node-limit", type=int, default=16, help="nodes that the verifier takes in one round")
-    parser.add_argument("--patience-ms", type=float, default=2.5, help="wait for a first draft so long")
-    parser.add_argument("--in-flight", type=int, default=64, help="nodes that the drafter may have in flight")
-    args = parser.parse_args()
-    growth = Growth(args.children, args.scale, args.floor, args.depth)
-    costs = Costs()
+    for one in (*fields(Growth), *fields(Scene)):
+        parser.add_argument(f"--{one.name.replace('_', '-')}", type=type(one.default), default=one.default)
+    return parser.parse_args()
+
+
+def picked(kind: type[Any], args: argparse.Namespace) -> Any:
+    """The fields of a dataclass as the flags say."""
+    return kind(**{one.name: getattr(args, one.name) for one in fields(kind)})
+
+
+def main() -> None:
+    """Simulates greedy and sampled decoding."""
+    args, started = flags(), time.perf_counter()
+    growth, scene = picked(Growth, args), picked(Scene, args)
     target = PackedLM.load(args.target, check=False)
     drafter = CausalLMDrafter(PackedLM.load(args.drafter, check=False))
+    tokens = TokenTable.from_json(target.tokenizer_json or "")
     found = {}
     for temperature in args.temperature:
-        params = SamplingParams(temperature=temperature)
-        runs = []
-        for number, line in enumerate(args.prompts.read_text().splitlines()[: args.count]):
-            prompt = drafter.tokens.encode(json.loads(line)["prompt"])
-            truth = continuation(target, prompt, params, number, args.tokens)
-            runs.append(Simulation(drafter, truth, growth, costs, args).finish())
-        found[f"{temperature:g}"] = summary(runs)
-        print(f"temperature {temperature:g}: {found[f'{temperature:g}']}")
-    print(json.dumps({"name": "drafter_sim", "growth": asdict(growth), "costs": asdict(costs), "by_temperature": found}))
+        tally, params = Tally(), SamplingParams(temperature=temperature)
+        for seed, line in enumerate(args.prompts.read_text().splitlines()[: args.count]):
+            prompt = tokens.encode(json.loads(line)["prompt"])
+            truth = continuation(target, prompt, params, seed, args.tokens)
+            Simulation(drafter, truth, growth, scene, tally).run()
+        found[f"{temperature:g}"] = tally.summary()
+        if not args.json:
+            print(f"temperature {temperature:g}: {found[f'{temperature:g}']}", flush=True)
+    settings = {"growth": asdict(growth), "scene": asdict(scene), "count": args.count, "tokens": args.tokens}
+    print_result("drafter_sim", settings, started, {"by_temperature": found})
 
 
 if __name__ == "__main__":

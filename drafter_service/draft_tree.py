@@ -20,11 +20,11 @@ from speculative import hashing
 class Growth:
     """How trees grow."""
 
-    children: int = 3
+    children: int = 4
     """Most children of one node."""
-    scale: float = 1.0
+    scale: float = 0.5
     """How far the target's logits stray from the drafter's, in logits; see `drafter_service.ranking`."""
-    floor: float = 0.02
+    floor: float = 0.01
     """Survival below which a node is neither sent nor expanded."""
     depth: int = 32
     """Most nodes between the last committed token and a leaf, that leaf included."""
@@ -105,10 +105,15 @@ class DraftTree:
         return chosen
 
     def expand(self, node: Node, children: Sequence[tuple[int, float]]) -> None:
-        """Gives a node its children: tokens, each with its probability given the node, likeliest first."""
+        """Gives a node its children: tokens, each with its probability given the node, likeliest first.
+
+        One below the floor even then could never be sent: it is left out.
+        """
         node.children = {}
         position = node.position + 1
         for token, probability in children:
+            if probability < self.growth.floor:
+                break
             child_hash = hashing.extend(node.prefix_hash, token)
             child = Node(token, position, child_hash, node.survival * probability, node)
             node.children[token] = child

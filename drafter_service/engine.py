@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters import Drafter
 from drafter_service.follower import NotFollowed, Rows
@@ -19,6 +22,8 @@ from speculative.errors import EmptySupport, Overloaded
 from speculative.fragment import Fragment
 
 log = logging.getLogger(__name__)
+
+Batch = list[tuple[Followed, Rows]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,16 @@ class Broken:
     stream: int
 
 
-Event = Follow | Progress | End | Broken
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A follow that no drafter could make sense of; refused like one that this drafter cannot follow."""
+
+    stream: int
+    alias: int
+    why: str
+
+
+Event = Follow | Progress | End | Broken | Wrong
 
 
 @dataclass(slots=True)
@@ -104,6 +118,7 @@ class Engine:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._outgoing: dict[int, Outgoing] = {}
+        self._busy = 0  # sessions in the last pass
         self._stopping = False
 
     def submit(self, event: Event) -> None:
@@ -129,10 +144,10 @@ class Engine:
             if wait:
                 timeout_s = None if until_s is None else max(0.0, until_s - self._clock())
                 self._handle(self._inbox.get(timeout=timeout_s))
-            while True:
-                self._handle(self._inbox.get_nowait())
         except queue.Empty:
             pass
+        for _ in range(self._inbox.qsize()):  # what comes in meanwhile is for after the next pass
+            self._handle(self._inbox.get_nowait())
         self._flush()
 
     def step(self) -> bool:
@@ -145,14 +160,17 @@ class Engine:
         except Overloaded as error:
             # Nothing was computed: what waits makes room, then the session that came last does.
             if not self.roster.free_oldest():
-                self._refuse(batch[-1][0], str(error))
-                self.roster.end(batch[-1][0])
-            self._flush()
-            return True
+                self._give_up(batch[-1:], str(error))
         except Exception:
             log.exception("a pass over %d sessions failed; they are refused", len(batch))
-            self._give_up(batch)
-            return True
+            self.counts.failed_passes += 1
+            self._give_up(batch, "the drafter failed; its log says why")
+        else:
+            self._grow(batch, logits)
+        self._flush()
+        return True
+
+    def _grow(self, batch: Batch, logits: NDArray[np.float32]) -> None:
         self.counts.passes += 1
         low = 0
         for followed, rows in batch:
@@ -161,32 +179,28 @@ class Engine:
             try:
                 followed.follower.grow(rows, logits[low:high])
             except EmptySupport as error:
-                self._refuse(followed, str(error))
-                self.roster.end(followed)
+                self._give_up([(followed, rows)], str(error))
             else:
                 self._send_fragments(followed)
             low = high
-        self._flush()
-        return True
 
-    def _plan(self) -> list[tuple[Followed, Rows]]:
-        nodes = max(1, self._nodes_per_pass // max(1, len(self.roster)))
+    def _plan(self) -> Batch:
+        nodes = max(1, self._nodes_per_pass // max(1, self._busy))
         chunk = self._chunk
-        batch: list[tuple[Followed, Rows]] = []
+        batch: Batch = []
         for followed in self.roster:
             rows = followed.follower.plan(nodes, chunk)
             if rows is not None:
                 batch.append((followed, rows))
                 # Whoever comes late reads one id a pass at least: nobody starves behind a long prompt.
                 chunk = max(1, chunk - len(rows.tokens))
+        self._busy = len(batch)
         return batch
 
-    def _give_up(self, batch: list[tuple[Followed, Rows]]) -> None:
-        self.counts.failed_passes += 1
+    def _give_up(self, batch: Batch, why: str) -> None:
         for followed, _ in batch:
-            self._refuse(followed, "the drafter failed; its log says why")
+            self._refuse(followed, why)
             self.roster.end(followed)
-        self._flush()
 
     def _handle(self, event: Event | None) -> None:
         match event:
@@ -203,6 +217,8 @@ class Engine:
             case Broken(stream):
                 self.roster.let_go_stream(stream, self._clock())
                 self._outgoing.pop(stream, None)
+            case Wrong():
+                self._refuse(event, event.why)
             case None:
                 self._stopping = True
 
@@ -239,9 +255,9 @@ class Engine:
             drafts = self._out(followed.stream).drafts
             drafts.extend((followed.alias, fragment) for fragment in fragments)
 
-    def _refuse(self, whom: Follow | Followed, message: str) -> None:
+    def _refuse(self, whom: Follow | Followed | Wrong, message: str) -> None:
         self.counts.refusals += 1
-        log.info("not followed: %s", message, extra={"fields": {"session": str(whom.key)}})
+        log.info("not followed: %s", message, extra={"fields": {"stream": whom.stream, "alias": whom.alias}})
         self._out(whom.stream).refusals.append((whom.alias, message))
 
     def _out(self, stream: int) -> Outgoing:

@@ -1,6 +1,6 @@
 """Attach's messages to the engine's events and back: checks what a peer may get wrong; knows no sockets."""
 
-from drafter_service.engine import End, Event, Outgoing, Progress
+from drafter_service.engine import End, Event, Outgoing, Progress, Wrong
 from drafter_service.follower import NotFollowed, Request
 from drafter_service.roster import Follow
 from outrider.v1 import draft_source_pb2
@@ -41,19 +41,18 @@ def follow_from_wire(
 
 def events_from_wire(
     message: draft_source_pb2.AttachRequest, stream: int, *, model: str, tokenizer_digest: str
-) -> tuple[list[Event], list[tuple[int, str]]]:
-    """What a message asks of the engine, and the refusals of what cannot be asked: alias and reason."""
+) -> list[Event]:
+    """What a message tells the engine. Ends come first: their aliases may be in use again."""
     events: list[Event] = [End(stream, alias) for alias in message.end]
-    refusals: list[tuple[int, str]] = []
     for follow in message.follow:
         try:
             events.append(follow_from_wire(follow, stream, model=model, tokenizer_digest=tokenizer_digest))
         except (NotFollowed, InvalidRequest) as error:
-            refusals.append((follow.alias, str(error)))
+            events.append(Wrong(stream, follow.alias, str(error)))
     events.extend(
         Progress(stream, one.alias, one.position, tuple(one.ids), one.prefix_hash) for one in message.progress
     )
-    return events, refusals
+    return events
 
 
 def outgoing_to_wire(outgoing: Outgoing) -> draft_source_pb2.AttachResponse:

@@ -130,13 +130,11 @@ class DraftSourceServer(draft_source_pb2_grpc.DraftSourceServicer):
         drafter = engine.drafter
         try:
             async for message in requests:
-                events, refusals = events_from_wire(
+                events = events_from_wire(
                     message, stream, model=drafter.model, tokenizer_digest=drafter.tokenizer_digest
                 )
                 for event in events:
                     engine.submit(event)
-                if refusals:
-                    outbox.put(Outgoing(refusals=refusals))
         finally:
             outbox.close()
 

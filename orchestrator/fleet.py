@@ -24,12 +24,9 @@ from orchestrator.verifiers import Patience, VerifierLink
 class Fleet:
     """The links, running. `stop` ends them."""
 
-    def __init__(
-        self, verifiers: Sequence[str], drafters: Sequence[str], *, patience: Patience, max_message_mb: int
-    ) -> None:
+    def __init__(self, verifiers: Sequence[str], drafters: Sequence[str], patience: Patience) -> None:
         self.verifiers = {
-            address: VerifierLink(address, patience=patience, max_message_mb=max_message_mb)
-            for address in dict.fromkeys(verifiers)
+            address: VerifierLink(address, patience=patience) for address in dict.fromkeys(verifiers)
         }
         self.sources = {address: SourceLink(address) for address in dict.fromkeys(drafters)}
         self._turns = itertools.count()

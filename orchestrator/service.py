@@ -40,12 +40,7 @@ class OrchestratorService:
 async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorService:
     """The parts, joined; nothing is dialled yet."""
     settings = context.settings
-    fleet = Fleet(
-        settings.verifier,
-        settings.drafter,
-        patience=Patience(settings.silent_s, settings.stalled_s),
-        max_message_mb=settings.max_message_mb,
-    )
+    fleet = Fleet(settings.verifier, settings.drafter, Patience(settings.silent_s, settings.stalled_s))
     watch_fleet(context.metrics, fleet)
     relay = Relay(fleet, open_store(settings.store), Epochs(_clock_ms, secrets.randbits))
     server = GenerationServer(

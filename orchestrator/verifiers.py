@@ -51,7 +51,7 @@ class Patience:
 class VerifierLink:
     """Holds one verifier. `run` for as long as it is to be held; the other methods at any time beside it."""
 
-    def __init__(self, address: str, *, patience: Patience | None = None, max_message_mb: int = 32) -> None:
+    def __init__(self, address: str, *, patience: Patience | None = None) -> None:
         self.address = address
         self.target: Target | None = None
         """What it serves; None until it has said so once."""
@@ -60,7 +60,7 @@ class VerifierLink:
         self.broken = 0
         """Watch streams that broke so far."""
         self._patience = patience or Patience()
-        self._channel = open_channel(address, max_message_mb)
+        self._channel = open_channel(address)
         self._stub: VerifierAsyncStub = VerifierStub(self._channel)
         self._readers: dict[int, Reader] = {}
         self._opening = 0

@@ -19,6 +19,7 @@ from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel, open_sync_channel
 from outrider.wire.status import rpc_errors
+from speculative.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outrider.v1.generation_pb2_grpc import GenerationAsyncStub  # a name of the type stubs only
@@ -27,6 +28,8 @@ __all__ = ["AsyncClient", "AsyncStream", "Chunk", "Client", "Completion", "Model
 
 CONTROL_S = 10.0
 """Seconds that Cancel and ListModels may take."""
+PATIENCE_MS = 10_000
+"""How long an orchestrator may leave a ping unanswered: a client has nowhere else to go at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,8 @@ class Client:
     """A blocking client. Safe to share between threads; close it, or use it as a context manager."""
 
     def __init__(self, address: str) -> None:
-        """Dials host:port at the first call."""
-        self._channel = open_sync_channel(address)
+        """Dials host:port at the first call. Raises InvalidRequest where there is none to dial."""
+        self._channel = open_sync_channel(_checked(address), patience_ms=PATIENCE_MS)
         self._stub: GenerationStub = GenerationStub(self._channel)
 
     def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
@@ -165,8 +168,8 @@ class AsyncClient:
     """The same for asyncio; to be made, used and closed inside one event loop."""
 
     def __init__(self, address: str) -> None:
-        """Dials host:port at the first call."""
-        self._channel = open_channel(address)
+        """Dials host:port at the first call. Raises InvalidRequest where there is none to dial."""
+        self._channel = open_channel(_checked(address), patience_ms=PATIENCE_MS)
         self._stub: GenerationAsyncStub = GenerationStub(self._channel)
 
     async def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
@@ -202,6 +205,12 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _checked(address: str) -> str:
+    if not address.strip():
+        raise InvalidRequest("the address is empty; give an orchestrator's host:port")
+    return address
 
 
 def _model(model: generation_pb2.Model) -> Model:

@@ -127,14 +127,14 @@ _WIDTHS["nodes"] = _WIDTHS["top_k"]
 
 def _check_widths(options: Options) -> None:
     """The message's own errors about a number do not say which field it was for."""
-    for field, (low, high) in _WIDTHS.items():
-        value = options.get(field)
+    for name, (low, high) in _WIDTHS.items():
+        value = options.get(name)
         if isinstance(value, int) and not low <= value < high:
-            raise InvalidRequest(f"{field} is {value}; it must be from {low} to {high - 1}")
-    for field in ("ids", "logit_bias"):
-        for id_ in cast(Iterable[int], options.get(field) or ()):
+            raise InvalidRequest(f"{name} is {value}; it must be from {low} to {high - 1}")
+    for name in ("ids", "logit_bias"):
+        for id_ in cast(Iterable[int], options.get(name) or ()):
             if isinstance(id_, int) and not 0 <= id_ < 2**32:
-                raise InvalidRequest(f"{field} has {id_}; no vocabulary has such an id")
+                raise InvalidRequest(f"{name} has {id_}; no vocabulary has such an id")
 
 
 def _sampling(options: Options) -> common_pb2.Sampling:

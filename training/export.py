@@ -19,9 +19,7 @@ SHARD = "12MB"
 def write(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Writes a Hugging Face folder: weights in bfloat16, configuration, tokenizer."""
     stored = copy.deepcopy(model).bfloat16()
-    stored.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        eos_token_id=model.config.eos_token_id, do_sample=False
-    )
+    stored.generation_config = GenerationConfig(eos_token_id=model.config.eos_token_id, do_sample=False)
     stored.save_pretrained(folder, max_shard_size=SHARD)
     bpe.save(tokenizer, folder, model.config.max_position_embeddings)
     for file in folder.iterdir():

@@ -107,7 +107,7 @@ class Run:
             for group in optimiser.param_groups:
                 group["lr"] = self.settings.rate * optimise.factor(self.progress.step, share)
         loss = loss_of(self.progress.step, share)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self._optimisers:
             optimiser.step()

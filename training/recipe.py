@@ -20,8 +20,8 @@ class Recipe:
     drafter_rate: float = 8e-3
     held_windows: int = 32
     evaluate_every: float = 150.0
-    continued_rows: int = 512
-    source_rows: int = 768
+    continued_rows: int = 320
+    source_rows: int = 640
     long_rows: int = 64
     """Windows for the drafter to learn from: continued by the target, and of source text, short and long."""
     chunk: int = 64

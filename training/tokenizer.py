@@ -34,7 +34,7 @@ def load(path: Path) -> Tokenizer:
 
 def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     """Writes `tokenizer.json` and `tokenizer_config.json`, for a model of `context` tokens."""
-    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=EOS,
         clean_up_tokenization_spaces=False,

@@ -1,6 +1,7 @@
 """What crosses between the event loop and the engine thread: commands in, one batch per step out.
 
-A session is named by its handle, a number that no two incarnations share. Knows nothing of sockets or tensors.
+A session is named by its handle, a number that no two incarnations share. Knows nothing of sockets or
+tensors.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The engine thread: one packed forward per step over every ready session.
 
-drain the inbox - publish what the last step did, and the next one's beat - maybe wait for drafts - one forward -
-match - commit. Everything that touches the model happens here; nothing here touches a socket.
+drain the inbox - publish what the last step did, and the next one's beat - maybe wait for drafts - one
+forward - match - commit. Everything that touches the model happens here; nothing here touches a socket.
 """
 
 import logging
@@ -142,7 +142,8 @@ class Engine:
                     running.end(cancelled, FinishReason.CANCELLED, message)
             case Sources(handle, sources):
                 if (changed := running.get(handle)) is not None:
-                    changed.use_sources(sources)
+                    with running.guarded(changed):
+                        changed.use_sources(sources)
             case Stop():
                 self._stopping = True
 
@@ -150,19 +151,21 @@ class Engine:
         nodes = [session.likely_nodes for session in ready]
         sizes = pending_rows([session.pending for session in ready], nodes, self._limits.prefill_chunk)
         for session, size in zip(ready, sizes, strict=True):
-            self._running.prepare(session, size)
+            with self._running.guarded(session):
+                self._running.prepare(session, size)
         step_ms = self._pace.expected_ms(sum(sizes) + sum(nodes))
-        # Whoever may wait for drafts tells sources first. Else it is told as the forward begins: what the event
-        # loop then does overlaps with the forward and not with this thread's own bookkeeping.
+        # Whoever may wait for drafts tells sources first. Else it is told as the forward begins: what the
+        # event loop then does overlaps with the forward and not with this thread's own bookkeeping.
         waits = len(ready) == 1 and bool(ready[0].paces) and self._limits.wait_ms_most > 0
         if waits:
             self._tell(stepping=True, step_ms=step_ms)
-            self._await_drafts(ready[0], step_ms)
-        parts = [
-            (session, session.begin(size))
-            for session, size in zip(ready, sizes, strict=True)
-            if size and session in self._running
-        ]
+            with self._running.guarded(ready[0]):
+                self._await_drafts(ready[0], step_ms)
+        parts: list[Part] = []
+        for session, size in zip(ready, sizes, strict=True):
+            if size and session in self._running:
+                with self._running.guarded(session):
+                    parts.append((session, session.begin(size)))
         if not waits:
             self._tell(stepping=bool(parts), step_ms=step_ms)
         logits = self._forward(parts) if parts else None
@@ -176,7 +179,8 @@ class Engine:
         for session, portion in parts:
             high = low + len(portion.want)
             if session in self._running:
-                self._absorb(session, portion, logits[low:high])
+                with self._running.guarded(session):
+                    self._absorb(session, portion, logits[low:high])
             low = high
 
     def _forward(self, parts: list[Part]) -> NDArray[np.float32] | None:
@@ -210,16 +214,13 @@ class Engine:
             raise RuntimeError(f"the target's forward failed {self._failures} times in a row") from error
 
     def _absorb(self, session: Session, portion: Portion, logits: NDArray[np.float32]) -> None:
-        try:
-            if not portion.final:
-                self._running.skip(session, portion)
-                return
-            began = time.perf_counter()
-            match = session.match(portion, logits)
-            self._sampling_s += time.perf_counter() - began
-            self._running.commit(session, portion, session.commit(portion, match))
-        except Exception as error:
-            self._running.broken(session, error)
+        if not portion.final:
+            self._running.skip(session, portion)
+            return
+        began = time.perf_counter()
+        match = session.match(portion, logits)
+        self._sampling_s += time.perf_counter() - began
+        self._running.commit(session, portion, session.commit(portion, match))
 
     def _await_drafts(self, session: Session, step_ms: float) -> None:
         """Lets drafts of the only ready session come in while they are worth more than the time."""
@@ -229,12 +230,12 @@ class Engine:
         while len(self._running) == 1 and session in self._running and not self._stopping:
             now = time.perf_counter()
             left_ms = self._limits.wait_ms_most - (now - began) * 1000
-            patience = session.patience_ms(now * 1000, step_ms)
-            if not patience or left_ms <= 0.0:
+            patience = session.patience_ms(now * 1000, step_ms, left_ms)
+            if not patience:
                 break
             waited_for |= patience.keys()
             try:
-                command = self.inbox.get(timeout=min(*patience.values(), left_ms) / 1000)
+                command = self.inbox.get(timeout=min(patience.values()) / 1000)
             except Empty:
                 continue
             if isinstance(command, Offers):

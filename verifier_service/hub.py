@@ -1,4 +1,5 @@
-"""The event loop's side of a loaded worker: opens, changes and ends sessions, and spreads what the engine says.
+"""The event loop's side of a loaded worker: opens, changes and ends sessions, and spreads what the engine
+says.
 
 Knows nothing of gRPC servers; the engine is an inbox to it.
 """
@@ -18,7 +19,7 @@ from verifier_service.registry import Mirror, Registry
 from verifier_service.request import Request, Served
 from verifier_service.sessions import Session
 from verifier_service.sources import SourceSet
-from verifier_service.sources.link import Following
+from verifier_service.sources.following import Following
 from verifier_service.sources.links import Links
 from verifier_service.watch import Watchers
 
@@ -159,7 +160,7 @@ class Hub:
         free = self._room.slots - sum(self._room.needed(m.request) for m in others)
         if needed > free:
             raise Overloaded(
-                f"the session may need {needed} KV slots; {free} of {self._room.slots} are not promised to others",
+                f"the session may need {needed} KV slots; {free} of {self._room.slots} are not promised yet",
                 _RETRY_AFTER_S,
             )
 

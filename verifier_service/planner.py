@@ -12,10 +12,10 @@ _PREFILL_FLOOR = 4
 def pending_rows(pending: Sequence[int], nodes: Sequence[int], chunk: int) -> list[int]:
     """Rows of committed ids that each session computes in the next step.
 
-    `pending[i]` (at least 1) is how many committed ids of session i the target has not seen; `nodes[i]` is how
-    many drafted nodes it would bring. A session with one pending id decodes and is always in; the others prefill
-    and share, first come first served, what decoding leaves of `chunk` rows, at least a quarter of it. 0 means
-    that the session sits this step out.
+    `pending[i]` (at least 1) is how many committed ids of session i the target has not seen; `nodes[i]` is
+    how many drafted nodes it would bring. A session with one pending id decodes and is always in; the
+    others prefill and share, first come first served, what decoding leaves of `chunk` rows, at least a
+    quarter of it. 0 means that the session sits this step out.
     """
     decoding = sum(1 + count for rows, count in zip(pending, nodes, strict=True) if rows == 1)
     left = max(chunk - decoding, chunk // _PREFILL_FLOOR, 1)

@@ -1,4 +1,4 @@
-"""What an Open asks for, checked: every fault is an InvalidRequest that names the field, the value and the range."""
+"""What an Open asks for, checked: a fault is an InvalidRequest that names field, value and range."""
 
 from dataclasses import dataclass
 

@@ -5,6 +5,7 @@ The engine thread owns it. One session's failure ends that session and no other.
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -81,13 +82,19 @@ class RunningSessions:
         self._strikes.clear()
         return told
 
+    @contextmanager
+    def guarded(self, session: Session) -> Iterator[None]:
+        """Whatever goes wrong inside ends this session and nothing else."""
+        try:
+            yield
+        except Exception as error:
+            self.broken(session, error)
+
     def open(self, session: Session) -> None:
         """Takes a session in, with room for all it may ever cache."""
         self._sessions[session.handle] = session
-        try:
+        with self.guarded(session):
             self._tables[session.handle] = self._target.table(session.slots)
-        except Exception as error:
-            self.broken(session, error)
 
     def take_offers(self, offers: Offers) -> None:
         """Merges what a source sent into the sessions that listen to it."""
@@ -96,26 +103,13 @@ class RunningSessions:
             session = self._sessions.get(handle)
             if session is None or not session.listens_to(fragment.source):
                 continue
-            try:
-                offer = session.offer(fragment)
-            except MalformedDraft as error:
-                self._counts[session.name_of(fragment.source)].malformed += 1
-                session.mute(fragment.source)
-                self._strikes.append(Strike(handle, fragment.source, str(error)))
-            except Exception as error:
-                self.broken(session, error)
-            else:
-                self._count_offer(session, fragment, offer)
-                if offer.kept and fragment.source in session.paces:
-                    session.paces[fragment.source].arrived(offers.arrived_s * 1000)
+            with self.guarded(session):
+                self._take_offer(session, fragment, offers.arrived_s)
 
     def prepare(self, session: Session, rows: int) -> None:
         """Lets local sources draft for a step of so many pending rows of the session."""
-        try:
-            for fragment, offer in session.prepare(rows):
-                self._count_offer(session, fragment, offer)
-        except Exception as error:
-            self.broken(session, error)
+        for fragment, offer in session.prepare(rows):
+            self._count_offer(session, fragment, offer)
 
     def share(self, session: Session, portion: Portion) -> Share:
         """A session's rows as the target takes them."""
@@ -153,6 +147,8 @@ class RunningSessions:
     def broken(self, session: Session, error: Exception, what: str = "") -> None:
         """Something is wrong with one session: it ends."""
         log.error("session %s failed", session.key, exc_info=error)
+        if session not in self:
+            return
         self._totals.failed_sessions += 1
         self.end(session, FinishReason.ERROR, f"{what}{type(error).__name__}: {error}", BUG)
 
@@ -174,6 +170,18 @@ class RunningSessions:
         table = self._tables.pop(session.handle, None)
         if table is not None:
             self._target.release(table)
+
+    def _take_offer(self, session: Session, fragment: Fragment, arrived_s: float) -> None:
+        try:
+            offer = session.offer(fragment)
+        except MalformedDraft as error:
+            self._counts[session.name_of(fragment.source)].malformed += 1
+            session.mute(fragment.source)
+            self._strikes.append(Strike(session.handle, fragment.source, str(error)))
+            return
+        self._count_offer(session, fragment, offer)
+        if offer.kept and fragment.source in session.paces:
+            session.paces[fragment.source].arrived(arrived_s * 1000)
 
     def _count_offer(self, session: Session, fragment: Fragment, offer: Offer) -> None:
         counts = self._counts[session.name_of(fragment.source)]

@@ -28,7 +28,7 @@ from verifier_service.registry import Registry
 from verifier_service.request import MAX_NODES, Served, request_from_wire
 from verifier_service.settings import VerifierSettings
 from verifier_service.sources import LOCAL_SOURCES
-from verifier_service.sources.link import LinkLimits
+from verifier_service.sources.following import LinkLimits
 from verifier_service.sources.links import Links
 from verifier_service.watch import Reader, Watchers
 
@@ -72,6 +72,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._tokenizer = b""
         self._served = Served("", 0, 0, 0)
         self._stopping = False
+        self._quiet = asyncio.Event()  # after a step that left no session running
         self._tasks: list[asyncio.Task[None]] = []
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
@@ -99,10 +100,10 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def stop(self, grace: float) -> None:
         """Takes no more sessions, lets those that run go on for `grace` seconds, then ends every stream."""
         self._stopping = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace):
-                while self._registry.running:
-                    await asyncio.sleep(0.02)
+        self._quiet.clear()
+        if self._registry.running:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), grace)
         self._watchers.close_all()
         for task in self._tasks:
             task.cancel()
@@ -180,6 +181,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     def _absorb(self, batch: Batch) -> None:
         assert self._hub is not None
         self._hub.absorb(batch)
+        if not self._registry.running:
+            self._quiet.set()
 
     def _describe(self, target: PackedLM) -> None:
         """Fills in everything that depends on the model."""

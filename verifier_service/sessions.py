@@ -23,7 +23,7 @@ from verifier_service.wait import SourcePace, Standing
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A session's rows in one step: a chain of committed ids, then the nodes of its draft tree below the last."""
+    """A session's rows in one step: a chain of committed ids, and below its last one a draft tree."""
 
     chain: tuple[int, ...]
     tree: TokenTree
@@ -113,6 +113,7 @@ class Session:
         self._locals: list[_Local] = []
         self._muted: set[int] = set()
         self._tree: TokenTree | None = None
+        self._bare = True
         self.use_sources(sources)
 
     def use_sources(self, sources: SourceSet) -> None:
@@ -161,7 +162,7 @@ class Session:
         return self._pool.offer(fragment)
 
     def prepare(self, rows: int) -> list[tuple[Fragment, Offer]]:
-        """Lets local sources draft for a step that computes so many pending ids; returns what each offered."""
+        """Lets local sources draft for a step of so many pending ids; returns what each offered."""
         end = self.cached + rows
         offers = []
         for local in self._locals:
@@ -186,12 +187,17 @@ class Session:
             self._tree = self._pool.best_tree(self.node_limit)
         return self._tree
 
-    def patience_ms(self, now_ms: float, step_ms: float) -> dict[int, float]:
-        """Remote sources whose next draft is worth waiting for, and how long, where a step takes `step_ms`."""
+    def patience_ms(self, now_ms: float, step_ms: float, most_ms: float) -> dict[int, float]:
+        """Remote sources whose next draft is worth waiting for, and how long, up to `most_ms`.
+
+        `step_ms` is how long a step takes; a tree that is as large as it may be waits for nothing.
+        """
         if all(pace.silent for pace in self.paces.values()):
             return {}
         standing = self._standing(step_ms)
-        patience = {credit: pace.patience_ms(now_ms, standing) for credit, pace in self.paces.items()}
+        patience = {
+            credit: pace.patience_ms(now_ms, standing, most_ms) for credit, pace in self.paces.items()
+        }
         return {credit: ms for credit, ms in patience.items() if ms > 0.0}
 
     def begin(self, rows: int) -> Portion:
@@ -229,6 +235,7 @@ class Session:
         for token in tokens:
             self._history.push(token)
         self._pool.commit(tokens)
+        self._bare = not self._pool.pending
         self._noise.forget_before(len(self.ids))
         self._tree = None
         return Round(position, tokens, credits, (*range(chain), *(chain + node for node in path)), reason)
@@ -236,7 +243,7 @@ class Session:
     def committed(self, now_ms: float) -> None:
         """The last round was published: sources' clocks start."""
         for pace in self.paces.values():
-            pace.committed(now_ms, bare=not self._pool.pending)
+            pace.committed(now_ms, self._bare)
 
     def usage(self) -> UsageCount:
         """A copy of what the session has cost so far."""

@@ -37,7 +37,7 @@ class Samples:
             self._next = (self._next + 1) % self._capacity
 
     def quantile(self, share: float) -> float:
-        """What `share` of the last values do not exceed (nearest rank). Raises ValueError while there are none."""
+        """What `share` of the last values do not exceed (nearest rank). Raises ValueError without any."""
         values = sorted(self._last.copy())
         if not values:
             raise ValueError("no value has been added yet")

@@ -1,8 +1,8 @@
 """Whether a step should wait a little for the next draft, and how long.
 
-Only a step with exactly one ready session ever asks. Going now yields `expected` tokens in `step_ms`; a node that
-survives with probability s and comes in w ms is worth waiting for while s / w > expected / step_ms. Pure: the
-caller's clock is an argument; knows nothing of queues, sessions or trees.
+Only a step with exactly one ready session ever asks. Going now yields `expected` tokens in `step_ms`; a
+node that survives with probability s and comes in w ms is worth waiting for while s / w > expected /
+step_ms. Pure: the caller's clock is an argument; knows nothing of queues, sessions or trees.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Standing:
 
 @dataclass(slots=True)
 class SourcePace:
-    """How fast and how well one remote source drafts for one session. Times are in ms on the caller's clock."""
+    """How fast and how well a remote source drafts for a session. Times are in ms on the caller's clock."""
 
     acceptance: float = 0.5
     _first_ms: float | None = None
@@ -78,18 +78,20 @@ class SourcePace:
         self._skip = 2 << min(self._fruitless, _MAX_DOUBLINGS)
         self._fruitless += 1
 
-    def patience_ms(self, now: float, standing: Standing) -> float:
-        """How many ms more are worth waiting for this source's next node; 0: go now."""
+    def patience_ms(self, now: float, standing: Standing, most_ms: float) -> float:
+        """How many ms more, up to `most_ms`, are worth waiting for this source's next node; 0: go now."""
         if self.silent or standing.step_ms <= 0.0:
             return 0.0
         typical = self._first_ms if self._bare else self._interval_ms
         if typical is None:
             return 0.0
         left = (self._committed_at if self._bare else self._arrived_at) + typical - now
-        # Overdue: the longer it has been late, the longer it is likely to stay away.
-        left = max(left if left > 0.0 else typical / 2 - left, _SHORTEST_MS)
+        if left <= 0.0:
+            # Late: likely to stay away for as long again, and given up once that has passed too.
+            left = typical / 2 - left if -left < typical else most_ms + 1.0
+        left = max(left, _SHORTEST_MS)
         worth = standing.leaf * self.acceptance / left > standing.expected / standing.step_ms
-        return left if worth else 0.0
+        return left if worth and left <= most_ms else 0.0
 
 
 def _learn(mean: float | None, value: float) -> float:

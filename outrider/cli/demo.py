@@ -69,7 +69,7 @@ def run_demo() -> int:
     except Stopped as stopped:
         console.print("stopped")
         return stopped.status
-    return _report(prompts, plain, speculative, console)
+    return report(prompts, plain, speculative, console)
 
 
 def read_prompts(path: Path, count: int = PROMPTS) -> list[Prompt]:
@@ -157,7 +157,7 @@ def _decode(client: Client, prompt: Prompt, painter: Painter | None, *, speculat
     return Answer(completion, time.perf_counter() - began)
 
 
-def _report(
+def report(
     prompts: Sequence[Prompt], plain: Sequence[Answer], speculative: Sequence[Answer], console: Console
 ) -> int:
     """The table, and the verdict as the last line."""

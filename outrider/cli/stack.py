@@ -47,11 +47,11 @@ class StackOptions:
     def models(self) -> tuple[str, str]:
         """Target and drafter; an empty drafter is none. Raises CommandFailed where the pair is not there."""
         if self.target:
-            return self.target, "" if self.drafter in ("", "none") else self.drafter
-        target = embedded("target")
+            return _folder_or_id(self.target), _folder_or_id("" if self.drafter == "none" else self.drafter)
+        target = str(embedded("target"))
         if self.drafter:
-            return str(target), "" if self.drafter == "none" else self.drafter
-        return str(target), str(embedded("drafter"))
+            return target, _folder_or_id("" if self.drafter == "none" else self.drafter)
+        return target, str(embedded("drafter"))
 
     def thread_counts(self, with_drafter: bool) -> tuple[int, int]:
         """Compute threads of verifier and drafter: one core is left to all else, where there are more."""
@@ -60,6 +60,14 @@ class StackOptions:
         cores = int(cpu_limit())
         drafter = max(1, (cores - 1) // 4) if with_drafter else 0
         return max(1, cores - 1 - drafter), max(1, drafter)
+
+
+def _folder_or_id(model: str) -> str:
+    """What plainly is a path must be there: found out now, not after the libraries are loaded."""
+    path = Path(model).expanduser()
+    if model.startswith(("/", ".", "~")) and not (path / "config.json").is_file():
+        raise CommandFailed(f"there is no model at {path}: it has no config.json", "NOT_FOUND")
+    return str(path) if path.is_dir() and model else model
 
 
 def embedded(which: str) -> Path:
@@ -85,6 +93,15 @@ class _Role:
 
     def start(self) -> ServiceProcess:
         return ServiceProcess.start(self.name, self.module, self.flags, env=self.env)
+
+
+def check_pair(target: verifier_pb2.VerifierDescription, source: draft_source_pb2.SourceDescription) -> None:
+    """Raises CommandFailed, naming both, where the tokenizers differ, so that nothing could be drafted."""
+    if source.tokenizer_digest not in ("", target.tokenizer_digest):
+        raise CommandFailed(
+            f"drafter: the tokenizer of {source.model} ({source.tokenizer_digest[:12]}) is not that of "
+            f"{target.model} ({target.tokenizer_digest[:12] or 'none'}); give one that shares it, or none"
+        )
 
 
 class Stack:
@@ -188,11 +205,7 @@ class Stack:
             source = DraftSourceStub(channel).Describe(
                 draft_source_pb2.SourceDescribeRequest(), timeout=CALL_S
             )
-        if source.tokenizer_digest not in ("", target.tokenizer_digest):
-            raise CommandFailed(
-                f"drafter: the tokenizer of {source.model} ({source.tokenizer_digest[:12]}) is not that of "
-                f"{target.model} ({target.tokenizer_digest[:12] or 'none'}); give one that shares it, or none"
-            )
+        check_pair(target, source)
 
     def _join(self) -> None:
         """Until the orchestrator has found the others."""

@@ -1,8 +1,8 @@
 """The attention function and the cache object through which a model's own forward runs a packed pass.
 
-transformers calls ``update`` on the cache and then the attention function, once each per layer. The attention function
-writes the new keys and values to their slots and lets every session's rows attend over that session's slots. Who may see
-what comes from the plan; this file knows nothing about trees.
+transformers calls ``update`` on the cache and then the attention function, once each per layer. The
+attention function writes the new keys and values to their slots and lets every session's rows attend over
+that session's slots. Who may see what comes from the plan; this file knows nothing about trees.
 """
 
 import threading
@@ -19,28 +19,18 @@ from outrider.lm.pool import SlotPool
 from speculative.errors import ModelRefused
 
 ATTENTION = "outrider_packed"
-"""Name under which the attention function is registered. No mask function has that name, so models create no masks."""
+"""Name of the attention function. No mask function has that name, so models create no masks."""
 
-_HARMLESS = frozenset(
-    {
-        "position_ids",
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "cache_position",
-        "return_dict",
-    }
-)
-"""Arguments that models pass on and that change nothing about attention."""
-
+_HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "return_dict"})
+"""Arguments that models pass on and that change nothing about attention; so do those named ``output_…``."""
 
 _GROUPED_ROWS = 16
-"""Up to this many rows, query heads that share a key head are laid under each other as rows: keys are read once."""
+"""Up to this many rows, query heads that share a key head become rows of it, so that keys are read once."""
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What a layer's attention asks for: score factor, sliding window, cap of the scores, and a sink per head."""
+    """What a layer's attention asks for: score factor, sliding window, cap of the scores, a sink per head."""
 
     scaling: float | None
     window: int | None
@@ -51,10 +41,10 @@ class How:
 class PackedCache:
     """What the model takes for its cache during one pass.
 
-    ``update`` gives the new rows' keys and values straight back; what the attention function is handed afterwards is what
-    goes to the slots. So whatever a family does to single rows in between (multi-head latent attention expands them) is
-    part of what is cached. The rest answers what models ask of a cache before the first layer: positions and masks come
-    from the plan, so the sizes it names are never used.
+    ``update`` gives the new rows' keys and values straight back; what the attention function is handed
+    afterwards is what goes to the slots. So whatever a family does to single rows in between (multi-head
+    latent attention expands them) is part of what is cached. The rest answers what models ask of a cache
+    before the first layer: positions and masks come from the plan, so the sizes it names are never used.
     """
 
     is_compileable = False
@@ -81,9 +71,12 @@ class PackedCache:
         values: torch.Tensor,
         how: How,
     ) -> torch.Tensor:
-        """Attention output ``[1, rows, heads, width]`` of the next layer, whose new keys and values these are."""
+        """Attention output ``[1, rows, heads, width]`` of the next layer, whose new keys and values these
+        are."""
         if keys.shape[2] != query.shape[2] or values.shape[2] != query.shape[2]:
-            raise self.refusal(f"layer {self.layers_done} attends over {keys.shape[2]} keys in a pass of {query.shape[2]}")
+            raise self.refusal(
+                f"layer {self.layers_done} attends over {keys.shape[2]} keys in a pass of {query.shape[2]}"
+            )
         self._owed = None
         output = self.compute(query, keys, values, how, self.layers_done)
         self.layers_done += 1
@@ -106,6 +99,15 @@ class PackedCache:
     def refusal(self, why: str) -> ModelRefused:
         """The error that says why this model is not served."""
         return ModelRefused(f"{self.model_type} is not served: {why}", self.model_type)
+
+    def failure(self, error: Exception) -> ModelRefused:
+        """The refusal for a forward that failed."""
+        name = f"{type(error).__name__}: {error}"
+        if self._owed is not None:
+            return self.refusal(
+                f"layer {self._owed} does not attend through the attention interface ({name})"
+            )
+        return self.refusal(f"the packed pass fails with {name}")
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given."""
@@ -185,7 +187,9 @@ def _attend_plain(query: torch.Tensor, visible: Visible, plane: int, how: How) -
             enable_gqa=groups > 1,
         )
     grouped = query.reshape(1, keys.shape[1], groups * rows, width)
-    mixed = scaled_dot_product_attention(grouped, keys, values, attn_mask=visible.mask_for(groups), scale=how.scaling)
+    mixed = scaled_dot_product_attention(
+        grouped, keys, values, attn_mask=visible.mask_for(groups), scale=how.scaling
+    )
     return mixed.view(1, heads, rows, values.shape[3])
 
 
@@ -218,7 +222,8 @@ class _Active(threading.local):
 
 
 ACTIVE = _Active()
-"""The cache of the pass that this thread is in. Not every family passes keyword arguments down to its attention."""
+"""The cache of the pass that this thread is in. Not every family passes keyword arguments down to its
+attention."""
 
 
 def packed_attention(
@@ -235,7 +240,8 @@ def packed_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function registered with ``AttentionInterface``. Raises ModelRefused for what it does not understand."""
+    """The function registered with ``AttentionInterface``. Raises ModelRefused for what it does not
+    understand."""
     cache = ACTIVE.cache
     if cache is None:
         raise RuntimeError("this model runs packed passes only; call it through outrider.lm.PackedLM")

@@ -1,8 +1,8 @@
 """The check at load: does the packed tree pass compute what the model's own eager forward computes?
 
-Two sessions of random ids in one batch, longer than any sliding window: prefill by chunks, a tree with branches, a commit
-that keeps a subtree, and a step on top of it. Every row is compared with the eager forward over the ids on its path. What
-differs is refused by name rather than served wrongly.
+Two sessions of random ids in one batch, longer than any sliding window: prefill by chunks, a tree with
+branches, a commit that keeps a subtree, and a step on top of it. Every row is compared with the eager forward
+over the ids on its path. What differs is refused by name rather than served wrongly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,13 @@ from speculative.errors import ModelRefused, OutriderError
 if TYPE_CHECKING:
     from outrider.lm.packed import PackedLM
 
-_WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention", "sliding_window_size")
+_WINDOW_FIELDS = (
+    "sliding_window",
+    "attention_chunk_size",
+    "window_size",
+    "local_attention",
+    "sliding_window_size",
+)
 _BEYOND = 6
 """Committed ids beyond the longest window."""
 
@@ -32,21 +38,23 @@ _CHUNK = 512
 """Rows per pass of the prefill."""
 
 _WHOLE = 256
-"""Up to this length the eager forward runs in one piece without a cache; beyond, the prompt runs once, in chunks, with the
-library's own cache, a copy of which every path goes on from."""
+"""Up to this length the eager forward runs in one piece without a cache; beyond, the prompt runs once, in
+chunks, with the library's own cache, a copy of which every path goes on from."""
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
-"""Largest accepted difference of two logits of one row, as a share of the row's spread (its standard deviation)."""
+"""Largest accepted difference of two logits of one row, in standard deviations of that row's logits."""
 
 _TREE = (-1, -1, 0, 0, 1, 2, 2, 4)
 """The tree of the first step: the path 0, 2 is committed, 5 and 6 are kept below it."""
 
 _PATH = (0, 2)
 _STEP = (-1, 0, 2)
-"""Rows of the second step: a child of the last committed position, one of the kept node 5, one of this step's first row."""
+"""Rows of the second step: a child of the last committed position, one of the kept node 5, one of this step's
+first row."""
 
 _LEAVES = ((0, 3), (1, 4, 7), (0, 2, 5, 9), (0, 2, 6), (0, 2, 8, 10))
-"""Every path from the prompt to a leaf, over the rows of both steps, those of the second numbered from 8 on."""
+"""Every path from the prompt to a leaf, over the rows of both steps, those of the second numbered from 8
+on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,8 @@ class Trial:
             return torch.randint(lm.vocabulary_size, (count,), generator=generator).tolist()
 
         sessions = tuple(
-            _Session(draw(prompt), draw(len(_TREE)), draw(len(_STEP))) for prompt in (length, max(2, length // 3))
+            _Session(draw(prompt), draw(len(_TREE)), draw(len(_STEP)))
+            for prompt in (length, max(2, length // 3))
         )
         try:
             with _eager(lm.model), torch.inference_mode():
@@ -101,12 +110,13 @@ class Trial:
 
 
 def check_model(lm: "PackedLM") -> None:
-    """Raises ModelRefused, naming the model type, unless the packed pass equals the model's own eager forward."""
+    """Raises ModelRefused, naming the model type, unless packed passes equal its own eager forward."""
     Trial.of(lm).verify(lm)
 
 
 def _check_vocabulary(lm: "PackedLM") -> None:
-    rows = lm.model.get_input_embeddings().weight.shape[0]
+    weight: torch.Tensor = lm.model.get_input_embeddings().weight  # type: ignore[assignment]
+    rows = weight.shape[0]
     if rows < lm.vocabulary_size:
         raise _refusal(lm, f"it can choose among {lm.vocabulary_size} ids but embeds only {rows}")
 

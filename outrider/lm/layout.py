@@ -1,7 +1,7 @@
 """What a model caches per layer, found by watching one row go through it.
 
-Every layer must write keys and values to the cache and then attend through the attention interface; that alone tells heads
-and widths, which configs of different families name differently or not at all.
+Every layer must write keys and values to the cache and then attend through the attention interface; that
+alone tells heads and widths, which configs of different families name differently or not at all.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ def find_layout(run: RunModel, model_type: str, device: torch.device, layers: in
     except ModelRefused:
         raise
     except Exception as error:
-        raise cache.refusal(f"the packed pass fails with {type(error).__name__}: {error}") from error
+        raise cache.failure(error) from error
     cache.finish(layers)
     seen = cache.seen
     if len(seen.dtypes) != 1:

@@ -1,14 +1,21 @@
-"""Linear layers with their weights laid out once for the rows that decoding has, on the CPU in float32.
+"""Linear layers with their weights laid out once for the few rows that decoding has; on the CPU in float32.
 
-The library's own product lays the weight out anew in every call, which a step of 2 to 64 rows pays in full: eight rows of a
-4096 x 4096 layer take three times as long as one. With oneDNN's layout, made once, they take about as long as one, so a tree
-costs little more than plain decoding. The products also no longer depend on how many rows share a pass: every row count gives
-the same bits.
+The library's own product lays the weight out anew in every call, which a step of 2 to 64 rows pays in full:
+eight rows of a 4096 x 4096 layer take three times as long as one. With oneDNN's layout, made once, they take
+about as long as one, so a tree costs little more than plain decoding. Layers that read the same input (query,
+key and value; gate and up) are multiplied as one. Knows nothing about what the layers mean: who reads the
+same input is seen by watching one row go through.
 """
+
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from torch import nn
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
+
+_TYPICAL_ROWS = 8
+"""The layout is chosen for this many rows; it takes any number."""
 
 _PAD_ROWS = 4
 """oneDNN multiplies one to three rows more slowly than four."""
@@ -16,45 +23,148 @@ _PAD_ROWS = 4
 _PAD_ELEMENTS = 2**19
 """Weights smaller than this do not repay the padding."""
 
+_DENSE_ELEMENTS = 2**21
+"""Up to this size a dense copy is kept for single rows, where oneDNN's fixed cost of a call would show."""
 
-class PackedLinear(nn.Module):
-    """Stands in for an ``nn.Linear`` on the CPU in float32; ``weight`` is in oneDNN's own layout."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self.bias = linear.bias
-        self._pads = linear.weight.numel() >= _PAD_ELEMENTS
+class _Product:
+    """The stacked weights of layers with one input, and the last product until its last reader has had its
+    part."""
+
+    def __init__(self, layers: list[nn.Linear]) -> None:
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        self.out_features, self.in_features = weight.shape
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+        self.bias = _stacked_bias(layers)
+        self.dense: torch.Tensor | None = None
+        if weight.numel() <= _DENSE_ELEMENTS:
+            # A product of one row reads a tall weight faster by columns.
+            tall = self.out_features >= self.in_features
+            self.dense = weight.t().contiguous().t() if tall else weight
+        self._pads = weight.numel() >= _PAD_ELEMENTS
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self.rows: torch.Tensor | None = None
+        self.result: torch.Tensor = torch.empty(0)
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` times the transposed weight, plus the bias."""
+    def compute(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` times the stacked weights, plus the bias."""
+        if self.dense is not None and rows.numel() == self.in_features:
+            return linear(rows, self.dense, self.bias)
         count = rows.shape[-2]
         if count < _PAD_ROWS and self._pads:
             padded = pad(rows, (0, 0, 0, _PAD_ROWS - count))
-            product: torch.Tensor = self._multiply(padded, self.weight, self.bias, "none", (), "")
-            return product[..., :count, :]
-        product = self._multiply(rows, self.weight, self.bias, "none", (), "")
+            return self._pointwise(padded)[..., :count, :]
+        return self._pointwise(rows)
+
+    def weight(self) -> torch.Tensor:
+        """The stacked weights, ``[out, in]``, laid out anew where no dense copy is kept."""
+        return self.packed.to_dense() if self.dense is None else self.dense
+
+    def _pointwise(self, rows: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = self._multiply(rows, self.packed, self.bias, "none", (), "")
         return product
+
+
+class PackedLinear(nn.Module):
+    """Stands in for an ``nn.Linear``, alone or as one of several with the same input."""
+
+    def __init__(self, layer: nn.Linear, product: _Product, low: int, last: bool) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self._product = product
+        self._low, self._high = low, low + layer.out_features
+        self._alone = layer.out_features == product.out_features
+        self._last = last
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The layer's own weight, for code that reads it instead of calling the layer."""
+        return self._product.weight()[self._low : self._high]
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The layer's own bias, or None."""
+        bias = self._product.bias
+        return None if bias is None else bias[self._low : self._high]
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The layer's product; the first of several readers of one input computes it for all."""
+        product = self._product
+        if self._alone:
+            return product.compute(input)
+        if product.rows is not input:
+            product.result = product.compute(input)
+            product.rows = input
+        part = product.result[..., self._low : self._high]
+        if self._last:
+            product.rows = None
+        return part
 
 
 def can_pack(model: nn.Module) -> bool:
     """Whether the packed layout exists here: a float32 model on the CPU, in a torch with oneDNN."""
     first = next(model.parameters())
-    return first.device.type == "cpu" and first.dtype is torch.float32 and torch.backends.mkldnn.is_available()
+    return (
+        first.device.type == "cpu"
+        and first.dtype is torch.float32
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
 
 
-@torch.inference_mode(False)
-def pack_linears(model: nn.Module) -> int:
-    """Replaces every plain ``nn.Linear`` of the model; returns how many. The dense weights are let go."""
-    found = [
-        (parent, name, child)
+def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
+    """Replaces every plain ``nn.Linear`` of the model; returns how many. Their own weights are let go.
+
+    ``run_once`` sends one row through the model.
+    """
+    parents = {
+        child: (parent, name)
         for parent in model.modules()
         for name, child in parent.named_children()
         if type(child) is nn.Linear
-    ]
-    for parent, name, linear in found:
-        setattr(parent, name, PackedLinear(linear))
-    return len(found)
+    }
+    groups = _siblings(parents, run_once)
+    for layers in groups:
+        product = _Product(layers)
+        low = 0
+        for layer in layers:
+            parent, name = parents[layer]
+            setattr(parent, name, PackedLinear(layer, product, low, last=layer is layers[-1]))
+            low += layer.out_features
+    return len(parents)
+
+
+def _siblings(
+    parents: dict[nn.Linear, tuple[nn.Module, str]], run_once: Callable[[], object]
+) -> list[list[nn.Linear]]:
+    """The layers, those of one module that read the same input together, in the order in which they read
+    it."""
+    calls: list[tuple[nn.Linear, object]] = []
+
+    def note(layer: nn.Module, inputs: tuple[object, ...]) -> None:
+        assert isinstance(layer, nn.Linear)
+        calls.append((layer, inputs[0] if inputs else None))
+
+    with ExitStack() as hooks:
+        for layer in parents:
+            hooks.callback(layer.register_forward_pre_hook(note).remove)
+        run_once()
+    groups: dict[tuple[int, int], list[nn.Linear]] = {}
+    called = [layer for layer, _ in calls]
+    for layer, rows in calls:
+        once = called.count(layer) == 1 and rows is not None
+        groups.setdefault((id(parents[layer][0]), id(rows) if once else -id(layer)), []).append(layer)
+    found = [list(dict.fromkeys(layers)) for layers in groups.values()]
+    return found + [[layer] for layer in parents if layer not in set(called)]
+
+
+def _stacked_bias(layers: list[nn.Linear]) -> torch.Tensor | None:
+    """Their biases one after another, zero for a layer without; None if none has one."""
+    if all(layer.bias is None for layer in layers):
+        return None
+    return torch.cat(
+        [
+            layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
+            for layer in layers
+        ]
+    )

@@ -1,9 +1,12 @@
 """Finding and loading a causal language model quietly, and saying clearly why one cannot be had.
 
-Reads Hugging Face folders and ids; a folder is never looked up on the network. Knows nothing about packed passes.
+Reads Hugging Face folders and ids; a folder is never looked up on the network. Knows nothing about packed
+passes.
 """
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,38 +46,49 @@ _DTYPES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class FoundTokenizer:
+    """A tokenizer as ``tokenizers`` JSON, without truncation and padding, and the highest id it gives."""
+
+    json: str
+    highest_id: int
+
+
 def load_model(source: str, *, device: str, dtype: str) -> PreTrainedModel:
     """The model in evaluation mode, on ``device``, without gradients.
 
-    Raises InvalidRequest if there is no model at ``source`` or the dtype is unknown, ModelRefused (naming the model type)
-    if there is one of a kind that cannot be served.
+    Raises InvalidRequest if there is no model at ``source`` or the dtype is unknown, ModelRefused (naming the
+    model type) if there is one of a kind that cannot be served.
     """
     if dtype not in _DTYPES:
         raise InvalidRequest(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
     transformers_logging.disable_progress_bar()
     config = _config(source)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        # Its annotation leaves out what `output_loading_info` changes.
+        load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
+        model, report = load(
             source,
             config=config,
             dtype=_DTYPES[dtype],
             attn_implementation="eager",
             local_files_only=Path(source).is_dir(),
             trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise InvalidRequest(f"model {source!r} cannot be loaded: {_first_line(error)}") from error
-    model.to(device)
-    model.eval()
-    model.requires_grad_(False)
-    return model
+    if report["missing_keys"]:
+        lacking = ", ".join(sorted(report["missing_keys"])[:3])
+        raise InvalidRequest(
+            f"model {source!r} lacks {len(report['missing_keys'])} of its weights: {lacking} …"
+        )
+    ready: PreTrainedModel = model.to(device).eval()
+    return ready.requires_grad_(False)
 
 
-def tokenizer_json(source: str) -> str | None:
-    """The fast tokenizer that lies beside the model, as ``tokenizers`` JSON without truncation and padding.
-
-    None if there is no tokenizer, or none that ``tokenizers`` can express.
-    """
+def load_tokenizer(source: str) -> FoundTokenizer | None:
+    """The tokenizer beside the model; None if there is none, or none that ``tokenizers`` can express."""
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER_FILES):
         return None
@@ -89,7 +103,8 @@ def tokenizer_json(source: str) -> str | None:
         return None
     backend.no_truncation()
     backend.no_padding()
-    return str(backend.to_str())
+    ids = backend.get_vocab(with_added_tokens=True).values()
+    return FoundTokenizer(backend.to_str(), max(ids, default=-1))
 
 
 def end_ids(model: PreTrainedModel) -> tuple[int, ...]:
@@ -106,19 +121,17 @@ def end_ids(model: PreTrainedModel) -> tuple[int, ...]:
 def longest_context(config: PreTrainedConfig) -> int:
     """Positions that the model takes.
 
-    Rotary embeddings whose frequencies change with the longest position *in the batch* (dynamic, longrope) would let one
-    session change another's output, so such models are served up to the length at which that begins. Raises ModelRefused
-    if the config names no length.
+    Rotary embeddings whose frequencies change with the longest position *in the batch* (dynamic, longrope)
+    would let one session change another's output, so such models are served up to the length at which that
+    begins. Raises ModelRefused if the config names no length.
     """
     text = config.get_text_config()
     lengths = [
         value for name in _LENGTH_FIELDS if isinstance(value := getattr(text, name, None), int) and value > 0
     ]
     if not lengths:
-        raise ModelRefused(
-            f"{text.model_type} is not served: its config names no longest context ({', '.join(_LENGTH_FIELDS)})",
-            text.model_type,
-        )
+        why = f"its config names no longest context ({', '.join(_LENGTH_FIELDS)})"
+        raise ModelRefused(f"{text.model_type} is not served: {why}", text.model_type)
     for rope in _rope_parameters(text):
         if rope.get("rope_type") in ("dynamic", "longrope"):
             lengths.append(int(rope.get("original_max_position_embeddings") or lengths[0]))
@@ -135,10 +148,28 @@ def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
 
 
 def _config(source: str) -> PreTrainedConfig:
+    raw = _raw_config(source)
+    model_type = str(raw.get("model_type", "unknown"))
+
+    def refusal(why: str) -> ModelRefused:
+        return ModelRefused(f"{model_type} is not served: {why}", model_type)
+
+    if model_type not in CONFIG_MAPPING:
+        if "auto_map" in raw:
+            raise refusal("it needs code from its own repository")
+        raise refusal("this transformers does not know it")
+    config = CONFIG_MAPPING[model_type].from_dict(raw)
+    if config.is_encoder_decoder:
+        raise refusal("it is an encoder-decoder")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise refusal("it has no causal language model")
+    return config
+
+
+def _raw_config(source: str) -> dict[str, Any]:
     folder = Path(source)
-    if not folder.exists() and (
-        folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
-    ):
+    looks_like_path = folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+    if not folder.exists() and looks_like_path:
         raise InvalidRequest(f"there is no model folder {source!r}")
     if folder.exists() and not (folder / "config.json").is_file():
         raise InvalidRequest(f"{source!r} is not a model folder: it has no config.json")
@@ -147,20 +178,7 @@ def _config(source: str) -> PreTrainedConfig:
     except (OSError, ValueError) as error:
         hint = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise InvalidRequest(f"model {source!r} was not found{hint}: {_first_line(error)}") from error
-    model_type = str(raw.get("model_type", "unknown"))
-    if model_type not in CONFIG_MAPPING:
-        why = (
-            "it needs code from its own repository"
-            if "auto_map" in raw
-            else "this transformers does not know it"
-        )
-        raise ModelRefused(f"{model_type} is not served: {why}", model_type)
-    config = CONFIG_MAPPING[model_type].from_dict(raw)
-    if config.is_encoder_decoder:
-        raise ModelRefused(f"{model_type} is not served: it is an encoder-decoder", model_type)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelRefused(f"{model_type} is not served: it has no causal language model", model_type)
-    return config
+    return raw
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """`speculative.noise.raw_bits` in torch: the same integers, for noise that is drawn where the logits are.
 
-Philox4x64-10 (Salmon et al., SC 2011) in int64, which wraps as unsigned words do; only the high half of a product and the
-shift of a word need care with signs. Knows nothing about models.
+Philox4x64-10 (Salmon et al., SC 2011) in int64, which wraps as unsigned words do; only the high half of a
+product and the shift of a word need care with signs. Knows nothing about models.
 """
 
 import torch
@@ -15,8 +15,11 @@ _MASK = (1 << 64) - 1
 _LOW = (1 << 32) - 1
 
 
-def raw_bits(seed: int, position: int, vocabulary_size: int, device: str | torch.device = "cpu") -> torch.Tensor:
-    """The 64 bits of each id at ``position``: int64[vocabulary_size], bit for bit those of `speculative.noise`."""
+def raw_bits(
+    seed: int, position: int, vocabulary_size: int, device: str | torch.device = "cpu"
+) -> torch.Tensor:
+    """The 64 bits of each id at ``position``: int64[vocabulary_size], bit for bit those of
+    `speculative.noise`."""
     blocks = torch.arange(-(-vocabulary_size // 4), dtype=torch.int64, device=device)
     zeros = torch.zeros_like(blocks)
     words = (blocks, torch.full_like(blocks, _signed(position)), zeros, zeros)

@@ -1,7 +1,8 @@
 """One packed tree pass over any causal language model that passes the check.
 
-``PackedLM.forward`` runs the rows of any number of sessions, each with a token tree of any shape, in one call of the model's
-own forward. Knows nothing about sampling, drafts or services. One thread at a time: it belongs to the engine thread.
+``PackedLM.forward`` runs the rows of any number of sessions, each with a token tree of any shape, in one
+call of the model's own forward. Knows nothing about sampling, drafts or services. One thread at a time: it
+belongs to the engine thread.
 """
 
 import inspect
@@ -15,31 +16,38 @@ from transformers import PreTrainedModel
 
 from outrider.lm.attention import ACTIVE, ATTENTION, PackedCache, SlotCache
 from outrider.lm.checks import Trial
-from outrider.lm.layout import find_layout
+from outrider.lm.layout import Found, find_layout
 from outrider.lm.linears import can_pack, pack_linears
-from outrider.lm.loading import end_ids, load_model, longest_context, tokenizer_json
+from outrider.lm.loading import FoundTokenizer, end_ids, load_model, load_tokenizer, longest_context
 from outrider.lm.plan import PassPlan, Share
 from outrider.lm.pool import SlotPool
 from outrider.lm.table import SlotTable
+from speculative.errors import ModelRefused
 
 
 class PackedLM:
     """A causal language model and the KV slots of its sessions."""
 
     def __init__(
-        self, model: PreTrainedModel, *, name: str = "", kv_mb: int = 1024, tokenizer: str | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str = "",
+        kv_mb: int = 1024,
+        tokenizer: FoundTokenizer | None = None,
     ) -> None:
         """Takes over ``model``: from now on it runs packed passes only.
 
-        ``kv_mb`` bounds the keys and values of all sessions together. Raises ModelRefused if not every layer attends through
-        the attention interface.
+        ``kv_mb`` bounds the keys and values of all sessions together. Raises ModelRefused if not every layer
+        attends through the attention interface.
         """
         text = model.config.get_text_config()
         self.model = model
         self.name = name
         self.model_type: str = model.config.model_type
         self.eos_ids = end_ids(model)
-        self.tokenizer_json = tokenizer
+        self.tokenizer_json = None if tokenizer is None else tokenizer.json
+        """The tokenizer beside the model as ``tokenizers`` JSON, if there is one."""
         self.forward_calls = 0
         """Calls of the model's forward since the model was loaded."""
         self.rows = 0
@@ -47,7 +55,8 @@ class PackedLM:
         self._device = model.device
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.config._attn_implementation = ATTENTION
-        found = find_layout(self.run_model, self.model_type, self._device, text.num_hidden_layers)
+        self._layers: int = text.num_hidden_layers
+        found = self._find_layout()
         self.max_length = longest_context(model.config)
         """Positions that a session may have."""
         self.vocabulary_size = found.vocabulary_size
@@ -57,6 +66,9 @@ class PackedLM:
         max_slots = kv_mb * 2**20 // found.layout.slot_bytes
         self.pool = SlotPool(found.layout, max_slots=max_slots)
         self._mask_dtype = found.layout.dtype
+        if tokenizer is not None and tokenizer.highest_id >= self.vocabulary_size:
+            why = f"its tokenizer gives ids up to {tokenizer.highest_id}, it knows {self.vocabulary_size}"
+            raise ModelRefused(f"{self.model_type} is not served: {why}", self.model_type)
 
     @classmethod
     def load(
@@ -71,23 +83,27 @@ class PackedLM:
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id and checks that the packed pass computes what the model does.
 
-        ``threads`` sets torch's threads for the whole process. Raises InvalidRequest if there is no such model, ModelRefused
-        (naming the model type) if it cannot be served exactly.
+        ``threads`` sets torch's threads for the whole process. Raises InvalidRequest if there is no such
+        model, ModelRefused (naming the model type) if it cannot be served exactly.
         """
         torch.set_num_threads(threads)
         source = str(path_or_id)
         model = load_model(source, device=device, dtype=dtype)
         name = Path(source).name if Path(source).is_dir() else source
-        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer_json(source))
+        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=load_tokenizer(source))
         trial = Trial.of(lm) if check else None
         if can_pack(model):
-            pack_linears(model)
+            lm.pack()
         if trial is not None:
             trial.verify(lm)
         return lm
 
+    def pack(self) -> None:
+        """Lays out linear layers for few rows (float32 on the CPU only); their own weights are let go."""
+        pack_linears(self.model, self._find_layout)
+
     def table(self, reserve: int = 0) -> SlotTable:
-        """A new session's slot table, with room for ``reserve`` tokens at once. Raises Overloaded if there is none."""
+        """A new session's slots, with room for ``reserve`` tokens at once; Overloaded if there is none."""
         return SlotTable(self.pool, reserve)
 
     def release(self, table: SlotTable) -> None:
@@ -97,10 +113,12 @@ class PackedLM:
     def forward(self, shares: Sequence[Share]) -> torch.Tensor:
         """One pass over the rows of all shares: one call of the model's forward.
 
-        Returns float32 logits ``[sum(len(share.want)), vocabulary_size]`` on the CPU, rows in order of shares, then of
-        ``want``. Afterwards the rows are nodes of their tables. Raises Overloaded (nothing changed) if the slots do not
-        suffice, ValueError for shares that contradict themselves.
+        Returns float32 logits ``[sum(len(share.want)), vocabulary_size]`` on the CPU, rows in order of
+        shares, then of ``want``. Afterwards the rows are nodes of their tables. Raises Overloaded (nothing
+        changed) if the slots do not suffice, ValueError for shares that contradict themselves.
         """
+        if not shares:
+            raise ValueError("a pass needs at least one share")
         with torch.inference_mode():
             plan = PassPlan(shares, self.pool, self._mask_dtype)
             self._check_shares(shares, plan)
@@ -141,14 +159,13 @@ class PackedLM:
             logits = logits[torch.tensor(wanted, dtype=torch.long, device=self._device)]
         return logits.float().cpu()
 
+    def _find_layout(self) -> Found:
+        return find_layout(self.run_model, self.model_type, self._device, self._layers)
+
     def _kept(self, wanted: Sequence[int], rows: int) -> int | torch.Tensor:
-        """The wanted rows as the model's forward takes them: a count where they are the last ones, else their indices."""
+        """The wanted rows as the model takes them: a count where they are the last ones, else indices."""
         count = len(wanted)
-        if (
-            count
-            and wanted[0] == rows - count
-            and all(row == rows - count + at for at, row in enumerate(wanted))
-        ):
+        if count and list(wanted) == list(range(rows - count, rows)):
             return count
         return torch.tensor(wanted, dtype=torch.long, device=self._device)
 

@@ -1,7 +1,8 @@
 """What one packed pass computes: which rows, at which positions, seeing which slots.
 
-A pass is the rows of several sessions one after another. Everything here is worked out once per pass and shared by all
-layers: positions, slots to write, and per window kind the views and additive masks that attention needs.
+A pass is the rows of several sessions one after another. Everything here is worked out once per pass and
+shared by all layers: positions, slots to write, and per window kind the views and additive masks that
+attention needs.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.lm.pool import SlotPool
 from outrider.lm.table import SlotTable
@@ -18,9 +20,9 @@ from outrider.lm.table import SlotTable
 class Share:
     """The rows of one session in a pass.
 
-    ``parents`` index the session's nodes: those kept from earlier passes come first, then the rows of this pass; -1 is the
-    last committed position, and a parent precedes its child. ``want`` are the rows (indices into ``tokens``) whose logits
-    are needed.
+    ``parents`` index the session's nodes: those kept from earlier passes come first, then the rows of this
+    pass; -1 is the last committed position, and a parent precedes its child. ``want`` are the rows (indices
+    into ``tokens``) whose logits are needed.
     """
 
     table: SlotTable
@@ -60,7 +62,7 @@ class Rows:
     __slots__ = ("depths", "high", "is_chain", "low", "parents", "positions", "table")
 
     def __init__(self, share: Share, low: int) -> None:
-        """``low`` is the index of the share's first row in the pass. Raises ValueError for a parent out of order."""
+        """``low`` is the share's first row in the pass. Raises ValueError for a parent out of order."""
         table = share.table
         self.table = table
         self.low = low
@@ -68,21 +70,16 @@ class Rows:
         kept = table.nodes
         self.parents = [*table.parents, *share.parents]
         depths = list(table.depths)
-        chain = True
-        for node in range(kept, kept + len(share.parents)):
+        for node in range(kept, len(self.parents)):
             parent = self.parents[node]
             if not -1 <= parent < node:
                 raise ValueError(f"row {node - kept} has parent {parent}; a parent is -1 or a node before it")
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        for node, parent in enumerate(self.parents):
-            if parent != node - 1:
-                chain = False
-                break
         self.depths = depths
-        self.is_chain = chain
+        self.is_chain = depths == list(range(len(depths)))
         self.positions = [table.length + depth for depth in depths[kept:]]
 
-    def ancestors(self) -> np.ndarray:
+    def ancestors(self) -> NDArray[np.bool_]:
         """bool ``[rows, nodes]``: may the row see the node (its ancestors and itself)."""
         nodes = len(self.parents)
         seen = np.zeros((nodes, nodes), dtype=bool)
@@ -144,10 +141,8 @@ class PassPlan:
                 window = None
         views = self._pool.views(start + first, start + total)
         count = rows.high - rows.low
-        if window is None and rows.is_chain and (count == 1 or count == total):
+        if rows.is_chain and (count == 1 or (count == total and window is None)):
             return Visible(rows.low, rows.high, views, None, causal=count > 1)
-        if window is not None and rows.is_chain and count == 1:
-            return Visible(rows.low, rows.high, views, None, causal=False)
         allowed = self._allowed(rows, first, total, window)
         if allowed.all():
             return Visible(rows.low, rows.high, views, None, causal=False)
@@ -155,7 +150,7 @@ class PassPlan:
         mask.masked_fill_(torch.from_numpy(~allowed), float("-inf"))
         return Visible(rows.low, rows.high, views, mask.to(self._pool.layout.device), causal=False)
 
-    def _allowed(self, rows: Rows, first: int, total: int, window: int | None) -> np.ndarray:
+    def _allowed(self, rows: Rows, first: int, total: int, window: int | None) -> NDArray[np.bool_]:
         """bool ``[rows, total - first]``: who may see which slot, by ancestry and by position."""
         table = rows.table
         count = rows.high - rows.low

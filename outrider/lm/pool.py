@@ -1,7 +1,8 @@
 """Keys and values of every session, in slots: one tensor for all layers that agree in heads and width.
 
-Storage is ``[planes, heads, slots, width]``; a layer has two planes, keys and values. A session's slots lie in one
-contiguous range, so what a layer attends over is a view. The pool knows nothing about tokens, trees or positions.
+Storage is ``[planes, heads, slots, width]``; a layer has two planes, keys and values. A session's slots lie
+in one contiguous range, so what a layer attends over is a view. The pool knows nothing about tokens, trees or
+positions.
 """
 
 from collections import defaultdict
@@ -29,7 +30,8 @@ class SlotRange:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape of what each layer caches: ``planes[2 * layer]`` is (heads, width) of its keys, the next of its values."""
+    """Shape of what each layer caches: ``planes[2 * layer]`` is (heads, width) of its keys, the next of its
+    values."""
 
     planes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
@@ -56,7 +58,8 @@ class _Group:
 
 
 class SlotPool:
-    """Slots for the keys and values of all sessions of one model. Not thread-safe: it belongs to the engine thread."""
+    """Slots for the keys and values of all sessions of one model. Not thread-safe: it belongs to the engine
+    thread."""
 
     def __init__(self, layout: KVLayout, max_slots: int, initial_slots: int = 1024) -> None:
         """``max_slots`` bounds what it may ever hold; storage starts at ``initial_slots`` and doubles."""
@@ -133,7 +136,8 @@ class SlotPool:
 
     @torch.inference_mode()
     def gather(self, sources: Sequence[int], target: int) -> None:
-        """Copies slots ``sources`` (ascending) to ``target``, ``target + 1``, …: one index operation for all layers."""
+        """Copies slots ``sources`` (ascending) to ``target``, ``target + 1``, …: one index operation for all
+        layers."""
         index = torch.tensor(sources, device=self.layout.device)
         for group in self._groups:
             storage = group.storage[0]

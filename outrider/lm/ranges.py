@@ -1,7 +1,7 @@
 """Contiguous ranges of slots: who may write where, and nothing about what is written.
 
-First fit over a sorted list of gaps. One session keeps one range, so that its keys and values are a view of the pool and
-need no gather; a session that outgrows its range gets a longer one.
+First fit over a sorted list of gaps. One session keeps one range, so that its keys and values are a view of
+the pool and need no gather; a session that outgrows its range gets a longer one.
 """
 
 from bisect import bisect_left
@@ -48,7 +48,8 @@ class RangeAllocator:
         self._gaps.insert(at, (start, end - start))
 
     def check(self, taken: list[tuple[int, int]]) -> None:
-        """Raises AssertionError unless ``taken`` ranges and the gaps tile ``[0, capacity)`` without overlap."""
+        """Raises AssertionError unless ``taken`` ranges and the gaps tile ``[0, capacity)`` without
+        overlap."""
         at = 0
         for start, size in sorted([*taken, *self._gaps]):
             assert start == at, f"slot {min(start, at)} is {'taken twice' if start < at else 'lost'}"

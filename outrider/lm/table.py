@@ -38,11 +38,12 @@ class SlotTable:
     def commit(self, path: Sequence[int]) -> list[int]:
         """Makes the nodes of ``path`` committed positions.
 
-        ``path`` is a chain of nodes from a child of the last committed position down. Nodes below its last node are kept
-        and renumbered in order; all others are freed. An empty path commits nothing and keeps everything.
+        ``path`` is a chain of nodes from a child of the last committed position down. Nodes below its last
+        node are kept and renumbered in order; all others are freed. An empty path commits nothing and keeps
+        everything.
 
-        Returns the new index of every old node, -1 for those that are no longer nodes. Raises ValueError if ``path`` is
-        not such a chain.
+        Returns the new index of every old node, -1 for those that are no longer nodes. Raises ValueError if
+        ``path`` is not such a chain.
         """
         if not path:
             return list(range(self.nodes))
@@ -94,7 +95,8 @@ class SlotTable:
         return found
 
     def _compact(self, order: list[int]) -> None:
-        """Moves nodes so that ``order[i]`` lies at slot ``length + i``. ``order`` ascends, so slots only move down."""
+        """Moves nodes so that ``order[i]`` lies at slot ``length + i``. ``order`` ascends, so slots only move
+        down."""
         still = 0
         while still < len(order) and order[still] == still:
             still += 1

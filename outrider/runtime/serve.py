@@ -164,7 +164,7 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 async def _stop(service: Service, server: grpc.aio.Server, grace: float) -> None:
     """The service first, so that its held streams end by themselves; then what is left."""
     try:
-        async with asyncio.timeout(grace + 1):
+        async with asyncio.timeout(grace + 2):
             await service.stop(grace)
     except Exception:
         log.exception("the service did not stop")

@@ -48,7 +48,7 @@ def test_one_stop_string_is_one_stop_string() -> None:
         ("x", {"seed": 2**64}, "seed is 18446744073709551616"),
         ("x", {"nodes": 2**63}, "nodes is"),
         ("x", {"logit_bias": {-1: 1.0}}, "logit_bias has -1"),
-        ("x", {"temperature": "hot"}, "hot"),
+        ("x", {"temperature": "hot"}, "real number"),
         ("x\ud800", {}, "not a request"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters import DRAFTERS, Drafter, load
+from drafter_service.drafters.causal_lm import CausalLMDrafter
 from drafter_service.follower import Follower, Request
 from drafter_service.settings import DrafterSettings
 from outrider.lm.packed import PackedLM
@@ -107,8 +108,6 @@ def test_the_model_reads_the_prompt_once_and_then_only_what_it_expands(
     tiny_llama_bare: Path, target: PackedLM, one_pass: Callable[..., int]
 ) -> None:
     lm = PackedLM.load(tiny_llama_bare, check=False)
-    from drafter_service.drafters.causal_lm import CausalLMDrafter
-
     drafter = CausalLMDrafter(lm)
     greedy = PARAMS["greedy"]
     truth = plain_ids(target, greedy, 61)
@@ -120,13 +119,15 @@ def test_the_model_reads_the_prompt_once_and_then_only_what_it_expands(
             follower.take_fragments()
         run = truth[follower.length : follower.length + 4]
         follower.progress(follower.length, run, prefix_hash(truth[: follower.length + 4]))
-    assert lm.rows == follower.length  # every committed id but the last once, and one node that is still in flight
+    assert (
+        lm.rows == follower.length
+    )  # every committed id but the last once, and one node that is still in flight
 
 
 def test_sessions_in_one_batch_draft_what_each_would_alone(
     drafter: Drafter, one_pass: Callable[..., int]
 ) -> None:
-    growth = Growth(children=2, floor=0.05, depth=4)
+    growth = Growth(children=2, floor=0.0, depth=4)
 
     def fragments(followers: list[Follower], rounds: int) -> list[set[Any]]:
         sent: list[set[Any]] = [set() for _ in followers]
@@ -144,7 +145,7 @@ def test_sessions_in_one_batch_draft_what_each_would_alone(
     together = fragments([follow(*case) for case in cases], 8)
     alone = [fragments([follow(*case)], 8)[0] for case in cases]
     assert together == alone
-    assert all(len(one) > 2 for one in alone)
+    assert all(len(one) == 8 for one in alone)
 
 
 def test_a_rewound_cache_goes_on_as_a_new_one_would(drafter: Drafter, one_pass: Callable[..., int]) -> None:

@@ -8,7 +8,9 @@ from speculative import hashing
 IDS = (5, 6, 7)
 
 
-def tree(*, node_limit: int = 100, end: int = 100, eos: frozenset[int] = frozenset(), depth: int = 8) -> DraftTree:
+def tree(
+    *, node_limit: int = 100, end: int = 100, eos: frozenset[int] = frozenset(), depth: int = 8
+) -> DraftTree:
     """A tree below IDS whose root has two children, 1 (0.6) and 2 (0.3)."""
     grown = DraftTree(
         IDS[-1],

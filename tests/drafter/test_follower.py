@@ -84,7 +84,9 @@ def test_what_the_verifiers_pool_holds_is_what_is_in_flight(
 ) -> None:
     chance = random.Random(seed)
     fake = fake_drafter()
-    request = request_for(PROMPT, node_limit=node_limit, params=SAMPLED if seed % 2 else SamplingParams(temperature=0))
+    request = request_for(
+        PROMPT, node_limit=node_limit, params=SAMPLED if seed % 2 else SamplingParams(temperature=0)
+    )
     follower = Follower(request, fake.open(0), fake.abilities, GROWTH)
     pool = DraftPool(PROMPT, epoch=request.epoch, vocabulary_size=24, limit=request.limit)
     ids = list(PROMPT)
@@ -106,7 +108,9 @@ def test_what_the_verifiers_pool_holds_is_what_is_in_flight(
 def test_nothing_that_was_expanded_is_computed_again(
     fake: Any, request_for: Callable[..., Request], one_pass: Callable[..., int]
 ) -> None:
-    follower = Follower(request_for(PROMPT), fake.open(0), fake.abilities, replace(GROWTH, children=1, floor=0))
+    follower = Follower(
+        request_for(PROMPT), fake.open(0), fake.abilities, replace(GROWTH, children=1, floor=0)
+    )
     rows = grow_out(fake, follower, one_pass)
     assert rows == len(PROMPT) + 3  # a depth of 4: its last node is no input
     chain = max(paths(follower), key=len)
@@ -166,7 +170,9 @@ def test_nothing_is_drafted_where_it_cannot_be_accepted(
     fake: Any, request_for: Callable[..., Request], one_pass: Callable[..., int]
 ) -> None:
     limit = len(PROMPT) + 4
-    follower = Follower(request_for(PROMPT, limit=limit), fake.open(0), fake.abilities, replace(GROWTH, depth=9))
+    follower = Follower(
+        request_for(PROMPT, limit=limit), fake.open(0), fake.abilities, replace(GROWTH, depth=9)
+    )
     grow_out(fake, follower, one_pass)
     assert max(len(path) for path in paths(follower)) == 3  # the last id is the target's own
     done = Follower(request_for(PROMPT, limit=len(PROMPT) + 1), fake.open(0), fake.abilities, GROWTH)

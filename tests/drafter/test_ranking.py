@@ -70,7 +70,9 @@ def test_a_score_is_a_logit_and_the_noise_times_the_temperature() -> None:
     temperature = 0.6
     scores = logits(3) + temperature * gumbel(SEED, 4, WIDTH)
     weights = np.exp(scores / 1.7)
-    for token, share in ranking(SamplingParams(temperature=temperature), scale=1.7).children(logits(3), 4, ()):
+    for token, share in ranking(SamplingParams(temperature=temperature), scale=1.7).children(
+        logits(3), 4, ()
+    ):
         assert share == pytest.approx(weights[token] / weights.sum(), rel=1e-5)
 
 
@@ -100,7 +102,9 @@ def test_dropped_tokens_are_no_children() -> None:
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_logits_that_rank_nothing_are_an_error(bad: float, temperature: float) -> None:
     with pytest.raises(EmptySupport):
-        ranking(SamplingParams(temperature=temperature)).children(np.full(WIDTH, bad, dtype=np.float32), 4, ())
+        ranking(SamplingParams(temperature=temperature)).children(
+            np.full(WIDTH, bad, dtype=np.float32), 4, ()
+        )
 
 
 def test_the_models_own_logits_are_left_as_they_were() -> None:

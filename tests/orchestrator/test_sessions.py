@@ -1,6 +1,9 @@
 """What a client has been given, epochs, and the store: pure parts of a session."""
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from outrider.wire.codec import SessionKey
 from speculative.commit import FinishReason
 from speculative.text import TextStream
 
+ROOT = Path(__file__).resolve().parents[2]
 KEY = SessionKey("", "mine")
 
 
@@ -57,3 +61,13 @@ async def test_a_store_keeps_the_highest_epoch_of_a_session(name: str) -> None:
     assert await store.find(KEY) is not None, "of another epoch"
     await store.forget(KEY, 2)
     assert await store.find(KEY) is None
+
+
+def test_the_orchestrator_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, orchestrator.service; print({'torch', 'transformers'} & set(sys.modules) or 'neither')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "neither\n"

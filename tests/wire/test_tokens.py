@@ -101,6 +101,12 @@ def words() -> Tokenizer:
     return tokenizer
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    id_ = tokenizer.token_to_id(token)
+    assert id_ is not None
+    return id_
+
+
 def joined(table: TokenTable, ids: list[int]) -> str:
     return b"".join(map(table.token_bytes, ids)).decode("utf-8", "replace")
 
@@ -123,7 +129,7 @@ def test_added_tokens_are_text_and_special_ones_are_not() -> None:
     table = TokenTable.from_tokenizer(tokenizer)
     ids = table.encode("<|user|>x        ☃☃<think><eos>")
     assert joined(table, ids) == "x        ☃☃<think>" == tokenizer.decode(ids)
-    eos, user = tokenizer.token_to_id("<eos>"), tokenizer.token_to_id("<|user|>")
+    eos, user = id_of(tokenizer, "<eos>"), id_of(tokenizer, "<|user|>")
     assert table.special_ids == {eos, user}
     assert table.token_bytes(eos) == b""
 
@@ -139,7 +145,7 @@ def test_sentencepiece_bytes_are_the_text_with_the_space_that_is_put_before_it(t
 def test_sentencepiece_byte_tokens_are_one_byte_each() -> None:
     tokenizer = sentencepiece()
     table = TokenTable.from_tokenizer(tokenizer)
-    ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "한".encode()]
+    ids = [id_of(tokenizer, f"<0x{byte:02X}>") for byte in "한".encode()]
     assert [table.token_bytes(id_) for id_ in ids] == [bytes([byte]) for byte in "한".encode()]
 
 
@@ -170,7 +176,7 @@ def test_ids_that_the_tokenizer_lacks_have_no_bytes() -> None:
 
 def test_encoding_adds_what_the_tokenizer_adds() -> None:
     tokenizer = byte_level()
-    eos = tokenizer.token_to_id("<eos>")
+    eos = id_of(tokenizer, "<eos>")
     tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", eos)])
     table = TokenTable.from_tokenizer(tokenizer)
     assert table.encode("a")[0] == eos

@@ -1,10 +1,10 @@
 """One held Attach stream to a source outside this worker, for all the sessions that it drafts for.
 
-Lives on the event loop. Nothing here can hold up the engine: what goes out is gathered in `Outgoing` and sent one
-message at a time; what comes in is decoded and put into the engine's inbox, up to a bound. A stream that breaks or
-does not take a message in time is dropped and dialled again after a growing pause; sessions are then followed anew
-with the ids they have by then. A source that sends something malformed is muted for that session, and one that does
-so for several sessions is left alone for growing intervals.
+Lives on the event loop. Nothing here can hold up the engine: what goes out is gathered in `Outgoing` and
+sent one message at a time; what comes in is decoded and put into the engine's inbox, up to a bound. A
+stream that breaks or does not take a message in time is dropped and dialled again after a growing pause;
+sessions are then followed anew with the ids they have by then. A source that sends something malformed is
+muted for that session, and one that does so for several sessions is left alone for growing intervals.
 """
 
 import asyncio
@@ -13,78 +13,24 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.channel import open_channel
-from outrider.wire.codec import fragment_from_wire, key_to_wire, sampling_to_wire
+from outrider.wire.codec import fragment_from_wire
 from speculative.errors import MalformedDraft
-from speculative.fragment import MAX_FRAGMENT_NODES, Fragment
+from speculative.fragment import Fragment
 from verifier_service.commands import InFlight, Offers
 from verifier_service.counts import CountsByName
-from verifier_service.registry import Mirror
 from verifier_service.sources.backoff import Backoff
+from verifier_service.sources.following import Following, LinkLimits
 from verifier_service.sources.outgoing import Message, Outgoing
 
 log = logging.getLogger(__name__)
 
-# Of one round's nodes, how many rounds' worth a source may keep in flight.
-_AHEAD = 2
-
 _Call = grpc.aio.StreamStreamCall[draft_source_pb2.AttachRequest, draft_source_pb2.AttachResponse]
-
-
-@dataclass(frozen=True, slots=True)
-class LinkLimits:
-    """Times and bounds of a link."""
-
-    dial_s: float = 2.0
-    write_s: float = 2.0
-    """A message that the stream does not take for so long resets the link."""
-    redial_first_s: float = 0.1
-    redial_most_s: float = 5.0
-    mute_first_s: float = 1.0
-    mute_most_s: float = 300.0
-    strikes: int = 3
-    """Sessions struck by something malformed before the whole link is muted."""
-    inbox: int = 512
-    """Drafts under way to the engine; more are dropped."""
-    flood_pause_s: float = 0.005
-    """How long a link that floods is not read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Following:
-    """A session as a source has to know it."""
-
-    mirror: Mirror
-    source: int
-    """The source's credit index in that session."""
-    name: str
-    model: str
-    tokenizer_digest: str
-    vocabulary_size: int
-
-    def message(self, alias: int) -> draft_source_pb2.Follow:
-        """As it goes out, with the ids of this moment."""
-        request = self.mirror.request
-        return draft_source_pb2.Follow(
-            alias=alias,
-            key=key_to_wire(request.key),
-            epoch=request.epoch,
-            model=self.model,
-            tokenizer_digest=self.tokenizer_digest,
-            ids=self.mirror.ids,
-            prompt_length=request.prompt_length,
-            limit=request.limit,
-            sampling=sampling_to_wire(request.params),
-            seed=request.seed,
-            node_limit=min(_AHEAD * request.node_limit, MAX_FRAGMENT_NODES),
-            vocabulary_size=self.vocabulary_size,
-        )
 
 
 class _Reset(Exception):

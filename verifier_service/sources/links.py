@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from verifier_service.commands import Batch, Offers
 from verifier_service.counts import CountsByName
-from verifier_service.sources.link import Following, LinkLimits, SourceLink
+from verifier_service.sources.following import Following, LinkLimits
+from verifier_service.sources.link import SourceLink
 
 _IDLE_S = 60.0
 
@@ -24,7 +25,7 @@ class Links:
     @property
     def attached(self) -> int:
         """Links whose stream is up."""
-        return sum(link.attached for link in self._links.values())
+        return sum(link.attached for link in list(self._links.values()))
 
     def follow(self, address: str, following: Following) -> None:
         """The source at `address` drafts for a session from now on."""
@@ -36,7 +37,7 @@ class Links:
 
     def unfollow(self, handle: int, source: int) -> None:
         """A session listens to one of its sources no longer."""
-        link = self._by_session[handle].pop(source, None)
+        link = self._by_session.get(handle, {}).pop(source, None)
         if link is not None:
             link.end(handle)
 

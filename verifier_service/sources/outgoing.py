@@ -7,8 +7,8 @@ sessions on one stream. Pure; knows nothing of streams or protobuf.
 from collections import deque
 from dataclasses import dataclass, field
 
-# Freed aliases rest until so many others were freed, so that drafts still under way do not meet another session.
-# Small enough that a few dozen sessions keep their aliases below 128, one byte on the wire.
+# Freed aliases rest until so many others were freed, so that drafts still under way do not meet another
+# session. Small enough that a few dozen sessions keep their aliases below 128, one byte on the wire.
 _RESTING = 32
 
 

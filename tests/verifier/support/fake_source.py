@@ -155,10 +155,15 @@ class Running:
 
     source: FakeSource
     address: str = "127.0.0.1:0"
+    window: int = 0
+    """The bytes that a stream takes in unread; 0: what gRPC finds good, some megabytes."""
     _server: Any = None
 
     async def start(self) -> None:
-        self._server = grpc.aio.server(options=server_options())
+        options = server_options()
+        if self.window:
+            options += [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", self.window)]
+        self._server = grpc.aio.server(options=options)
         draft_source_pb2_grpc.add_DraftSourceServicer_to_server(self.source, self._server)
         port = self._server.add_insecure_port(self.address)
         self.address = f"127.0.0.1:{port}"
@@ -169,8 +174,8 @@ class Running:
 
 
 @asynccontextmanager
-async def running(source: FakeSource) -> AsyncIterator[Running]:
-    server = Running(source)
+async def running(source: FakeSource, window: int = 0) -> AsyncIterator[Running]:
+    server = Running(source, window=window)
     await server.start()
     try:
         yield server

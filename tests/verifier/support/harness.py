@@ -1,7 +1,8 @@
 """A verifier on a real socket in this process, and what a client of it does."""
 
 import asyncio
-import itertools
+import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from outrider.wire.codec import sampling_to_wire
 from speculative.params import SamplingParams
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
-from verifier_service.sources.link import LinkLimits
+from verifier_service.sources.following import LinkLimits
 
 GREEDY = SamplingParams(temperature=0.0)
 QUICK = LinkLimits(dial_s=1.0, write_s=0.5, redial_first_s=0.02, redial_most_s=0.1, mute_first_s=0.2)
@@ -35,7 +36,7 @@ class Answer:
     code: int = 0
 
     def take(self, committed: verifier_pb2.Committed, expected_position: int) -> None:
-        assert committed.position == expected_position, "no gap and no repeat"
+        assert committed.position == expected_position or committed.code, "no gap and no repeat"
         self.ids.extend(committed.ids)
         self.credits += committed.credits
         self.finished = committed.finished
@@ -49,7 +50,6 @@ class Client:
 
     stub: Any
     model: str
-    _names: Any = field(default_factory=itertools.count)
 
     def request(
         self,
@@ -64,7 +64,7 @@ class Client:
         **others: Any,
     ) -> verifier_pb2.OpenRequest:
         fields: dict[str, Any] = {
-            "key": common_pb2.SessionKey(session=session or f"session-{next(self._names)}"),
+            "key": common_pb2.SessionKey(session=session or secrets.token_hex(8)),
             "epoch": epoch,
             "model": self.model,
             "ids": ids,
@@ -151,8 +151,9 @@ async def serving(target: Any, **settings: Any) -> AsyncIterator[Verifier]:
         await server.stop(0.0)
 
 
-async def eventually(condition: Any, timeout_s: float = 5.0) -> None:
+async def eventually(condition: Any, timeout_s: float = 20.0) -> None:
     """Waits until `condition()` holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to be"
+        await asyncio.sleep(0.005)

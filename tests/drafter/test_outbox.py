@@ -1,0 +1,56 @@
+"""What waits for one stream: coalesced, bounded, never in the engine's way."""
+
+import asyncio
+
+import pytest
+
+from drafter_service.engine import Outgoing
+from drafter_service.outbox import Outbox
+from speculative.fragment import Fragment
+
+
+def fragment(base: int) -> Fragment:
+    return Fragment(1, 7, base, 0, (4, 5), (-1, -1), (0.5, 0.5))
+
+
+def drafts(*bases: int) -> Outgoing:
+    return Outgoing([(1, fragment(base)) for base in bases])
+
+
+async def test_passes_that_were_not_sent_yet_become_one_message() -> None:
+    outbox = Outbox()
+    outbox.put(drafts(1))
+    outbox.put(drafts(2, 3))
+    outbox.put(Outgoing(refusals=[(2, "no")]))
+    taken = await outbox.take()
+    assert taken == Outgoing(drafts(1, 2, 3).drafts, [(2, "no")])
+
+
+async def test_a_reader_waits_until_there_is_something() -> None:
+    outbox = Outbox()
+    reader = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    assert not reader.done()
+    outbox.put(drafts(1))
+    assert await reader == drafts(1)
+
+
+@pytest.mark.parametrize(("puts", "kept", "dropped"), [(2, [1, 2], 0), (3, [2, 3], 2), (5, [4, 5], 6)])
+async def test_the_oldest_drafts_go_when_nobody_reads(puts: int, kept: list[int], dropped: int) -> None:
+    outbox = Outbox(most_drafts=2)
+    assert sum(outbox.put(drafts(base)) for base in range(1, puts + 1)) == dropped
+    assert await outbox.take() == drafts(*kept)
+
+
+async def test_one_pass_may_be_more_than_there_is_room_for() -> None:
+    outbox = Outbox(most_drafts=2)
+    assert outbox.put(drafts(1, 2, 3)) == 2
+    assert await outbox.take() == drafts(2, 3)
+
+
+async def test_a_closed_outbox_ends_its_reader() -> None:
+    outbox = Outbox()
+    reader = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    outbox.close()
+    assert await reader is None

@@ -1,0 +1,112 @@
+"""A running `outrider up`, as tests look at it: its announcement, its children, their metrics."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+REQUEST: dict[str, Any] = {"ids": [5, 9, 30, 41], "max_tokens": 24, "temperature": 0.8, "seed": 11}
+
+
+# Tests hold the verifier for moments that a busy machine makes long; what it means to be given up is tested
+# where a clock can be set.
+PATIENT = {"OUTRIDER_ORCHESTRATOR__SILENT_S": "20"}
+
+
+def start_up(*flags: str, log: Path) -> "Up":
+    """`outrider up`, not waited for."""
+    return _start("up", "--json", "--threads", "1", *flags, log=log)
+
+
+def start_demo(log: Path) -> "Up":
+    """`outrider demo`, which runs the same processes."""
+    return _start("demo", log=log)
+
+
+def _start(*arguments: str, log: Path) -> "Up":
+    command = [sys.executable, "-W", "error", "-u", "-m", "outrider.cli", *arguments]
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **PATIENT},
+            process_group=0,
+        )
+    return Up(process, log)
+
+
+class Up:
+    """A running `outrider up`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+        self.address = ""
+        self.processes: list[dict[str, Any]] = []
+
+    def wait_ready(self) -> None:
+        said = self.first_line()
+        assert "error" not in said, (said, self.log())
+        self.address, self.processes = said["address"], said["processes"]
+
+    def first_line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.log()
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def children(self) -> dict[str, int]:
+        """Process ids by role, as they are now."""
+        found = {}
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(status.read_text().rpartition(")")[2].split()[1])
+                words = (status.parent / "cmdline").read_bytes().split(b"\0")
+            except (OSError, ValueError, IndexError):
+                continue
+            if parent == self.process.pid and b"-m" in words:
+                module = words[words.index(b"-m") + 1].decode()
+                found[module.removesuffix("_service")] = int(status.parent.name)
+        return found
+
+    def metric(self, role: str, name: str, **labels: str) -> float:
+        """The sum of this metric's samples that have these labels."""
+        address = next(process["metrics"] for process in self.processes if process["role"] == role)
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+            lines = reply.read().decode().splitlines()
+        total = 0.0
+        for line in lines:
+            if (sample := re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)) and sample[1] == name:
+                have = dict(re.findall(r'(\w+)="([^"]*)"', sample[2] or ""))
+                total += float(sample[3]) if labels.items() <= have.items() else 0.0
+        return total
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+def until(happened: Callable[[], Any], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)

@@ -1,0 +1,153 @@
+"""Everything a client can do wrong, through real processes: a clear error, and nobody else notices."""
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from outrider.client import Client, Completion
+from outrider.v1.generation_pb2 import CancelRequest
+from speculative.errors import InvalidRequest, OutriderError, Superseded, Unavailable, UnknownModel
+from tests.integration.live import REQUEST, ROOT, Up, until
+
+pytestmark = pytest.mark.usefixtures("unmoved")
+
+RUNNING = "outrider_orchestrator_num_requests_running"
+
+BAD: dict[str, tuple[dict[str, Any], type[OutriderError], str]] = {
+    "empty text": ({"prompt": ""}, InvalidRequest, "empty"),
+    "no ids": ({"ids": []}, InvalidRequest, "empty"),
+    "an id outside the vocabulary": ({"ids": [5, 96]}, InvalidRequest, "ids are below 96"),
+    "a prompt longer than the context": ({"ids": [5] * 256}, InvalidRequest, "256 ids"),
+    "10 MB of text": ({"prompt": "x" * 10_000_000}, InvalidRequest, "10000000 bytes"),
+    "no tokens": ({"ids": [5], "max_tokens": 0}, InvalidRequest, "max_tokens is 0; 1 to 255"),
+    "negative tokens": ({"ids": [5], "max_tokens": -1}, InvalidRequest, "max_tokens is -1; 1 to 255"),
+    "enormous tokens": ({"ids": [5], "max_tokens": 10**15}, InvalidRequest, "1 to 255 are possible"),
+    "temperature NaN": ({"ids": [5], "temperature": math.nan}, InvalidRequest, "temperature is nan"),
+    "negative temperature": ({"ids": [5], "temperature": -0.1}, InvalidRequest, "temperature is -0.1"),
+    "top_p 0": ({"ids": [5], "top_p": 0.0}, InvalidRequest, "top_p is 0"),
+    "top_p 1.5": ({"ids": [5], "top_p": 1.5}, InvalidRequest, "top_p is 1.5"),
+    "top_k beyond the vocabulary": ({"ids": [5], "top_k": 97}, InvalidRequest, "top_k is 97"),
+    "a penalty of infinity": ({"ids": [5], "presence_penalty": math.inf}, InvalidRequest, "presence_penalty"),
+    "a bias outside the vocabulary": ({"ids": [5], "logit_bias": {96: 1.0}}, InvalidRequest, "96"),
+    "a thousand stop strings": ({"ids": [5], "stop": ["x"] * 1000}, InvalidRequest, "1000"),
+    "an empty stop string": ({"ids": [5], "stop": [""]}, InvalidRequest, "0 bytes"),
+    "an unknown model": ({"ids": [5], "model": "gpt-7"}, UnknownModel, "gpt-7"),
+    "an unknown source": ({"ids": [5], "sources": ["dreams"]}, InvalidRequest, "lookup, drafter"),
+    "a million nodes": ({"ids": [5], "nodes": 10**6}, InvalidRequest, "node_limit is 1000000"),
+    "a session's name too long": ({"ids": [5], "session": "s" * 129}, InvalidRequest, "session"),
+    "a tenant's name with a line break": ({"ids": [5], "tenant": "a\nb"}, InvalidRequest, "tenant"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_request_is_refused_by_name(client: Client, what: str) -> None:
+    request, error, says = BAD[what]
+    with pytest.raises(error) as caught:
+        client.generate(**request)
+    assert says in str(caught.value)
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("role", ["orchestrator", "verifier", "drafter"])
+def test_garbage_bytes_on_a_port_bother_nobody(up: Up, client: Client, role: str) -> None:
+    address = next(process["address"] for process in up.processes if process["role"] == role)
+    host, _, port = address.rpartition(":")
+    held = client.stream(ids=[5, 9], max_tokens=200, seed=4)
+    for garbage in (
+        os.urandom(4096),
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + os.urandom(4096),
+    ):
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(garbage)
+    assert held.completion().ids == client.generate(ids=[5, 9], max_tokens=200, seed=4, speculation=False).ids
+
+
+def test_a_message_that_is_none_fails_its_own_call_alone(up: Up) -> None:
+    with grpc.insecure_channel(up.address) as channel:
+        call = channel.stream_stream("/outrider.v1.Generation/Generate")
+        with pytest.raises(grpc.RpcError):
+            list(call(iter([b"\xff" * 100]), timeout=10))
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/outrider.v1.Generation/Nothing")(b"", timeout=10)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        cancel = channel.unary_unary("/outrider.v1.Generation/Cancel")
+        with pytest.raises(grpc.RpcError) as caught:
+            cancel(CancelRequest(session="").SerializeToString(), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_client_that_is_killed_frees_its_session(up: Up) -> None:
+    code = (
+        "import sys\nfrom outrider.client import Client\n"
+        "client = Client(sys.argv[1])\n"
+        "held = [client.stream(ids=[5], max_tokens=250, logit_bias={1: -100.0}, nodes=0) for _ in range(4)]\n"
+        "next(held[-1])\nprint('on', flush=True)\nimport time\ntime.sleep(60)\n"
+    )
+    client = subprocess.Popen(
+        [sys.executable, "-c", code, up.address], stdout=subprocess.PIPE, cwd=ROOT, env=os.environ
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == b"on\n"
+    client.kill()
+    client.wait()
+    client.stdout.close()
+    until(lambda: up.metric("verifier", "outrider_verifier_sessions") == 0, 10)
+    until(lambda: up.metric("orchestrator", RUNNING) == 0, 10)
+
+
+def test_cancel_by_name_ends_a_request_with_what_it_has(up: Up, client: Client) -> None:
+    with stopped(up.children()["verifier"]):
+        stream = client.stream(ids=[5], max_tokens=250, session="mine", logit_bias={1: -100.0})
+        answers: list[bool] = []
+        canceller = threading.Thread(target=lambda: answers.append(client.cancel("mine")))
+        until(lambda: up.metric("orchestrator", RUNNING) == 1)
+        canceller.start()
+        time.sleep(0.2)
+    canceller.join()
+    completion = stream.completion()
+    assert answers == [True]
+    assert completion.finish_reason == "cancelled"
+    assert len(completion.ids) < 250
+    assert not client.cancel("mine")
+
+
+def test_a_deadline_is_kept(up: Up, client: Client) -> None:
+    with stopped(up.children()["verifier"]):
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            client.generate(ids=[5], timeout=0.5)
+        assert time.monotonic() - began < 1.5
+
+
+def test_the_later_of_two_requests_has_the_session(up: Up, client: Client, plain_answer: Completion) -> None:
+    with stopped(up.children()["verifier"]):
+        earlier = client.stream(ids=[5], session="twice")
+        until(lambda: up.metric("orchestrator", RUNNING) == 1)
+        later = client.stream(**REQUEST, session="twice")
+        until(lambda: up.metric("orchestrator", RUNNING) == 2)
+    assert later.completion().ids == plain_answer.ids
+    with pytest.raises(Superseded, match="twice"):
+        earlier.completion()
+
+
+class stopped:
+    """Holds a process with SIGSTOP meanwhile."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def __enter__(self) -> None:
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self._pid, signal.SIGCONT)

@@ -1,0 +1,46 @@
+"""The drafter dies, stalls and comes back: the same request goes on, with the ids of plain decoding."""
+
+import os
+import signal
+from typing import Any
+
+from outrider.client import Client
+from tests.integration.live import Up, until
+
+LONG: dict[str, Any] = {
+    "ids": [5, 9, 30],
+    "max_tokens": 250,
+    "seed": 8,
+    "temperature": 0.9,
+    "logit_bias": {1: -100.0},
+}
+
+
+def test_a_request_outlives_its_drafter(up: Up, client: Client) -> None:
+    plain = client.generate(**LONG, speculation=False)
+    first = up.children()["drafter"]
+    stream = client.stream(**LONG)
+    next(stream)
+    os.kill(first, signal.SIGKILL)
+    assert stream.completion().ids == plain.ids
+    assert client.generate(**LONG).ids == plain.ids, "with no drafter at all"
+    until(lambda: up.children().get("drafter", first) != first, 60)
+    until(lambda: client.generate(**LONG).usage.accepted_by_source.get("drafter"), 60)
+    assert client.generate(**LONG).ids == plain.ids
+    assert "requests go on" in up.log()
+
+
+def test_a_request_outlives_a_drafter_that_stalls_and_goes_on(up: Up, client: Client) -> None:
+    plain = client.generate(**LONG, speculation=False)
+    until(lambda: client.generate(**LONG).usage.accepted_by_source.get("drafter"), 60)
+    drafter = up.children()["drafter"]
+    stream = client.stream(**LONG)
+    next(stream)
+    os.kill(drafter, signal.SIGSTOP)
+    try:
+        during = client.generate(**LONG)
+    finally:
+        os.kill(drafter, signal.SIGCONT)
+    assert during.ids == plain.ids
+    assert stream.completion().ids == plain.ids
+    until(lambda: client.generate(**LONG).usage.accepted_by_source.get("drafter"), 60)

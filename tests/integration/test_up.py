@@ -1,0 +1,79 @@
+"""`outrider up` itself: what it refuses, and that nothing outlives it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from outrider.client import Client
+from speculative.errors import Unavailable
+from tests.integration.live import start_demo, start_up, until
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_children_die_with_an_up_that_is_killed(tiny_llama: Path, tmp_path: Path) -> None:
+    up = start_up("--target", str(tiny_llama), log=tmp_path / "stderr")
+    up.wait_ready()
+    try:
+        assert [process["role"] for process in up.processes] == ["verifier", "orchestrator"], "no drafter"
+        with Client(up.address) as client:
+            assert len(client.generate(ids=[5], max_tokens=3).ids) <= 3
+    finally:
+        up.process.send_signal(signal.SIGKILL)
+        up.stop()
+    until(lambda: not any(alive(process["pid"]) for process in up.processes), 5)
+
+
+def test_up_ends_with_its_verifier(tiny_llama: Path, tmp_path: Path) -> None:
+    up = start_up("--target", str(tiny_llama), "--drafter", "none", log=tmp_path / "stderr")
+    up.wait_ready()
+    with Client(up.address) as client:
+        stream = client.stream(ids=[5], max_tokens=250, logit_bias={1: -100.0})
+        next(stream)
+        began = time.monotonic()
+        os.kill(up.children()["verifier"], signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            stream.completion()
+    assert up.process.wait(15) == 1
+    assert time.monotonic() - began < 10
+    assert "verifier ended" in up.log() + str(up.first_line())
+    assert not any(alive(process["pid"]) for process in up.processes)
+    up.stop()
+
+
+def test_a_refused_drafter_is_named_with_its_model_type(tiny_llama: Path, tmp_path: Path) -> None:
+    recurrent = save_mamba(tmp_path / "mamba")
+    up = start_up("--target", str(tiny_llama), "--drafter", str(recurrent), log=tmp_path / "stderr")
+    said = up.first_line()
+    assert up.process.wait(20) == 1
+    up.stop()
+    assert said["error"]["code"] == "FAILED_PRECONDITION"
+    assert said["error"]["message"].startswith("drafter: mamba is not served")
+
+
+def save_mamba(path: Path) -> Path:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=96, hidden_size=16, num_hidden_layers=1, state_size=4, eos_token_id=1)
+    MambaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def test_ctrl_c_ends_the_demonstration_with_130_and_leaves_nothing(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path / "stderr")
+    assert demo.process.stdout is not None
+    assert demo.process.stdout.readline().startswith(b"starting verifier")
+    until(lambda: len(demo.children()) == 3)
+    pids = list(demo.children().values())
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.process.wait(20) == 130
+    demo.stop()
+    assert not any(alive(pid) for pid in pids)

@@ -1,0 +1,149 @@
+"""Who may import whom: the core knows nothing of the wire, services nothing of each other."""
+
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+from source import PACKAGES, ROOT, imports, modules
+
+
+class Layer(NamedTuple):
+    """What modules may import, beside themselves and the standard library."""
+
+    ours: tuple[str, ...]
+    others: tuple[str, ...]
+    not_even: tuple[str, ...] = ()
+
+
+TORCH = ("torch", "transformers", "safetensors")
+SHARED = ("speculative", "outrider.wire", "outrider.runtime", "outrider.tokens", "outrider.v1")
+RPC = ("grpc", "google")
+# The longest name that a module's begins with counts.
+LAYERS = {
+    "speculative": Layer((), ("numpy",), ("asyncio", "socket", "threading", "time")),
+    "outrider": Layer(("outrider.client",), ()),
+    "outrider.tokens": Layer((), ("tokenizers",)),
+    "outrider.wire": Layer(("speculative", "outrider.v1"), RPC),
+    "outrider.runtime": Layer(
+        ("speculative", "outrider.wire"),
+        (
+            *RPC,
+            "grpc_health",
+            "grpc_reflection",
+            "prometheus_client",
+            "pydantic",
+            "pydantic_settings",
+            "uvloop",
+        ),
+    ),
+    "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
+    "outrider.client": Layer(("speculative", "outrider.wire", "outrider.v1", "outrider.completions"), RPC),
+    "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
+    "outrider.cli": Layer(
+        (*SHARED, "outrider", "outrider.client", "outrider.completions"), (*RPC, "typer", "rich")
+    ),
+    "verifier_service": Layer(
+        (*SHARED, "outrider.lm"), (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH)
+    ),
+    "drafter_service": Layer(
+        (*SHARED, "outrider.lm"), (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH)
+    ),
+    "orchestrator": Layer(SHARED, (*RPC, "pydantic", "prometheus_client", "tokenizers")),
+    "training": Layer(("speculative", "outrider.lm", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
+}
+
+
+def begins(name: str, start: str) -> bool:
+    return name == start or name.startswith(f"{start}.")
+
+
+def layer_of(name: str) -> str:
+    return max((layer for layer in LAYERS if begins(name, layer)), key=len)
+
+
+def is_ours(name: str) -> bool:
+    return name.partition(".")[0] in PACKAGES
+
+
+def faults(name: str, imported: set[str]) -> list[str]:
+    own = layer_of(name)
+    layer = LAYERS[own]
+    wrong = []
+    for other in sorted(imported):
+        top = other.partition(".")[0]
+        if is_ours(other):
+            fine = layer_of(other) == own or any(
+                begins(other, allowed) for allowed in layer.ours if allowed != own
+            )
+            # `from outrider import client` names the package too, which holds nothing of its own.
+            fine = fine or other == "outrider"
+        elif top in sys.stdlib_module_names:
+            fine = top not in layer.not_even
+        else:
+            fine = top in layer.others
+        if not fine:
+            wrong.append(other)
+    return wrong
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_modules_import_only_what_their_layer_may(package: str) -> None:
+    wrong = {
+        name: found
+        for name, path in modules()
+        if begins(name, package) and (found := faults(name, imports(name, path.read_text())))
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("speculative.tree", "import grpc"),
+        ("speculative.tree", "import asyncio"),
+        ("speculative.tree", "import torch"),
+        ("speculative.merge", "from outrider.wire import codec"),
+        ("orchestrator.server", "def f():\n    import torch"),
+        ("orchestrator.server", "from outrider.lm.packed import PackedLM"),
+        ("orchestrator.server", "from transformers import AutoTokenizer"),
+        ("orchestrator.server", "import importlib\nimportlib.import_module('outrider.lm')"),
+        ("verifier_service.engine", "from drafter_service import engine"),
+        ("verifier_service.engine", "TABLE = {'x': 'drafter_service.drafters.causal_lm:CausalLM'}"),
+        ("drafter_service.engine", "from outrider.cli import app"),
+        ("outrider.lm.packed", "import grpc"),
+        ("outrider.lm.packed", "from outrider import runtime"),
+        ("outrider.wire.codec", "from outrider.runtime import serve"),
+        ("outrider.tokens", "import transformers"),
+        ("outrider.client", "from outrider.runtime import serve"),
+        ("outrider.cli.app", "import torch"),
+        ("training.loop", "from verifier_service import engine"),
+    ],
+)
+def test_what_a_layer_may_not_import_is_found(module: str, text: str) -> None:
+    assert faults(module, imports(module, text))
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*sorted(sys.modules), sep='\\n')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
+    return set(ended.stdout.split())
+
+
+def test_the_orchestrator_runs_without_torch() -> None:
+    loaded = loaded_by("import orchestrator.__main__")
+    assert "grpc" in loaded
+    assert not loaded & {"torch", "transformers", "outrider.lm"}
+
+
+def test_the_client_and_the_core_are_light() -> None:
+    assert not loaded_by("from outrider import Client") & {"torch", "transformers", "tokenizers", "pydantic"}
+    assert not loaded_by("import outrider") & {"grpc", "numpy"}
+    assert not loaded_by("import speculative.merge, speculative.sampling") & {"grpc", "asyncio", "torch"}
+
+
+def test_the_command_line_loads_little_before_it_knows_what_is_asked() -> None:
+    heavy = {"torch", "transformers", "grpc", "numpy", "pydantic", "tokenizers"}
+    assert not loaded_by("import outrider.cli.app") & heavy

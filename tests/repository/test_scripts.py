@@ -1,0 +1,115 @@
+"""The commands of the README end as they say: exact statuses, one interrupt, one line for what is missing."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from source import ROOT
+
+# In place of the demonstration: ends with $STATUS at once, or waits for one signal and tells of it.
+FAKE = """
+import os, signal, sys, time
+count = 0
+def interrupted(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, interrupted)
+print("running", flush=True)
+if "STATUS" in os.environ:
+    sys.exit(int(os.environ["STATUS"]))
+while not count:
+    time.sleep(0.01)
+time.sleep(0.5)
+print("interrupted", count, flush=True)
+sys.exit(130)
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The Makefile and its launcher, with a stand-in for the demonstration and nothing to install."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "scripts/told.py", tmp_path / "scripts")
+    (tmp_path / "fake.py").write_text(FAKE)
+    script = tmp_path / "scripts/run"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} scripts/told.py "$1" {sys.executable} fake.py\n')
+    script.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("flags", [[], ["-s"], ["-j2"], ["TORCH_INDEX_URL=x"]], ids=" ".join)
+@pytest.mark.parametrize(("status", "ended"), [(0, 0), (1, 1), (2, 1)])
+def test_make_run_ends_with_1_where_the_demonstration_fails(
+    clone: Path, flags: list[str], status: int, ended: int
+) -> None:
+    run = subprocess.run(
+        ["make", *flags, "run"],
+        cwd=clone,
+        env={**os.environ, "STATUS": str(status)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (ended, "running\n")
+
+
+@pytest.fixture
+def running(clone: Path) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        ["make", "run"], cwd=clone, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as make:
+        assert make.stdout is not None
+        assert make.stdout.readline() == "running\n"
+        time.sleep(0.3)  # until the launcher looks at make
+        yield make
+        if make.poll() is None:
+            os.killpg(make.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["to make alone", "to all, as a terminal does"])
+def test_an_interrupt_arrives_once_and_make_ends_as_interrupted(
+    running: "subprocess.Popen[str]", send: Callable[[int, int], None]
+) -> None:
+    send(running.pid, signal.SIGINT)
+    out, _ = running.communicate(timeout=10)
+    assert out == "interrupted 1\n"
+    assert running.returncode == -signal.SIGINT  # a shell says 130
+
+
+def test_a_request_to_terminate_reaches_the_demonstration(running: "subprocess.Popen[str]") -> None:
+    running.terminate()
+    out, _ = running.communicate(timeout=10)  # ends only when nobody has standard output any more
+    assert (out, running.returncode) == ("", -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("python", ["false", "/nowhere/python3"])
+def test_a_python_that_does_not_fit_is_told_in_one_line(tmp_path: Path, python: str) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    for file in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path)
+    run = subprocess.run(
+        [tmp_path / "scripts/setup", "run"],
+        env={**os.environ, "PYTHON": python},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert run.stderr.startswith("outrider: Python 3.11 or 3.12 is needed; ")
+    assert run.stderr.count("\n") == 1
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_make_alone_lists_what_there_is() -> None:
+    run = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    listed = {line.split()[0] for line in run.stdout.splitlines()}
+    assert listed >= {"help", "run", "test", "lint", "proto", "bench"}

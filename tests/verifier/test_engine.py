@@ -1,0 +1,137 @@
+"""The engine: one forward per step over all ready sessions, and one session's trouble is nobody else's."""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Answer, Verifier, eventually, serving
+from ngram_lm import NgramLM
+
+from outrider.v1 import common_pb2
+
+ERROR = common_pb2.FINISH_REASON_ERROR
+
+
+async def together(verifier: Verifier, count: int, **asked: Any) -> list[Answer]:
+    """Sessions that are all open before the first step is over."""
+    gate = threading.Event()
+    verifier.target.before_forward = lambda: gate.wait(10)
+    requests = [verifier.request([1, 2, 3 + n], **asked) for n in range(count)]
+    for request in requests:
+        await verifier.open(request)
+    gate.set()
+    return await asyncio.gather(*(verifier.read(request) for request in requests))
+
+
+async def test_ready_sessions_share_one_forward_per_step() -> None:
+    target = NgramLM()
+    async with serving(target) as verifier:
+        answers = await together(verifier, 6, new=10)
+    assert [len(answer.ids) for answer in answers] == [10] * 6
+    assert target.forward_calls <= 11
+    assert max(target.shares) == 6
+    assert sum(target.shares) == 60
+
+
+async def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
+    long = [n % 32 for n in range(500)]
+    target = NgramLM(max_length=2048)
+    target.step_s = 0.005
+    async with serving(target, prefill_chunk=64) as verifier:
+        short = verifier.request([1, 2], new=2000)
+        await verifier.open(short)
+        await eventually(lambda: target.forward_calls > 2)
+        beside = await verifier.generate(long, new=5)
+        assert max(target.rows) <= 64
+        assert min(target.shares[3:]) >= 1
+        assert target.shares.count(2) >= 500 // 64 + 5
+        await verifier.cancel(short)
+        alone = await verifier.generate(long, new=5)
+    assert alone.ids == beside.ids
+
+
+async def test_nan_logits_end_one_session_and_no_other() -> None:
+    target = NgramLM()
+    target.step_s = 0.002
+    poisoned = np.full(32, np.nan, dtype=np.float32)
+    async with serving(target) as verifier:
+        expected = (await verifier.generate([1, 2, 3], new=20)).ids
+        target._known[31, 31, 31] = poisoned
+        bad, good = await asyncio.gather(
+            verifier.generate([31, 31, 31], new=20), verifier.generate([1, 2, 3], new=20)
+        )
+        assert (bad.finished, bad.code, bad.ids) == (ERROR, 13, [])
+        assert "EmptySupport" in bad.message
+        assert good.ids == expected
+        assert verifier.metric("failed_sessions_total") == 1
+        assert target.pool.used_slots == 0
+
+
+async def test_a_forward_that_fails_ends_its_sessions_and_the_engine_goes_on() -> None:
+    target = NgramLM()
+    failing = iter([True])
+
+    def out_of_memory() -> None:
+        if next(failing, False):
+            raise MemoryError("no room for 4 GiB")
+
+    async with serving(target) as verifier:
+        target.before_forward = out_of_memory
+        answer = await verifier.generate([1, 2, 3])
+        assert (answer.finished, answer.code) == (ERROR, 13)
+        assert "no room for 4 GiB" in answer.message
+        assert len((await verifier.generate([1, 2, 3])).ids) == 24
+        assert verifier.failures == []
+        assert target.pool.used_slots == 0
+
+
+async def test_an_engine_that_cannot_go_on_says_so_once() -> None:
+    target = NgramLM()
+
+    def broken() -> None:
+        raise RuntimeError("the device is gone")
+
+    async with serving(target) as verifier:
+        target.before_forward = broken
+        for _ in range(3):
+            assert (await verifier.generate([1, 2, 3])).finished == ERROR
+        await eventually(lambda: verifier.failures)
+        assert "3 times in a row" in str(verifier.failures[0])
+
+
+async def test_a_table_that_cannot_be_had_ends_that_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = NgramLM()
+    async with serving(target) as verifier:
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "table", lambda reserve: 1 // 0)
+            assert (await verifier.generate([1, 2, 3])).finished == ERROR
+        assert len((await verifier.generate([1, 2, 3])).ids) == 24
+
+
+async def test_an_idle_engine_does_not_spin() -> None:
+    async with serving(NgramLM()) as verifier:
+        engine = verifier.server._engine
+        turns: list[float] = []
+        turn = engine._turn
+        engine._turn = lambda: (turns.append(time.perf_counter()), turn())
+        await asyncio.sleep(0.55)
+        assert 1 <= len(turns) <= 8
+
+
+async def test_timings_are_shown() -> None:
+    target = NgramLM()
+    target.step_s = 0.001
+    async with serving(target) as verifier:
+        await together(verifier, 2, new=30)
+        await verifier.generate([1, 2, 3], new=30)
+        p50 = verifier.metric("split_ms", sessions="1", quantile="0.5")
+        p99 = verifier.metric("split_ms", sessions="1", quantile="0.99")
+        assert 0 < p50 <= p99
+        steps = verifier.metric("step_ms_count", part="forward")
+        assert steps == verifier.metric("steps_total") == target.forward_calls
+        assert verifier.metric("step_ms_sum", part="forward") >= steps
+        assert verifier.metric("step_split_ms_count", sessions="1") >= 29
+        assert verifier.metric("rows_total") == sum(target.rows)

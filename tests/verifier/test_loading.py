@@ -1,0 +1,57 @@
+"""A worker that is still loading says so, and shows that it lives."""
+
+import asyncio
+import threading
+
+import grpc
+import pytest
+from harness import Client
+from ngram_lm import NgramLM
+
+from outrider.runtime.metrics import Metrics
+from outrider.v1 import verifier_pb2
+from outrider.v1.verifier_pb2_grpc import VerifierStub
+from outrider.wire.channel import open_channel, server_options
+from speculative.errors import ModelRefused
+from verifier_service.server import VerifierServer
+from verifier_service.settings import VerifierSettings
+
+
+async def test_beats_go_out_while_the_model_loads_and_nothing_is_opened() -> None:
+    loaded = threading.Event()
+
+    def load() -> NgramLM:
+        loaded.wait(10)
+        return NgramLM()
+
+    server = grpc.aio.server(options=server_options())
+    port = server.add_insecure_port("127.0.0.1:0")
+    service = VerifierServer(VerifierSettings(model="unused"), load, Metrics("verifier"), print)  # type: ignore[arg-type]
+    service.register(server)
+    await server.start()
+    starting = asyncio.create_task(service.start())
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        client = Client(VerifierStub(channel), "ngram")
+        call = client.stub.Watch()
+        for _ in range(3):
+            assert (await call.read()).beat == verifier_pb2.Beat()
+        with pytest.raises(grpc.aio.AioRpcError, match="still loading"):
+            await client.open(client.request([1, 2]))
+        with pytest.raises(grpc.aio.AioRpcError, match="still loading"):
+            await client.stub.Describe(verifier_pb2.VerifierDescribeRequest())
+        loaded.set()
+        await starting
+        assert len((await client.generate([1, 2], new=5)).ids) == 5
+    await service.stop(0.0)
+    await server.stop(0.0)
+
+
+async def test_slots_for_less_than_one_session_are_refused() -> None:
+    target = NgramLM()
+    target.pool.max_slots = 128
+    service = VerifierServer(
+        VerifierSettings(model="unused", kv_mb=1), lambda: target, Metrics("verifier"), print
+    )  # type: ignore[arg-type, return-value]
+    with pytest.raises(ModelRefused, match="kv_mb = 1 gives 128 KV slots, too few"):
+        await service.start()
+    await service.stop(0.0)

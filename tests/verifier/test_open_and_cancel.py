@@ -1,0 +1,254 @@
+"""What Open and Cancel answer, and that whatever is wrong with one request is nobody else's concern."""
+
+import asyncio
+import math
+import re
+from typing import Any
+
+import grpc
+import pytest
+from harness import GREEDY, Verifier, eventually, serving
+from ngram_lm import NgramLM
+
+from outrider.v1 import common_pb2, verifier_pb2
+from outrider.wire.codec import epoch_from_text
+
+STOP = common_pb2.FINISH_REASON_STOP
+LENGTH = common_pb2.FINISH_REASON_LENGTH
+CANCELLED = common_pb2.FINISH_REASON_CANCELLED
+ERROR = common_pb2.FINISH_REASON_ERROR
+Code = grpc.StatusCode
+
+
+async def refused(verifier: Verifier, **asked: Any) -> grpc.aio.AioRpcError:
+    ids = asked.pop("ids", [1, 2, 3])
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await verifier.open(verifier.request(ids, **asked))
+    return failure.value
+
+
+SOURCE = verifier_pb2.Source
+BAD: dict[str, tuple[dict[str, Any], Code, str]] = {
+    "no ids": ({"ids": []}, Code.INVALID_ARGUMENT, "ids is empty"),
+    "an id outside the vocabulary": ({"ids": [1, 32]}, Code.INVALID_ARGUMENT, r"ids\[1\] is 32; .* below 32"),
+    "no prompt": ({"prompt_length": 0}, Code.INVALID_ARGUMENT, "prompt_length is 0"),
+    "more prompt than ids": ({"prompt_length": 4}, Code.INVALID_ARGUMENT, "prompt_length is 4; with 3 ids"),
+    "nothing to generate": ({"limit": 3}, Code.INVALID_ARGUMENT, "limit is 3.* 4 to 256"),
+    "too much to generate": ({"limit": 257}, Code.INVALID_ARGUMENT, "limit is 257.* 4 to 256"),
+    "another model": ({"model": "other"}, Code.NOT_FOUND, "'other' is not served here; 'ngram' is"),
+    "no session": ({"key": common_pb2.SessionKey()}, Code.INVALID_ARGUMENT, "session has 0 characters"),
+    "a long tenant": (
+        {"key": common_pb2.SessionKey(tenant="t" * 129, session="s")},
+        Code.INVALID_ARGUMENT,
+        "tenant has 129",
+    ),
+    "no temperature": (
+        {"sampling": common_pb2.Sampling(temperature=math.nan)},
+        Code.INVALID_ARGUMENT,
+        "temperature is nan",
+    ),
+    "top_p 0": ({"sampling": common_pb2.Sampling(top_p=0.0)}, Code.INVALID_ARGUMENT, "top_p is 0"),
+    "top_k beyond the vocabulary": (
+        {"sampling": common_pb2.Sampling(top_k=33)},
+        Code.INVALID_ARGUMENT,
+        "top_k is 33",
+    ),
+    "a bias outside the vocabulary": (
+        {"sampling": common_pb2.Sampling(logit_bias={32: 1.0})},
+        Code.INVALID_ARGUMENT,
+        "logit_bias names id 32",
+    ),
+    "a thousand stop strings": ({"stop": ["x"] * 1000}, Code.INVALID_ARGUMENT, "1000"),
+    "stop strings without a tokenizer": ({"stop": ["x"]}, Code.INVALID_ARGUMENT, "need a tokenizer"),
+    "too many nodes": ({"node_limit": 257}, Code.INVALID_ARGUMENT, "node_limit is 257"),
+    "an unknown local source": ({"sources": [("oracle", "")]}, Code.INVALID_ARGUMENT, "'oracle'.* lookup"),
+    "two sources of one name": (
+        {"sources": [("lookup", ""), ("lookup", "a:1")]},
+        Code.INVALID_ARGUMENT,
+        "one name",
+    ),
+    "two sources at one address": (
+        {"sources": [("a", "x:1"), ("b", "x:1")]},
+        Code.INVALID_ARGUMENT,
+        "one address",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+async def test_a_bad_open_says_what_is_wrong(what: str) -> None:
+    asked, code, message = BAD[what]
+    async with serving(NgramLM()) as verifier:
+        error = await refused(verifier, **asked)
+        assert error.code() is code
+        assert re.search(message, error.details() or ""), error.details()
+        assert len((await verifier.generate([1, 2, 3])).ids) == 24
+
+
+async def test_ids_that_already_end_the_request_are_answered_with_why() -> None:
+    async with serving(NgramLM(eos_ids=(5,))) as verifier:
+        ended = verifier.request([1, 2, 3, 5], prompt_length=3)
+        assert (await verifier.open(ended)).finished == STOP
+        answer = await verifier.read(ended)
+        assert (answer.ids, answer.finished, answer.usage.prompt_tokens) == ([], STOP, 3)
+        full = verifier.request([1, 2, 3, 4], prompt_length=3, limit=4)
+        assert (await verifier.open(full)).finished == LENGTH
+        assert verifier.metric("steps_total") == 0
+
+
+async def test_an_end_of_sequence_id_in_the_prompt_ends_nothing() -> None:
+    async with serving(NgramLM(eos_ids=(5,))) as verifier:
+        assert len((await verifier.generate([1, 5, 5], new=1)).ids) == 1
+
+
+async def test_opening_again_under_the_same_epoch_changes_nothing() -> None:
+    target = NgramLM()
+    target.step_s = 0.002
+    async with serving(target) as verifier:
+        request = verifier.request([1, 2, 3], new=40)
+        await verifier.open(request)
+        await verifier.open(request)
+        answer = await verifier.read(request)
+        assert answer.ids == (await verifier.generate([1, 2, 3], new=40)).ids
+        assert (await verifier.open(request)).finished == LENGTH
+
+
+async def test_opening_again_with_other_sources_changes_those_and_keeps_the_credits() -> None:
+    target = NgramLM(6)
+    target.step_s = 0.002
+    async with serving(target) as verifier:
+        expected = await verifier.generate([1, 2, 3], new=150)
+        request = verifier.request([1, 2, 3], new=150, sources=[("nobody", "127.0.0.1:9")])
+        assert list((await verifier.open(request)).source_names) == ["nobody"]
+        del request.sources[:]
+        request.sources.add(name="lookup")
+        assert list((await verifier.open(request)).source_names) == ["nobody", "lookup"]
+        answer = await verifier.read(request)
+    assert answer.ids == expected.ids
+    assert set(answer.credits) == {0, 2}
+    assert answer.usage.accepted_by_source["lookup"] == answer.credits.count(2)
+
+
+async def test_a_higher_epoch_takes_a_session_over_and_an_older_one_is_refused() -> None:
+    target = NgramLM()
+    target.step_s = 0.002
+    async with serving(target) as verifier:
+        expected = (await verifier.generate([1, 2, 3], new=60)).ids
+        first = verifier.request([1, 2, 3], new=60, session="s", epoch=5)
+        await verifier.open(first)
+        reading = asyncio.create_task(verifier.read(first))
+        await eventually(lambda: verifier.metric("rounds_total") > 70)
+        again = verifier.request([1, 2, 3, *expected[:4]], session="s", epoch=6, prompt_length=3, limit=63)
+        await verifier.open(again)
+        lost = await reading
+        assert (lost.finished, lost.code) == (ERROR, 10)
+        assert "taken over" in lost.message
+        assert lost.ids == expected[: len(lost.ids)]
+        assert (await verifier.read(again)).ids == expected[4:]
+        older = await refused(verifier, session="s", epoch=5)
+        assert older.code() is Code.FAILED_PRECONDITION
+        metadata = dict(older.trailing_metadata() or ())
+        assert epoch_from_text(metadata["outrider-epoch"]) == 6
+        with pytest.raises(grpc.aio.AioRpcError, match="older"):
+            await verifier.cancel(first)
+        assert verifier.target.pool.used_slots == 0
+
+
+async def test_cancel_ends_a_session_and_is_idempotent() -> None:
+    target = NgramLM()
+    target.step_s = 0.005
+    async with serving(target) as verifier:
+        before = target.pool.used_slots
+        request = verifier.request([1, 2, 3], new=200)
+        await verifier.open(request)
+        await eventually(lambda: target.pool.used_slots > before)
+        assert await verifier.cancel(request)
+        answer = await verifier.read(request)
+        assert answer.finished == CANCELLED
+        assert len(answer.ids) < 200
+        assert target.pool.used_slots == before
+        assert not await verifier.cancel(request)
+        assert not await verifier.cancel(verifier.request([1], session="nobody"))
+
+
+async def test_a_deadline_ends_a_session() -> None:
+    target = NgramLM()
+    target.step_s = 0.005
+    async with serving(target) as verifier:
+        answer = await verifier.generate([1, 2, 3], new=200, time_left_ms=60)
+        assert answer.finished == CANCELLED
+        assert "deadline" in answer.message
+        assert 0 < len(answer.ids) < 40
+        assert target.pool.used_slots == 0
+
+
+async def test_a_full_worker_says_when_to_come_back() -> None:
+    target = NgramLM()
+    target.step_s = 0.005
+    async with serving(target, max_sessions=2) as verifier:
+        for name in ("a", "b"):
+            await verifier.open(verifier.request([1, 2], new=200, session=name))
+        error = await refused(verifier)
+        assert error.code() is Code.RESOURCE_EXHAUSTED
+        assert float(dict(error.trailing_metadata() or ())["retry-after"]) > 0
+        await verifier.open(verifier.request([1, 2], session="a", epoch=1 << 30))
+
+
+async def test_slots_are_promised_to_a_session_for_all_its_length() -> None:
+    target = NgramLM()
+    target.pool.max_slots = 640
+    target.step_s = 0.005
+    async with serving(target) as verifier:
+        assert (await verifier.stub.Describe(verifier_pb2.VerifierDescribeRequest())).max_length == 256
+        await verifier.open(verifier.request([1, 2], new=250))
+        await verifier.open(verifier.request([1, 2], new=250))
+        error = await refused(verifier, new=250)
+        assert error.code() is Code.RESOURCE_EXHAUSTED
+        assert "256 KV slots; 128 of 640" in (error.details() or "")
+        await verifier.open(verifier.request([1, 2], new=100))
+
+
+async def test_a_session_that_nobody_reads_ends_after_a_while() -> None:
+    target = NgramLM()
+    target.step_s = 0.01
+    async with serving(target, orphan_grace_s=0.3) as verifier:
+        request = verifier.request([1, 2, 3], new=250)
+        await verifier.open(request)
+        await eventually(lambda: target.pool.used_slots > 0)
+        await eventually(lambda: target.pool.used_slots == 0)
+        assert (await verifier.read(request)).finished == CANCELLED
+
+
+async def test_a_worker_describes_itself() -> None:
+    async with serving(NgramLM(eos_ids=(1, 2)), max_sessions=7) as verifier:
+        said = await verifier.stub.Describe(verifier_pb2.VerifierDescribeRequest())
+        chunks = [c async for c in verifier.stub.Tokenizer(verifier_pb2.TokenizerRequest())]
+    assert (said.model, said.vocabulary_size, said.max_length) == ("ngram", 32, 256)
+    assert list(said.eos_ids) == [1, 2]
+    assert list(said.local_sources) == ["lookup"]
+    assert (said.max_sessions, said.node_limit) == (7, 256)
+    assert said.tokenizer_digest == ""
+    assert chunks == []
+
+
+async def test_greedy_defaults_are_plain() -> None:
+    async with serving(NgramLM()) as verifier:
+        answer = await verifier.generate(
+            [1, 2], params=GREEDY, speculate=True, node_limit=0, sources=[("lookup", "")]
+        )
+    assert answer.usage.admitted == 0
+    assert set(answer.credits) == {0}
+
+
+async def test_a_worker_that_stops_lets_its_sessions_finish_and_opens_no_more() -> None:
+    target = NgramLM()
+    target.step_s = 0.01
+    async with serving(target) as verifier:
+        request = verifier.request([1, 2, 3], new=30)
+        await verifier.open(request)
+        reading = asyncio.create_task(verifier.read(request))
+        stopping = asyncio.create_task(verifier.server.stop(10.0))
+        await asyncio.sleep(0.02)
+        assert (await refused(verifier)).code() is Code.UNAVAILABLE
+        assert len((await reading).ids) == 30
+        await asyncio.wait_for(stopping, 3)

@@ -1,0 +1,34 @@
+"""Who computes how much in a step."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verifier_service.planner import pending_rows
+
+
+def test_decoding_sessions_are_always_in() -> None:
+    assert pending_rows([1] * 100, [16] * 100, chunk=8) == [1] * 100
+
+
+def test_prefills_share_what_decoding_leaves_first_come_first_served() -> None:
+    assert pending_rows([300, 1, 300], [0, 99, 0], chunk=512) == [300, 1, 112]
+
+
+def test_a_prefill_that_finds_no_room_sits_out() -> None:
+    assert pending_rows([600, 20], [0, 0], chunk=512) == [512, 0]
+
+
+def test_decoding_never_starves_a_prefill() -> None:
+    assert pending_rows([600, *[1] * 64], [0, *[16] * 64], chunk=512)[0] == 128
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 64)), min_size=1, max_size=40),
+    st.integers(1, 1000),
+)
+def test_rows_are_bounded_and_somebody_always_moves(sessions: list[tuple[int, int]], chunk: int) -> None:
+    pending = [rows for rows, _ in sessions]
+    sizes = pending_rows(pending, [nodes for _, nodes in sessions], chunk)
+    assert all(0 <= size <= rows for size, rows in zip(sizes, pending, strict=True))
+    assert sum(size for size, rows in zip(sizes, pending, strict=True) if rows > 1) <= chunk
+    assert sum(sizes) > 0

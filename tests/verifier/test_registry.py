@@ -1,0 +1,99 @@
+"""Mirrors, epochs and who reads what."""
+
+import pytest
+
+from outrider.wire.codec import SessionKey
+from speculative.commit import FinishReason
+from speculative.errors import StaleEpoch
+from speculative.params import SamplingParams
+from speculative.stats import UsageCount
+from verifier_service.commands import Finish, Update
+from verifier_service.registry import Mirror, Registry
+from verifier_service.request import Request
+
+KEY = SessionKey("tenant", "s")
+
+
+class Notes:
+    """A cursor that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def touched(self) -> None:
+        self.said.append("touched")
+
+    def superseded(self) -> None:
+        self.said.append("superseded")
+
+
+def added(registry: Registry, epoch: int = 1, key: SessionKey = KEY) -> Mirror:
+    request = Request(key, epoch, (1, 2), 2, 9, SamplingParams(), 0, (), None, 0, ())
+    mirror = Mirror(registry.new_handle(), request, (), {}, unread_since=0.0)
+    registry.add(mirror)
+    return mirror
+
+
+def update(mirror: Mirror, *ids: int, finish: Finish | None = None) -> Update:
+    return Update(mirror.handle, len(mirror.ids), ids, bytes(len(ids)), 0, finish)
+
+
+FINISH = Finish(FinishReason.STOP, UsageCount(2))
+
+
+def test_a_mirror_grows_with_what_is_committed_and_tells_its_readers() -> None:
+    registry, notes = Registry(), Notes()
+    mirror = added(registry)
+    mirror.subscribe(notes)
+    registry.absorb(update(mirror, 5, 6), now=1.0)
+    assert (mirror.ids, bytes(mirror.credits)) == ([1, 2, 5, 6], bytes(4))
+    assert notes.said == ["touched"]
+    assert registry.running == 1
+
+
+def test_what_ends_counts_no_longer_and_stays_readable_for_a_while() -> None:
+    registry = Registry()
+    mirror = added(registry)
+    registry.absorb(update(mirror, 5, finish=FINISH), now=1.0)
+    assert (registry.running, mirror.finish) == (0, FINISH)
+    registry.forget_finished(now=5.0, grace_s=5.0)
+    assert registry.find(KEY) is mirror
+    registry.forget_finished(now=6.5, grace_s=5.0)
+    assert registry.find(KEY) is None
+    assert registry.absorb(update(mirror, 6), now=7.0) is None
+
+
+def test_a_session_without_a_reader_becomes_an_orphan() -> None:
+    registry, notes = Registry(), Notes()
+    mirror = added(registry)
+    assert registry.orphans(now=5.0, grace_s=5.0) == []
+    assert registry.orphans(now=5.1, grace_s=5.0) == [mirror]
+    mirror.subscribe(notes)
+    assert registry.orphans(now=100.0, grace_s=5.0) == []
+    mirror.unsubscribe(notes, now=100.0)
+    assert registry.orphans(now=104.0, grace_s=5.0) == []
+    assert registry.orphans(now=105.1, grace_s=5.0) == [mirror]
+
+
+def test_the_highest_epoch_is_a_fence_even_after_the_session_is_gone() -> None:
+    registry = Registry()
+    registry.fence(KEY, 7)
+    registry.fence(KEY, 7)
+    with pytest.raises(StaleEpoch) as stale:
+        registry.fence(KEY, 6)
+    assert stale.value.highest == 7
+    registry.fence(KEY._replace(choice=1), 1)
+    registry.fence(KEY._replace(tenant="other"), 1)
+
+
+def test_a_session_that_is_taken_over_is_forgotten_and_its_readers_told() -> None:
+    registry, notes = Registry(), Notes()
+    old = added(registry)
+    old.subscribe(notes)
+    registry.supersede(old)
+    new = added(registry, epoch=2)
+    assert notes.said == ["superseded"]
+    assert registry.find(KEY) is new
+    assert registry.running == 1
+    assert registry.absorb(update(old, 9), now=1.0) is None
+    assert new.ids == [1, 2]

@@ -1,0 +1,174 @@
+"""A session without a model: rows in, logits out."""
+
+import numpy as np
+import pytest
+
+from outrider.wire.codec import SessionKey
+from speculative.commit import Ending, FinishReason
+from speculative.errors import EmptySupport
+from speculative.fragment import Fragment
+from speculative.hashing import prefix_hash
+from speculative.params import SamplingParams
+from verifier_service.request import Request, SourceAddress
+from verifier_service.sessions import Portion, Session
+from verifier_service.sources import SourceSet
+
+WIDTH = 16
+REMOTE = SourceSet(("drafter",), local=frozenset(), remote=frozenset({1}))
+LOCAL = SourceSet(("lookup",), local=frozenset({1}), remote=frozenset())
+
+
+def session(
+    ids: tuple[int, ...] = (1, 2, 3), *, sources: SourceSet = REMOTE, limit: int = 40, eos: int = 15
+) -> Session:
+    request = Request(
+        key=SessionKey("", "s"),
+        epoch=4,
+        ids=ids,
+        prompt_length=len(ids),
+        limit=limit,
+        params=SamplingParams(temperature=0.0),
+        seed=0,
+        stops=(),
+        time_left_s=None,
+        node_limit=6,
+        sources=tuple(SourceAddress(name, "") for name in sources.names),
+    )
+    ending = Ending(frozenset({eos}), limit, (), None, ids, len(ids))
+    return Session(1, request, ending, WIDTH, sources)
+
+
+def chain(session: Session, *tokens: int, base: int | None = None) -> Fragment:
+    ids = session.ids[: len(session.ids) if base is None else base]
+    count = len(tokens)
+    survival = tuple(0.9**depth for depth in range(1, count + 1))
+    return Fragment(1, 4, len(ids), prefix_hash(ids), tokens, tuple(range(-1, count - 1)), survival)
+
+
+def likes(*tokens: int) -> np.ndarray:
+    """Logits of one row per token, which is the likeliest there."""
+    rows = np.zeros((len(tokens), WIDTH), np.float32)
+    rows[range(len(tokens)), tokens] = 1.0
+    return rows
+
+
+def test_a_prompt_is_a_chain_and_its_last_row_is_wanted() -> None:
+    running = session()
+    assert running.pending == 3
+    portion = running.begin(3)
+    assert (portion.tokens, portion.parents, portion.want) == ((1, 2, 3), (-1, 0, 1), (2,))
+
+
+def test_part_of_a_prompt_wants_nothing_and_commits_its_rows() -> None:
+    running = session()
+    portion = running.begin(2)
+    assert (portion.tokens, portion.want, portion.final) == ((1, 2), (), False)
+    assert running.skip(portion) == (0, 1)
+    assert running.pending == 1
+    assert running.begin(1).parents == (-1,)
+
+
+def test_a_tree_hangs_below_the_last_committed_id() -> None:
+    running = session()
+    running.offer(chain(running, 5, 6))
+    running.offer(chain(running, 7))
+    portion = running.begin(3)
+    assert portion.tokens == (1, 2, 3, 5, 6, 7)
+    assert portion.parents == (-1, 0, 1, 2, 3, 2)
+    assert portion.want == (2, 3, 4, 5)
+
+
+def finish_step(running: Session, portion: Portion, *tokens: int) -> object:
+    return running.commit(portion, running.match(portion, likes(*tokens)))
+
+
+def test_accepted_nodes_are_credited_and_their_rows_kept() -> None:
+    running = session()
+    running.offer(chain(running, 5, 6, 7))
+    portion = running.begin(3)
+    done = running.commit(portion, running.match(portion, likes(5, 6, 9, 0)))
+    assert done.tokens == (5, 6, 9)
+    assert done.credits == bytes([1, 1, 0])
+    assert done.path == (0, 1, 2, 3, 4)
+    assert (done.position, running.ids, running.pending) == (3, [1, 2, 3, 5, 6, 9], 1)
+    usage = running.usage()
+    assert (usage.rounds, usage.completion_tokens, usage.admitted) == (1, 3, 3)
+    assert (usage.accepted, usage.drafted) == ({"drafter": 2}, {"drafter": 3})
+
+
+def test_nothing_past_an_end_of_sequence_id_is_committed() -> None:
+    running = session(eos=6)
+    running.offer(chain(running, 5, 6, 7))
+    portion = running.begin(3)
+    done = running.commit(portion, running.match(portion, likes(5, 6, 7, 8)))
+    assert (done.tokens, done.credits, done.reason) == ((5, 6), bytes([1, 1]), FinishReason.STOP)
+    assert running.usage().accepted == {"drafter": 2}
+
+
+def test_a_limit_inside_an_accepted_run_cuts_it() -> None:
+    running = session(limit=5)
+    running.offer(chain(running, 5, 6, 7))
+    portion = running.begin(3)
+    assert len(portion.tree) == 1, "what would lie at the limit or past it is not computed"
+    done = running.commit(portion, running.match(portion, likes(5, 6)))
+    assert (done.tokens, done.reason) == ((5, 6), FinishReason.LENGTH)
+
+
+def test_drafts_that_come_while_a_step_runs_are_kept_for_the_next() -> None:
+    running = session()
+    portion = running.begin(3)
+    running.offer(chain(running, 5, 6))
+    finish_step(running, portion, 5)
+    assert running.begin(1).tokens == (5, 6)
+
+
+def test_a_source_inside_drafts_for_the_step_that_ends_the_prefill() -> None:
+    running = session((1, 2, 3, 4, 1, 2), sources=LOCAL)
+    assert running.prepare(4) == []
+    running.skip(running.begin(4))
+    ((fragment, offer),) = running.prepare(2)
+    assert fragment.tokens[:2] == (3, 4)
+    assert offer.kept == len(fragment)
+    assert running.begin(2).tree.tokens[:2] == (3, 4)
+
+
+def test_nan_changes_nothing() -> None:
+    running = session()
+    portion = running.begin(3)
+    with pytest.raises(EmptySupport):
+        running.match(portion, np.full((1, WIDTH), np.nan, np.float32))
+    assert (running.ids, running.cached) == ([1, 2, 3], 0)
+
+
+def test_a_muted_source_is_not_listened_to_and_not_waited_for() -> None:
+    running = session()
+    assert running.listens_to(1)
+    assert 1 in running.paces
+    running.mute(1)
+    running.use_sources(REMOTE)
+    assert not running.listens_to(1)
+    assert running.paces == {}
+
+
+def test_sources_that_change_keep_what_they_know() -> None:
+    running = session((1, 2, 3, 4, 1, 2), sources=LOCAL)
+    running.prepare(6)
+    both = SourceSet(("lookup", "drafter"), local=frozenset({1}), remote=frozenset({2}))
+    running.use_sources(both)
+    assert running.prepare(6)[0][1].duplicate > 0
+    assert running.name_of(2) == "drafter"
+    running.use_sources(SourceSet(both.names, local=frozenset(), remote=frozenset({2})))
+    assert running.prepare(6) == []
+
+
+def test_a_wait_is_considered_only_where_a_source_has_been_heard() -> None:
+    running = session()
+    assert running.patience_ms(0.0, 8.0, 4.0) == {}
+    for start in (0.0, 10.0, 20.0):
+        running.committed(start)
+        running.paces[1].arrived(start + 1.0)
+    running.committed(30.0)
+    assert running.patience_ms(30.0, 8.0, 4.0) == {1: pytest.approx(1.0)}
+    for token in range(4, 10):
+        running.offer(chain(running, token))
+    assert running.patience_ms(30.0, 8.0, 4.0) == {}, "six nodes are all that the request lets in"

@@ -1,0 +1,38 @@
+"""Exact quantiles of the last values, and histograms of all."""
+
+import pytest
+
+from verifier_service.timings import BUCKETS_MS, Samples, Timings
+
+
+def test_quantiles_are_those_of_the_last_values() -> None:
+    samples = Samples(capacity=100)
+    for value in range(250):
+        samples.add(float(value))
+    assert len(samples) == 100
+    assert samples.quantile(0.0) == 150.0
+    assert samples.quantile(0.5) == 200.0
+    assert samples.quantile(0.99) == 249.0
+    assert samples.quantile(1.0) == 249.0
+
+
+def test_no_value_has_no_quantile() -> None:
+    with pytest.raises(ValueError, match="no value"):
+        Samples().quantile(0.5)
+
+
+def test_histograms_keep_every_value() -> None:
+    samples = Samples(capacity=2)
+    for value in (0.05, 0.06, 5000.0):
+        samples.add(value)
+    assert sum(samples.buckets) == 3
+    assert samples.buckets[0] == samples.buckets[1] == samples.buckets[len(BUCKETS_MS)] == 1
+    assert samples.total_ms == pytest.approx(5000.11)
+
+
+def test_splits_are_kept_by_sessions() -> None:
+    timings = Timings()
+    timings.add_split(1, 0.3)
+    timings.add_split(8, 0.9)
+    timings.add_split(8, 1.1)
+    assert {count: len(samples) for count, samples in timings.split.items()} == {1: 1, 8: 2}

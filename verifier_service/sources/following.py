@@ -1,0 +1,61 @@
+"""A session as a source outside this worker has to know it, and how patient a link to one is."""
+
+from dataclasses import dataclass
+
+from outrider.v1 import draft_source_pb2
+from outrider.wire.codec import key_to_wire, sampling_to_wire
+from speculative.fragment import MAX_FRAGMENT_NODES
+from verifier_service.registry import Mirror
+
+# Of one round's nodes, how many rounds' worth a source may keep in flight.
+_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Times and bounds of a link."""
+
+    dial_s: float = 2.0
+    write_s: float = 2.0
+    """A message that the stream does not take for so long resets the link."""
+    redial_first_s: float = 0.1
+    redial_most_s: float = 5.0
+    mute_first_s: float = 1.0
+    mute_most_s: float = 300.0
+    strikes: int = 3
+    """Sessions struck by something malformed before the whole link is muted."""
+    inbox: int = 512
+    """Drafts under way to the engine; more are dropped."""
+    flood_pause_s: float = 0.005
+    """How long a link that floods is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A session as a source has to know it."""
+
+    mirror: Mirror
+    source: int
+    """The source's credit index in that session."""
+    name: str
+    model: str
+    tokenizer_digest: str
+    vocabulary_size: int
+
+    def message(self, alias: int) -> draft_source_pb2.Follow:
+        """As it goes out, with the ids of this moment."""
+        request = self.mirror.request
+        return draft_source_pb2.Follow(
+            alias=alias,
+            key=key_to_wire(request.key),
+            epoch=request.epoch,
+            model=self.model,
+            tokenizer_digest=self.tokenizer_digest,
+            ids=self.mirror.ids,
+            prompt_length=request.prompt_length,
+            limit=request.limit,
+            sampling=sampling_to_wire(request.params),
+            seed=request.seed,
+            node_limit=min(_AHEAD * request.node_limit, MAX_FRAGMENT_NODES),
+            vocabulary_size=self.vocabulary_size,
+        )
