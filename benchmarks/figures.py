@@ -1,4 +1,4 @@
-"""Figures out of runs: rates, paired ratios with their interval. Pure arithmetic; knows no model and no clock."""
+"""Figures out of runs: rates, paired ratios and their interval. Pure; knows no model and no clock."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -76,7 +76,7 @@ def same_ids(runs: Sequence[Run], arms: Sequence[str]) -> bool:
 
 
 def _median_interval(count: int) -> tuple[int, int]:
-    """Order statistics that enclose the median with at least 95 % (binomial); the extremes below six pairs."""
+    """Order statistics around the median, at least 95 % (binomial); the extremes below six pairs."""
     low = 0
     while _binomial_below(count, low + 1) <= 0.025:
         low += 1

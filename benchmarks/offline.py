@@ -1,4 +1,4 @@
-"""One request at a time: plain and speculative decoding through the services beside the library's own methods.
+"""One request at a time: plain and speculative decoding through the services beside the library's own.
 
 Run as `outrider bench offline --json`. docs/figures.md says what each field means.
 """
@@ -25,12 +25,16 @@ Arm = Callable[[tuple[int, ...], float, int], Run]
 OURS = ("plain", "speculative")
 PEERS = {"hf_generate": "generate", "hf_assisted": "assisted", "hf_prompt_lookup": "prompt_lookup"}
 SAMPLED_TEMPERATURE = 0.8
+SPLIT_TOKENS = 96
+"""Long enough that eight requests that start together are all ready in most steps."""
 
 
 class Bench:
     """The arms over one stack and one peer, each timing one request."""
 
-    def __init__(self, settings: argparse.Namespace, stack: Stack, peer: Peer, prompts: list[tuple[int, ...]]) -> None:
+    def __init__(
+        self, settings: argparse.Namespace, stack: Stack, peer: Peer, prompts: list[tuple[int, ...]]
+    ) -> None:
         self.settings = settings
         self.stack = stack
         self.peer = peer
@@ -92,7 +96,9 @@ class Bench:
 
 def main_arms(bench: Bench) -> dict[str, Arm]:
     """Ours and the peers', each with one torch thread."""
-    peers = PEERS if bench.settings.drafter != "none" else {k: v for k, v in PEERS.items() if k != "hf_assisted"}
+    peers = (
+        PEERS if bench.settings.drafter != "none" else {k: v for k, v in PEERS.items() if k != "hf_assisted"}
+    )
     return {arm: bench.ours(arm) for arm in OURS} | {arm: bench.peers(arm, 1) for arm in peers}
 
 
@@ -108,7 +114,8 @@ def section(runs: list[Run], greedy: bool) -> dict[str, Any]:
         "tokens_per_second": {arm: tokens_per_second(r for r in runs if r.arm == arm) for arm in arms},
         "paired": {
             f"{arm}_over_{other}": paired_ratio(runs, arm, other)
-            for arm, other in [("plain", "hf_generate")] + [("speculative", a) for a in arms if a != "speculative"]
+            for arm, other in [("plain", "hf_generate")]
+            + [("speculative", a) for a in arms if a != "speculative"]
         },
     }
 
@@ -129,11 +136,14 @@ def by_source(bench: Bench, plain: list[Run]) -> dict[str, Any]:
 
 def split_ms(bench: Bench) -> dict[str, Any]:
     """What the engine spends between target passes, per round; see docs/figures.md."""
-    arm = bench.ours("speculative")
+    eight = [bench.prompts[i % len(bench.prompts)] for i in range(8)]
+
+    def request(ids: tuple[int, ...], seed: int) -> None:
+        bench.client.generate(ids=list(ids), max_tokens=SPLIT_TOKENS, temperature=0.8, seed=seed)
+
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(2):
-            batch = [bench.prompts[i % len(bench.prompts)] for i in range(8)]
-            list(pool.map(lambda pair: arm(pair[1], 0.0, pair[0]), enumerate(batch)))
+            list(pool.map(request, eight, range(8)))
 
     def read(sessions: str, quantile: str) -> float:
         name = "outrider_verifier_split_ms"
@@ -222,7 +232,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=8, help="held-out prompts")
     parser.add_argument("--tokens", type=int, default=128, help="max_tokens of each request")
     parser.add_argument("--repeats", type=int, default=3, help="of every arm on every prompt")
-    parser.add_argument("--json", action="store_true", help="accepted for symmetry; the last line is JSON anyway")
+    parser.add_argument(
+        "--json", action="store_true", help="accepted for symmetry; the last line is JSON anyway"
+    )
     return parser.parse_args()
 
 

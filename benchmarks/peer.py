@@ -1,4 +1,4 @@
-"""The library's own decoding, as a process of its own: one JSON request a line on stdin, one answer a line on stdout.
+"""The library's own decoding in a process of its own: a JSON request a line in, an answer a line out.
 
 Run by a benchmark as `python benchmarks/peer.py TARGET DRAFTER`. Knows nothing of Outrider's services.
 """
@@ -23,7 +23,10 @@ def decode(target: Any, drafter: Any, request: dict[str, Any]) -> dict[str, Any]
     torch.set_num_threads(request["threads"])
     torch.manual_seed(request["seed"])
     ids = torch.tensor([request["ids"]])
-    options: dict[str, Any] = {"max_new_tokens": request["max_tokens"], "do_sample": request["temperature"] > 0}
+    options: dict[str, Any] = {
+        "max_new_tokens": request["max_tokens"],
+        "do_sample": request["temperature"] > 0,
+    }
     if request["temperature"] > 0:
         options |= {"temperature": request["temperature"], "top_k": 0, "top_p": 1.0}
     if request["method"] == "assisted":

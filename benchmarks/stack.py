@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from envelope import REPOSITORY
 
-_SAMPLE = re.compile(r'^(\w+)(?:\{(.*)\})? (\S+)$')
+_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 
 
 class Stack:
@@ -68,7 +68,9 @@ class Peer:
     """The library's own decoding in a process of its own; see peer.py."""
 
     def __init__(self, target: str, drafter: str | None) -> None:
-        command = [sys.executable, str(Path(__file__).parent / "peer.py"), target] + ([drafter] if drafter else [])
+        command = [sys.executable, str(Path(__file__).parent / "peer.py"), target] + (
+            [drafter] if drafter else []
+        )
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

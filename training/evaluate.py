@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from training import prompts, tokenizer
 
 CONTEXT = 256
-STEPS = 30
-ROUNDS = 7
+STEPS = 20
+ROUNDS = 30
 NEW_TOKENS = 128
 WIDTHS = (1, 2, 4)
 

@@ -14,9 +14,6 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, pad
 
-_TYPICAL_ROWS = 8
-"""The layout is chosen for this many rows; it takes any number."""
-
 _PAD_ROWS = 4
 """oneDNN multiplies one to three rows more slowly than four."""
 
@@ -34,7 +31,7 @@ class _Product:
     def __init__(self, layers: list[nn.Linear]) -> None:
         weight = torch.cat([layer.weight.detach() for layer in layers])
         self.out_features, self.in_features = weight.shape
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         self.bias = _stacked_bias(layers)
         self.dense: torch.Tensor | None = None
         if weight.numel() <= _DENSE_ELEMENTS:

@@ -8,7 +8,8 @@ import pytest
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "figures.py"
 _SPEC = importlib.util.spec_from_file_location("benchmark_figures", _PATH)
-assert _SPEC is not None and _SPEC.loader is not None
+assert _SPEC is not None
+assert _SPEC.loader is not None
 figures = importlib.util.module_from_spec(_SPEC)
 sys.modules["benchmark_figures"] = figures
 _SPEC.loader.exec_module(figures)
@@ -37,14 +38,18 @@ def test_acceptance_length_is_tokens_over_rounds_of_all_requests_together() -> N
 
 
 def test_a_paired_ratio_compares_the_same_prompt_in_the_same_repeat() -> None:
-    runs = [run(arm, 0, repeat, 10, seconds) for repeat in range(10) for arm, seconds in (("a", 1.0), ("b", 2.0))]
+    runs = [
+        run(arm, 0, repeat, 10, seconds) for repeat in range(10) for arm, seconds in (("a", 1.0), ("b", 2.0))
+    ]
 
     assert figures.paired_ratio(runs, "a", "b") == {"median": 2.0, "low": 2.0, "high": 2.0, "pairs": 10}
 
 
 def test_the_interval_leaves_out_what_a_fair_coin_would() -> None:
     # Order statistics for n = 10: the second smallest to the second largest cover 97.9 %.
-    runs = [run("a", 0, i, 10, 1.0 / (i + 1)) for i in range(10)] + [run("b", 0, i, 10, 1.0) for i in range(10)]
+    runs = [run("a", 0, i, 10, 1.0 / (i + 1)) for i in range(10)] + [
+        run("b", 0, i, 10, 1.0) for i in range(10)
+    ]
 
     ratio = figures.paired_ratio(runs, "a", "b")
 

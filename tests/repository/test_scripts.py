@@ -31,6 +31,12 @@ sys.exit(130)
 """
 
 
+@pytest.fixture(autouse=True)
+def _not_below_another_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """The Makefile and its launcher, with a stand-in for the demonstration and nothing to install."""
