@@ -32,20 +32,21 @@ def test_ranges_keep_their_contents_while_the_pool_grows_and_others_come_and_go(
     dice = random.Random(0)
     live: list[tuple[SlotRange, int, int]] = []
     for mark in range(150):
-        if live and dice.random() < 0.45:
-            slots, _, _ = live.pop(dice.randrange(len(live)))
-            pool.close(slots)
+        if len(live) == 14 or (live and dice.random() < 0.3):
+            pool.close(live.pop(dice.randrange(len(live)))[0])
+        elif live and dice.random() < 0.5:
+            slots, count, old = live.pop(dice.randrange(len(live)))
+            longer = min(count + dice.randrange(1, 90), 4 * BLOCK)
+            pool.reserve(slots, longer)
+            assert holds(pool, slots, count, old)
+            write(pool, slots, longer, mark)
+            live.append((slots, longer, mark))
         else:
             slots = pool.open()
-            live.append((slots, 0, mark))
-        slots, count, mark = live.pop(dice.randrange(len(live))) if live else (pool.open(), 0, mark)
-        count = min(count + dice.randrange(1, 90), 4 * BLOCK)
-        if len(live) < 14:
+            count = dice.randrange(1, 90)
             pool.reserve(slots, count)
             write(pool, slots, count, mark)
             live.append((slots, count, mark))
-        else:
-            pool.close(slots)
         pool.check_integrity()
         assert all(holds(pool, *each) for each in live)
 

@@ -88,7 +88,7 @@ async def test_a_source_that_is_frozen_holds_nobody_up(
     async with client(process) as channel:
         verifier = Client(VerifierStub(channel), "tiny")
         plain = await verifier.generate(PROMPT, new=200, params=GREEDY)
-        asked = {"new": 200, "params": GREEDY}
+        asked: dict[str, Any] = {"new": 200, "params": GREEDY}
         request = verifier.request(PROMPT, **asked, sources=[("drafter", address)])
         await verifier.open(request)
         frozen_source.send_signal(signal.SIGSTOP)

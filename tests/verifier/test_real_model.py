@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ async def plain(verifier: Verifier, params: SamplingParams) -> Ids:
 async def test_plain_greedy_ids_are_those_of_generate(target: PackedLM, tiny_llama: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny_llama, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_llama, local_files_only=True)
     async with serving(target) as verifier:
         ids = await plain(verifier, GREEDY)
     for prompt in PROMPTS:

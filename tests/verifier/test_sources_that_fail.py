@@ -6,6 +6,7 @@ Requests here are endless: each goes on until what the test waits for has come t
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,10 @@ def lost(verifier: Verifier, why: str) -> float:
     return verifier.metric("source_sessions_lost_total", source="drafter", why=why)
 
 
+def more_are_lost(verifier: Verifier, why: str, before: float) -> bool:
+    return lost(verifier, why) > before
+
+
 MALFORMED: dict[str, Callable[[View], Draft]] = {
     "a cycle": lambda view: view.draft([1, 2], parents=[1, 0]),
     "a parent after its child": lambda view: view.draft([1, 2, 3], parents=[-1, 2, -1]),
@@ -102,8 +107,9 @@ async def test_an_alias_that_nobody_gave_is_counted_as_malformed() -> None:
 async def test_a_source_that_is_malformed_across_sessions_is_left_alone_for_a_while() -> None:
     source = FakeSource(lambda view: [view.draft([24])])
     async with worker() as verifier, running(source) as server:
-        for struck in range(1, 4):
-            await decode(verifier, server, lambda struck=struck: lost(verifier, "muted") == struck)
+        for _ in range(3):
+            muted = lost(verifier, "muted")
+            await decode(verifier, server, partial(more_are_lost, verifier, "muted", muted))
         await eventually(lambda: verifier.metric("sources_attached") == 0)
         source.behave = silent
         await decode(verifier, server, lambda: source.streams == 2 and source.views)

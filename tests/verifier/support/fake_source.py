@@ -64,6 +64,9 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
         self.views: dict[int, View] = {}
         self.address = ""
 
+    async def Describe(self, request: Any, context: Any) -> draft_source_pb2.SourceDescription:
+        return draft_source_pb2.SourceDescription(name="drafter", model="fake")
+
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         self.streams += 1
         self.views = {}
