@@ -20,6 +20,7 @@ from stack import Peer, Stack, peak_mb, stopped
 from tokenizers import Tokenizer
 
 from outrider.client import Client
+from speculative.errors import Unavailable
 
 Arm = Callable[[tuple[int, ...], float, int], Run]
 OURS = ("plain", "speculative")
@@ -87,6 +88,19 @@ class Bench:
                     runs.append(Run(name, index, repeat, run.ids, run.seconds, run.rounds, run.accepted))
             print(f"temperature {temperature}: repeat {repeat + 1} of {repeats}", file=sys.stderr)
         return runs
+
+    def until_reachable(self) -> None:
+        """After a pause: until the orchestrator takes the verifier for alive again."""
+        deadline = time.perf_counter() + 30
+        while True:
+            try:
+                self.client.generate(ids=list(self.prompts[0]), max_tokens=1)
+            except Unavailable:
+                if time.perf_counter() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
 
     def warm_up(self, arms: Iterable[Arm]) -> None:
         """Each arm once, untimed."""
@@ -159,6 +173,7 @@ def alone(bench: Bench) -> dict[str, Any]:
 
     def held(pids: list[int], arm: Arm) -> Arm:
         def run(ids: tuple[int, ...], temperature: float, seed: int) -> Run:
+            bench.until_reachable()
             with stopped(pids):
                 return arm(ids, temperature, seed)
 
@@ -186,6 +201,7 @@ def all_cores(bench: Bench, cores: int) -> dict[str, Any]:
     bench.warm_up(arms.values())
     with stopped(bench.stack.pids()):
         runs = bench.interleave(arms, 0.0, 1)
+    bench.until_reachable()
     rates = {arm: tokens_per_second(r for r in runs if r.arm == arm) for arm in arms}
     return {"threads": cores, "tokens_per_second": rates}
 
