@@ -1,9 +1,9 @@
 """What a drafter's tree gives, on a virtual clock: real models, the real follower and merge, no processes.
 
-The target's own continuations are computed first; drafts never change them. Then a verifier and a drafter that
-never stop run side by side in simulated time with given step costs, so that ways to grow trees can be compared
-without the machine's noise. Run `python benchmarks/drafter_sim.py [--children K ...]`. The last line is one
-JSON object.
+The target's own continuations are computed first; drafts never change them. Then a verifier and a
+drafter that never stop run side by side in simulated time with given step costs, so that ways to grow
+trees can be compared without the machine's noise. Run `python benchmarks/drafter_sim.py [--children K
+...]`. The last line is one JSON object.
 """
 
 import argparse

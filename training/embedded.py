@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("build/training"), help="checkpoints and log")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="embedded")
     parser.add_argument("--minutes-target", type=float, default=26.0)
-    parser.add_argument("--minutes-drafter", type=float, default=12.0)
+    parser.add_argument("--minutes-drafter", type=float, default=27.0)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     memory.keep_freed()

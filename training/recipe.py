@@ -21,7 +21,7 @@ class Recipe:
     held_windows: int = 32
     evaluate_every: float = 150.0
     continued_rows: int = 320
-    source_rows: int = 640
+    source_rows: int = 2400
     long_rows: int = 64
     """Windows for the drafter to learn from: continued by the target, and of source text, short and long."""
     chunk: int = 64
