@@ -13,13 +13,14 @@ they are, and the order in which fragments arrive does not matter.
 
 from array import array
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
-from typing import Final, TypeAlias
+from typing import Final
 
+from speculative.calibration import TRUSTING, Judge
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment, Offer, Totals
 from speculative.hashing import extend, prefix_hashes
-from speculative.tree import EMPTY_TREE, ROOT, TokenTree
+from speculative.pending import Node, Ranking, rank
+from speculative.tree import ROOT, TokenTree
 from speculative.waiting import WaitingRoom
 
 __all__ = ["DraftPool", "Fragment", "Offer", "Totals"]
@@ -27,24 +28,6 @@ __all__ = ["DraftPool", "Fragment", "Offer", "Totals"]
 # Where a node of a fragment went that is neither pending nor committed.
 _STALE: Final = -1
 _REFUSED: Final = -2
-
-
-class _Node:
-    """A pending node. No link to its parent: without cycles, dropping one frees its subtree at once."""
-
-    __slots__ = ("children", "given_parent", "hash", "position", "source", "token")
-
-    def __init__(self, token: int, position: int, hash_: int, given_parent: float, source: int) -> None:
-        self.token = token
-        self.position = position
-        self.hash = hash_
-        self.given_parent = given_parent
-        self.source = source
-        self.children: dict[int, _Node] = {}
-
-
-# A node, its survival, and its parent's index among the chosen ones.
-_Chosen: TypeAlias = tuple[_Node, float, int]
 
 
 class DraftPool:
@@ -57,6 +40,7 @@ class DraftPool:
         limit: the most ids in all.
         node_cap: the most pending nodes; one source may hold half of them, so that none starves the others.
         waiting_cap: the most waiting fragments of one source; the oldest goes first.
+        judge: what estimates are worth; it hears of every offered node whose parent was committed.
     """
 
     def __init__(
@@ -68,6 +52,7 @@ class DraftPool:
         limit: int,
         node_cap: int = 512,
         waiting_cap: int = 64,
+        judge: Judge = TRUSTING,
     ) -> None:
         self.epoch = epoch
         """May be raised when the session is adopted under a higher one; what is pending stays."""
@@ -81,8 +66,9 @@ class DraftPool:
         self._source_cap = max(1, node_cap // 2)
         self._ids = array("q", ids)
         self._hashes = array("Q", prefix_hashes(ids).tobytes())
-        self._root = _Node(ROOT, len(self._ids) - 1, self._hashes[-1], 1.0, 0)
-        self._by_hash: dict[int, _Node] = {}
+        self._judge = judge
+        self._root = Node(ROOT, len(self._ids) - 1, self._hashes[-1], 1.0, 0)
+        self._by_hash: dict[int, Node] = {}
         self._held: dict[int, int] = {}
         self._room = WaitingRoom(waiting_cap)
         self._ready: list[Fragment] = []
@@ -136,13 +122,14 @@ class DraftPool:
         stale_before = self.totals.stale
         outrun = 0
         for token in tokens:
+            self._judge_children(token)
             child = self._root.children.pop(token, None)
             for other in self._root.children.values():
                 outrun += self._forget_subtree(other)
             self._ids.append(token)
             self._hashes.append(extend(self._hashes[-1], token))
             if child is None:
-                self._root = _Node(token, len(self._ids) - 1, self._hashes[-1], 1.0, 0)
+                self._root = Node(token, len(self._ids) - 1, self._hashes[-1], 1.0, 0)
             else:
                 self._forget(child)
                 self._root = child
@@ -152,24 +139,18 @@ class DraftPool:
             self._place(self._ready.pop())
         return outrun + self.totals.stale - stale_before
 
-    def best_tree(self, node_limit: int) -> TokenTree:
-        """The `node_limit` nodes of the largest survival, which are always connected.
+    def rank(self, node_limit: int) -> Ranking:
+        """The `node_limit` nodes of the largest survival, likeliest first; every beginning is connected."""
+        return rank(self._root, node_limit)
 
-        Nodes come depth first, the likeliest child first: the best path leads, and its rows lie together.
-        """
-        if node_limit <= 0 or not self._root.children:
-            return EMPTY_TREE
-        # Ties go to the shallower node, then to the smaller hash: what arrived first must not matter.
-        frontier = [(-n.given_parent, n.position, n.hash, n, ROOT) for n in self._root.children.values()]
-        heapify(frontier)
-        chosen: list[_Chosen] = []
-        while frontier and len(chosen) < node_limit:
-            negative, position, _, node, parent = heappop(frontier)
-            index = len(chosen)
-            chosen.append((node, -negative, parent))
-            for child in node.children.values():
-                heappush(frontier, (negative * child.given_parent, position + 1, child.hash, child, index))
-        return _depth_first(chosen)
+    def best_tree(self, node_limit: int) -> TokenTree:
+        """The tree of these nodes."""
+        return self.rank(node_limit).tree(node_limit)
+
+    def _judge_children(self, token: int) -> None:
+        for child in self._root.children.values():
+            for source, estimate in child.estimates.items():
+                self._judge.saw(source, estimate, child.token == token)
 
     def _place(self, fragment: Fragment) -> Offer:
         base = self._find_base(fragment)
@@ -188,7 +169,7 @@ class DraftPool:
         self.totals.add(offer)
         return offer
 
-    def _find_base(self, fragment: Fragment) -> "_Node | int | None":
+    def _find_base(self, fragment: Fragment) -> Node | int | None:
         """What the fragment continues: a node, a committed length behind the root, or nothing known."""
         if fragment.base <= self.length:
             if self._hashes[fragment.base] != fragment.prefix_hash:
@@ -197,31 +178,33 @@ class DraftPool:
         node = self._by_hash.get(fragment.prefix_hash)
         return node if node is not None and node.position + 1 == fragment.base else None
 
-    def _graft(self, fragment: Fragment, base: "_Node | int") -> Offer:
+    def _graft(self, fragment: Fragment, base: Node | int) -> Offer:
         """Adds the fragment's nodes below `base`.
 
         Each node's place is a pending node, the length of a committed prefix that it completes, or why it has
         none; what hangs below it shares that.
         """
         kept = stale = refused = duplicate = pending = 0
-        places: list[_Node | int] = []
+        places: list[Node | int] = []
         survivals = fragment.survival
         for token, parent, survival in zip(fragment.tokens, fragment.parents, survivals, strict=True):
             above = base if parent == ROOT else places[parent]
+            estimate = survival if parent == ROOT else _share(survival, survivals[parent])
             if isinstance(above, int):
                 place = self._walk(above, token)
+                if above >= 0:
+                    self._judge.saw(fragment.source, estimate, place != _STALE)
                 stale += place == _STALE
                 refused += place == _REFUSED
                 duplicate += place not in (_STALE, _REFUSED)
             else:
-                given_parent = survival if parent == ROOT else _share(survival, survivals[parent])
                 known = above.children.get(token)
                 if known is not None:
-                    known.given_parent = max(known.given_parent, given_parent)
+                    known.estimated(fragment.source, estimate, self._judge.worth(fragment.source, estimate))
                     place = known
                     pending += 1
                 else:
-                    place = self._grow(above, token, given_parent, fragment.source)
+                    place = self._grow(above, token, estimate, fragment.source)
                     kept += place != _REFUSED
                     refused += place == _REFUSED
             places.append(place)
@@ -229,7 +212,7 @@ class DraftPool:
             return Offer(stale=len(fragment))
         return Offer(kept=kept, stale=stale, duplicate=duplicate + pending, refused=refused)
 
-    def _walk(self, above: int, token: int) -> "_Node | int":
+    def _walk(self, above: int, token: int) -> Node | int:
         """The place of a node below a committed prefix of `above` ids, or below a node that has no place."""
         if above < 0:
             return above
@@ -237,7 +220,7 @@ class DraftPool:
             return _STALE
         return self._root if above + 1 == self.length else above + 1
 
-    def _grow(self, above: _Node, token: int, given_parent: float, source: int) -> "_Node | int":
+    def _grow(self, above: Node, token: int, estimate: float, source: int) -> Node | int:
         position = above.position + 1
         held = self._held.get(source, 0)
         if position >= self._end or held >= self._source_cap or len(self._by_hash) >= self._node_cap:
@@ -246,17 +229,18 @@ class DraftPool:
         # Two paths of one hash are no accident; a name that is taken stays with whoever has it.
         if hash_ in self._by_hash:
             return _REFUSED
-        node = _Node(token, position, hash_, given_parent, source)
+        node = Node(token, position, hash_, 0.0, source)
+        node.estimated(source, estimate, self._judge.worth(source, estimate))
         above.children[token] = self._by_hash[hash_] = node
         self._held[source] = held + 1
         self._ready.extend(self._room.take(hash_))
         return node
 
-    def _forget(self, node: _Node) -> None:
+    def _forget(self, node: Node) -> None:
         del self._by_hash[node.hash]
         self._held[node.source] -= 1
 
-    def _forget_subtree(self, top: _Node) -> int:
+    def _forget_subtree(self, top: Node) -> int:
         """Forgets a node and all below it; returns how many."""
         left = [top]
         for node in left:
@@ -271,26 +255,3 @@ def _share(survival: float, above: float) -> float:
     It never exceeds 1, and two that were rounded to 0 count as alike, as two that were rounded to 1/255 do.
     """
     return survival / above if survival < above else 1.0
-
-
-def _depth_first(chosen: Sequence[_Chosen]) -> TokenTree:
-    """The tree of nodes that are given likeliest first."""
-    children: list[list[int]] = [[] for _ in range(len(chosen) + 1)]
-    for index, (_, _, parent) in enumerate(chosen):
-        children[parent].append(index)
-    order: list[int] = []
-    place = [ROOT] * (len(chosen) + 1)  # by index in `chosen`; the last one is the root's
-    left = children[ROOT][::-1]
-    while left:
-        index = left.pop()
-        place[index] = len(order)
-        order.append(index)
-        # The last one pushed comes out first, and that must be the likeliest.
-        left.extend(children[index][::-1])
-    nodes = [chosen[index] for index in order]
-    return TokenTree(
-        tuple([node.token for node, _, _ in nodes]),
-        tuple([place[parent] for _, _, parent in nodes]),
-        tuple([survival for _, survival, _ in nodes]),
-        tuple([node.source for node, _, _ in nodes]),
-    )

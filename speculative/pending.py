@@ -1,0 +1,96 @@
+"""Drafted nodes that wait to be verified, and the best of them in order; knows not how they arrived."""
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import TypeAlias
+
+from speculative.tree import EMPTY_TREE, ROOT, TokenTree
+
+
+class Node:
+    """A pending node. No link to its parent: without cycles, dropping one frees its subtree at once."""
+
+    __slots__ = ("children", "estimates", "given_parent", "hash", "position", "source", "token")
+
+    def __init__(self, token: int, position: int, hash_: int, given_parent: float, source: int) -> None:
+        self.token = token
+        self.position = position
+        self.hash = hash_
+        self.given_parent = given_parent
+        """What the best of its sources' estimates is worth."""
+        self.source = source
+        """Whose offer came first, and who is credited."""
+        self.estimates: dict[int, float] = {}
+        """Probability of acceptance given the parent, as each source that offered it says."""
+        self.children: dict[int, Node] = {}
+
+    def estimated(self, source: int, estimate: float, worth: float) -> None:
+        """A source offers this node with an estimate that is worth so much."""
+        self.estimates[source] = max(estimate, self.estimates.get(source, 0.0))
+        self.given_parent = max(self.given_parent, worth)
+
+
+# A node, its survival, and its parent's index among the chosen ones.
+_Chosen: TypeAlias = tuple[Node, float, int]
+
+
+class Ranking:
+    """Nodes, likeliest first. Survival never rises along a path, so every beginning is a connected tree."""
+
+    __slots__ = ("_chosen", "survivals")
+
+    def __init__(self, chosen: Sequence[_Chosen]) -> None:
+        self._chosen = chosen
+        self.survivals = [survival for _, survival, _ in chosen]
+        """Descending."""
+
+    def tree(self, count: int) -> TokenTree:
+        """The tree of the first `count` nodes.
+
+        Nodes come depth first, the likeliest child first: the best path leads, and its rows lie together.
+        """
+        chosen = self._chosen[:count]
+        return _depth_first(chosen) if chosen else EMPTY_TREE
+
+
+NOTHING = Ranking(())
+
+
+def rank(root: Node, node_limit: int) -> Ranking:
+    """The `node_limit` nodes below `root` of the largest survival."""
+    if node_limit <= 0 or not root.children:
+        return NOTHING
+    # Ties go to the shallower node, then to the smaller hash: what arrived first must not matter.
+    frontier = [(-n.given_parent, n.position, n.hash, n, ROOT) for n in root.children.values()]
+    heapify(frontier)
+    chosen: list[_Chosen] = []
+    while frontier and len(chosen) < node_limit:
+        negative, position, _, node, parent = heappop(frontier)
+        index = len(chosen)
+        chosen.append((node, -negative, parent))
+        for child in node.children.values():
+            heappush(frontier, (negative * child.given_parent, position + 1, child.hash, child, index))
+    return Ranking(chosen)
+
+
+def _depth_first(chosen: Sequence[_Chosen]) -> TokenTree:
+    """The tree of nodes that are given likeliest first."""
+    children: list[list[int]] = [[] for _ in range(len(chosen) + 1)]
+    for index, (_, _, parent) in enumerate(chosen):
+        children[parent].append(index)
+    order: list[int] = []
+    place = [ROOT] * (len(chosen) + 1)  # by index in `chosen`; the last one is the root's
+    left = children[ROOT][::-1]
+    while left:
+        index = left.pop()
+        place[index] = len(order)
+        order.append(index)
+        # The last one pushed comes out first, and that must be the likeliest.
+        left.extend(children[index][::-1])
+    nodes = [chosen[index] for index in order]
+    return TokenTree(
+        tuple([node.token for node, _, _ in nodes]),
+        tuple([place[parent] for _, _, parent in nodes]),
+        tuple([survival for _, survival, _ in nodes]),
+        tuple([node.source for node, _, _ in nodes]),
+    )

@@ -1,0 +1,57 @@
+"""The batch-wide budget, against the best of all possible allotments and on a replayed load."""
+
+from itertools import product
+from random import Random
+
+import pytest
+
+from speculative.budget import allot
+
+
+def rate(survivals: list[list[float]], counts: tuple[int, ...], rows: int, cost: list[float]) -> float:
+    gained = sum(sum(nodes[:count]) for nodes, count in zip(survivals, counts, strict=True))
+    return (len(survivals) + gained) / cost[rows + sum(counts)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_other_allotment_makes_more_tokens_per_millisecond(seed: int) -> None:
+    random = Random(seed)
+    survivals = [
+        sorted((random.random() for _ in range(random.randint(0, 4))), reverse=True) for _ in range(3)
+    ]
+    steps = [random.choice((0.0, 0.1, 0.5, 3.0)) for _ in range(20)]
+    cost = [5.0 + sum(steps[:rows]) for rows in range(20)]
+    counts = allot(survivals, committing=3, rows=3, cost=cost.__getitem__)
+    best = max(
+        rate(survivals, found, 3, cost) for found in product(*(range(len(nodes) + 1) for nodes in survivals))
+    )
+    assert rate(survivals, tuple(counts), 3, cost) == pytest.approx(best)
+
+
+def test_rows_that_cost_nothing_are_all_taken() -> None:
+    assert allot([[0.9, 0.01], [0.5]], committing=2, rows=2, cost=lambda rows: 7.0) == [2, 1]
+
+
+def test_nodes_that_do_not_pay_for_their_rows_are_left_out_to_the_last_one() -> None:
+    assert allot([[0.3, 0.2], [0.4]], committing=2, rows=2, cost=lambda rows: float(rows)) == [0, 0]
+
+
+def test_a_session_whose_drafts_are_worth_more_gets_more() -> None:
+    cost = [0.0, 5.0, *(5.0 + 0.5 * rows for rows in range(1, 30))]
+    many, few = allot([[0.9] * 6, [0.3, 0.2, 0.1, 0.05]], committing=2, rows=2, cost=cost.__getitem__)
+    assert many == 6
+    assert few < 4
+
+
+def test_nodes_of_survival_zero_are_never_admitted() -> None:
+    assert allot([[0.0, 0.0]], committing=1, rows=1, cost=lambda rows: 1.0) == [0]
+
+
+def test_a_dip_in_the_steps_per_second_hides_nothing_behind_it() -> None:
+    """The second row makes a stair, and only five nodes together are worth climbing it."""
+    assert allot([[0.8] * 5], committing=1, rows=1, cost=lambda rows: 5.0 if rows == 1 else 10.0) == [5]
+
+
+def test_without_nodes_or_sessions_nothing_is_allotted() -> None:
+    assert allot([], committing=0, rows=1, cost=lambda rows: 1.0) == []
+    assert allot([[], []], committing=2, rows=2, cost=lambda rows: 1.0) == [0, 0]
