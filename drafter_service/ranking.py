@@ -47,9 +47,11 @@ class Ranking:
         bound: int,
         growth: Growth,
     ) -> None:
-        # A bias for ids that the drafter's logits do not reach changes nothing here.
-        within = tuple((token, bias) for token, bias in params.logit_bias if token < width)
-        params = params if within == params.logit_bias else replace(params, logit_bias=within)
+        # What is said of ids that the drafter's logits do not reach changes nothing here.
+        bias = tuple((token, bias) for token, bias in params.logit_bias if token < width)
+        stops = tuple(token for token in params.stop_ids if token < width)
+        if (bias, stops) != (params.logit_bias, params.stop_ids):
+            params = replace(params, logit_bias=bias, stop_ids=stops)
         self._params = params
         self._history = History.of(ids, prompt_length)
         self._noise = None if params.greedy else NoiseRows(seed, width)
@@ -57,7 +59,7 @@ class Ranking:
         self._bound = bound
         self._most = growth.children
         self._sharpness = (1.0 if params.greedy else params.temperature) / growth.scale
-        self.reads_path = params.penalised
+        self.reads_path = params.reads_history
 
     def push(self, token: int) -> None:
         """One more id was committed."""

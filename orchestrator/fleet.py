@@ -72,8 +72,8 @@ class Fleet:
         )
         return chosen if speculation.enabled else ()
 
-    def count_session(self, sources: Sequence[ChosenSource], change: int) -> None:
-        """A session that uses these sources began (1) or ended (-1)."""
+    def count_sessions(self, sources: Sequence[ChosenSource], change: int) -> None:
+        """So many sessions that use these sources began, or ended (below 0)."""
         for source in sources:
             if source.address:
                 self.sources[source.address].sessions += change

@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from orchestrator.fleet import Fleet
-from orchestrator.relay import Event, Finished
-from orchestrator.sessions import Delta
+from orchestrator.relay import Delivered, Event, Finished
 from outrider.runtime.metrics import Metrics
 from speculative.commit import FinishReason
 from speculative.errors import OutriderError
@@ -58,7 +57,7 @@ class RequestMeasure:
         self._metrics = metrics
         self._outcome = FinishReason.CANCELLED.value
         self._began = time.perf_counter()
-        self._last: float | None = None
+        self._last: dict[int, float] = {}
 
     def __enter__(self) -> Self:
         self._metrics.running.inc()
@@ -79,20 +78,20 @@ class RequestMeasure:
 
     def note(self, event: Event) -> None:
         """This is on its way to the client."""
-        if isinstance(event, Delta):
-            self._delivered(len(event.ids))
+        if isinstance(event, Delivered):
+            self._delivered(event.choice, len(event.delta.ids))
         elif isinstance(event, Finished):
             self._finished(event)
 
-    def _delivered(self, count: int) -> None:
+    def _delivered(self, choice: int, count: int) -> None:
         now = time.perf_counter()
         self._metrics.generation_tokens.inc(count)
-        if self._last is None:
+        if not self._last:
             self._metrics.first_token.observe(now - self._began)
-        else:
+        if (last := self._last.get(choice)) is not None:
             for _ in range(count):
-                self._metrics.inter_token.observe((now - self._last) / count)
-        self._last = now
+                self._metrics.inter_token.observe((now - last) / count)
+        self._last[choice] = now
 
     def _finished(self, event: Finished) -> None:
         self._outcome = event.reason.value

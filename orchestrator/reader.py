@@ -13,15 +13,16 @@ from speculative.errors import OutriderError
 class Reader:
     """One session's place on a Watch stream; made and fed by the link, taken by the request."""
 
-    def __init__(self, alias: int, key: SessionKey, epoch: int, position: int) -> None:
+    def __init__(self, alias: int, key: SessionKey, epoch: int, position: int, wake: asyncio.Event) -> None:
         self.alias = alias
         self.key = key
         self.epoch = epoch
         self.position = position
         """Ids that have arrived, prompt included: where a reopened stream goes on."""
+        self.error: OutriderError | None = None
+        """Why nothing more will come; None while more may."""
         self._arrived: list[verifier_pb2.Committed] = []
-        self._error: OutriderError | None = None
-        self._wake = asyncio.Event()
+        self._wake = wake
 
     def feed(self, committed: verifier_pb2.Committed) -> None:
         """More has come."""
@@ -31,15 +32,10 @@ class Reader:
 
     def fail(self, error: OutriderError) -> None:
         """Nothing more will come; the first reason stands."""
-        self._error = self._error or error
+        self.error = self.error or error
         self._wake.set()
 
-    async def take(self) -> list[verifier_pb2.Committed]:
-        """All that has come since the last call, waiting for the first. Raises what `fail` was given."""
-        await self._wake.wait()
+    def take(self) -> list[verifier_pb2.Committed]:
+        """All that has come since the last call."""
         arrived, self._arrived = self._arrived, []
-        if self._error is None:
-            self._wake.clear()
-        elif not arrived:
-            raise self._error
         return arrived

@@ -10,9 +10,18 @@ from dataclasses import dataclass
 
 from outrider.tokens import TokenTable
 from outrider.v1 import generation_pb2
-from outrider.wire.codec import SessionKey, checked_session, checked_tenant, sampling_from_wire
+from outrider.wire.codec import (
+    MAX_CHOICES,
+    SessionKey,
+    checked_session,
+    checked_tenant,
+    logprobs_from_wire,
+    sampling_from_wire,
+)
 from speculative.commit import stop_bytes
 from speculative.errors import InvalidRequest, Unavailable, UnknownModel
+from speculative.logprobs import Logprobs
+from speculative.noise import derive
 from speculative.params import SamplingParams
 
 MAX_NODE_LIMIT = 256
@@ -55,18 +64,28 @@ class Admitted:
     """The most ids in all, an absolute position."""
     params: SamplingParams
     seed: int
+    """Of choice 0; the others' are derived from it."""
     stops: tuple[str, ...]
     speculation: Speculation
+    choices: int = 1
+    """How many answers, each a session of its own."""
+    logprobs: Logprobs | None = None
+    """What is told of generated ids; None: nothing."""
+
+    @property
+    def keys(self) -> tuple[SessionKey, ...]:
+        """Of the choices' sessions."""
+        return tuple(self.key._replace(choice=choice) for choice in range(self.choices))
+
+    def seed_of(self, choice: int) -> int:
+        """The choice's own randomness."""
+        return derive(self.seed, choice)
 
 
 def session_key(start: generation_pb2.GenerateStart) -> SessionKey:
     """As the client named it, or a new name. Raises InvalidRequest where a name cannot be one."""
-    tenant = checked_tenant(start.tenant)
-    session = checked_session(start.session) if start.session else f"s-{secrets.token_hex(8)}"
-    for field, name in (("tenant", tenant), ("session", session)):
-        if not name.isprintable():
-            raise InvalidRequest(f"{field} {name!r} has characters that cannot be printed")
-    return SessionKey(tenant, session)
+    session = start.session or f"s-{secrets.token_hex(8)}"
+    return SessionKey(checked_tenant(start.tenant), checked_session(session))
 
 
 def choose_target(name: str, targets: Sequence[Target], unreached: Sequence[str]) -> Target:
@@ -114,14 +133,19 @@ def admit(
 ) -> Admitted:
     """The request, checked. `ids` is its prompt, tokenized. Raises InvalidRequest."""
     _check_ids(ids, target)
+    max_tokens = _max_tokens(start, len(ids), target, default_max_tokens)
+    params = sampling_from_wire(start.sampling, target.vocabulary_size)
+    params.check_ending(max_tokens)
     return Admitted(
         key=key,
         ids=tuple(ids),
-        limit=len(ids) + _max_tokens(start, len(ids), target, default_max_tokens),
-        params=sampling_from_wire(start.sampling, target.vocabulary_size),
+        limit=len(ids) + max_tokens,
+        params=params,
         seed=start.seed if start.HasField("seed") else secrets.randbits(64),
         stops=_stops(start.stop, target),
         speculation=_speculation(start.speculation),
+        choices=_choices(start),
+        logprobs=logprobs_from_wire(start.logprobs) if start.HasField("logprobs") else None,
     )
 
 
@@ -150,6 +174,14 @@ def _max_tokens(start: generation_pb2.GenerateStart, prompt: int, target: Target
             f"{target.max_length} less the prompt's {prompt}"
         )
     return start.max_tokens
+
+
+def _choices(start: generation_pb2.GenerateStart) -> int:
+    if not start.HasField("n"):
+        return 1
+    if not 1 <= start.n <= MAX_CHOICES:
+        raise InvalidRequest(f"n is {start.n}; 1 to {MAX_CHOICES} are possible")
+    return start.n
 
 
 def _stops(stops: Sequence[str], target: Target) -> tuple[str, ...]:

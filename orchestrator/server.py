@@ -168,10 +168,18 @@ def _message(
                 usage=event.usage,
                 text=event.text,
                 message=event.message,
+                choice=event.choice,
+                seed=request.seed_of(event.choice),
             )
         )
+    delta = event.delta
     return generation_pb2.GenerateResponse(
         tokens=generation_pb2.GeneratedTokens(
-            position=event.position, ids=event.ids, text=event.text, credits=event.credits
+            position=delta.position,
+            ids=delta.ids,
+            text=delta.text,
+            credits=delta.credits,
+            choice=event.choice,
+            logprobs=delta.logprobs,
         )
     )

@@ -3,8 +3,10 @@
 Pure: knows nothing of connections; the caller feeds what the verifier committed and sends on what comes out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.v1 import common_pb2
 from speculative.commit import FinishReason
 from speculative.text import TextStream
 
@@ -19,6 +21,8 @@ class Delta:
     credits: bytes
     """One byte per id: the index of its source, 0 for the target itself."""
     text: str
+    logprobs: tuple[common_pb2.TokenLogprob, ...] = ()
+    """One per id where the request asked for them."""
 
 
 class Delivery:
@@ -29,8 +33,16 @@ class Delivery:
         """Ids that the client has, prompt included."""
         self._text = text
 
-    def take(self, position: int, ids: tuple[int, ...], credits: bytes) -> Delta | None:
+    def take(
+        self,
+        position: int,
+        ids: tuple[int, ...],
+        credits: bytes,
+        logprobs: Sequence[common_pb2.TokenLogprob] = (),
+    ) -> Delta | None:
         """What of these ids is new; None where nothing is.
+
+        `logprobs` are those of the last ids, or none at all.
 
         Raises ValueError where they do not join what the client has, or have no credit each.
         """
@@ -42,8 +54,11 @@ class Delivery:
         fresh = ids[known:]
         if not fresh:
             return None
+        told = tuple(logprobs[max(0, len(logprobs) - len(fresh)) :])
+        if told and len(told) < len(fresh):
+            raise ValueError(f"{len(fresh)} committed ids came with {len(told)} logprobs")
         text = self._text.push(fresh) if self._text is not None else ""
-        delta = Delta(self.position, fresh, credits[known:], text)
+        delta = Delta(self.position, fresh, credits[known:], text, told)
         self.position += len(fresh)
         return delta
 

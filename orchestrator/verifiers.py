@@ -8,8 +8,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,17 +96,25 @@ class VerifierLink:
 
     async def open(self, message: verifier_pb2.OpenRequest, timeout_s: float) -> verifier_pb2.OpenResponse:
         """Start a session there. Raises what the verifier answers, as an OutriderError."""
-        self._opening += 1
-        try:
-            with rpc_errors():
-                response: verifier_pb2.OpenResponse = await self._stub.Open(message, timeout=timeout_s)
-                return response
-        finally:
-            self._opening -= 1
+        with rpc_errors():
+            response: verifier_pb2.OpenResponse = await self._stub.Open(message, timeout=timeout_s)
+            return response
 
-    def read(self, key: SessionKey, epoch: int, position: int) -> Reader:
-        """Have this session's tokens from `position` on brought by the Watch stream, until `leave`."""
-        reader = Reader(next(self._aliases) & 0xFFFFFFFF, key, epoch, position)
+    @contextmanager
+    def opening(self, count: int) -> Iterator[None]:
+        """So many sessions are about to be opened there: they count from now on."""
+        self._opening += count
+        try:
+            yield
+        finally:
+            self._opening -= count
+
+    def read(self, key: SessionKey, epoch: int, position: int, wake: asyncio.Event) -> Reader:
+        """Have this session's tokens from `position` on brought by the Watch stream, until `leave`.
+
+        `wake` is set whenever there is something to take.
+        """
+        reader = Reader(next(self._aliases) & 0xFFFFFFFF, key, epoch, position, wake)
         self._readers[reader.alias] = reader
         self._changes.add.append(_cursor(reader))
         self._changed.set()

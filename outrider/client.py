@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Self, Unpack
 import grpc
 import grpc.aio
 
-from outrider.completions import Chunk, Completion, Folding, Options, Usage, build_request
+from outrider.completions import Choice, Chunk, Completion, Folding, Logprob, Usage
+from outrider.options import Options, build_request
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel, open_sync_channel
@@ -24,7 +25,18 @@ from speculative.errors import InvalidRequest
 if TYPE_CHECKING:
     from outrider.v1.generation_pb2_grpc import GenerationAsyncStub  # a name of the type stubs only
 
-__all__ = ["AsyncClient", "AsyncStream", "Chunk", "Client", "Completion", "Model", "Stream", "Usage"]
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "Choice",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Logprob",
+    "Model",
+    "Stream",
+    "Usage",
+]
 
 CONTROL_S = 10.0
 """Seconds that Cancel and ListModels may take."""
@@ -48,9 +60,9 @@ class Model:
 class Stream(Iterator[Chunk]):
     """An answer as it is committed. Iterate to its end, or `close` it, which ends the request."""
 
-    def __init__(self, call: "grpc._CallIterator[generation_pb2.GenerateResponse]") -> None:
+    def __init__(self, call: "grpc._CallIterator[generation_pb2.GenerateResponse]", choices: int = 1) -> None:
         self._call = call
-        self._folding = Folding()
+        self._folding = Folding(choices)
 
     def __iter__(self) -> Self:
         return self
@@ -96,7 +108,8 @@ class Client:
     def stream(self, prompt: str | None = None, **options: Unpack[Options]) -> Stream:
         """The answer as it is committed; the request is on its way already. Raises OutriderError."""
         request = build_request(prompt, options)
-        return Stream(self._stub.Generate(iter((request,)), timeout=options.get("timeout")))
+        call = self._stub.Generate(iter((request,)), timeout=options.get("timeout"))
+        return Stream(call, options.get("n") or 1)
 
     def cancel(self, session: str, *, tenant: str = "") -> bool:
         """Ends a session's current request; whether one was running. Raises OutriderError."""
@@ -130,10 +143,11 @@ class AsyncStream(AsyncIterator[Chunk]):
     def __init__(
         self,
         call: "grpc.aio.StreamStreamCall[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]",
+        choices: int = 1,
     ) -> None:
         self._call = call
         self._responses = aiter(call)
-        self._folding = Folding()
+        self._folding = Folding(choices)
 
     def __aiter__(self) -> Self:
         return self
@@ -179,7 +193,8 @@ class AsyncClient:
     def stream(self, prompt: str | None = None, **options: Unpack[Options]) -> AsyncStream:
         """The answer as it is committed. Raises OutriderError."""
         request = build_request(prompt, options)
-        return AsyncStream(self._stub.Generate(iter((request,)), timeout=options.get("timeout")))
+        call = self._stub.Generate(iter((request,)), timeout=options.get("timeout"))
+        return AsyncStream(call, options.get("n") or 1)
 
     async def cancel(self, session: str, *, tenant: str = "") -> bool:
         """Ends a session's current request; whether one was running. Raises OutriderError."""

@@ -1,63 +1,43 @@
-"""What a client asks and what it gets: options into a request, responses into chunks and a completion.
+"""What a client gets: responses into chunks and a completion.
 
 Pure; shared by the blocking and the asyncio client, which only move the messages.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict, cast
 
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import finish_from_wire
 from speculative.commit import FinishReason
-from speculative.errors import InvalidRequest, OutriderError
+from speculative.errors import OutriderError
 
 TARGET = "target"
 """Where a token comes from that no source drafted."""
 
 
-class Options(TypedDict, total=False):
-    """What `generate` and `stream` take beside a prompt. Left out or None: the default of the contract."""
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """What one generated id was to the target; natural logarithms of probabilities."""
 
-    ids: Sequence[int] | None
-    """The prompt as token ids, taken as they are; in place of text."""
-    max_tokens: int | None
-    """The most ids to generate; default 128, or what the context leaves."""
-    temperature: float | None
-    """0 is greedy; default 1."""
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    stop: Sequence[str] | str
-    """Strings that end the request."""
-    seed: int | None
-    """Unsigned 64 bits; the same request with the same seed gives the same ids."""
-    model: str
-    session: str
-    tenant: str
-    speculation: bool
-    """False: decode plainly. The ids are the same."""
-    sources: Sequence[str] | None
-    """Names of the sources to draft from; default all."""
-    nodes: int | None
-    """The most drafted nodes in one round."""
-    timeout: float | None
-    """Seconds for the whole request; then Unavailable is raised."""
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The likeliest ids at its place and their own, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What was committed since the last one."""
+    """What was committed of one choice since the last one."""
 
     ids: tuple[int, ...]
     text: str
     """What these ids complete; incomplete characters and possible stop strings are held back."""
     sources: tuple[str, ...]
     """Per id: who drafted it; "target" for the target's own."""
+    choice: int = 0
+    logprobs: tuple[Logprob, ...] = ()
+    """Per id, where the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +57,25 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a request's answers."""
+
+    ids: tuple[int, ...]
+    """Generated ids, an end-of-sequence id included."""
+    text: str
+    finish_reason: FinishReason
+    seed: int
+    """A request with n = 1 and this seed gives the same ids."""
+    usage: Usage
+    sources: tuple[str, ...]
+    """Per id, as in Chunk."""
+    logprobs: tuple[Logprob, ...] = ()
+    """Per id, where the request asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
+    """A whole answer; of several, the first one's ids and text are here and all are in `choices`."""
 
     ids: tuple[int, ...]
     """Generated ids, an end-of-sequence id included."""
@@ -87,80 +84,24 @@ class Completion:
     seed: int
     session: str
     usage: Usage
+    """Of all choices together; prompt ids are counted once."""
     sources: tuple[str, ...]
     """Per id, as in Chunk."""
-
-
-def build_request(prompt: str | None, options: Options) -> generation_pb2.GenerateRequest:
-    """The request's message. Raises InvalidRequest for what no message can hold; the rest is the server's."""
-    ids = options.get("ids")
-    if (prompt is None) == (ids is None):
-        raise InvalidRequest("give either a prompt or ids")
-    _check_widths(options)
-    stop = options.get("stop", ())
-    try:
-        start = generation_pb2.GenerateStart(
-            tenant=options.get("tenant", ""),
-            session=options.get("session", ""),
-            model=options.get("model", ""),
-            ids=None if ids is None else generation_pb2.TokenIds(ids=ids),
-            sampling=_sampling(options),
-            max_tokens=options.get("max_tokens"),
-            stop=(stop,) if isinstance(stop, str) else stop,
-            seed=options.get("seed"),
-            speculation=generation_pb2.Speculation(
-                enabled=options.get("speculation", True),
-                sources=options.get("sources") or (),
-                node_limit=options.get("nodes"),
-            ),
-        )
-        if prompt is not None:
-            start.text = prompt
-        return generation_pb2.GenerateRequest(start=start)
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"not a request: {error}") from error
-
-
-_WIDTHS = {"seed": (0, 2**64), "max_tokens": (-(2**63), 2**63), "top_k": (-(2**63), 2**63)}
-_WIDTHS["nodes"] = _WIDTHS["top_k"]
-
-
-def _check_widths(options: Options) -> None:
-    """The message's own errors about a number do not say which field it was for."""
-    for name, (low, high) in _WIDTHS.items():
-        value = options.get(name)
-        if isinstance(value, int) and not low <= value < high:
-            raise InvalidRequest(f"{name} is {value}; it must be from {low} to {high - 1}")
-    for name in ("ids", "logit_bias"):
-        for id_ in cast(Iterable[int], options.get(name) or ()):
-            if isinstance(id_, int) and not 0 <= id_ < 2**32:
-                raise InvalidRequest(f"{name} has {id_}; no vocabulary has such an id")
-
-
-def _sampling(options: Options) -> common_pb2.Sampling:
-    return common_pb2.Sampling(
-        temperature=options.get("temperature"),
-        top_k=options.get("top_k"),
-        top_p=options.get("top_p"),
-        min_p=options.get("min_p"),
-        repetition_penalty=options.get("repetition_penalty"),
-        presence_penalty=options.get("presence_penalty"),
-        frequency_penalty=options.get("frequency_penalty"),
-        logit_bias=options.get("logit_bias") or {},
-    )
+    logprobs: tuple[Logprob, ...] = ()
+    """Per id, where the request asked for them."""
+    choices: tuple[Choice, ...] = ()
+    """All answers, this one first."""
 
 
 class Folding:
     """One answer as it arrives: `add` every response; `completion` once it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, choices: int = 1) -> None:
         self.session = ""
         self.seed = 0
         self._names: tuple[str, ...] = (TARGET,)
-        self._ids: list[int] = []
-        self._sources: list[str] = []
-        self._text: list[str] = []
-        self._finished: generation_pb2.GenerateFinished | None = None
+        self._asked = choices
+        self._choices: defaultdict[int, _Folded] = defaultdict(_Folded)
 
     def add(self, response: generation_pb2.GenerateResponse) -> Chunk | None:
         """The chunk in this response, if there is one. Raises OutriderError where the request has failed."""
@@ -169,39 +110,88 @@ class Folding:
                 self.session, self.seed = response.started.session, response.started.seed
                 self._names = (TARGET, *response.started.source_names)
             case "tokens":
-                tokens = response.tokens
-                sources = tuple(self._names[credit] for credit in tokens.credits)
-                return self._chunk(tuple(tokens.ids), tokens.text, sources)
+                return self._tokens(response.tokens)
             case "finished":
-                self._finished = response.finished
-                if response.finished.reason == common_pb2.FINISH_REASON_ERROR:
-                    raise OutriderError(response.finished.message or "the request failed without a word")
-                if response.finished.text:
-                    return self._chunk((), response.finished.text, ())
+                finished = response.finished
+                self._choices[finished.choice].finished = finished
+                if finished.reason == common_pb2.FINISH_REASON_ERROR:
+                    raise OutriderError(finished.message or "the request failed without a word")
+                if finished.text:
+                    return self._chunk(Chunk((), finished.text, (), finished.choice))
         return None
 
     def completion(self) -> Completion:
         """The whole. Raises OutriderError where the stream ended before the answer did."""
-        if self._finished is None:
-            raise OutriderError(f"the answer broke off after {len(self._ids)} tokens")
-        usage = self._finished.usage
+        choices = tuple(self._choices[choice].choice() for choice in range(self._asked))
+        first = choices[0]
         return Completion(
-            ids=tuple(self._ids),
-            text="".join(self._text),
-            finish_reason=finish_from_wire(self._finished.reason) or FinishReason.ERROR,
+            ids=first.ids,
+            text=first.text,
+            finish_reason=first.finish_reason,
             seed=self.seed,
             session=self.session,
-            usage=Usage(
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                rounds=usage.rounds,
-                accepted_by_source=dict(usage.accepted_by_source),
-            ),
-            sources=tuple(self._sources),
+            usage=_total([choice.usage for choice in choices]),
+            sources=first.sources,
+            logprobs=first.logprobs,
+            choices=choices,
         )
 
-    def _chunk(self, ids: tuple[int, ...], text: str, sources: tuple[str, ...]) -> Chunk:
-        self._ids += ids
-        self._sources += sources
-        self._text.append(text)
-        return Chunk(ids, text, sources)
+    def _tokens(self, tokens: generation_pb2.GeneratedTokens) -> Chunk:
+        sources = tuple(self._names[credit] for credit in tokens.credits)
+        ids = tuple(tokens.ids)
+        logprobs = tuple(_logprob(id_, told) for id_, told in zip(ids, tokens.logprobs, strict=False))
+        return self._chunk(Chunk(ids, tokens.text, sources, tokens.choice, logprobs))
+
+    def _chunk(self, chunk: Chunk) -> Chunk:
+        self._choices[chunk.choice].chunks.append(chunk)
+        return chunk
+
+
+class _Folded:
+    """One choice so far."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.finished: generation_pb2.GenerateFinished | None = None
+
+    def choice(self) -> Choice:
+        ids = tuple(id_ for chunk in self.chunks for id_ in chunk.ids)
+        finished = self.finished
+        if finished is None:
+            raise OutriderError(f"the answer broke off after {len(ids)} tokens")
+        return Choice(
+            ids=ids,
+            text="".join(chunk.text for chunk in self.chunks),
+            finish_reason=finish_from_wire(finished.reason) or FinishReason.ERROR,
+            seed=finished.seed,
+            usage=_usage(finished.usage),
+            sources=tuple(source for chunk in self.chunks for source in chunk.sources),
+            logprobs=tuple(logprob for chunk in self.chunks for logprob in chunk.logprobs),
+        )
+
+
+def _logprob(id_: int, told: common_pb2.TokenLogprob) -> Logprob:
+    return Logprob(id_, told.logprob, tuple(zip(told.top_ids, told.top_logprobs, strict=True)))
+
+
+def _usage(usage: common_pb2.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        rounds=usage.rounds,
+        accepted_by_source=dict(usage.accepted_by_source),
+    )
+
+
+def _total(usages: Sequence[Usage]) -> Usage:
+    """Of all choices: they have one prompt."""
+    accepted: dict[str, int] = {}
+    for usage in usages:
+        for source, count in usage.accepted_by_source.items():
+            accepted[source] = accepted.get(source, 0) + count
+    return Usage(
+        prompt_tokens=usages[0].prompt_tokens,
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        rounds=sum(usage.rounds for usage in usages),
+        accepted_by_source=accepted,
+    )

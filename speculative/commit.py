@@ -17,7 +17,7 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"
-    """An end-of-sequence id or a stop string."""
+    """An end-of-sequence id, another id that ends the request, or a stop string."""
     LENGTH = "length"
     """The most ids asked for, or the target's context is full."""
     CANCELLED = "cancelled"
@@ -41,37 +41,50 @@ class Ending:
     """Says of each generated id in turn whether it ends the request.
 
     Stop strings match on the bytes of generated ids only and may span them; the id that completes one is the
-    last. At the same id an end-of-sequence id or a stop string goes before length.
+    last. At the same id an id that ends the request or a stop string goes before length.
 
     Args:
-        eos_ids: ids that end a sequence.
+        end_ids: ids that end the request.
         limit: the most ids in all, prompt included.
         stops: stop strings as bytes, none empty.
         token_bytes: bytes of an id, empty for special ids; None where the target has no tokenizer.
         ids: all ids so far; those from `prompt_length` on are replayed.
         prompt_length: how many of `ids` are the prompt.
+        min_tokens: a stop string counts only where this generated id (from 1) or a later one completes it.
 
     Raises:
         InvalidRequest: stop strings without `token_bytes`.
     """
 
-    __slots__ = ("_eos_ids", "_keep", "_limit", "_stops", "_tail", "_token_bytes", "finished", "length")
+    __slots__ = (
+        "_end_ids",
+        "_keep",
+        "_limit",
+        "_stops",
+        "_stops_from",
+        "_tail",
+        "_token_bytes",
+        "finished",
+        "length",
+    )
 
     def __init__(
         self,
-        eos_ids: frozenset[int],
+        end_ids: frozenset[int],
         limit: int,
         stops: tuple[bytes, ...],
         token_bytes: Callable[[int], bytes] | None,
         ids: Sequence[int],
         prompt_length: int,
+        min_tokens: int = 0,
     ) -> None:
         if stops and token_bytes is None:
             raise InvalidRequest("stop strings need a tokenizer, and this target has none; leave stop out")
-        self._eos_ids = eos_ids
+        self._end_ids = end_ids
         self._limit = limit
         self._stops = stops
         self._token_bytes = token_bytes
+        self._stops_from = prompt_length + min_tokens
         self._keep = max(map(len, stops), default=1) - 1
         self._tail = b""
         self.length = prompt_length
@@ -87,7 +100,7 @@ class Ending:
         """Takes the next generated id; returns why it is the last one, or None. Not to be called after it."""
         assert self.finished is None, f"id {token} was pushed after the end ({self.finished})"
         self.length += 1
-        if token in self._eos_ids or (self._stops and self._completes_stop(token)):
+        if token in self._end_ids or (self._stops and self._completes_stop(token)):
             self.finished = FinishReason.STOP
         elif self.length >= self._limit:
             self.finished = FinishReason.LENGTH
@@ -95,10 +108,17 @@ class Ending:
 
     def _completes_stop(self, token: int) -> bool:
         assert self._token_bytes is not None
-        # The tail is one byte short of the longest stop string, so whatever matches is completed by this id.
+        before = len(self._tail)
         text = self._tail + self._token_bytes(token)
         self._tail = text[-self._keep :] if self._keep else b""
-        return any(stop in text for stop in self._stops)
+        return self.length >= self._stops_from and any(
+            completed_at(text, stop, before) >= 0 for stop in self._stops
+        )
+
+
+def completed_at(text: bytes, stop: bytes, before: int) -> int:
+    """Where `stop` first begins in `text` such that a byte from `before` on completes it; -1: nowhere."""
+    return text.find(stop, max(0, before - len(stop) + 1))
 
 
 def commit_run(ending: Ending, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:

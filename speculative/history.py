@@ -34,6 +34,12 @@ class History:
         """The history at a tree node: this one and the tokens of the path down to it, as output."""
         return History(self._tally, (*self._path, *tokens))
 
+    @property
+    def generated_count(self) -> int:
+        """How many ids the output has."""
+        self._check_valid()
+        return self._length - self._tally.prompt_length + len(self._path)
+
     def seen(self) -> NDArray[np.int64]:
         """The distinct ids of prompt and output: int64[n]."""
         self._check_valid()
@@ -69,11 +75,11 @@ class History:
 class _Tally:
     """Counts over committed ids, brought up to date when asked."""
 
-    __slots__ = ("_counted", "_counts", "_generated", "_prompt_length", "_seen", "_seen_ids", "_slots", "ids")
+    __slots__ = ("_counted", "_counts", "_generated", "_seen", "_seen_ids", "_slots", "ids", "prompt_length")
 
     def __init__(self, ids: list[int], prompt_length: int) -> None:
         self.ids = ids
-        self._prompt_length = prompt_length
+        self.prompt_length = prompt_length
         self._counted = 0
         self._seen: dict[int, None] = {}
         self._slots: dict[int, int] = {}
@@ -95,7 +101,7 @@ class _Tally:
         for position in range(self._counted, len(self.ids)):
             token = self.ids[position]
             self._seen[token] = None
-            if position >= self._prompt_length:
+            if position >= self.prompt_length:
                 slot = self._slots.setdefault(token, len(self._slots))
                 if slot == len(self._counts):
                     self._counts.append(0)

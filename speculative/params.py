@@ -1,19 +1,22 @@
 """What a request asks of sampling; knows nothing of logits (`sampling` applies these)."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from speculative.errors import InvalidRequest
 
 GREEDY_BELOW = 1e-5
 MAX_BIAS_ENTRIES = 1024
+MAX_STOP_IDS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the target's logits become a token; the defaults change nothing.
+    """How the target's logits become a token, and which ids end the request; the defaults change nothing.
 
-    Applied in this order: bias, repetition, presence and frequency penalty, temperature, top-k, top-p, min-p.
+    Applied in this order: bias, repetition, presence and frequency penalty, `min_tokens`, temperature, top-k,
+    top-p, min-p.
 
     Raises:
         InvalidRequest: a field is out of its range, NaN, infinite or no number.
@@ -35,6 +38,12 @@ class SamplingParams:
     """Subtracted from logits once per occurrence in the output; -100 to 100."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(id, number added to its logit) pairs, kept sorted by id; at most 1024, each -100 to 100."""
+    min_tokens: int = 0
+    """Before so many ids have been generated none of `stop_ids` can be chosen."""
+    ignore_eos: bool = False
+    """Whether the target's end-of-sequence ids end nothing."""
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end the request beside the target's end-of-sequence ids, kept sorted."""
 
     def __post_init__(self) -> None:
         _check_whole("top_k", self.top_k)
@@ -44,6 +53,15 @@ class SamplingParams:
         _check("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
         _check("presence_penalty", self.presence_penalty, -100, 100)
         _check("frequency_penalty", self.frequency_penalty, -100, 100)
+        _check_whole("min_tokens", self.min_tokens)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest(f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
+        for token in self.stop_ids:
+            _check_whole("an id in stop_ids", token)
+        object.__setattr__(self, "stop_ids", tuple(sorted(set(self.stop_ids))))
+        self._check_bias()
+
+    def _check_bias(self) -> None:
         if len(self.logit_bias) > MAX_BIAS_ENTRIES:
             raise InvalidRequest(
                 f"logit_bias has {len(self.logit_bias)} entries; give at most {MAX_BIAS_ENTRIES}"
@@ -64,6 +82,26 @@ class SamplingParams:
             raise InvalidRequest(
                 f"logit_bias names id {self.logit_bias[-1][0]}; ids are below {vocabulary_size}"
             )
+        if self.stop_ids and self.stop_ids[-1] >= vocabulary_size:
+            raise InvalidRequest(f"stop_ids has {self.stop_ids[-1]}; ids are below {vocabulary_size}")
+
+    def check_ending(self, max_tokens: int) -> None:
+        """Raises InvalidRequest where a request of at most so many ids cannot end as is asked."""
+        if self.min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}, but at most {max_tokens} ids may be generated; "
+                f"0 to {max_tokens} are possible"
+            )
+        if len(self.stop_ids) > MAX_STOP_IDS:
+            raise InvalidRequest(f"stop_ids has {len(self.stop_ids)} ids; give at most {MAX_STOP_IDS}")
+
+    def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
+        """All ids that end the request, where the target's end-of-sequence ids are these."""
+        return frozenset(self.stop_ids if self.ignore_eos else (*self.stop_ids, *eos_ids))
+
+    def holding_back(self, eos_ids: Iterable[int]) -> "SamplingParams":
+        """The same as the target applies it: `min_tokens` holds its end-of-sequence ids back as well."""
+        return replace(self, stop_ids=(*self.stop_ids, *eos_ids)) if self.min_tokens else self
 
     @property
     def greedy(self) -> bool:
@@ -76,9 +114,19 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
+    def holds_back(self) -> bool:
+        """Whether some ids cannot be chosen at first."""
+        return self.min_tokens > 0 and bool(self.stop_ids)
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether what came before, or how much, changes the logits."""
+        return self.penalised or self.holds_back
+
+    @property
     def plain_logits(self) -> bool:
-        """Whether neither bias nor penalty applies, so that earlier ids do not matter."""
-        return not self.penalised and not self.logit_bias
+        """Whether neither bias nor anything of `reads_history` applies, so that earlier ids do not matter."""
+        return not self.reads_history and not self.logit_bias
 
     @property
     def has_cuts(self) -> bool:

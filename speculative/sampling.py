@@ -1,8 +1,8 @@
 """From the target's logits at one place to its token; knows nothing of trees (see `target`) or of models.
 
-The order is bias, repetition, presence and frequency penalty, temperature, top-k, top-p, min-p. Cuts order
-tokens by (logprob descending, id ascending) and sum in float64; ties go to the lowest id; the fast paths
-compute the same float64 numbers as the long one.
+The order is bias, repetition, presence and frequency penalty, what min_tokens holds back, temperature, top-k,
+top-p, min-p. Cuts order tokens by (logprob descending, id ascending) and sum in float64; ties go to the
+lowest id; the fast paths compute the same float64 numbers as the long one.
 """
 
 import math
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from speculative.errors import EmptySupport
 from speculative.history import History
+from speculative.logprobs import TokenLogprob
 from speculative.params import SamplingParams
 
-__all__ = ["History", "choose", "processed"]
+__all__ = ["History", "choose", "processed", "token_logprob"]
 
 Logits = NDArray[np.float32] | NDArray[np.float64]
 Scores = NDArray[np.float64]
@@ -25,12 +26,12 @@ Scores = NDArray[np.float64]
 def processed(logits: Logits, params: SamplingParams, history: History) -> NDArray[np.float64]:
     """Logits as the request wants them: float64[V], up to a constant the log-probabilities to sample from.
 
-    Dropped ids are -inf. Greedy parameters bring bias and penalties only.
+    Dropped ids are -inf. Greedy parameters bring bias, penalties and min_tokens only.
 
     Args:
         logits: float32[V] or float64[V]; not changed.
         params: the request's.
-        history: ids before the token to choose; looked at only where `params` penalise.
+        history: ids before the token to choose; looked at only where `params.reads_history`.
 
     Raises:
         EmptySupport: NaN or +inf among the logits, or no id left.
@@ -40,6 +41,8 @@ def processed(logits: Logits, params: SamplingParams, history: History) -> NDArr
         _add_bias(scores, params)
     if params.penalised:
         _penalise(scores, params, history)
+    if params.holds_back and history.generated_count < params.min_tokens:
+        scores[_id_array(params.stop_ids)] = -np.inf
     if not params.greedy:
         scores /= params.temperature
     highest = float(scores.max())
@@ -76,6 +79,23 @@ def choose(
     return token
 
 
+def token_logprob(scores: Logits, token: int, top: int) -> TokenLogprob:
+    """What `token` and the `top` likeliest ids are under the softmax of `scores`: float32[V] or float64[V].
+
+    Ids at -inf have no probability and are never among the likeliest.
+    """
+    logprobs = scores.astype(np.float64)
+    logprobs -= logprobs.max()
+    logprobs -= math.log(float(np.exp(logprobs).sum()))
+    top_ids: list[int] = []
+    if top:
+        level = np.partition(logprobs, -top)[-top] if top < len(logprobs) else -np.inf
+        among = np.flatnonzero((logprobs >= level) & np.isfinite(logprobs))
+        # A stable sort keeps equals in order of id.
+        top_ids = among[np.argsort(-logprobs[among], kind="stable")[:top]].tolist()
+    return TokenLogprob.of(float(logprobs[token]), top_ids, logprobs[top_ids].tolist())
+
+
 def _check_highest(highest: float) -> None:
     if math.isfinite(highest):
         return
@@ -87,6 +107,11 @@ def _check_highest(highest: float) -> None:
 def _add_bias(scores: Scores, params: SamplingParams) -> None:
     ids, biases = _bias_arrays(params.logit_bias)
     scores[ids] += biases
+
+
+@lru_cache(maxsize=64)
+def _id_array(ids: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.array(ids, dtype=np.int64)
 
 
 @lru_cache(maxsize=64)

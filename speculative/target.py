@@ -4,10 +4,14 @@ One per session and round. Knows nothing of models: logits come from a function 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from speculative.acceptance.path_match import Match
+from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import History, Logits, choose
+from speculative.sampling import History, Logits, choose, processed, token_logprob
+from speculative.tree import ROOT
 
 
 class TargetTokens:
@@ -47,3 +51,21 @@ class TargetTokens:
         row = None if self._params.greedy else self._noise.row(self._length + len(path_tokens))
         history = self._history.with_path(path_tokens)
         return choose(self._logits(node), self._params, history, row)
+
+    def told(self, match: Match, asked: Logprobs | None) -> Match:
+        """The match with what its tokens were to the target, from the logits that chose them."""
+        if asked is None:
+            return match
+        return replace(
+            match,
+            logprobs=tuple(
+                self._logprob(node, match.tokens[:depth], match.tokens[depth], asked)
+                for depth, node in enumerate((ROOT, *match.path))
+            ),
+        )
+
+    def _logprob(self, node: int, path_tokens: tuple[int, ...], token: int, asked: Logprobs) -> TokenLogprob:
+        scores = self._logits(node)
+        if asked.logprobs_of is LogprobsOf.PROCESSED:
+            scores = processed(scores, self._params, self._history.with_path(path_tokens))
+        return token_logprob(scores, token, asked.top_logprobs)

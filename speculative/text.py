@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Callable, Iterable
 
-from speculative.commit import FinishReason
+from speculative.commit import FinishReason, completed_at
 
 
 class TextStream:
@@ -16,16 +16,20 @@ class TextStream:
     Args:
         token_bytes: bytes of an id, empty for special ids.
         stops: stop strings as bytes, none empty.
+        min_tokens: a stop string counts only where it is completed by this id (from 1) or a later one.
     """
 
-    __slots__ = ("_decoder", "_held", "_stopped", "_stops", "_token_bytes")
+    __slots__ = ("_decoder", "_early", "_held", "_stopped", "_stops", "_token_bytes")
 
-    def __init__(self, token_bytes: Callable[[int], bytes], stops: tuple[bytes, ...]) -> None:
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], stops: tuple[bytes, ...], min_tokens: int = 0
+    ) -> None:
         self._token_bytes = token_bytes
         self._stops = stops
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = b""
         self._stopped = False
+        self._early = max(0, min_tokens - 1)  # ids to come that can complete no stop string
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these next ids decide."""
@@ -42,9 +46,15 @@ class TextStream:
     def _take(self, data: bytes) -> str:
         if self._stopped:
             return ""
+        before = len(self._held)
         self._held += data
-        # Id by id, so that the first *completed* stop string decides, as it does for the end of the request.
-        starts = [start for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        starts = []
+        if self._early:
+            self._early -= 1
+        else:
+            # Id by id, so that the first *completed* stop string decides, as it does where the request ends.
+            found = (completed_at(self._held, stop, before) for stop in self._stops)
+            starts = [start for start in found if start >= 0]
         self._stopped = bool(starts)
         ready = min(starts) if starts else len(self._held) - self._undecided()
         piece, self._held = self._held[:ready], b"" if starts else self._held[ready:]

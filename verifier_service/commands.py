@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from speculative.commit import FinishReason
+from speculative.logprobs import TokenLogprob
 from speculative.merge import Fragment
 from speculative.stats import UsageCount
 from verifier_service.sources import SourceSet
@@ -94,6 +95,10 @@ class Update:
     prefix_hash: int
     """Over all ids up to and including these."""
     finish: Finish | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per id where the request asked for them."""
+    resting: frozenset[int] = frozenset()
+    """Sources, by credit index, that are not to be told of this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,21 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
 
+from speculative.budget import allot
 from speculative.commit import FinishReason
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Sources, Stop
 from verifier_service.counts import CountsByName, EngineTotals
 from verifier_service.pace import StepPace
 from verifier_service.planner import pending_rows
+from verifier_service.portion import Portion
 from verifier_service.running import RunningSessions, Target
-from verifier_service.sessions import Portion, Session
+from verifier_service.sessions import Session
 from verifier_service.timings import Timings
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,8 @@ class EngineLimits:
     """The longest wait for drafts before a step; 0: never."""
     beat_s: float = 0.1
     """How often an idle engine says that it lives."""
+    adaptive: bool = True
+    """Whether a step admits the nodes that pay for their rows, or all that the sessions' limits allow."""
 
 
 class Engine:
@@ -51,6 +56,7 @@ class Engine:
         limits: bounds of a step.
         publish: called once per step, and per beat while idle, from the engine's thread.
         fail: called once if the engine cannot go on, from the engine's thread.
+        pace: what steps of this target take, as far as it is known.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class Engine:
         limits: EngineLimits,
         publish: Callable[[Batch], None],
         fail: Callable[[BaseException], None],
+        pace: StepPace | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Command] = SimpleQueue()
         self.totals = EngineTotals()
@@ -69,7 +76,7 @@ class Engine:
         self._publish = publish
         self._fail = fail
         self._running = RunningSessions(target, self.totals, self.counts)
-        self._pace = StepPace()
+        self._pace = pace or StepPace()
         self._stopping = False
         self._failures = 0
         self._forward_ended: float | None = None
@@ -153,19 +160,15 @@ class Engine:
         for session, size in zip(ready, sizes, strict=True):
             with self._running.guarded(session):
                 self._running.prepare(session, size)
-        step_ms = self._pace.expected_ms(sum(sizes) + sum(nodes))
+        step_ms = self._pace.expected_ms(sum(sizes) + sum(nodes), len(ready))
         # Whoever may wait for drafts tells sources first. Else it is told as the forward begins: what the
         # event loop then does overlaps with the forward and not with this thread's own bookkeeping.
         waits = len(ready) == 1 and bool(ready[0].paces) and self._limits.wait_ms_most > 0
         if waits:
             self._tell(stepping=True, step_ms=step_ms)
             with self._running.guarded(ready[0]):
-                self._await_drafts(ready[0], step_ms)
-        parts: list[Part] = []
-        for session, size in zip(ready, sizes, strict=True):
-            if size and session in self._running:
-                with self._running.guarded(session):
-                    parts.append((session, session.begin(size)))
+                self._await_drafts(ready[0], sizes[0])
+        parts = self._begin(ready, sizes)
         if not waits:
             self._tell(stepping=bool(parts), step_ms=step_ms)
         logits = self._forward(parts) if parts else None
@@ -173,6 +176,25 @@ class Engine:
             # Drafts for the trees that were just verified are merged before these are cut.
             self._drain()
             self._absorb_all(parts, logits)
+
+    def _begin(self, ready: list[Session], sizes: list[int]) -> list[Part]:
+        """Every session's rows in this step: its pending ids, and the drafted nodes that are admitted."""
+        taking = [(s, size) for s, size in zip(ready, sizes, strict=True) if size and s in self._running]
+        rankings = [session.ranking(size).survivals for session, size in taking]
+        admitted = self._admit(rankings, taking)
+        parts: list[Part] = []
+        for (session, size), nodes in zip(taking, admitted, strict=True):
+            with self._running.guarded(session):
+                parts.append((session, session.begin(size, nodes)))
+        return parts
+
+    def _admit(self, rankings: list[list[float]], taking: list[tuple[Session, int]]) -> list[int]:
+        """How many drafted nodes each session brings."""
+        if not self._limits.adaptive or not any(rankings):
+            return [len(ranking) for ranking in rankings]
+        rows = sum(size for _, size in taking)
+        committing = sum(session.pending == size for session, size in taking)
+        return allot(rankings, committing, rows, partial(self._pace.step_ms, sessions=len(taking)))
 
     def _absorb_all(self, parts: list[Part], logits: NDArray[np.float32]) -> None:
         low = 0
@@ -197,7 +219,7 @@ class Engine:
         self._failures = 0
         forward_ms = (self._forward_ended - began) * 1000
         rows = sum(len(share.tokens) for share in shares)
-        self._pace.record(rows, forward_ms)
+        self._pace.record(rows, forward_ms, len(parts))
         self.timings.forward.add(forward_ms)
         self.totals.steps += 1
         self.totals.rows += rows
@@ -222,7 +244,7 @@ class Engine:
         self._sampling_s += time.perf_counter() - began
         self._running.commit(session, portion, session.commit(portion, match))
 
-    def _await_drafts(self, session: Session, step_ms: float) -> None:
+    def _await_drafts(self, session: Session, rows: int) -> None:
         """Lets drafts of the only ready session come in while they are worth more than the time."""
         began = time.perf_counter()
         waited_for: set[int] = set()
@@ -230,7 +252,9 @@ class Engine:
         while len(self._running) == 1 and session in self._running and not self._stopping:
             now = time.perf_counter()
             left_ms = self._limits.wait_ms_most - (now - began) * 1000
-            patience = session.patience_ms(now * 1000, step_ms, left_ms)
+            (nodes,) = self._admit([session.ranking(rows).survivals], [(session, rows)])
+            step_ms = self._pace.expected_ms(rows + nodes)
+            patience = session.patience_ms(now * 1000, step_ms, left_ms, nodes)
             if not patience:
                 break
             waited_for |= patience.keys()
@@ -253,6 +277,7 @@ class Engine:
     def _record_split(self, began: float, sessions: int) -> None:
         if self._forward_ended is not None:
             self.timings.sampling.add(self._sampling_s * 1000)
-            split_s = began - self._forward_ended - self._sampling_s - self._waiting_s
-            self.timings.add_split(sessions, split_s * 1000)
+            between_s = began - self._forward_ended - self._waiting_s
+            self.timings.add_split(sessions, (between_s - self._sampling_s) * 1000)
+            self._pace.record_overhead(between_s * 1000, sessions)
         self._sampling_s = self._waiting_s = 0.0

@@ -16,6 +16,7 @@ from speculative.errors import InvalidRequest, Overloaded
 from speculative.stats import UsageCount
 from verifier_service.commands import Batch, Cancel, Command, Finish, Open, Sources
 from verifier_service.registry import Mirror, Registry
+from verifier_service.reputation import Reputations
 from verifier_service.request import Request, Served
 from verifier_service.sessions import Session
 from verifier_service.sources import SourceSet
@@ -62,7 +63,6 @@ class Hub:
     def __init__(
         self,
         served: Served,
-        eos_ids: frozenset[int],
         tokens: TokenTable | None,
         room: Room,
         registry: Registry,
@@ -71,13 +71,13 @@ class Hub:
         put: Callable[[Command], None],
     ) -> None:
         self._served = served
-        self._eos_ids = eos_ids
         self._tokens = tokens
         self._room = room
         self._registry = registry
         self._watchers = watchers
         self._links = links
         self._put = put
+        self._reputations = Reputations()
 
     def open(self, request: Request) -> Opened:
         """Starts a session, takes one over, or changes the sources of one.
@@ -121,7 +121,13 @@ class Hub:
     def _ending(self, request: Request) -> Ending:
         token_bytes = None if self._tokens is None else self._tokens.token_bytes
         return Ending(
-            self._eos_ids, request.limit, request.stops, token_bytes, request.ids, request.prompt_length
+            request.end_ids,
+            request.limit,
+            request.stops,
+            token_bytes,
+            request.ids,
+            request.prompt_length,
+            request.params.min_tokens,
         )
 
     def _start(self, request: Request, ending: Ending, older: Mirror | None) -> Mirror:
@@ -137,7 +143,13 @@ class Hub:
         self._check_room(request, older)
         deadline_s = None if request.time_left_s is None else time.perf_counter() + request.time_left_s
         session = Session(
-            mirror.handle, request, ending, self._served.vocabulary_size, _source_set(mirror), deadline_s
+            mirror.handle,
+            request,
+            ending,
+            self._served.vocabulary_size,
+            _source_set(mirror),
+            deadline_s,
+            self._reputations,
         )
         self._replace(older, mirror)
         self._put(Open(session))

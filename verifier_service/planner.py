@@ -1,12 +1,25 @@
 """How many pending rows of each session a step computes.
 
-Pure: knows counts, nothing of sessions, trees or models.
+Pure: knows counts and milliseconds, nothing of sessions, trees or models.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 # Of a step's rows, the share that prefills keep however many sessions decode, so that none starves.
 _PREFILL_FLOOR = 4
+_SMALLEST_CHUNK = 16
+
+
+def chunk_rows(most: int, decoding: int, expected_ms: Callable[[int], float], stall_ms: float) -> int:
+    """Rows that prefills and decoding share in the next step, at most `most`.
+
+    Beside `decoding` rows of other sessions, whose streams stand still meanwhile, it is halved until the step
+    takes no longer than `stall_ms`; by itself a prefill may take what it likes.
+    """
+    chunk = most
+    while decoding and chunk > _SMALLEST_CHUNK and expected_ms(chunk) > stall_ms:
+        chunk //= 2
+    return max(1, chunk)
 
 
 def pending_rows(pending: Sequence[int], nodes: Sequence[int], chunk: int) -> list[int]:

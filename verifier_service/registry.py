@@ -10,6 +10,7 @@ from typing import Protocol
 
 from outrider.wire.codec import SessionKey, epoch_to_text
 from speculative.errors import StaleEpoch
+from speculative.logprobs import TokenLogprob
 from verifier_service.commands import Finish, Update
 from verifier_service.request import Request, SourceAddress
 
@@ -41,6 +42,8 @@ class Mirror:
     ids: list[int] = field(init=False)
     credits: bytearray = field(init=False)
     """One byte per id; 0 for those that came with Open."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """One per id since Open, where it asked for them."""
     finish: Finish | None = None
     finished_at: float = 0.0
     subscribers: set[Subscriber] = field(default_factory=set)
@@ -58,6 +61,11 @@ class Mirror:
     def epoch(self) -> int:
         """Which incarnation it is."""
         return self.request.epoch
+
+    def logprobs_between(self, start: int, end: int) -> list[TokenLogprob]:
+        """Of the ids at these positions, less those that came with Open."""
+        opened = len(self.request.ids)
+        return self.logprobs[max(0, start - opened) : max(0, end - opened)]
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Somebody reads from now on."""
@@ -132,6 +140,7 @@ class Registry:
         )
         mirror.ids.extend(update.ids)
         mirror.credits.extend(update.credits)
+        mirror.logprobs.extend(update.logprobs)
         if update.finish is not None:
             self.finished(mirror, update.finish, now)
         for subscriber in mirror.subscribers:

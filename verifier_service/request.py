@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from outrider.v1 import verifier_pb2
-from outrider.wire.codec import SessionKey, key_from_wire, sampling_from_wire
+from outrider.wire.codec import SessionKey, key_from_wire, logprobs_from_wire, sampling_from_wire
 from speculative.commit import stop_bytes
 from speculative.errors import InvalidRequest, UnknownModel
+from speculative.logprobs import Logprobs
 from speculative.params import SamplingParams
 from verifier_service.sources import LOCAL_SOURCES
 
@@ -23,6 +24,8 @@ class Served:
     max_length: int
     node_limit: int
     """Of a request that does not say."""
+    eos_ids: frozenset[int] = frozenset()
+    """The target's end-of-sequence ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,17 @@ class Request:
     prompt_length: int
     limit: int
     params: SamplingParams
+    """As the target applies them: min_tokens holds its end-of-sequence ids back."""
     seed: int
     stops: tuple[bytes, ...]
     time_left_s: float | None
     node_limit: int
     """0 where the session does not speculate."""
     sources: tuple[SourceAddress, ...]
+    end_ids: frozenset[int] = frozenset()
+    """All ids that end it."""
+    logprobs: Logprobs | None = None
+    """What is told of its ids; None: nothing."""
 
 
 def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Request:
@@ -59,6 +67,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
     ids = tuple(message.ids)
     _check_ids(ids, message, served)
     params = sampling_from_wire(message.sampling, served.vocabulary_size)
+    params.check_ending(message.limit - message.prompt_length)
     asked = message.node_limit if message.HasField("node_limit") else served.node_limit
     if asked > MAX_NODES:
         raise InvalidRequest(f"node_limit is {asked}; it may be 0 to {MAX_NODES}")
@@ -69,12 +78,14 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
         ids=ids,
         prompt_length=message.prompt_length,
         limit=message.limit,
-        params=params,
+        params=params.holding_back(served.eos_ids),
         seed=message.seed,
         stops=stop_bytes(message.stop),
         time_left_s=message.time_left_ms / 1000 if message.time_left_ms else None,
         node_limit=asked if speculates else 0,
         sources=_sources(message) if speculates else (),
+        end_ids=params.end_ids(served.eos_ids),
+        logprobs=logprobs_from_wire(message.logprobs) if message.HasField("logprobs") else None,
     )
 
 

@@ -18,7 +18,8 @@ from speculative.errors import MalformedDraft
 from speculative.merge import Fragment, Offer
 from verifier_service.commands import Finish, Offers, Strike, Update
 from verifier_service.counts import CountsByName, EngineTotals
-from verifier_service.sessions import Portion, Round, Session
+from verifier_service.portion import Portion, Round
+from verifier_service.sessions import Session
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,16 @@ class RunningSessions:
             finish = Finish(done.reason, session.usage())
             self._release(session)
         self._updates.append(
-            Update(session.handle, done.position, done.tokens, done.credits, session.prefix_hash, finish)
+            Update(
+                session.handle,
+                done.position,
+                done.tokens,
+                done.credits,
+                session.prefix_hash,
+                finish,
+                done.logprobs,
+                session.resting,
+            )
         )
 
     def expire(self, now_s: float) -> None:

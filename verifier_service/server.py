@@ -24,6 +24,8 @@ from verifier_service.commands import Batch, Command
 from verifier_service.engine import Engine, EngineLimits
 from verifier_service.hub import Hub, Room
 from verifier_service.metrics import VerifierCollector
+from verifier_service.pace import StepPace
+from verifier_service.profile import profiled
 from verifier_service.registry import Registry
 from verifier_service.request import MAX_NODES, Served, request_from_wire
 from verifier_service.settings import VerifierSettings
@@ -48,6 +50,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         load: makes the target, in a thread of its own; raises OutriderError where it cannot be had.
         fail: told what ended the engine's thread.
         link_limits: times and bounds of the links to sources.
+        measure: how long the loaded target's steps take.
     """
 
     def __init__(
@@ -57,9 +60,11 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         metrics: Metrics,
         fail: Callable[[BaseException], None],
         link_limits: LinkLimits | None = None,
+        measure: Callable[[PackedLM], StepPace] = profiled,
     ) -> None:
         self._settings = settings
         self._load = load
+        self._measure = measure
         self._metrics = metrics
         self._fail = fail
         self._loop = asyncio.get_running_loop()
@@ -85,12 +90,18 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         beats = asyncio.create_task(self._beat_while_loading(), name="beats")
         try:
             target = await asyncio.to_thread(self._load)
+            pace = await asyncio.to_thread(self._measure, target)
         finally:
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
         self._describe(target)
-        limits = EngineLimits(self._settings.prefill_chunk, self._settings.wait_ms_max, _BEAT_S)
-        self._engine = Engine(target, limits, self._publish, self._fail)
+        limits = EngineLimits(
+            self._settings.prefill_chunk,
+            self._settings.wait_ms_max,
+            _BEAT_S,
+            self._settings.budget == "adaptive",
+        )
+        self._engine = Engine(target, limits, self._publish, self._fail, pace)
         self._metrics.registry.register(
             VerifierCollector(self._engine, self._links, self._registry, target.pool)
         )
@@ -198,7 +209,11 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             )
         self._tokenizer = (target.tokenizer_json or "").encode()
         self._served = Served(
-            settings.model_name or target.name, target.vocabulary_size, max_length, settings.node_limit
+            settings.model_name or target.name,
+            target.vocabulary_size,
+            max_length,
+            settings.node_limit,
+            frozenset(target.eos_ids),
         )
         self._description = verifier_pb2.VerifierDescription(
             model=self._served.model,
@@ -214,7 +229,6 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         )
         self._hub = Hub(
             self._served,
-            frozenset(target.eos_ids),
             tokens,
             room,
             self._registry,

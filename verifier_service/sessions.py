@@ -9,55 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculative.acceptance.path_match import Match, path_match
-from speculative.commit import Ending, FinishReason, commit_run
+from speculative.calibration import SessionJudge
+from speculative.commit import Ending, commit_run
 from speculative.history import History
 from speculative.merge import DraftPool, Fragment, Offer
 from speculative.noise import NoiseRows
+from speculative.pending import NOTHING, Ranking
 from speculative.stats import UsageCount
 from speculative.target import TargetTokens
-from speculative.tree import EMPTY_TREE, ROOT, TokenTree
+from speculative.tree import ROOT, TokenTree
+from verifier_service.asking import Asking
+from verifier_service.portion import Portion, Round
+from verifier_service.reputation import Reputations
 from verifier_service.request import Request
 from verifier_service.sources import LocalSource, SourceSet, make_local
 from verifier_service.wait import SourcePace, Standing
-
-
-@dataclass(frozen=True, slots=True)
-class Portion:
-    """A session's rows in one step: a chain of committed ids, and below its last one a draft tree."""
-
-    chain: tuple[int, ...]
-    tree: TokenTree
-    final: bool
-    """Whether the chain reaches the last committed id, so that the step commits something."""
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """Token of each row."""
-        return self.chain + self.tree.tokens
-
-    @property
-    def parents(self) -> tuple[int, ...]:
-        """Row that each row continues; -1 for what is cached already."""
-        last = len(self.chain) - 1
-        below = tuple(last if parent == ROOT else last + 1 + parent for parent in self.tree.parents)
-        return (*range(-1, last), *below)
-
-    @property
-    def want(self) -> tuple[int, ...]:
-        """Rows whose logits are needed: the chain's last one and every node, or none."""
-        return tuple(range(len(self.chain) - 1, len(self.chain) + len(self.tree))) if self.final else ()
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What a step committed."""
-
-    position: int
-    tokens: tuple[int, ...]
-    credits: bytes
-    path: tuple[int, ...]
-    """Rows of the portion that are committed positions now."""
-    reason: FinishReason | None
 
 
 @dataclass(slots=True)
@@ -79,6 +45,7 @@ class Session:
         vocabulary_size: width of the target's logits.
         sources: which draft for it.
         deadline_s: when it is to end, on the engine's clock; None: never.
+        reputations: what other sessions taught about the sources; None: nothing.
     """
 
     def __init__(
@@ -89,6 +56,7 @@ class Session:
         vocabulary_size: int,
         sources: SourceSet,
         deadline_s: float | None = None,
+        reputations: Reputations | None = None,
     ) -> None:
         self.handle = handle
         self.key = request.key
@@ -103,22 +71,33 @@ class Session:
         """How fast each remote source in use is, by credit index."""
         self._epoch = request.epoch
         self._params = request.params
+        self._logprobs = request.logprobs
         self._ending = ending
         self._history = History.of(self.ids, request.prompt_length)
         self._noise = NoiseRows(request.seed, vocabulary_size)
+        self._reputations = reputations or Reputations()
+        self._worth = SessionJudge()
         self._pool = DraftPool(
-            self.ids, epoch=request.epoch, vocabulary_size=vocabulary_size, limit=request.limit
+            self.ids,
+            epoch=request.epoch,
+            vocabulary_size=vocabulary_size,
+            limit=request.limit,
+            judge=self._worth,
         )
         self._usage = UsageCount(prompt_tokens=request.prompt_length)
+        self._asking: dict[int, Asking] = {}
+        self._heard: set[int] = set()
         self._locals: list[_Local] = []
         self._muted: set[int] = set()
-        self._tree: TokenTree | None = None
+        self._ranking: Ranking | None = None
         self._bare = True
         self.use_sources(sources)
 
     def use_sources(self, sources: SourceSet) -> None:
         """From now on these draft; one that drafted before goes on where it was."""
         self._usage.source_names = sources.names
+        reputations = [self._reputations.of(name, self._params) for name in sources.names]
+        self._worth.use([reputation.calibration for reputation in reputations])
         self._active = sources.local | sources.remote
         known = {local.credit: local for local in self._locals}
         self._locals = [
@@ -127,6 +106,9 @@ class Session:
         ]
         listening = sources.remote - self._muted
         self.paces = {credit: self.paces.get(credit) or SourcePace() for credit in listening}
+        self._asking = {
+            credit: self._asking.get(credit) or Asking(reputations[credit - 1].record) for credit in listening
+        }
 
     @property
     def pending(self) -> int:
@@ -143,6 +125,11 @@ class Session:
         """Over all ids."""
         return self._pool.hash_at(len(self.ids))
 
+    @property
+    def resting(self) -> frozenset[int]:
+        """Remote sources that are not told of the last round."""
+        return frozenset(credit for credit, asking in self._asking.items() if not asking.asked)
+
     def name_of(self, credit: int) -> str:
         """Which source a credit index means."""
         return self._usage.source_names[credit - 1]
@@ -155,10 +142,12 @@ class Session:
         """Uses nothing of this source from now on."""
         self._muted.add(credit)
         self.paces.pop(credit, None)
+        self._asking.pop(credit, None)
 
     def offer(self, fragment: Fragment) -> Offer:
         """Takes a draft in. Raises MalformedDraft."""
-        self._tree = None
+        self._ranking = None
+        self._heard.add(fragment.source)
         return self._pool.offer(fragment)
 
     def prepare(self, rows: int) -> list[tuple[Fragment, Offer]]:
@@ -181,30 +170,34 @@ class Session:
                 offers.append((fragment, self.offer(fragment)))
         return offers
 
-    def tree(self) -> TokenTree:
-        """The drafts that a step beginning now would verify."""
-        if self._tree is None:
-            self._tree = self._pool.best_tree(self.node_limit)
-        return self._tree
+    def ranking(self, rows: int) -> Ranking:
+        """The drafts that a step of `rows` pending ids could verify, likeliest first."""
+        if rows < self.pending:
+            return NOTHING
+        if self._ranking is None:
+            self._ranking = self._pool.rank(self.node_limit)
+        return self._ranking
 
-    def patience_ms(self, now_ms: float, step_ms: float, most_ms: float) -> dict[int, float]:
+    def patience_ms(self, now_ms: float, step_ms: float, most_ms: float, nodes: int) -> dict[int, float]:
         """Remote sources whose next draft is worth waiting for, and how long, up to `most_ms`.
 
-        `step_ms` is how long a step takes; a tree that is as large as it may be waits for nothing.
+        `step_ms` is how long a step takes that brings so many nodes; where these are as many as there may be,
+        nothing is waited for.
         """
         if all(pace.silent for pace in self.paces.values()):
             return {}
-        standing = self._standing(step_ms)
+        standing = self._standing(step_ms, nodes)
         patience = {
             credit: pace.patience_ms(now_ms, standing, most_ms) for credit, pace in self.paces.items()
         }
         return {credit: ms for credit, ms in patience.items() if ms > 0.0}
 
-    def begin(self, rows: int) -> Portion:
-        """The rows of a step that computes `rows` (at least 1) pending ids."""
+    def begin(self, rows: int, nodes: int) -> Portion:
+        """The rows of a step that computes `rows` (at least 1) pending ids and the likeliest `nodes`."""
         end = self.cached + rows
-        final = end == len(self.ids)
-        return Portion(tuple(self.ids[self.cached : end]), self.tree() if final else EMPTY_TREE, final)
+        return Portion(
+            tuple(self.ids[self.cached : end]), self.ranking(rows).tree(nodes), end == len(self.ids)
+        )
 
     def match(self, portion: Portion, logits: NDArray[np.float32]) -> Match:
         """The target's own tokens along the tree of a final portion; changes nothing.
@@ -214,7 +207,7 @@ class Session:
         target = TargetTokens(
             self._params, self._history, self._noise, len(self.ids), lambda node: logits[node + 1]
         )
-        return path_match(portion.tree, target)
+        return target.told(path_match(portion.tree, target), self._logprobs)
 
     def skip(self, portion: Portion) -> tuple[int, ...]:
         """After a step that was not final: the rows that are cached now."""
@@ -229,6 +222,9 @@ class Session:
         path = match.path[: len(tokens)]
         credits = bytes(tree.sources[node] for node in path) + bytes(len(tokens) - len(path))
         self._usage.record_round(len(tokens), credits, len(tree))
+        for credit, asking in self._asking.items():
+            asking.committed(credits.count(credit), credit in self._heard)
+        self._heard.clear()
         position = len(self.ids)
         self.ids.extend(tokens)
         self.cached += chain + len(path)
@@ -237,8 +233,9 @@ class Session:
         self._pool.commit(tokens)
         self._bare = not self._pool.pending
         self._noise.forget_before(len(self.ids))
-        self._tree = None
-        return Round(position, tokens, credits, (*range(chain), *(chain + node for node in path)), reason)
+        self._ranking = None
+        rows = (*range(chain), *(chain + node for node in path))
+        return Round(position, tokens, credits, rows, reason, match.logprobs[: len(tokens)])
 
     def committed(self, now_ms: float) -> None:
         """The last round was published: sources' clocks start."""
@@ -251,8 +248,8 @@ class Session:
         drafted = {names[credit - 1]: count for credit, count in self._pool.drafted_by_source.items()}
         return replace(self._usage, accepted=dict(self._usage.accepted), drafted=drafted)
 
-    def _standing(self, step_ms: float) -> Standing:
-        tree = self.tree()
+    def _standing(self, step_ms: float, nodes: int) -> Standing:
+        tree = self.ranking(self.pending).tree(nodes)
         leaf, survival = ROOT, 1.0
         while leaf + 1 < len(tree) and tree.parents[leaf + 1] == leaf:
             leaf += 1

@@ -30,6 +30,8 @@ class VerifierSettings(ServiceSettings):
     """Sessions that can be open at once; more are told to come back later."""
     node_limit: Annotated[int, Field(ge=0, le=MAX_NODES)] = 16
     """Drafted nodes of one session in one round, where the request does not say."""
+    budget: Literal["adaptive", "fixed"] = "adaptive"
+    """Whether a step admits the drafted nodes that pay for their rows, or all that fit the node limits."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
     """Rows of one pass that prompts share with decoding."""
     wait_ms_max: Annotated[float, Field(ge=0, le=1000)] = 4.0

@@ -9,7 +9,13 @@ import time
 from collections.abc import AsyncIterator
 
 from outrider.v1 import verifier_pb2
-from outrider.wire.codec import epoch_to_text, finish_to_wire, key_from_wire, usage_to_wire
+from outrider.wire.codec import (
+    epoch_to_text,
+    finish_to_wire,
+    key_from_wire,
+    token_logprob_to_wire,
+    usage_to_wire,
+)
 from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest
 from verifier_service.registry import Mirror, Registry
@@ -47,6 +53,7 @@ class _Cursor:
             position=start,
             ids=mirror.ids[start:end],
             credits=bytes(mirror.credits[start:end]),
+            logprobs=map(token_logprob_to_wire, mirror.logprobs_between(start, end)),
         )
         self.position = end
         if mirror.finish is not None:

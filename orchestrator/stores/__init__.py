@@ -18,6 +18,8 @@ class SessionRecord(NamedTuple):
     epoch: int
     verifier: str
     """host:port of the verifier that was asked to decode it."""
+    choices: int = 1
+    """How many sessions it has there, choice 0 to this less one; `key` is choice 0's."""
 
 
 class SessionStore(Protocol):

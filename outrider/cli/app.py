@@ -42,6 +42,13 @@ class Level(StrEnum):
     ERROR = "error"
 
 
+class Distribution(StrEnum):
+    """What log-probabilities are of."""
+
+    RAW = "raw"
+    PROCESSED = "processed"
+
+
 class Dtype(StrEnum):
     """What models compute in."""
 
@@ -114,6 +121,22 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="A string that ends the request; repeatable.")
     ] = None,
+    stop_ids: Annotated[str, typer.Option(help="Token ids that end the request: 1,2,3.")] = "",
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past end-of-sequence ids.")] = False,
+    min_tokens: Annotated[Whole, typer.Option(help="The least ids to generate. Default: 0.")] = None,
+    n: Annotated[Whole, typer.Option(help="How many answers, 1 to 16. Default: 1.")] = None,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="With --json: each id's log-probability.")
+    ] = False,
+    top_logprobs: Annotated[
+        Whole, typer.Option(help="With --logprobs: also the k likeliest ids', up to 20. Default: 0.")
+    ] = None,
+    logprobs_of: Annotated[
+        Distribution | None,
+        typer.Option(
+            help="With --logprobs: of the model's softmax, or of what is sampled from. Default: raw."
+        ),
+    ] = None,
     seed: Annotated[Whole, typer.Option(help="Unsigned 64 bits. Default: drawn, and printed.")] = None,
     speculation: Annotated[
         Switch, typer.Option(help="off: plain decoding. The ids are the same.")
@@ -132,14 +155,17 @@ def generate(
     Examples:
       outrider generate --address 127.0.0.1:50051 --prompt "def fibonacci(n):" --temperature 0
       outrider generate --address 127.0.0.1:50051 --ids 12,7,99 --max-tokens 32 --seed 7 --json
+      outrider generate --address 127.0.0.1:50051 --prompt "class" --n 3 --logprobs --top-logprobs 5 --json
     """
     from outrider.cli.generate import parse_ids, parse_names, run_generate
-    from outrider.completions import Options
+    from outrider.options import Options
 
     if (prompt is None) == (ids is None):
         raise usage("give either --prompt or --ids")
+    if logprobs and not json_:
+        raise usage("--logprobs needs --json")
     options = Options(
-        ids=None if ids is None else parse_ids(ids),
+        ids=None if ids is None else parse_ids(ids, "--ids"),
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -149,6 +175,13 @@ def generate(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         stop=stop or (),
+        stop_ids=parse_ids(stop_ids, "--stop-ids"),
+        ignore_eos=ignore_eos,
+        min_tokens=min_tokens,
+        n=n,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        logprobs_of=None if logprobs_of is None else logprobs_of.value,
         seed=seed,
         speculation=speculation is Switch.ON,
         sources=parse_names(sources),

@@ -4,16 +4,16 @@ import json
 import sys
 
 from outrider.cli.failures import usage
-from outrider.client import Client, Completion
-from outrider.completions import Options
+from outrider.client import Choice, Client, Completion, Logprob, Usage
+from outrider.options import Options
 
 
-def parse_ids(text: str) -> list[int]:
-    """1,2,3; nothing at all is an empty prompt. Raises CommandFailed for what are no numbers."""
+def parse_ids(text: str, flag: str) -> list[int]:
+    """1,2,3; nothing at all is an empty list. Raises CommandFailed for what are no numbers."""
     try:
         return [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError as error:
-        raise usage(f"--ids {text!r} is not a list of whole numbers such as 1,2,3") from error
+        raise usage(f"{flag} {text!r} is not a list of whole numbers such as 1,2,3") from error
 
 
 def parse_names(text: str) -> list[str]:
@@ -31,32 +31,63 @@ def run_generate(address: str, prompt: str | None, options: Options, *, as_json:
 
 
 def as_object(completion: Completion) -> dict[str, object]:
-    """What --json prints."""
-    usage = completion.usage
-    return {
+    """What --json prints: of several answers the first one's fields, and all of them under `choices`."""
+    said: dict[str, object] = {
         "ids": completion.ids,
         "text": completion.text,
         "finish_reason": completion.finish_reason.value,
         "seed": completion.seed,
         "session": completion.session,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "rounds": usage.rounds,
-            "acceptance_length": usage.acceptance_length,
-            "accepted_by_source": dict(usage.accepted_by_source),
-        },
+        "usage": _usage_object(completion.usage),
+    }
+    if completion.logprobs:
+        said["logprobs"] = [_logprob_object(logprob) for logprob in completion.logprobs]
+    if len(completion.choices) > 1:
+        said["choices"] = [_choice_object(choice) for choice in completion.choices]
+    return said
+
+
+def _choice_object(choice: Choice) -> dict[str, object]:
+    said: dict[str, object] = {
+        "ids": choice.ids,
+        "text": choice.text,
+        "finish_reason": choice.finish_reason.value,
+        "seed": choice.seed,
+        "usage": _usage_object(choice.usage),
+    }
+    if choice.logprobs:
+        said["logprobs"] = [_logprob_object(logprob) for logprob in choice.logprobs]
+    return said
+
+
+def _logprob_object(logprob: Logprob) -> dict[str, object]:
+    return {"id": logprob.id, "logprob": logprob.logprob, "top": logprob.top}
+
+
+def _usage_object(usage: Usage) -> dict[str, object]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "rounds": usage.rounds,
+        "acceptance_length": usage.acceptance_length,
+        "accepted_by_source": dict(usage.accepted_by_source),
     }
 
 
 def _stream(client: Client, prompt: str | None, options: Options) -> None:
+    """One answer as it comes; several one after the other, each below its number."""
     stream = client.stream(prompt, **options)
+    several = (options.get("n") or 1) > 1
     for chunk in stream:
-        print(chunk.text, end="", flush=True)
+        if not several:
+            print(chunk.text, end="", flush=True)
     completion = stream.completion()
-    if not completion.text and completion.ids:
-        print(",".join(map(str, completion.ids)), end="")
-    print(flush=True)
+    for number, choice in enumerate(completion.choices):
+        if several:
+            print(f"--- {number}: {choice.finish_reason}, seed {choice.seed}\n{choice.text}", end="")
+        if not choice.text and choice.ids:
+            print(",".join(map(str, choice.ids)), end="")
+        print(flush=True)
     usage = completion.usage
     print(
         f"{usage.completion_tokens} tokens in {usage.rounds} rounds "

@@ -19,6 +19,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _LogprobsOf:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LogprobsOfEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogprobsOf.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOGPROBS_OF_UNSPECIFIED: _LogprobsOf.ValueType  # 0
+    """As LOGPROBS_OF_RAW."""
+    LOGPROBS_OF_RAW: _LogprobsOf.ValueType  # 1
+    """Softmax of the target's logits as they are."""
+    LOGPROBS_OF_PROCESSED: _LogprobsOf.ValueType  # 2
+    """Softmax of what Sampling makes of them, the one that is sampled from; where decoding is greedy, of the
+    logits with bias, penalties and min_tokens.
+    """
+
+class LogprobsOf(_LogprobsOf, metaclass=_LogprobsOfEnumTypeWrapper):
+    """The distributions that a log-probability can be of."""
+
+LOGPROBS_OF_UNSPECIFIED: LogprobsOf.ValueType  # 0
+"""As LOGPROBS_OF_RAW."""
+LOGPROBS_OF_RAW: LogprobsOf.ValueType  # 1
+"""Softmax of the target's logits as they are."""
+LOGPROBS_OF_PROCESSED: LogprobsOf.ValueType  # 2
+"""Softmax of what Sampling makes of them, the one that is sampled from; where decoding is greedy, of the
+logits with bias, penalties and min_tokens.
+"""
+Global___LogprobsOf: _TypeAlias = LogprobsOf  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -28,7 +56,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """Not ended yet."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """An end-of-sequence id or a stop string."""
+    """An end-of-sequence id, one of stop_ids or a stop string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_tokens, or the target's context is full."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
@@ -42,7 +70,7 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Not ended yet."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""An end-of-sequence id or a stop string."""
+"""An end-of-sequence id, one of stop_ids or a stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens, or the target's context is full."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
@@ -61,11 +89,13 @@ class SessionKey(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """Who pays for and owns the session; 0 to 128 characters, default "". Nothing is shared across tenants."""
+    """Who pays for and owns the session; 0 to 128 printable characters, default "". Nothing is shared across
+    tenants.
+    """
     session: _builtins.str
-    """Chosen by the client, unique within the tenant; 1 to 128 characters."""
+    """Chosen by the client, unique within the tenant; 1 to 128 printable characters."""
     choice: _builtins.int
-    """Which of a request's choices; from 0, default 0."""
+    """Which of a request's choices; 0 (the default) to 15."""
     def __init__(
         self,
         *,
@@ -83,8 +113,9 @@ Global___SessionKey: _TypeAlias = SessionKey  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
-    """How the target's logits become a token. Applied in this order: bias, repetition, presence, frequency,
-    temperature, top-k, top-p, min-p. A field that is left out has its plain default.
+    """How the target's logits become a token, and which ids end the request. Applied in this order: bias,
+    repetition, presence, frequency, min_tokens, temperature, top-k, top-p, min-p. A field that is left out has
+    its plain default.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -117,6 +148,9 @@ class Sampling(_message.Message):
     PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    STOP_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits; 0 to 100, default 1. Below 1e-5 decoding is greedy."""
     top_k: _builtins.int
@@ -133,9 +167,23 @@ class Sampling(_message.Message):
     """Subtracted once from logits of ids seen in the output; -100 to 100, default 0."""
     frequency_penalty: _builtins.float
     """Subtracted from logits once per occurrence in the output; -100 to 100, default 0."""
+    min_tokens: _builtins.int
+    """Before so many ids have been generated no end-of-sequence id and none of stop_ids can be chosen, and
+    stop strings completed earlier do not count; 0 (the default) to the most ids that may be generated.
+    """
+    ignore_eos: _builtins.bool
+    """Whether the target's end-of-sequence ids end nothing; default false. min_tokens holds them back all the
+    same.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Token id to a number added to its logit first; at most 1024 entries, each -100 to 100; default none."""
+
+    @_builtins.property
+    def stop_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that end the request beside those, each below the vocabulary size; at most 64; default none. To a
+        source they are all ids that min_tokens holds back, end-of-sequence ids included.
+        """
 
     def __init__(
         self,
@@ -148,15 +196,22 @@ class Sampling(_message.Message):
         presence_penalty: _builtins.float | None = ...,
         frequency_penalty: _builtins.float | None = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        min_tokens: _builtins.int | None = ...,
+        ignore_eos: _builtins.bool | None = ...,
+        stop_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "stop_ids", b"stop_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__ignore_eos: _TypeAlias = _typing.Literal["ignore_eos"]  # noqa: Y015
+    _WhichOneofArgType__ignore_eos: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
+    _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
     _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
     _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
@@ -170,7 +225,11 @@ class Sampling(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ignore_eos) -> _WhichOneofReturnType__ignore_eos | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
     @_typing.overload
@@ -183,6 +242,70 @@ class Sampling(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class Logprobs(_message.Message):
+    """What is told of each generated id. None of it changes an id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_OF_FIELD_NUMBER: _builtins.int
+    top_logprobs: _builtins.int
+    """How many of the likeliest ids are told beside the generated one; 0 (the default) to 20."""
+    logprobs_of: Global___LogprobsOf.ValueType
+    """Which distribution; default LOGPROBS_OF_RAW."""
+    def __init__(
+        self,
+        *,
+        top_logprobs: _builtins.int | None = ...,
+        logprobs_of: Global___LogprobsOf.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "logprobs_of", b"logprobs_of", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
+
+Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    """What one generated id was to the target."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """Natural logarithm of its probability; 0 or below."""
+    @_builtins.property
+    def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The likeliest ids at its place, likeliest first, among equals the lowest first; fewer than were asked
+        for where fewer have a probability above 0.
+        """
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """As logprob, one for each of top_ids."""
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):

@@ -58,6 +58,8 @@ class GenerateStart(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     RETURN_PROMPT_IDS_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Who asks; see SessionKey.tenant."""
     session: _builtins.str
@@ -74,6 +76,10 @@ class GenerateStart(_message.Message):
     """The request's randomness; default: chosen by the orchestrator and returned in `started`."""
     return_prompt_ids: _builtins.bool
     """Whether `started` carries the prompt's ids; default false."""
+    n: _builtins.int
+    """How many answers; 1 (the default) to 16. Each is the one that a request of its own with the choice's seed
+    would get.
+    """
     @_builtins.property
     def ids(self) -> Global___TokenIds:
         """Taken as they are."""
@@ -90,6 +96,10 @@ class GenerateStart(_message.Message):
     def speculation(self) -> Global___Speculation:
         """Default: on, all sources, the worker's node limit."""
 
+    @_builtins.property
+    def logprobs(self) -> _common_pb2.Logprobs:
+        """Whether GeneratedTokens.logprobs are wanted, and which; default: none."""
+
     def __init__(
         self,
         *,
@@ -104,19 +114,25 @@ class GenerateStart(_message.Message):
         seed: _builtins.int | None = ...,
         speculation: Global___Speculation | None = ...,
         return_prompt_ids: _builtins.bool = ...,
+        n: _builtins.int | None = ...,
+        logprobs: _common_pb2.Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "ids", b"ids", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "ids", b"ids", "max_tokens", b"max_tokens", "model", b"model", "prompt", b"prompt", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -202,7 +218,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___GenerateFinished:
-        """Last."""
+        """Last of its choice."""
 
     def __init__(
         self,
@@ -237,7 +253,9 @@ class GenerateStarted(_message.Message):
     epoch: _builtins.int
     """Which incarnation of the session's placement this is."""
     seed: _builtins.int
-    """As given or chosen; the same request with this seed gives the same ids."""
+    """As given or chosen; the same request with this seed gives the same ids. It is choice 0's; the others'
+    follow from it, see docs/exactness.md.
+    """
     prompt_tokens: _builtins.int
     """Ids of the prompt."""
     model: _builtins.str
@@ -277,15 +295,23 @@ class GeneratedTokens(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     CREDITS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Absolute position of the first id, counted from 0 at the first prompt token."""
     text: _builtins.str
     """Text that these ids complete; incomplete UTF-8 and possible beginnings of a stop string are held back."""
     credits: _builtins.bytes
     """One byte per id: which source drafted it; see GenerateStarted.source_names."""
+    choice: _builtins.int
+    """Whose ids these are; from 0, below GenerateStart.n."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Generated ids, the end-of-sequence id included."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """One per id where GenerateStart.logprobs asked for them."""
 
     def __init__(
         self,
@@ -294,10 +320,12 @@ class GeneratedTokens(_message.Message):
         ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         credits: _builtins.bytes = ...,
+        choice: _builtins.int = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "ids", b"ids", "position", b"position", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "credits", b"credits", "ids", b"ids", "logprobs", b"logprobs", "position", b"position", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -311,15 +339,23 @@ class GenerateFinished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     """Why the request ended; never unspecified."""
     text: _builtins.str
     """Text that was held back and turned out to be no stop string."""
     message: _builtins.str
     """Why, where the reason is FINISH_REASON_ERROR."""
+    choice: _builtins.int
+    """Which choice ended; from 0, below GenerateStart.n."""
+    seed: _builtins.int
+    """The choice's own: a request with n = 1 and this seed gives the same ids."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """What it cost, counted over the whole request."""
+        """What the choice cost, counted over the whole of it. prompt_tokens are the same ids for every choice: a
+        total counts them once.
+        """
 
     def __init__(
         self,
@@ -328,10 +364,12 @@ class GenerateFinished(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         text: _builtins.str = ...,
         message: _builtins.str = ...,
+        choice: _builtins.int = ...,
+        seed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "message", b"message", "reason", b"reason", "seed", b"seed", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

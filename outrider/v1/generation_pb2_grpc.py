@@ -58,7 +58,8 @@ class GenerationServicer(object):
 
     def Generate(self, request_iterator, context):
         """One request and its stream of tokens. The request is the first message; half-closing after it is normal.
-        The first response is `started`, then any number of `tokens`, then one `finished`. Errors:
+        The first response is `started`, then any number of `tokens`, then one `finished` for each choice; the
+        stream ends after the last. Errors:
         INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
         UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
         `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.

@@ -35,7 +35,8 @@ class GenerationStub:
     def __new__(cls, channel: _aio.Channel) -> GenerationAsyncStub: ...
     Generate: _grpc.StreamStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """One request and its stream of tokens. The request is the first message; half-closing after it is normal.
-    The first response is `started`, then any number of `tokens`, then one `finished`. Errors:
+    The first response is `started`, then any number of `tokens`, then one `finished` for each choice; the
+    stream ends after the last. Errors:
     INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
     UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
     `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.
@@ -53,7 +54,8 @@ class GenerationAsyncStub(GenerationStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.StreamStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """One request and its stream of tokens. The request is the first message; half-closing after it is normal.
-    The first response is `started`, then any number of `tokens`, then one `finished`. Errors:
+    The first response is `started`, then any number of `tokens`, then one `finished` for each choice; the
+    stream ends after the last. Errors:
     INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
     UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
     `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.
@@ -74,7 +76,8 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """One request and its stream of tokens. The request is the first message; half-closing after it is normal.
-        The first response is `started`, then any number of `tokens`, then one `finished`. Errors:
+        The first response is `started`, then any number of `tokens`, then one `finished` for each choice; the
+        stream ends after the last. Errors:
         INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
         UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
         `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.

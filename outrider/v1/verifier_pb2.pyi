@@ -146,6 +146,7 @@ class OpenRequest(_message.Message):
     SPECULATE_FIELD_NUMBER: _builtins.int
     NODE_LIMIT_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Which incarnation of the session; the highest wins. Upper 44 bits milliseconds, lower 20 random."""
     model: _builtins.str
@@ -182,6 +183,10 @@ class OpenRequest(_message.Message):
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Source]:
         """Where drafts come from, local ones included."""
 
+    @_builtins.property
+    def logprobs(self) -> _common_pb2.Logprobs:
+        """Whether Committed.logprobs are wanted, and which; default: none."""
+
     def __init__(
         self,
         *,
@@ -198,10 +203,11 @@ class OpenRequest(_message.Message):
         speculate: _builtins.bool = ...,
         node_limit: _builtins.int | None = ...,
         sources: _abc.Iterable[Global___Source] | None = ...,
+        logprobs: _common_pb2.Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "key", b"key", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "key", b"key", "logprobs", b"logprobs", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "epoch", b"epoch", "ids", b"ids", "key", b"key", "limit", b"limit", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "epoch", b"epoch", "ids", b"ids", "key", b"key", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_limit: _TypeAlias = _typing.Literal["node_limit"]  # noqa: Y015
     _WhichOneofArgType__node_limit: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit"]  # noqa: Y015
@@ -387,6 +393,7 @@ class Committed(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     alias: _builtins.int
     """The reader's name for the session."""
     position: _builtins.int
@@ -407,6 +414,12 @@ class Committed(_message.Message):
     def usage(self) -> _common_pb2.Usage:
         """With the finish."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """One per id where Open asked for them. Ids that came with Open have none: where there are fewer than ids,
+        they are those of the last ids.
+        """
+
     def __init__(
         self,
         *,
@@ -418,10 +431,11 @@ class Committed(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         message: _builtins.str = ...,
         code: _builtins.int = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "code", b"code", "credits", b"credits", "finished", b"finished", "ids", b"ids", "message", b"message", "position", b"position", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "code", b"code", "credits", b"credits", "finished", b"finished", "ids", b"ids", "logprobs", b"logprobs", "message", b"message", "position", b"position", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,10 +10,12 @@ from outrider.v1 import common_pb2, draft_source_pb2
 from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest, MalformedDraft
 from speculative.fragment import MAX_FRAGMENT_NODES, Fragment
+from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.params import SamplingParams
 from speculative.stats import UsageCount
 
 MAX_NAME = 128
+MAX_CHOICES = 16
 FULL = 255
 
 
@@ -33,22 +35,30 @@ def key_to_wire(key: SessionKey) -> common_pb2.SessionKey:
 
 
 def key_from_wire(message: common_pb2.SessionKey) -> SessionKey:
-    """Raises InvalidRequest where a name is too long or the session has none."""
+    """Raises InvalidRequest where a name cannot be one, or there are not so many choices."""
+    if message.choice >= MAX_CHOICES:
+        raise InvalidRequest(f"choice is {message.choice}; 0 to {MAX_CHOICES - 1} are possible")
     return SessionKey(checked_tenant(message.tenant), checked_session(message.session), message.choice)
 
 
 def checked_tenant(tenant: str) -> str:
-    """Raises InvalidRequest above 128 characters."""
+    """Raises InvalidRequest above 128 characters, and for those that cannot be printed."""
     if len(tenant) > MAX_NAME:
         raise InvalidRequest(f"tenant has {len(tenant)} characters; at most {MAX_NAME}")
-    return tenant
+    return _printable("tenant", tenant)
 
 
 def checked_session(session: str) -> str:
-    """Raises InvalidRequest unless there are 1 to 128 characters."""
+    """Raises InvalidRequest unless there are 1 to 128 characters that can be printed."""
     if not 1 <= len(session) <= MAX_NAME:
         raise InvalidRequest(f"session has {len(session)} characters; 1 to {MAX_NAME} are needed")
-    return session
+    return _printable("session", session)
+
+
+def _printable(field: str, name: str) -> str:
+    if not name.isprintable():
+        raise InvalidRequest(f"{field} {name!r} has characters that cannot be printed")
+    return name
 
 
 _PLAIN = SamplingParams()
@@ -60,6 +70,8 @@ _Scalar = Literal[
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
 ]
 _SCALARS: tuple[_Scalar, ...] = get_args(_Scalar)
 
@@ -73,16 +85,42 @@ def sampling_to_wire(params: SamplingParams) -> common_pb2.Sampling:
             setattr(message, name, value)
     for id_, bias in params.logit_bias:
         message.logit_bias[id_] = bias
+    message.stop_ids.extend(params.stop_ids)
     return message
 
 
 def sampling_from_wire(message: common_pb2.Sampling, vocabulary_size: int | None = None) -> SamplingParams:
     """Raises InvalidRequest where a field is out of its range, or names ids that the vocabulary lacks."""
     given = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
-    params = SamplingParams(**given, logit_bias=tuple(message.logit_bias.items()))
+    biases = tuple(message.logit_bias.items())
+    params = SamplingParams(**given, logit_bias=biases, stop_ids=tuple(message.stop_ids))
     if vocabulary_size is not None:
         params.check_vocabulary(vocabulary_size)
     return params
+
+
+_DISTRIBUTIONS = {
+    LogprobsOf.RAW: common_pb2.LOGPROBS_OF_RAW,
+    LogprobsOf.PROCESSED: common_pb2.LOGPROBS_OF_PROCESSED,
+}
+_DISTRIBUTIONS_BACK = {number: of for of, number in _DISTRIBUTIONS.items()}
+_DISTRIBUTIONS_BACK[common_pb2.LOGPROBS_OF_UNSPECIFIED] = LogprobsOf.RAW
+
+
+def logprobs_to_wire(asked: Logprobs) -> common_pb2.Logprobs:
+    return common_pb2.Logprobs(top_logprobs=asked.top_logprobs, logprobs_of=_DISTRIBUTIONS[asked.logprobs_of])
+
+
+def logprobs_from_wire(message: common_pb2.Logprobs) -> Logprobs:
+    """Raises InvalidRequest where a field is out of its range."""
+    of = _DISTRIBUTIONS_BACK.get(message.logprobs_of)
+    if of is None:
+        raise InvalidRequest(f"logprobs_of is {message.logprobs_of}; 1 (raw) and 2 (processed) are possible")
+    return Logprobs(message.top_logprobs, of)
+
+
+def token_logprob_to_wire(told: TokenLogprob) -> common_pb2.TokenLogprob:
+    return common_pb2.TokenLogprob(logprob=told.logprob, top_ids=told.top_ids, top_logprobs=told.top_logprobs)
 
 
 def fragment_to_wire(fragment: Fragment, alias: int) -> draft_source_pb2.Draft:

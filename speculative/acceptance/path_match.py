@@ -9,6 +9,7 @@ verification.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from speculative.logprobs import TokenLogprob
 from speculative.tree import ROOT, TokenTree
 
 
@@ -20,6 +21,8 @@ class Match:
     """Accepted nodes from the root's child down."""
     tokens: tuple[int, ...]
     """Their tokens and then the target's own one: one more than `path`."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per token where somebody looked (`TargetTokens.told`); no criterion does."""
 
 
 def path_match(tree: TokenTree, target_token: Callable[[int, tuple[int, ...]], int]) -> Match:

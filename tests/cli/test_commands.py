@@ -102,6 +102,8 @@ def test_help_of_a_service_lists_its_settings() -> None:
         (("generate", "--address", "127.0.0.1:1", "--ids", "1,two"), "1,two"),
         (("generate", "--address", "127.0.0.1:1", "--ids", "1", "--top-k", "many"), "--top-k"),
         (("generate", "--address", "127.0.0.1:1", "--ids", "1", "--speculation", "perhaps"), "perhaps"),
+        (("generate", "--address", "127.0.0.1:1", "--ids", "1", "--stop-ids", "1,two"), "--stop-ids '1,two'"),
+        (("generate", "--address", "127.0.0.1:1", "--ids", "1", "--logprobs-of", "cooked"), "cooked"),
         (("bench", "no_such"), "offline"),
         (("bench", "../setup"), "offline"),
         (("serve", "juggler"), "juggler"),

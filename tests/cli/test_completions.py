@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from outrider.completions import Folding, Options, build_request
+from outrider.completions import Folding, Logprob
+from outrider.options import Options, build_request
 from outrider.v1.generation_pb2 import GenerateResponse
 from speculative.errors import InvalidRequest, OutriderError
 
@@ -49,6 +50,13 @@ def test_one_stop_string_is_one_stop_string() -> None:
         ("x", {"nodes": 2**63}, "nodes is"),
         ("x", {"logit_bias": {-1: 1.0}}, "logit_bias has -1"),
         ("x", {"temperature": "hot"}, "real number"),
+        ("x", {"min_tokens": 2**63}, "min_tokens is"),
+        ("x", {"n": -(2**63) - 1}, "n is"),
+        ("x", {"stop_ids": [-1]}, "stop_ids has -1"),
+        ("x", {"top_logprobs": 3}, "top_logprobs is 3, but logprobs were not asked for"),
+        ("x", {"logprobs_of": "raw"}, "logprobs_of is 'raw', but logprobs"),
+        ("x", {"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; 0 to 20"),
+        ("x", {"logprobs": True, "logprobs_of": "cooked"}, "'cooked'; raw and processed are possible"),
         ("x\ud800", {}, "not a request"),
     ],
 )
@@ -85,3 +93,45 @@ def test_a_request_that_failed_or_broke_off_is_no_completion() -> None:
     broken.add(STARTED)
     with pytest.raises(OutriderError, match="broke off after 0 tokens"):
         broken.completion()
+
+
+def test_what_is_asked_beside_sampling_is_sent_as_it_is() -> None:
+    start = build_request("x", Options(min_tokens=3, stop_ids=[7], ignore_eos=True, n=2, logprobs=True)).start
+    sampling = start.sampling
+    assert (sampling.min_tokens, list(sampling.stop_ids), sampling.ignore_eos) == (3, [7], True)
+    assert (start.n, start.logprobs.top_logprobs) == (2, 0)
+    plain = build_request("x", Options(ignore_eos=False, logprobs=False)).start
+    assert not plain.HasField("n")
+    assert not plain.HasField("logprobs")
+    assert not plain.sampling.ListFields()
+
+
+def test_choices_are_folded_apart_and_their_prompt_is_counted_once() -> None:
+    folding = Folding(2)
+    folding.add(STARTED)
+    for choice, id_ in ((1, 8), (0, 5), (1, 9)):
+        told = [{"logprob": -id_, "top_ids": [id_, 3], "top_logprobs": [-id_, -50.0]}]
+        said = {"ids": [id_], "text": "x", "credits": b"\2", "choice": choice, "logprobs": told}
+        chunk = folding.add(GenerateResponse(tokens=said))
+        assert chunk is not None
+        assert chunk.choice == choice
+        assert chunk.logprobs == (Logprob(id_, -id_, ((id_, -id_), (3, -50.0))),)
+    for choice, count in ((1, 2), (0, 1)):
+        usage = {
+            "prompt_tokens": 4,
+            "completion_tokens": count,
+            "rounds": 1,
+            "accepted_by_source": {"drafter": count},
+        }
+        with pytest.raises(OutriderError, match="broke off"):
+            folding.completion()
+        folding.add(
+            GenerateResponse(finished={"reason": 2, "choice": choice, "seed": choice, "usage": usage})
+        )
+    completion = folding.completion()
+    assert [choice.ids for choice in completion.choices] == [(5,), (8, 9)]
+    assert [choice.seed for choice in completion.choices] == [0, 1]
+    assert (completion.ids, [told.id for told in completion.choices[1].logprobs]) == ((5,), [8, 9])
+    usage = completion.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.rounds) == (4, 3, 2)
+    assert usage.accepted_by_source == {"drafter": 3}

@@ -33,13 +33,14 @@ def logits(seed: int) -> np.ndarray:
         SamplingParams(temperature=0.8),
         SamplingParams(temperature=1.3, top_k=5, min_p=0.05),
         SamplingParams(temperature=0.7, top_p=0.9, presence_penalty=1.0, logit_bias=((7, 4.0), (8, -4.0))),
+        SamplingParams(temperature=0.7, min_tokens=4, stop_ids=tuple(range(0, WIDTH, 2))),
     ],
-    ids=["greedy", "greedy-penalised", "sampled", "cut", "all"],
+    ids=["greedy", "greedy-penalised", "sampled", "cut", "all", "ends late"],
 )
 def test_the_first_child_is_what_a_target_of_these_logits_chooses(params: SamplingParams) -> None:
     ranks = ranking(params)
     for seed in range(50):
-        path = (seed % WIDTH, 9) if params.penalised else ()
+        path = (seed % WIDTH, 9)[: seed % 3] if ranks.reads_path else ()
         position = len(IDS) + len(path)
         history = History.of(IDS, 2).with_path(path)
         chosen = choose(logits(seed), params, history, gumbel(SEED, position, WIDTH))

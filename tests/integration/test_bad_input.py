@@ -43,6 +43,22 @@ BAD: dict[str, tuple[dict[str, Any], type[OutriderError], str]] = {
     "an unknown model": ({"ids": [5], "model": "gpt-7"}, UnknownModel, "gpt-7"),
     "an unknown source": ({"ids": [5], "sources": ["dreams"]}, InvalidRequest, "lookup, drafter"),
     "a million nodes": ({"ids": [5], "nodes": 10**6}, InvalidRequest, "node_limit is 1000000"),
+    "no answers": ({"ids": [5], "n": 0}, InvalidRequest, "n is 0; 1 to 16"),
+    "a thousand answers": ({"ids": [5], "n": 1000}, InvalidRequest, "n is 1000; 1 to 16"),
+    "more tokens at least than at most": (
+        {"ids": [5], "max_tokens": 4, "min_tokens": 5},
+        InvalidRequest,
+        "min_tokens is 5, but at most 4 ids may be generated; 0 to 4",
+    ),
+    "fewer tokens than none": ({"ids": [5], "min_tokens": -1}, InvalidRequest, "min_tokens is -1"),
+    "a stop id outside the vocabulary": ({"ids": [5], "stop_ids": [96]}, InvalidRequest, "stop_ids has 96"),
+    "65 stop ids": ({"ids": [5], "stop_ids": range(65)}, InvalidRequest, "stop_ids has 65 ids"),
+    "21 logprobs": (
+        {"ids": [5], "logprobs": True, "top_logprobs": 21},
+        InvalidRequest,
+        "top_logprobs is 21; 0 to 20",
+    ),
+    "top logprobs without logprobs": ({"ids": [5], "top_logprobs": 1}, InvalidRequest, "not asked for"),
     "a session's name too long": ({"ids": [5], "session": "s" * 129}, InvalidRequest, "session"),
     "a tenant's name with a line break": ({"ids": [5], "tenant": "a\nb"}, InvalidRequest, "tenant"),
 }

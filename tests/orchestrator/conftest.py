@@ -57,6 +57,8 @@ class FakeVerifier(VerifierServicer):
     """Whether Describe is answered at once."""
     refusal: OutriderError | None = None
     """What Open answers instead."""
+    refusals: dict[int, OutriderError] = field(default_factory=dict)
+    """What it answers instead, once, by choice."""
     opened: list[verifier_pb2.OpenRequest] = field(default_factory=list)
     cancelled: list[tuple[SessionKey, int]] = field(default_factory=list)
     sessions: dict[SessionKey, Session] = field(default_factory=dict)
@@ -90,6 +92,8 @@ class FakeVerifier(VerifierServicer):
     async def Open(self, request: verifier_pb2.OpenRequest, context: Any) -> verifier_pb2.OpenResponse:
         if self.refusal is not None:
             raise self.refusal
+        if request.key.choice in self.refusals:
+            raise self.refusals.pop(request.key.choice)
         if request.epoch < self.highest:
             raise StaleEpoch("an older epoch", self.highest)
         self.highest = request.epoch

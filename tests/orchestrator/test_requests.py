@@ -42,6 +42,17 @@ def target(name: str) -> Target:
         ({"speculation": {"node_limit": 257}}, "node_limit is 257; 0 to 256"),
         ({"speculation": {"node_limit": -1}}, "node_limit is -1"),
         ({"stop": ["x"]}, "no tokenizer"),
+        ({"sampling": {"min_tokens": -1}}, "min_tokens is -1"),
+        ({"max_tokens": 5, "sampling": {"min_tokens": 6}}, "min_tokens is 6, but at most 5"),
+        ({"sampling": {"min_tokens": 62}}, "min_tokens is 62, but at most 61"),
+        ({"sampling": {"stop_ids": [5, 96]}}, "stop_ids has 96; ids are below 96"),
+        ({"sampling": {"stop_ids": range(65)}}, "stop_ids has 65 ids; give at most 64"),
+        ({"n": 0}, "n is 0; 1 to 16"),
+        ({"n": -1}, "n is -1; 1 to 16"),
+        ({"n": 17}, "n is 17; 1 to 16"),
+        ({"logprobs": {"top_logprobs": 21}}, "top_logprobs is 21; 0 to 20"),
+        ({"logprobs": {"top_logprobs": -1}}, "top_logprobs is -1"),
+        ({"logprobs": {"logprobs_of": 7}}, "logprobs_of is 7"),
         ({"session": "s" * 129}, "129"),
         ({"session": "two\nlines"}, "cannot be printed"),
         ({"tenant": "t" * 129}, "129"),
@@ -119,3 +130,10 @@ def test_an_unknown_model_is_told_from_a_verifier_not_reached_yet() -> None:
         choose_target("two", [target("one")], ["b:1"])
     with pytest.raises(Unavailable, match="b:1"):
         choose_target("two", [], ["b:1"])
+
+
+def test_each_choice_has_a_session_and_a_seed_of_its_own() -> None:
+    request = admitted(session="mine", seed=42, n=3)
+    assert request.keys == (("", "mine", 0), ("", "mine", 1), ("", "mine", 2))
+    assert [request.seed_of(choice) for choice in range(2)] == [42, 0x4713374708819A34]
+    assert admitted().choices == 1

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.epochs import Epochs
 from orchestrator.sessions import Delivery, Delta
 from orchestrator.stores import STORES, SessionRecord, open_store
+from outrider.v1 import common_pb2
 from outrider.wire.codec import SessionKey
 from speculative.commit import FinishReason
 from speculative.text import TextStream
@@ -31,6 +32,18 @@ def test_ids_that_leave_a_gap_are_an_error() -> None:
         Delivery(3, None).take(5, (7,), b"\0")
     with pytest.raises(ValueError, match="2 committed ids came with 1 credits"):
         Delivery(3, None).take(3, (7, 8), b"\0")
+
+
+def test_logprobs_belong_to_the_last_ids() -> None:
+    one, two, three = (common_pb2.TokenLogprob(logprob=-n) for n in (1, 2, 3))
+    delivery = Delivery(3, None)
+    first = delivery.take(3, (7, 8), b"\0\0", [one, two])
+    again = delivery.take(4, (8, 9), b"\0\0", [two, three])
+    assert first is not None
+    assert again is not None
+    assert (first.logprobs, again.logprobs) == ((one, two), (three,))
+    with pytest.raises(ValueError, match="2 committed ids came with 1 logprobs"):
+        delivery.take(6, (1, 2), b"\0\0", [one])
 
 
 def test_text_is_held_back_until_it_is_decided() -> None:

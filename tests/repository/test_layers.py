@@ -38,10 +38,14 @@ LAYERS = {
         ),
     ),
     "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
-    "outrider.client": Layer(("speculative", "outrider.wire", "outrider.v1", "outrider.completions"), RPC),
+    "outrider.options": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
+    "outrider.client": Layer(
+        ("speculative", "outrider.wire", "outrider.v1", "outrider.completions", "outrider.options"), RPC
+    ),
     "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
     "outrider.cli": Layer(
-        (*SHARED, "outrider", "outrider.client", "outrider.completions"), (*RPC, "typer", "rich")
+        (*SHARED, "outrider", "outrider.client", "outrider.completions", "outrider.options"),
+        (*RPC, "typer", "rich"),
     ),
     "verifier_service": Layer(
         (*SHARED, "outrider.lm"), (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH)

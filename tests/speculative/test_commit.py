@@ -133,3 +133,19 @@ def test_where_a_request_ends_is_a_function_of_its_ids(
         rebuilt = ending(limit=limit, stops=tuple(stops), ids=(2, *tokens[:cut]))
         assert rebuilt.finished is None
         assert commit_run(rebuilt, tokens[cut:]) == (committed[cut:], reason)
+
+
+def test_a_stop_string_counts_only_where_it_is_completed_late_enough() -> None:
+    def run(min_tokens: int, *tokens: int) -> tuple[tuple[int, ...], FinishReason | None]:
+        return commit_run(Ending(EOS, 100, (b"ab", b"b"), BYTES.__getitem__, (2,), 1, min_tokens), tokens)
+
+    assert run(2, 2, 3, 2) == ((2, 3), FinishReason.STOP)
+    assert run(3, 2, 3, 2, 2, 3) == ((2, 3, 2, 2, 3), FinishReason.STOP)
+    assert run(3, 4, 3, 0, 2) == ((4, 3, 0, 2), None), "an id without bytes completes nothing"
+    assert run(3, 2, 2, 3) == ((2, 2, 3), FinishReason.STOP), "it may begin before"
+
+
+def test_replayed_ids_count_towards_min_tokens() -> None:
+    ids = (2, 3, 5, 3)
+    assert Ending(EOS, 100, (b"b",), BYTES.__getitem__, ids, 1, 3).finished is FinishReason.STOP
+    assert Ending(EOS, 100, (b"b",), BYTES.__getitem__, ids, 1, 4).finished is None

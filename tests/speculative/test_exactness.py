@@ -15,12 +15,16 @@ from itertools import product
 from random import Random
 from typing import TypeVar
 
+import numpy as np
 import pytest
 
 from speculative.acceptance.path_match import Match, path_match
 from speculative.commit import Ending, FinishReason, commit_run
 from speculative.hashing import prefix_hash
+from speculative.history import History
 from speculative.merge import DraftPool, Fragment
+from speculative.params import SamplingParams
+from speculative.sampling import processed
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 
 Ids = tuple[int, ...]
@@ -41,9 +45,30 @@ class Rules:
     limit: int = len(PROMPT) + 4
     eos: frozenset[int] = frozenset()
     stops: tuple[bytes, ...] = ()
+    min_tokens: int = 0
 
     def ending(self, ids: Ids) -> Ending:
-        return Ending(self.eos, self.limit, self.stops, lambda token: BYTES[token % 3], ids, len(PROMPT))
+        return Ending(
+            self.eos,
+            self.limit,
+            self.stops,
+            lambda token: BYTES[token % 3],
+            ids,
+            len(PROMPT),
+            self.min_tokens,
+        )
+
+    def applied(self, law: Law) -> Law:
+        """The law with what min_tokens holds back, by the production processing."""
+        return lambda ids: self.held_back(law(ids), History.of(ids, len(PROMPT)))
+
+    def held_back(self, weights: Weights, history: History) -> Weights:
+        params = SamplingParams(min_tokens=self.min_tokens, stop_ids=tuple(self.eos))
+        scores = processed(np.zeros(len(weights)), params, history)
+        left = [
+            weight if score > -np.inf else Fraction(0) for weight, score in zip(weights, scores, strict=True)
+        ]
+        return tuple(weight / sum(left) for weight in left) if any(left) else weights
 
 
 RULES = [
@@ -51,6 +76,7 @@ RULES = [
     Rules(eos=frozenset({1})),
     Rules(stops=(b"ab", b"cc")),
     Rules(limit=len(PROMPT) + 2, eos=frozenset({2})),
+    Rules(eos=frozenset({1}), stops=(b"ca", b"a"), min_tokens=2),
 ]
 
 
@@ -174,7 +200,7 @@ def tree_of(parents: Ids, random: Random) -> TokenTree:
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_one_round_on_any_tree_keeps_the_targets_law(rules: Rules, seed: int) -> None:
-    law, random = random_law(seed), Random(seed)
+    law, random = rules.applied(random_law(seed)), Random(seed)
     expected = plain(law, rules)(PROMPT)
     assert sum(expected.values()) == 1
     count = 0
@@ -201,7 +227,7 @@ def sampled_below(ids: Ids, law: Law, sample: Sample) -> Callable[[int, Ids], in
 @pytest.mark.parametrize("node_limit", [0, 1, 4])
 def test_whole_requests_through_the_pool_keep_the_targets_law(rules: Rules, node_limit: int) -> None:
     """Round after round to the end, with drafts that differ from outcome to outcome, late ones among them."""
-    law = random_law(4)
+    law = rules.applied(random_law(4))
 
     def request(sample: Sample) -> Ids:
         ids, ending = PROMPT, rules.ending(PROMPT)
@@ -261,6 +287,25 @@ def test_trap_6_penalties_with_another_nodes_prefix_change_the_law() -> None:
     assert law_after_a_round(tree, law, rules) == expected
     assert law_after_a_round(tree, law, rules, look=the_roots_history) != expected
     assert law_after_a_round(tree, law, rules, look=at_the_last_token_only) != expected
+
+
+def test_a_mask_by_another_nodes_depth_changes_the_law() -> None:
+    """min_tokens counts the path down to the node, not the committed ids alone."""
+    base, rules = random_law(3), Rules(eos=frozenset({1}), min_tokens=2)
+    law = rules.applied(base)
+
+    def the_roots_count(tree: TokenTree, node: int, before: Ids, path: Ids) -> Weights:
+        return rules.held_back(base(before + path), History.of(before, len(PROMPT)))
+
+    def at_the_root_only(tree: TokenTree, node: int, before: Ids, path: Ids) -> Weights:
+        return base(before + path) if path else law(before)
+
+    tree = TokenTree((2, 0, 0), (-1, 0, 1), (0.5, 0.5, 0.5), (1, 1, 1))
+    expected = plain(law, rules)(PROMPT)
+    assert min(len(ids) for ids in expected) == len(PROMPT) + 3
+    assert law_after_a_round(tree, law, rules) == expected
+    assert law_after_a_round(tree, law, rules, look=the_roots_count) != expected
+    assert law_after_a_round(tree, law, rules, look=at_the_root_only) != expected
 
 
 def test_trap_7_a_target_cut_to_the_drafters_width_changes_the_law() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from speculative.errors import EmptySupport
 from speculative.noise import gumbel
 from speculative.params import SamplingParams
-from speculative.sampling import History, choose, processed
+from speculative.sampling import History, choose, processed, token_logprob
 
 NOTHING = History.of([], 0)
 EACH_FIELD: list[dict[str, Any]] = [
@@ -55,6 +55,50 @@ def test_each_step_applies_in_its_place() -> None:
         ((1.0 - 2) * 2 - 0.25 - 0.125) / 0.5,
     ]
     assert processed(logits(4, 1, 3, 1), params, history).tolist() == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 3, "top_p": 0.9, "min_p": 0.01}])
+def test_ids_are_held_back_until_there_are_min_tokens(temperature: float, cuts: dict[str, Any]) -> None:
+    params = SamplingParams(temperature=temperature, min_tokens=2, stop_ids=(1, 3), **cuts)
+    scores, noise = logits(0, 9, 1, 8), np.zeros(4)
+    prompt = History.of([5, 6, 7], 3)
+    for path in ((), (3,)):
+        history = prompt.with_path(path)
+        assert np.flatnonzero(np.isneginf(processed(scores, params, history)[[1, 3]])).tolist() == [0, 1]
+        assert choose(scores, params, history, noise) == 2
+    assert choose(scores, params, prompt.with_path((3, 0)), noise) == 1
+    prompt.push(0)
+    assert choose(scores, params, prompt, noise) == 2
+    assert choose(scores, params, prompt.with_path((0,)), noise) == 1
+
+
+def test_holding_everything_back_leaves_no_token() -> None:
+    with pytest.raises(EmptySupport, match="no token"):
+        choose(logits(1, 2), SamplingParams(temperature=0, min_tokens=1, stop_ids=(0, 1)), NOTHING, None)
+
+
+@given(
+    values=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30),
+    top=st.integers(0, 20),
+    data=st.data(),
+)
+def test_logprobs_are_a_log_softmax_and_its_largest(
+    values: list[float], top: int, data: st.DataObject
+) -> None:
+    token = data.draw(st.integers(0, len(values) - 1))
+    told = token_logprob(logits(*values), token, top)
+    normaliser = math.log(math.fsum(math.exp(value) for value in values))
+    assert told.logprob == pytest.approx(values[token] - normaliser, abs=1e-6)
+    order = sorted(range(len(values)), key=lambda id_: (-values[id_], id_))[:top]
+    assert list(told.top_ids) == order
+    assert list(told.top_logprobs) == pytest.approx([values[id_] - normaliser for id_ in order], abs=1e-4)
+
+
+def test_what_has_no_probability_is_not_among_the_likeliest() -> None:
+    told = token_logprob(logits(-math.inf, 1, -math.inf, 1), 3, 4)
+    assert list(told.top_ids) == [1, 3]
+    assert told.logprob == pytest.approx(-math.log(2))
 
 
 def test_the_callers_logits_stay_as_they_are() -> None:

@@ -17,11 +17,12 @@ from speculative.acceptance.path_match import path_match
 from speculative.commit import Ending, commit_run
 from speculative.errors import MalformedDraft
 from speculative.hashing import prefix_hash
+from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.lookup.suffix_automaton import SuffixAutomaton
 from speculative.merge import DraftPool, Fragment
 from speculative.noise import NoiseRows, gumbel, raw_bits
 from speculative.params import SamplingParams
-from speculative.sampling import History, choose
+from speculative.sampling import History, choose, processed
 from speculative.target import TargetTokens
 from speculative.tree import TokenTree
 
@@ -55,12 +56,23 @@ class Request:
     stops: tuple[bytes, ...] = ()
     width: int = WIDTH
     noise: Any = None
-    ask: Callable[..., Callable[[int, Ids], int]] = TargetTokens
+    ask: Callable[..., Any] = TargetTokens
+    asked: Logprobs | None = None
+    told: list[TokenLogprob] = field(default_factory=list)
 
     def decode(self, drafts: str = "none", ids: Ids = PROMPT, node_limit: int = 8) -> Ids:
         limit = len(PROMPT) + self.max_tokens
         token_bytes = [chr(97 + token).encode() for token in range(WIDTH)]
-        ending = Ending(self.eos, limit, self.stops, token_bytes.__getitem__, ids, len(PROMPT))
+        ending = Ending(
+            self.params.end_ids(self.eos),
+            limit,
+            self.stops,
+            token_bytes.__getitem__,
+            ids,
+            len(PROMPT),
+            self.params.min_tokens,
+        )
+        params = self.params.holding_back(self.eos)
         pool = DraftPool(ids, epoch=1, vocabulary_size=self.width, limit=limit)
         history = History.of(ids, len(PROMPT))
         noise = self.noise or NoiseRows(self.seed, self.width)
@@ -70,8 +82,11 @@ class Request:
                 pool.offer(fragment)
             tree = pool.best_tree(node_limit)
             logits = logits_below(ids, tree, self.width)
-            match = path_match(tree, self.ask(self.params, history, noise, len(ids), logits))
+            target = self.ask(params, history, noise, len(ids), logits)
+            match = path_match(tree, target)
             committed, _ = commit_run(ending, match.tokens)
+            if self.asked is not None:
+                self.told += target.told(match, self.asked).logprobs[: len(committed)]
             pool.commit(committed)
             for token in committed:
                 history.push(token)
@@ -96,7 +111,7 @@ def what_will_come(request: Request, ids: Ids, random: Random) -> list[Fragment]
     for position in range(len(ids), len(ids) + random.randint(1, 5)):
         row = gumbel(request.seed, position, WIDTH)
         logits = target_logits((*ids, *told))
-        told.append(choose(logits, request.params, history.with_path(told), row))
+        told.append(choose(logits, request.params.holding_back(request.eos), history.with_path(told), row))
     wrong = chain(ids, [(told[0] + 1) % WIDTH], source=2)
     return [wrong, chain(ids, told), chain((*ids, *told[:1]), [random.randrange(WIDTH)], source=2)]
 
@@ -138,6 +153,18 @@ REQUESTS: dict[str, dict[str, Any]] = {
     },
     "biased": {"params": SamplingParams(logit_bias=((2, 3.0), (7, -5.0)))},
     "ends": {"eos": frozenset({2, 9}), "stops": (b"ab", b"cd", b"xa")},
+    "ends late": {
+        "params": SamplingParams(min_tokens=12, stop_ids=(3, 8, 11), logit_bias=((2, 3.0), (8, 4.0))),
+        "eos": frozenset({2, 9}),
+        "stops": (b"a", b"fg"),
+    },
+    "ends late, greedy": {
+        "params": SamplingParams(temperature=0, min_tokens=9, stop_ids=(3, 8), logit_bias=((8, 6.0),)),
+    },
+    "ends nowhere": {
+        "params": SamplingParams(ignore_eos=True, logit_bias=((2, 2.0),)),
+        "eos": frozenset({2, 9}),
+    },
 }
 
 
@@ -169,7 +196,38 @@ def test_the_law_is_the_argmax_of_processed_plus_noise(kind: str) -> None:
     for position in range(len(PROMPT), len(ids)):
         history = History.of(ids[:position], len(PROMPT))
         row = gumbel(request.seed, position, WIDTH)
-        assert ids[position] == choose(target_logits(ids[:position]), request.params, history, row)
+        params = request.params.holding_back(request.eos)
+        assert ids[position] == choose(target_logits(ids[:position]), params, history, row)
+
+
+def test_min_tokens_is_reached_and_what_was_held_back_then_ends_the_request() -> None:
+    generated = len(PROMPT) + REQUESTS["ends late"]["params"].min_tokens
+    ids = Request(**REQUESTS["ends late"]).decode("everything")
+    assert generated <= len(ids) < generated + 20
+    assert not set(ids[len(PROMPT) : generated]) & {2, 3, 8, 9, 11}
+    greedy = Request(**REQUESTS["ends late, greedy"]).decode("everything")
+    assert (len(greedy), greedy[-1]) == (len(PROMPT) + 10, 8)
+    endless = Request(**REQUESTS["ends nowhere"]).decode("everything")
+    assert len(endless) == len(PROMPT) + 40
+    assert {2, 9} & set(endless[len(PROMPT) :])
+
+
+@pytest.mark.parametrize("of", LogprobsOf)
+@pytest.mark.parametrize("kind", ["sampled", "penalised", "ends late"])
+def test_logprobs_are_those_of_the_logits_that_chose(kind: str, of: LogprobsOf) -> None:
+    """Accepted and own tokens alike, whatever was drafted, against the same computed position by position."""
+    request = Request(**REQUESTS[kind], asked=Logprobs(3, of))
+    ids = request.decode("everything")
+    assert len(request.told) == len(ids) - len(PROMPT)
+    params = request.params.holding_back(request.eos)
+    for position in range(len(PROMPT), len(ids)):
+        scores = target_logits(ids[:position]).astype(np.float64)
+        if of is LogprobsOf.PROCESSED:
+            scores = processed(scores, params, History.of(ids[:position], len(PROMPT)))
+        logprobs = scores - np.log(np.exp(scores).sum())
+        one = request.told[position - len(PROMPT)]
+        assert one.logprob == pytest.approx(logprobs[ids[position]], abs=1e-9)
+        assert list(one.top_logprobs) == pytest.approx(sorted(logprobs, reverse=True)[:3], abs=1e-5)
 
 
 @pytest.mark.parametrize("cut", [1, 13, 39])

@@ -77,6 +77,33 @@ def test_any_chunking_reads_as_the_whole(ids: list[int], stops: list[bytes], cut
 
 
 @given(
+    ids=st.lists(st.integers(0, len(PIECES) - 1), max_size=10),
+    stops=st.lists(st.sampled_from(STOPS), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 6),
+)
+@example(ids=[1, 2, 4], stops=[b"ab", b"b\n"], min_tokens=3)
+def test_stop_strings_completed_too_early_are_text(
+    ids: list[int], stops: list[bytes], min_tokens: int
+) -> None:
+    """Where a request ends and what it reads as follow from the same rule, written out here."""
+
+    def completed(count: int) -> list[int]:
+        before, data = (b"".join(PIECES[token] for token in ids[:n]) for n in (count - 1, count))
+        places = [
+            (at, at + len(stop)) for stop in stops for at in range(len(data)) if data.startswith(stop, at)
+        ]
+        return [start for start, end in places if end > len(before)]
+
+    ends = [count for count in range(max(1, min_tokens), len(ids) + 1) if completed(count)]
+    whole = b"".join(PIECES[token] for token in ids)[: min(completed(ends[0])) if ends else None]
+    ending = Ending(frozenset(), 1000, tuple(stops), PIECES.__getitem__, (0,), 1, min_tokens)
+    committed, reason = commit_run(ending, ids)
+    assert (len(committed), reason) == ((ends[0], FinishReason.STOP) if ends else (len(ids), None))
+    text = TextStream(PIECES.__getitem__, tuple(stops), min_tokens)
+    assert text.push(committed) + text.finish() == whole.decode("utf-8", "replace")
+
+
+@given(
     ids=st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=14),
     stops=st.lists(st.sampled_from(STOPS), min_size=1, max_size=3),
 )

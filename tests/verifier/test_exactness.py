@@ -2,13 +2,12 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_source import Behaviour, Draft, FakeSource, Garbage, Oracle, View, running
-from harness import GREEDY, Verifier, serving
+from harness import GREEDY, Verifier, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
 from speculative.params import SamplingParams
@@ -40,18 +39,6 @@ async def plain(
         prompt: (await verifier.generate(prompt, params=params, new=40)).ids
         for prompt, params in prompts.items()
     }
-
-
-def hold_steps_for_drafts(verifier: Verifier) -> None:
-    """From now on a forward takes until a draft has come, at most 50 ms, however busy this machine is."""
-    inbox = verifier.server._engine.inbox
-
-    def until_a_draft_is_there() -> None:
-        deadline = time.monotonic() + 0.05
-        while inbox.empty() and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    verifier.target.before_forward = until_a_draft_is_there
 
 
 def prompts() -> dict[tuple[int, ...], SamplingParams]:

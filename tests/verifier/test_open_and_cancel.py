@@ -58,6 +58,36 @@ BAD: dict[str, tuple[dict[str, Any], Code, str]] = {
         Code.INVALID_ARGUMENT,
         "logit_bias names id 32",
     ),
+    "a tenant with a zero byte": (
+        {"key": common_pb2.SessionKey(tenant="t\0", session="s")},
+        Code.INVALID_ARGUMENT,
+        "tenant .* cannot be printed",
+    ),
+    "a seventeenth choice": (
+        {"key": common_pb2.SessionKey(session="s", choice=16)},
+        Code.INVALID_ARGUMENT,
+        "choice is 16; 0 to 15",
+    ),
+    "more tokens at least than at most": (
+        {"sampling": common_pb2.Sampling(min_tokens=25)},
+        Code.INVALID_ARGUMENT,
+        "min_tokens is 25, but at most 24 .* 0 to 24",
+    ),
+    "fewer tokens than none": (
+        {"sampling": common_pb2.Sampling(min_tokens=-1)},
+        Code.INVALID_ARGUMENT,
+        "min_tokens is -1",
+    ),
+    "a stop id outside the vocabulary": (
+        {"sampling": common_pb2.Sampling(stop_ids=[32])},
+        Code.INVALID_ARGUMENT,
+        "stop_ids has 32; ids are below 32",
+    ),
+    "too many logprobs": (
+        {"logprobs": common_pb2.Logprobs(top_logprobs=21)},
+        Code.INVALID_ARGUMENT,
+        "top_logprobs is 21; 0 to 20",
+    ),
     "a thousand stop strings": ({"stop": ["x"] * 1000}, Code.INVALID_ARGUMENT, "1000"),
     "stop strings without a tokenizer": ({"stop": ["x"]}, Code.INVALID_ARGUMENT, "need a tokenizer"),
     "too many nodes": ({"node_limit": 257}, Code.INVALID_ARGUMENT, "node_limit is 257"),

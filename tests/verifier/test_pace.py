@@ -1,35 +1,63 @@
 """How long a step should take."""
 
+from itertools import pairwise
+
 import pytest
 
 from verifier_service.pace import StepPace
+
+PROFILE = {1: 7.0, 4: 8.0, 8: 9.5, 16: 12.0}
 
 
 def test_nothing_is_expected_before_a_step_was_seen() -> None:
     assert StepPace().expected_ms(10) == 0.0
 
 
-def test_steps_of_a_size_seen_take_what_they_took() -> None:
+def test_a_profile_holds_between_its_points_and_beyond_the_last() -> None:
+    pace = StepPace(PROFILE)
+    assert pace.expected_ms(4) == pytest.approx(8.0)
+    assert pace.expected_ms(6) == pytest.approx(8.75)
+    assert pace.expected_ms(32) == pytest.approx(17.0)
+
+
+def test_a_larger_step_is_never_expected_to_be_faster() -> None:
+    pace = StepPace({1: 7.0, 2: 6.5, 4: 8.0, 8: 7.9})
+    times = [pace.expected_ms(rows) for rows in range(1, 40)]
+    assert all(more >= fewer - 1e-9 for fewer, more in pairwise(times))
+
+
+def test_sessions_cost_beside_their_rows() -> None:
+    pace = StepPace(PROFILE, session_ms=0.5)
+    assert pace.expected_ms(8, sessions=3) == pytest.approx(10.5)
+
+
+def test_without_a_profile_all_sizes_start_out_alike_and_are_learnt() -> None:
     pace = StepPace()
     pace.record(1, 5.0)
-    pace.record(16, 9.0)
-    assert pace.expected_ms(1) == 5.0
-    assert pace.expected_ms(17) == 9.0
+    assert pace.expected_ms(16) == pytest.approx(5.0)
+    for _ in range(200):
+        pace.record(1, 5.0)
+        pace.record(16, 9.0)
+    assert pace.expected_ms(1) == pytest.approx(5.0, rel=0.05)
+    assert pace.expected_ms(16) == pytest.approx(9.0, rel=0.05)
 
 
-def test_a_mean_follows_what_is_measured() -> None:
-    pace = StepPace()
-    for _ in range(50):
-        pace.record(4, 10.0)
-    pace.record(4, 20.0)
-    assert pace.expected_ms(4) == pytest.approx(12.0)
-    for _ in range(50):
-        pace.record(4, 20.0)
-    assert pace.expected_ms(4) == pytest.approx(20.0, rel=0.01)
+def test_a_busy_neighbour_slows_every_size_and_changes_no_comparison() -> None:
+    pace = StepPace(PROFILE)
+    before = pace.expected_ms(16) / pace.expected_ms(1)
+    for _ in range(60):
+        pace.record(1, 14.0)
+    assert pace.expected_ms(1) == pytest.approx(14.0, rel=0.02)
+    assert pace.expected_ms(16) / pace.expected_ms(1) == pytest.approx(before, rel=0.1)
 
 
-def test_a_larger_step_than_any_seen_scales_with_its_rows() -> None:
-    pace = StepPace()
-    pace.record(8, 10.0)
-    assert pace.expected_ms(64) == 80.0
-    assert pace.expected_ms(2) == 10.0
+def test_one_step_that_was_held_up_hardly_counts() -> None:
+    pace = StepPace(PROFILE)
+    pace.record(1, 2000.0)
+    assert pace.expected_ms(1) < 3 * 7.0
+
+
+def test_what_lies_between_forwards_counts_per_session() -> None:
+    pace = StepPace(PROFILE)
+    pace.record_overhead(2.0, sessions=4)
+    assert pace.step_ms(4, sessions=4) == pytest.approx(10.0)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier_service.planner import pending_rows
+from verifier_service.planner import chunk_rows, pending_rows
 
 
 def test_decoding_sessions_are_always_in() -> None:
@@ -32,3 +32,12 @@ def test_rows_are_bounded_and_somebody_always_moves(sessions: list[tuple[int, in
     assert all(0 <= size <= rows for size, rows in zip(sizes, pending, strict=True))
     assert sum(size for size, rows in zip(sizes, pending, strict=True) if rows > 1) <= chunk
     assert sum(sizes) > 0
+
+
+def test_a_prefill_by_itself_takes_the_whole_chunk() -> None:
+    assert chunk_rows(512, decoding=0, expected_ms=lambda rows: rows, stall_ms=10.0) == 512
+
+
+def test_beside_other_streams_a_chunk_shrinks_until_they_do_not_stall() -> None:
+    assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 0.3 * rows, stall_ms=40.0) == 128
+    assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 100.0, stall_ms=40.0) == 16

@@ -9,8 +9,9 @@ from speculative.errors import EmptySupport
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
+from verifier_service.portion import Portion
 from verifier_service.request import Request, SourceAddress
-from verifier_service.sessions import Portion, Session
+from verifier_service.sessions import Session
 from verifier_service.sources import SourceSet
 
 WIDTH = 16
@@ -55,24 +56,24 @@ def likes(*tokens: int) -> np.ndarray:
 def test_a_prompt_is_a_chain_and_its_last_row_is_wanted() -> None:
     running = session()
     assert running.pending == 3
-    portion = running.begin(3)
+    portion = running.begin(3, 6)
     assert (portion.tokens, portion.parents, portion.want) == ((1, 2, 3), (-1, 0, 1), (2,))
 
 
 def test_part_of_a_prompt_wants_nothing_and_commits_its_rows() -> None:
     running = session()
-    portion = running.begin(2)
+    portion = running.begin(2, 6)
     assert (portion.tokens, portion.want, portion.final) == ((1, 2), (), False)
     assert running.skip(portion) == (0, 1)
     assert running.pending == 1
-    assert running.begin(1).parents == (-1,)
+    assert running.begin(1, 6).parents == (-1,)
 
 
 def test_a_tree_hangs_below_the_last_committed_id() -> None:
     running = session()
     running.offer(chain(running, 5, 6))
     running.offer(chain(running, 7))
-    portion = running.begin(3)
+    portion = running.begin(3, 6)
     assert portion.tokens == (1, 2, 3, 5, 6, 7)
     assert portion.parents == (-1, 0, 1, 2, 3, 2)
     assert portion.want == (2, 3, 4, 5)
@@ -85,7 +86,7 @@ def finish_step(running: Session, portion: Portion, *tokens: int) -> object:
 def test_accepted_nodes_are_credited_and_their_rows_kept() -> None:
     running = session()
     running.offer(chain(running, 5, 6, 7))
-    portion = running.begin(3)
+    portion = running.begin(3, 6)
     done = running.commit(portion, running.match(portion, likes(5, 6, 9, 0)))
     assert done.tokens == (5, 6, 9)
     assert done.credits == bytes([1, 1, 0])
@@ -99,7 +100,7 @@ def test_accepted_nodes_are_credited_and_their_rows_kept() -> None:
 def test_nothing_past_an_end_of_sequence_id_is_committed() -> None:
     running = session(eos=6)
     running.offer(chain(running, 5, 6, 7))
-    portion = running.begin(3)
+    portion = running.begin(3, 6)
     done = running.commit(portion, running.match(portion, likes(5, 6, 7, 8)))
     assert (done.tokens, done.credits, done.reason) == ((5, 6), bytes([1, 1]), FinishReason.STOP)
     assert running.usage().accepted == {"drafter": 2}
@@ -108,7 +109,7 @@ def test_nothing_past_an_end_of_sequence_id_is_committed() -> None:
 def test_a_limit_inside_an_accepted_run_cuts_it() -> None:
     running = session(limit=5)
     running.offer(chain(running, 5, 6, 7))
-    portion = running.begin(3)
+    portion = running.begin(3, 6)
     assert len(portion.tree) == 1, "what would lie at the limit or past it is not computed"
     done = running.commit(portion, running.match(portion, likes(5, 6)))
     assert (done.tokens, done.reason) == ((5, 6), FinishReason.LENGTH)
@@ -116,25 +117,25 @@ def test_a_limit_inside_an_accepted_run_cuts_it() -> None:
 
 def test_drafts_that_come_while_a_step_runs_are_kept_for_the_next() -> None:
     running = session()
-    portion = running.begin(3)
+    portion = running.begin(3, 6)
     running.offer(chain(running, 5, 6))
     finish_step(running, portion, 5)
-    assert running.begin(1).tokens == (5, 6)
+    assert running.begin(1, 6).tokens == (5, 6)
 
 
 def test_a_source_inside_drafts_for_the_step_that_ends_the_prefill() -> None:
     running = session((1, 2, 3, 4, 1, 2), sources=LOCAL)
     assert running.prepare(4) == []
-    running.skip(running.begin(4))
+    running.skip(running.begin(4, 6))
     ((fragment, offer),) = running.prepare(2)
     assert fragment.tokens[:2] == (3, 4)
     assert offer.kept == len(fragment)
-    assert running.begin(2).tree.tokens[:2] == (3, 4)
+    assert running.begin(2, 6).tree.tokens[:2] == (3, 4)
 
 
 def test_nan_changes_nothing() -> None:
     running = session()
-    portion = running.begin(3)
+    portion = running.begin(3, 6)
     with pytest.raises(EmptySupport):
         running.match(portion, np.full((1, WIDTH), np.nan, np.float32))
     assert (running.ids, running.cached) == ([1, 2, 3], 0)
@@ -163,12 +164,12 @@ def test_sources_that_change_keep_what_they_know() -> None:
 
 def test_a_wait_is_considered_only_where_a_source_has_been_heard() -> None:
     running = session()
-    assert running.patience_ms(0.0, 8.0, 4.0) == {}
+    assert running.patience_ms(0.0, 8.0, 4.0, 0) == {}
     for start in (0.0, 10.0, 20.0):
         running.committed(start)
         running.paces[1].arrived(start + 1.0)
     running.committed(30.0)
-    assert running.patience_ms(30.0, 8.0, 4.0) == {1: pytest.approx(1.0)}
+    assert running.patience_ms(30.0, 8.0, 4.0, 0) == {1: pytest.approx(1.0)}
     for token in range(4, 10):
         running.offer(chain(running, token))
-    assert running.patience_ms(30.0, 8.0, 4.0) == {}, "six nodes are all that the request lets in"
+    assert running.patience_ms(30.0, 8.0, 4.0, 6) == {}, "six nodes are all that the request lets in"

@@ -10,6 +10,7 @@ from outrider.wire.codec import SessionKey
 from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest, MalformedDraft
 from speculative.fragment import Fragment
+from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.params import SamplingParams
 from speculative.stats import UsageCount
 
@@ -28,6 +29,9 @@ params = st.builds(
     logit_bias=st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100), max_size=20).map(
         lambda biases: tuple(biases.items())
     ),
+    min_tokens=st.integers(0, 2**40),
+    ignore_eos=st.booleans(),
+    stop_ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=64).map(tuple),
 )
 
 
@@ -95,6 +99,7 @@ def test_plain_sampling_takes_no_bytes_and_no_bytes_are_plain_sampling() -> None
         ("repetition_penalty", 0.0),
         ("presence_penalty", 101.0),
         ("frequency_penalty", -101.0),
+        ("min_tokens", -1),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name_and_value(field: str, value: float) -> None:
@@ -112,8 +117,12 @@ def test_too_many_biases_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [common_pb2.Sampling(top_k=97), common_pb2.Sampling(logit_bias={96: 1.0})],
-    ids=["top_k", "logit_bias"],
+    [
+        common_pb2.Sampling(top_k=97),
+        common_pb2.Sampling(logit_bias={96: 1.0}),
+        common_pb2.Sampling(stop_ids=[96]),
+    ],
+    ids=["top_k", "logit_bias", "stop_ids"],
 )
 def test_what_the_vocabulary_lacks_is_refused_where_it_is_known(message: common_pb2.Sampling) -> None:
     codec.sampling_from_wire(message)
@@ -185,11 +194,43 @@ def test_a_key_arrives_as_it_was_sent(key: SessionKey) -> None:
         (SessionKey("t" * 129, "s"), "tenant has 129 characters"),
         (SessionKey("t", ""), "session has 0 characters"),
         (SessionKey("t", "s" * 129), "session has 129 characters"),
+        (SessionKey("t\0", "s"), "tenant 't.x00' has characters that cannot be printed"),
+        (SessionKey("t", "a\nb"), "session 'a.nb' has characters that cannot be printed"),
+        (SessionKey("t", "s", 16), "choice is 16; 0 to 15"),
     ],
 )
 def test_a_key_out_of_range_is_refused(key: SessionKey, fault: str) -> None:
     with pytest.raises(InvalidRequest, match=fault):
         codec.key_from_wire(codec.key_to_wire(key))
+
+
+@pytest.mark.parametrize("of", LogprobsOf)
+def test_what_logprobs_are_asked_for_arrives(of: LogprobsOf) -> None:
+    sent = Logprobs(20, of)
+    assert codec.logprobs_from_wire(codec.logprobs_to_wire(sent)) == sent
+    assert codec.logprobs_from_wire(common_pb2.Logprobs()) == Logprobs(0, LogprobsOf.RAW)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (common_pb2.Logprobs(top_logprobs=21), "top_logprobs is 21; 0 to 20"),
+        (common_pb2.Logprobs(top_logprobs=-1), "top_logprobs is -1"),
+        (common_pb2.Logprobs(logprobs_of=9), "logprobs_of is 9"),  # type: ignore[arg-type]
+    ],
+)
+def test_logprobs_that_cannot_be_are_refused(message: common_pb2.Logprobs, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        codec.logprobs_from_wire(message)
+
+
+def test_a_logprob_arrives_as_it_was_computed() -> None:
+    message = codec.token_logprob_to_wire(TokenLogprob.of(-0.25, [7, NEVER_SHORT], [-0.25, -8.5]))
+    assert (message.logprob, list(message.top_ids), list(message.top_logprobs)) == (
+        -0.25,
+        [7, NEVER_SHORT],
+        [-0.25, -8.5],
+    )
 
 
 def test_usage_arrives_as_it_was_counted() -> None:

@@ -22,7 +22,7 @@ from outrider.wire.channel import open_channel
 from outrider.wire.codec import fragment_from_wire
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
-from verifier_service.commands import InFlight, Offers
+from verifier_service.commands import InFlight, Offers, Update
 from verifier_service.counts import CountsByName
 from verifier_service.sources.backoff import Backoff
 from verifier_service.sources.following import Following, LinkLimits
@@ -78,9 +78,11 @@ class SourceLink:
             self._outgoing.follow(handle)
             self._wake.set()
 
-    def progress(self, handle: int, position: int, ids: tuple[int, ...], prefix_hash: int) -> None:
-        """A session's committed ids grew."""
-        if self._outgoing is not None and self._outgoing.progress(handle, position, ids, prefix_hash):
+    def progress(self, update: Update, tell: bool) -> None:
+        """A session's committed ids grew; without `tell` the source hears of it later."""
+        if self._outgoing is not None and self._outgoing.progress(
+            update.handle, update.position, update.ids, update.prefix_hash, tell
+        ):
             self._wake.set()
 
     def end(self, handle: int) -> None:

@@ -56,8 +56,8 @@ class Links:
             if update.finish is not None:
                 self.end(update.handle)
             elif update.handle in self._by_session:
-                for link in self._by_session[update.handle].values():
-                    link.progress(update.handle, update.position, update.ids, update.prefix_hash)
+                for source, link in self._by_session[update.handle].items():
+                    link.progress(update, tell=source not in update.resting)
 
     async def drop_idle(self) -> None:
         """Closes links that have had nothing to follow for a minute."""

@@ -1,7 +1,7 @@
 """What one link has to tell its source next: gathered between two messages, so it is bounded by the sessions.
 
-Progress of a session that was not sent yet is extended, never queued. Aliases are this link's own names for
-sessions on one stream. Pure; knows nothing of streams or protobuf.
+Progress of a session that was not sent yet is extended, never queued; that of a source that rests is held.
+Aliases are this link's own names for sessions on one stream. Pure; knows nothing of streams or protobuf.
 """
 
 from collections import deque
@@ -41,6 +41,7 @@ class Outgoing:
     _highest: int = 0
     _follow: dict[int, None] = field(default_factory=dict)
     _progress: dict[int, Progressed] = field(default_factory=dict)
+    _held: dict[int, Progressed] = field(default_factory=dict)
     _end: list[int] = field(default_factory=list)
 
     def follow(self, handle: int) -> None:
@@ -55,18 +56,25 @@ class Outgoing:
         self._aliases[handle] = alias
         self._follow[alias] = None
 
-    def progress(self, handle: int, position: int, ids: tuple[int, ...], prefix_hash: int) -> bool:
-        """A session's ids grew. Returns whether the source has to be told of it."""
+    def progress(
+        self, handle: int, position: int, ids: tuple[int, ...], prefix_hash: int, tell: bool = True
+    ) -> bool:
+        """A session's ids grew; without `tell` they are kept until the source is to be told of more.
+
+        Returns whether the source has to be told now.
+        """
         alias = self._aliases.get(handle)
         if alias is None or alias in self._follow:
             return False  # a follow that was not sent yet will carry these ids
-        untold = self._progress.get(alias)
+        untold = self._progress.get(alias) or self._held.pop(alias, None)
         if untold is None:
-            self._progress[alias] = Progressed(position, list(ids), prefix_hash)
+            untold = Progressed(position, list(ids), prefix_hash)
         else:
             untold.ids.extend(ids)
             untold.prefix_hash = prefix_hash
-        return True
+        told = tell or alias in self._progress
+        (self._progress if told else self._held)[alias] = untold
+        return told
 
     def end(self, handle: int) -> bool:
         """A session is no longer followed. Returns whether the source has to be told of it."""
@@ -75,6 +83,7 @@ class Outgoing:
             return False
         del self.handles[alias]
         self._progress.pop(alias, None)
+        self._held.pop(alias, None)
         if alias in self._follow:
             del self._follow[alias]
             self._free.append(alias)

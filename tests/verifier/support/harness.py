@@ -16,6 +16,7 @@ from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel, server_options
 from outrider.wire.codec import sampling_to_wire
 from speculative.params import SamplingParams
+from verifier_service.pace import StepPace
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
 from verifier_service.sources.following import LinkLimits
@@ -34,11 +35,13 @@ class Answer:
     usage: common_pb2.Usage = field(default_factory=common_pb2.Usage)
     message: str = ""
     code: int = 0
+    logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
 
     def take(self, committed: verifier_pb2.Committed, expected_position: int) -> None:
         assert committed.position == expected_position or committed.code, "no gap and no repeat"
         self.ids.extend(committed.ids)
         self.credits += committed.credits
+        self.logprobs.extend(committed.logprobs)
         self.finished = committed.finished
         self.message, self.code = committed.message, committed.code
         self.usage.CopyFrom(committed.usage)
@@ -132,7 +135,7 @@ async def serving(target: Any, **settings: Any) -> AsyncIterator[Verifier]:
     server = grpc.aio.server(options=server_options())
     port = server.add_insecure_port("127.0.0.1:0")
     options = VerifierSettings(model="unused", **{"orphan_grace_s": 30.0, **settings})
-    service = VerifierServer(options, lambda: target, metrics, failures.append, QUICK)
+    service = VerifierServer(options, lambda: target, metrics, failures.append, QUICK, lambda _: StepPace())
     service.register(server)
     await server.start()
     try:
@@ -149,6 +152,18 @@ async def serving(target: Any, **settings: Any) -> AsyncIterator[Verifier]:
     finally:
         await service.stop(0.0)
         await server.stop(0.0)
+
+
+def hold_steps_for_drafts(verifier: Verifier) -> None:
+    """From now on a forward takes until a draft has come, at most 50 ms, however busy this machine is."""
+    inbox = verifier.server._engine.inbox
+
+    def until_a_draft_is_there() -> None:
+        deadline = time.monotonic() + 0.05
+        while inbox.empty() and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    verifier.target.before_forward = until_a_draft_is_there
 
 
 async def eventually(condition: Any, timeout_s: float = 20.0) -> None:

@@ -1,0 +1,184 @@
+"""Opens all choices of a request on one verifier, under one epoch, and reads them together.
+
+Knows nothing of which verifier is best, nor of what becomes of the tokens.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from orchestrator.epochs import Epochs
+from orchestrator.placement import ChosenSource
+from orchestrator.reader import Reader
+from orchestrator.requests import Admitted, Target
+from orchestrator.stores import SessionRecord, SessionStore
+from orchestrator.verifiers import VerifierLink
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import SessionKey, key_to_wire, logprobs_to_wire, sampling_to_wire
+from speculative.errors import OutriderError, StaleEpoch, Superseded
+
+OPEN_S = 10.0
+OPEN_ATTEMPTS = 3
+DEADLINE_MARGIN_MS = 250
+"""The verifier's own deadline is a backstop for an orchestrator that is gone: later than the request's, at
+which this process cancels it."""
+MAX_MS = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request's sessions were opened."""
+
+    link: VerifierLink
+    epoch: int
+    keys: tuple[SessionKey, ...]
+    source_names: tuple[str, ...]
+
+    def read(self, position: int) -> "Readers":
+        """Readers of all of them; to be left."""
+        return Readers(self, position)
+
+    def cancel_soon(self) -> None:
+        """End them all, with nobody waiting."""
+        for key in self.keys:
+            self.link.cancel_soon(key, self.epoch)
+
+
+class Readers:
+    """The readers of a request's choices that have not ended yet."""
+
+    def __init__(self, place: Place, position: int) -> None:
+        self._link = place.link
+        self._wake = asyncio.Event()
+        self._readers: dict[int, Reader] = {
+            key.choice: place.link.read(key, place.epoch, position, self._wake) for key in place.keys
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self._readers)
+
+    def __contains__(self, choice: int) -> bool:
+        return choice in self._readers
+
+    def fail(self, error: OutriderError) -> None:
+        """Nothing more will come of any."""
+        for reader in self._readers.values():
+            reader.fail(error)
+
+    async def take(self) -> list[tuple[int, verifier_pb2.Committed]]:
+        """All that has come since the last call, by choice, waiting for the first.
+
+        Raises what one of them failed with, once all that came before it is taken.
+        """
+        await self._wake.wait()
+        self._wake.clear()
+        readers = self._readers.items()
+        arrived = [(choice, committed) for choice, reader in readers for committed in reader.take()]
+        error = next((reader.error for _, reader in readers if reader.error is not None), None)
+        if error is not None:
+            self._wake.set()
+            if not arrived:
+                raise error
+        return arrived
+
+    def ended(self, choice: int) -> None:
+        """Nothing more is read of this choice."""
+        self._link.leave(self._readers.pop(choice))
+
+    def leave(self) -> None:
+        """Reads no longer, and ends what has not ended."""
+        for reader in self._readers.values():
+            self._link.leave(reader)
+            self._link.cancel_soon(reader.key, reader.epoch)
+        self._readers.clear()
+
+
+class Opener:
+    """Opens requests, and keeps the record of where."""
+
+    def __init__(self, store: SessionStore, epochs: Epochs) -> None:
+        self._store = store
+        self._epochs = epochs
+
+    async def open(
+        self,
+        link: VerifierLink,
+        request: Admitted,
+        target: Target,
+        sources: Sequence[ChosenSource],
+        time_left: float | None,
+    ) -> Place:
+        """All choices under a new epoch, above the highest that the verifier knows. Raises OutriderError."""
+        messages = [
+            _open_message(request, choice, target, sources, time_left) for choice in range(request.choices)
+        ]
+        timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
+        for _ in range(OPEN_ATTEMPTS):
+            epoch = self._epochs.next()
+            for message in messages:
+                message.epoch = epoch
+            try:
+                with link.opening(request.choices):
+                    return await self._attempt(link, request, messages, timeout_s)
+            except StaleEpoch as error:
+                self._epochs.saw(error.highest)
+        raise Superseded(f"others keep taking session {request.key.session!r}; end them, or use another name")
+
+    async def _attempt(
+        self,
+        link: VerifierLink,
+        request: Admitted,
+        messages: Sequence[verifier_pb2.OpenRequest],
+        timeout_s: float,
+    ) -> Place:
+        epoch = messages[0].epoch
+        await self._store.put(SessionRecord(request.key, epoch, link.address, request.choices))
+        stale: set[SessionKey] = set()
+        try:
+            answers = await asyncio.gather(
+                *(link.open(message, timeout_s) for message in messages), return_exceptions=True
+            )
+            stale = {key for key, it in zip(request.keys, answers, strict=True) if isinstance(it, StaleEpoch)}
+            opened = [it for it in answers if not isinstance(it, BaseException)]
+            if len(opened) < len(messages):
+                _raise_first([it for it in answers if isinstance(it, BaseException)])
+        except BaseException:
+            for key in request.keys:
+                if key not in stale:  # it may have been opened all the same
+                    link.cancel_soon(key, epoch)
+            await self._store.forget(request.key, epoch)
+            raise
+        return Place(link, epoch, request.keys, tuple(opened[0].source_names))
+
+
+def _raise_first(errors: Sequence[BaseException]) -> NoReturn:
+    """The highest epoch of those that were too low, so that the next is above all; else the first error."""
+    stale = [error for error in errors if isinstance(error, StaleEpoch)]
+    raise max(stale, key=lambda error: error.highest) if stale else errors[0]
+
+
+def _open_message(
+    request: Admitted,
+    choice: int,
+    target: Target,
+    sources: Sequence[ChosenSource],
+    time_left: float | None,
+) -> verifier_pb2.OpenRequest:
+    """All but the epoch."""
+    left_ms = 0 if time_left is None else min(MAX_MS, int(time_left * 1000) + DEADLINE_MARGIN_MS)
+    return verifier_pb2.OpenRequest(
+        key=key_to_wire(request.keys[choice]),
+        model=target.name,
+        ids=request.ids,
+        prompt_length=len(request.ids),
+        limit=request.limit,
+        sampling=sampling_to_wire(request.params),
+        seed=request.seed_of(choice),
+        stop=request.stops,
+        time_left_ms=left_ms,
+        speculate=request.speculation.enabled,
+        node_limit=request.speculation.node_limit,
+        sources=[verifier_pb2.Source(name=source.name, address=source.address) for source in sources],
+        logprobs=None if request.logprobs is None else logprobs_to_wire(request.logprobs),
+    )

@@ -1,0 +1,135 @@
+"""What a client asks: options into a request's message.
+
+Pure; shared by the blocking and the asyncio client, which only move the messages.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypedDict, cast
+
+from outrider.v1 import common_pb2, generation_pb2
+from outrider.wire.codec import logprobs_to_wire
+from speculative.errors import InvalidRequest
+from speculative.logprobs import Logprobs, LogprobsOf
+
+
+class Options(TypedDict, total=False):
+    """What `generate` and `stream` take beside a prompt. Left out or None: the default of the contract."""
+
+    ids: Sequence[int] | None
+    """The prompt as token ids, taken as they are; in place of text."""
+    max_tokens: int | None
+    """The most ids to generate; default 128, or what the context leaves."""
+    temperature: float | None
+    """0 is greedy; default 1."""
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    stop: Sequence[str] | str
+    """Strings that end the request."""
+    stop_ids: Sequence[int] | None
+    """Token ids that end the request beside the target's end-of-sequence ids."""
+    ignore_eos: bool
+    """Whether end-of-sequence ids end nothing."""
+    min_tokens: int | None
+    """The request does not end by what is generated before so many ids; default 0."""
+    n: int | None
+    """How many answers; default 1."""
+    logprobs: bool
+    """Whether each id comes with its log-probability."""
+    top_logprobs: int | None
+    """With `logprobs`: how many of the likeliest ids come beside it, 0 to 20; default 0."""
+    logprobs_of: Literal["raw", "processed"] | None
+    """With `logprobs`: of the target's own distribution, or of the one that is sampled from; default raw."""
+    seed: int | None
+    """Unsigned 64 bits; the same request with the same seed gives the same ids."""
+    model: str
+    session: str
+    tenant: str
+    speculation: bool
+    """False: decode plainly. The ids are the same."""
+    sources: Sequence[str] | None
+    """Names of the sources to draft from; default all."""
+    nodes: int | None
+    """The most drafted nodes in one round."""
+    timeout: float | None
+    """Seconds for the whole request; then Unavailable is raised."""
+
+
+def build_request(prompt: str | None, options: Options) -> generation_pb2.GenerateRequest:
+    """The request's message. Raises InvalidRequest for what no message can hold; the rest is the server's."""
+    ids = options.get("ids")
+    if (prompt is None) == (ids is None):
+        raise InvalidRequest("give either a prompt or ids")
+    _check_widths(options)
+    stop = options.get("stop", ())
+    try:
+        start = generation_pb2.GenerateStart(
+            tenant=options.get("tenant", ""),
+            session=options.get("session", ""),
+            model=options.get("model", ""),
+            ids=None if ids is None else generation_pb2.TokenIds(ids=ids),
+            sampling=_sampling(options),
+            max_tokens=options.get("max_tokens"),
+            stop=(stop,) if isinstance(stop, str) else stop,
+            seed=options.get("seed"),
+            speculation=generation_pb2.Speculation(
+                enabled=options.get("speculation", True),
+                sources=options.get("sources") or (),
+                node_limit=options.get("nodes"),
+            ),
+            n=options.get("n"),
+            logprobs=_logprobs(options),
+        )
+        if prompt is not None:
+            start.text = prompt
+        return generation_pb2.GenerateRequest(start=start)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"not a request: {error}") from error
+
+
+_WIDTHS = dict.fromkeys(("max_tokens", "min_tokens", "n", "nodes", "top_k"), (-(2**63), 2**63))
+_WIDTHS["seed"] = (0, 2**64)
+
+
+def _check_widths(options: Options) -> None:
+    """The message's own errors about a number do not say which field it was for."""
+    for name, (low, high) in _WIDTHS.items():
+        value = options.get(name)
+        if isinstance(value, int) and not low <= value < high:
+            raise InvalidRequest(f"{name} is {value}; it must be from {low} to {high - 1}")
+    for name in ("ids", "logit_bias", "stop_ids"):
+        for id_ in cast(Iterable[int], options.get(name) or ()):
+            if isinstance(id_, int) and not 0 <= id_ < 2**32:
+                raise InvalidRequest(f"{name} has {id_}; no vocabulary has such an id")
+
+
+def _logprobs(options: Options) -> common_pb2.Logprobs | None:
+    top, of = options.get("top_logprobs"), options.get("logprobs_of")
+    if not options.get("logprobs"):
+        for name, value in (("top_logprobs", top), ("logprobs_of", of)):
+            if value is not None:
+                raise InvalidRequest(f"{name} is {value!r}, but logprobs were not asked for")
+        return None
+    if of is not None and of not in set(LogprobsOf):
+        raise InvalidRequest(f"logprobs_of is {of!r}; {' and '.join(LogprobsOf)} are possible")
+    return logprobs_to_wire(Logprobs(top or 0, LogprobsOf(of or LogprobsOf.RAW)))
+
+
+def _sampling(options: Options) -> common_pb2.Sampling:
+    return common_pb2.Sampling(
+        temperature=options.get("temperature"),
+        top_k=options.get("top_k"),
+        top_p=options.get("top_p"),
+        min_p=options.get("min_p"),
+        repetition_penalty=options.get("repetition_penalty"),
+        presence_penalty=options.get("presence_penalty"),
+        frequency_penalty=options.get("frequency_penalty"),
+        logit_bias=options.get("logit_bias") or {},
+        min_tokens=options.get("min_tokens"),
+        ignore_eos=options.get("ignore_eos") or None,
+        stop_ids=options.get("stop_ids") or (),
+    )

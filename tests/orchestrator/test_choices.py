@@ -1,0 +1,129 @@
+"""Several answers to one request: sessions of their own, one epoch, one stream, one end."""
+
+from typing import Any
+
+import pytest
+
+from outrider.client import Chunk
+from speculative.errors import Overloaded, StaleEpoch, Superseded, Unavailable
+from speculative.noise import derive
+
+
+def expected(prompt_length: int, count: int) -> tuple[int, ...]:
+    return tuple(2 + (position * 7) % 94 for position in range(prompt_length, prompt_length + count))
+
+
+async def test_choices_are_sessions_of_one_epoch_with_derived_seeds(world: Any) -> None:
+    verifier = await world.verifier()
+    front = await world.ready(await world.front([verifier.address]))
+    completion = await front.client.generate(ids=[5, 6], max_tokens=9, n=3, seed=42, session="mine")
+    opened = sorted(verifier.opened, key=lambda message: message.key.choice)
+    assert [(m.key.session, m.key.choice) for m in opened] == [("mine", 0), ("mine", 1), ("mine", 2)]
+    assert [m.seed for m in opened] == [derive(42, choice) for choice in range(3)]
+    assert len({m.epoch for m in opened}) == 1
+    assert [choice.ids for choice in completion.choices] == [expected(2, 9)] * 3
+    assert [choice.seed for choice in completion.choices] == [m.seed for m in opened]
+    assert (completion.ids, completion.seed) == (expected(2, 9), 42)
+    assert completion.usage.completion_tokens == 27
+    assert front.sample("prompt_tokens_total") == 2
+    assert front.sample("generation_tokens_total") == 27
+    assert front.sample("requests_total", outcome="length") == 1
+
+
+async def test_chunks_say_whose_they_are_and_come_in_order(world: Any, table: Any) -> None:
+    verifier = await world.verifier(tokens=table)
+    front = await world.ready(await world.front([verifier.address]))
+    chunks: dict[int, list[Chunk]] = {0: [], 1: []}
+    stream = front.client.stream("ab", max_tokens=12, n=2)
+    async for chunk in stream:
+        chunks[chunk.choice].append(chunk)
+    completion = await stream.completion()
+    for choice, parts in chunks.items():
+        assert tuple(id_ for part in parts for id_ in part.ids) == expected(2, 12)
+        assert "".join(part.text for part in parts) == completion.choices[choice].text
+
+
+async def test_one_choice_is_as_simple_as_before(world: Any) -> None:
+    verifier = await world.verifier()
+    front = await world.ready(await world.front([verifier.address]))
+    completion = await front.client.generate(ids=[5], max_tokens=3)
+    (only,) = completion.choices
+    assert (only.ids, only.seed, only.usage) == (completion.ids, completion.seed, completion.usage)
+
+
+async def test_cancel_ends_all_choices(world: Any) -> None:
+    verifier = await world.verifier(per_tick=1, tick_s=0.02)
+    front = await world.ready(await world.front([verifier.address]))
+    stream = front.client.stream(ids=[5], session="mine", max_tokens=60, n=3)
+    await anext(stream)
+    assert await front.client.cancel("mine")
+    completion = await stream.completion()
+    assert [choice.finish_reason for choice in completion.choices] == ["cancelled"] * 3
+    assert {key.choice for key, _ in verifier.cancelled} == {0, 1, 2}
+
+
+async def test_a_client_that_goes_away_and_a_deadline_end_all_choices(world: Any) -> None:
+    verifier = await world.verifier(per_tick=1, tick_s=0.02)
+    front = await world.ready(await world.front([verifier.address]))
+    async with front.client.stream(ids=[5], max_tokens=60, n=3) as stream:
+        await anext(stream)
+    await world.until(lambda: {key.choice for key, _ in verifier.cancelled} == {0, 1, 2})
+    verifier.cancelled.clear()
+    with pytest.raises(Unavailable):
+        await front.client.generate(ids=[5], n=2, timeout=0.2, max_tokens=60)
+    await world.until(lambda: {key.choice for key, _ in verifier.cancelled} == {0, 1})
+    await world.until(lambda: front.sample("peer_sessions", peer=verifier.address) == 0)
+
+
+async def test_a_later_request_takes_over_all_choices(world: Any) -> None:
+    verifier = await world.verifier(per_tick=1, tick_s=0.02)
+    front = await world.ready(await world.front([verifier.address]))
+    earlier = front.client.stream(ids=[5], session="mine", max_tokens=60, n=3)
+    await anext(earlier)
+    later = await front.client.generate(ids=[6, 7], session="mine", max_tokens=4)
+    with pytest.raises(Superseded, match="mine"):
+        await earlier.completion()
+    assert later.ids == expected(2, 4)
+    await world.until(lambda: {key.choice for key, _ in verifier.cancelled} >= {1, 2})
+
+
+async def test_where_not_all_choices_find_room_none_is_left_running(world: Any) -> None:
+    verifier = await world.verifier(per_tick=1, tick_s=0.02, refusals={1: Overloaded("no room for two", 3.0)})
+    front = await world.ready(await world.front([verifier.address]))
+    with pytest.raises(Overloaded, match="no room for two"):
+        await front.client.generate(ids=[5], n=3, max_tokens=60)
+    await world.until(lambda: {key.choice for key, _ in verifier.cancelled} == {0, 2})
+
+
+async def test_one_stale_choice_moves_all_to_a_higher_epoch(world: Any) -> None:
+    verifier = await world.verifier(refusals={1: StaleEpoch("older", 2**63)})
+    front = await world.ready(await world.front([verifier.address]))
+    completion = await front.client.generate(ids=[5], n=3, max_tokens=8)
+    assert [choice.ids for choice in completion.choices] == [expected(1, 8)] * 3
+    assert all(message.epoch > 2**63 for message in verifier.opened[-3:])
+    assert len({message.epoch for message in verifier.opened[-3:]}) == 1
+
+
+async def test_what_is_asked_beside_ids_reaches_the_verifier(world: Any) -> None:
+    verifier = await world.verifier()
+    front = await world.ready(await world.front([verifier.address]))
+    asked: dict[str, Any] = {"min_tokens": 3, "stop_ids": [9, 8], "ignore_eos": True}
+    await front.client.generate(
+        ids=[5], max_tokens=4, **asked, logprobs=True, top_logprobs=5, logprobs_of="processed"
+    )
+    await front.client.generate(ids=[5], max_tokens=4)
+    told, untold = verifier.opened
+    sampling = told.sampling
+    assert (sampling.min_tokens, list(sampling.stop_ids), sampling.ignore_eos) == (3, [8, 9], True)
+    assert (told.logprobs.top_logprobs, told.logprobs.logprobs_of) == (5, 2)
+    assert not untold.HasField("logprobs")
+    assert not untold.sampling.ListFields()
+
+
+async def test_a_stop_id_has_no_text_of_its_own(world: Any, table: Any) -> None:
+    verifier = await world.verifier(tokens=table)
+    front = await world.ready(await world.front([verifier.address]))
+    last = expected(2, 6)[-1]
+    completion = await front.client.generate("ab", max_tokens=6, stop_ids=[last])
+    assert completion.ids == expected(2, 6)
+    assert completion.text.encode() == b"".join(map(table.token_bytes, completion.ids[:-1]))

@@ -1,0 +1,47 @@
+"""What one session brings to one step, and what the step commits of it. Pure."""
+
+from dataclasses import dataclass
+
+from speculative.commit import FinishReason
+from speculative.logprobs import TokenLogprob
+from speculative.tree import ROOT, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A session's rows in one step: a chain of committed ids, and below its last one a draft tree."""
+
+    chain: tuple[int, ...]
+    tree: TokenTree
+    final: bool
+    """Whether the chain reaches the last committed id, so that the step commits something."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Token of each row."""
+        return self.chain + self.tree.tokens
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Row that each row continues; -1 for what is cached already."""
+        last = len(self.chain) - 1
+        below = tuple(last if parent == ROOT else last + 1 + parent for parent in self.tree.parents)
+        return (*range(-1, last), *below)
+
+    @property
+    def want(self) -> tuple[int, ...]:
+        """Rows whose logits are needed: the chain's last one and every node, or none."""
+        return tuple(range(len(self.chain) - 1, len(self.chain) + len(self.tree))) if self.final else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a step committed."""
+
+    position: int
+    tokens: tuple[int, ...]
+    credits: bytes
+    path: tuple[int, ...]
+    """Rows of the portion that are committed positions now."""
+    reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] = ()
