@@ -24,10 +24,13 @@ _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 class Stack:
     """A running `outrider up`: one verifier, at most one drafter, one orchestrator, each a process."""
 
-    def __init__(self, target: str, drafter: str) -> None:
+    def __init__(self, target: str, drafter: str, **variables: str) -> None:
+        """`variables` are added to the environment of its processes."""
         command = [sys.executable, "-m", "outrider.cli", "up", "--json", "--threads", "1"]
         command += ["--target", target, "--drafter", drafter]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=os.environ | variables
+        )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line or "error" in json.loads(line):
@@ -46,6 +49,11 @@ class Stack:
     def pids(self, *roles: str) -> list[int]:
         """Process ids of these roles; of all where none is named."""
         return [p["pid"] for p in self.processes if not roles or p["role"] in roles]
+
+    def address_of(self, role: str) -> str:
+        """host:port of the one process of this role."""
+        address: str = next(p["address"] for p in self.processes if p["role"] == role)
+        return address
 
     def peak_mb(self) -> dict[str, int]:
         """The largest resident size of each process so far, in MiB."""
@@ -105,6 +113,44 @@ class Peer:
             raise SystemExit("the peer process ended; its message is above")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+class Helper:
+    """A process that says its address in its first line and ends with its stdin."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise SystemExit(f"{' '.join(command)} did not start; its message is above")
+        self.address: str = json.loads(line)["address"] if line.startswith("{") else line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.terminate()
+        self._process.wait(15)
+
+
+class FaultyDrafter(Helper):
+    """Between a verifier and a real drafter; see faulty.py."""
+
+    def __init__(self, drafter: str, mode: str) -> None:
+        super().__init__([sys.executable, str(Path(__file__).parent / "faulty.py"), drafter, mode])
+
+
+class Orchestrator(Helper):
+    """One more orchestrator of a verifier, with a drafter of its own choice."""
+
+    def __init__(self, verifier: str, drafter: str) -> None:
+        command = [sys.executable, "-m", "orchestrator", "--verifier", verifier, "--drafter", drafter]
+        super().__init__(command)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from speculative.commit import FinishReason
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Sources, Stop
 from verifier_service.counts import CountsByName, EngineTotals
 from verifier_service.pace import StepPace
-from verifier_service.planner import pending_rows
+from verifier_service.planner import chunk_rows, pending_rows
 from verifier_service.portion import Portion
 from verifier_service.running import RunningSessions, Target
 from verifier_service.sessions import Session
@@ -39,11 +39,13 @@ class EngineLimits:
     """Bounds of a step."""
 
     prefill_chunk: int = 512
-    """Rows that prefills share with decoding."""
+    """The most rows that prefills share with decoding."""
     wait_ms_most: float = 4.0
     """The longest wait for drafts before a step; 0: never."""
     beat_s: float = 0.1
     """How often an idle engine says that it lives."""
+    stall_ms: float = 60.0
+    """How long a step may take that computes part of a prompt while other sessions decode."""
     adaptive: bool = True
     """Whether a step admits the nodes that pay for their rows, or all that the sessions' limits allow."""
 
@@ -156,7 +158,7 @@ class Engine:
 
     def _step(self, ready: list[Session]) -> None:
         nodes = [session.likely_nodes for session in ready]
-        sizes = pending_rows([session.pending for session in ready], nodes, self._limits.prefill_chunk)
+        sizes = pending_rows([session.pending for session in ready], nodes, self._chunk(ready))
         for session, size in zip(ready, sizes, strict=True):
             with self._running.guarded(session):
                 self._running.prepare(session, size)
@@ -176,6 +178,12 @@ class Engine:
             # Drafts for the trees that were just verified are merged before these are cut.
             self._drain()
             self._absorb_all(parts, logits)
+
+    def _chunk(self, ready: list[Session]) -> int:
+        """Rows that prompts may share with decoding in this step."""
+        decoding = sum(session.pending == 1 for session in ready)
+        expected_ms = partial(self._pace.expected_ms, sessions=len(ready))
+        return chunk_rows(self._limits.prefill_chunk, decoding, expected_ms, self._limits.stall_ms)
 
     def _begin(self, ready: list[Session], sizes: list[int]) -> list[Part]:
         """Every session's rows in this step: its pending ids, and the drafted nodes that are admitted."""

@@ -9,6 +9,9 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from math import log2
 
+PROFILED = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 256)
+"""Rows that a profile should have: kernels work in tiles, so both sides of likely edges."""
+
 _SCALE_WEIGHT = 0.2
 _SIZE_WEIGHT = 0.05
 """Of what a pair of successive steps says about their sizes."""

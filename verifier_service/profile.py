@@ -10,25 +10,24 @@ from collections.abc import Sequence
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
 from outrider.lm.table import SlotTable
-from verifier_service.pace import StepPace
+from verifier_service.pace import PROFILED, StepPace
 
 _CONTEXT = 64
-_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _SESSIONS = 4
-_REPEATS = 4
+_REPEATS = 3
 _BUDGET_S = 2.0
 """A target so slow that this runs out is measured at fewer sizes."""
 
 
 def profiled(target: PackedLM) -> StepPace:
     """Runs a few passes of each size and takes the fastest: the others were held up by something else."""
-    tables = [target.table(_CONTEXT + max(_ROWS)) for _ in range(_SESSIONS)]
+    tables = [target.table(_CONTEXT + max(PROFILED)) for _ in range(_SESSIONS)]
     try:
         context = min(_CONTEXT, target.max_length // 2)
         for table in tables:
             target.forward([Share(table, (0,) * context, tuple(range(-1, context - 1)), ())])
             table.commit(tuple(range(context)))
-        return _measured(target, tables, [rows for rows in _ROWS if rows <= target.max_length - context])
+        return _measured(target, tables, [rows for rows in PROFILED if rows <= target.max_length - context])
     finally:
         for table in tables:
             target.release(table)

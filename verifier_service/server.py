@@ -95,11 +95,13 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
         self._describe(target)
+        settings = self._settings
         limits = EngineLimits(
-            self._settings.prefill_chunk,
-            self._settings.wait_ms_max,
-            _BEAT_S,
-            self._settings.budget == "adaptive",
+            prefill_chunk=settings.prefill_chunk,
+            wait_ms_most=settings.wait_ms_max,
+            beat_s=_BEAT_S,
+            stall_ms=settings.prefill_stall_ms,
+            adaptive=settings.budget == "adaptive",
         )
         self._engine = Engine(target, limits, self._publish, self._fail, pace)
         self._metrics.registry.register(

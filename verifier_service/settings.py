@@ -33,7 +33,9 @@ class VerifierSettings(ServiceSettings):
     budget: Literal["adaptive", "fixed"] = "adaptive"
     """Whether a step admits the drafted nodes that pay for their rows, or all that fit the node limits."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
-    """Rows of one pass that prompts share with decoding."""
+    """The most rows of one pass that prompts share with decoding."""
+    prefill_stall_ms: Annotated[float, Field(gt=0)] = 60.0
+    """How long a pass with part of a prompt may take while other sessions decode, in ms."""
     wait_ms_max: Annotated[float, Field(ge=0, le=1000)] = 4.0
     """The longest that a step with one ready session waits for drafts, in ms; 0: never."""
     orphan_grace_s: Annotated[float, Field(gt=0)] = 5.0
