@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc.aio
 
+from outrider.lm.blocks import BLOCK
 from outrider.lm.packed import PackedLM
-from outrider.lm.pool import BLOCK
 from outrider.runtime.metrics import Metrics
 from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
@@ -70,7 +70,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._loop = asyncio.get_running_loop()
         self._registry = Registry()
         self._watchers = Watchers(self._registry)
-        self._links = Links(self._put, link_limits or LinkLimits())
+        self._links = Links(self._put, link_limits or LinkLimits(max_message_mb=settings.max_message_mb))
         self._engine: Engine | None = None
         self._hub: Hub | None = None
         self._description = verifier_pb2.VerifierDescription()

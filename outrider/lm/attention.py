@@ -139,13 +139,13 @@ class SlotCache(PackedCache):
     def __init__(self, model_type: str, pool: SlotPool, plan: PassPlan) -> None:
         super().__init__(model_type)
         self._plan = plan
-        ranges = plan.slot_ranges()
-        self._single = len(ranges) == 1
+        runs = plan.written()
+        self._single = len(runs) == 1
         if self._single:
-            self._targets = pool.views(*ranges[0])
+            self._targets = pool.views(*runs[0])
         else:
             self._targets = pool.planes()
-            slots = [slot for low, high in ranges for slot in range(low, high)]
+            slots = [slot for low, high in runs for slot in range(low, high)]
             self._slots = torch.tensor(slots, device=pool.layout.device)
 
     def compute(
@@ -162,7 +162,7 @@ class SlotCache(PackedCache):
         return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
     def _write(self, keys: torch.Tensor, values: torch.Tensor, plane: int) -> None:
-        """A slice for one session, one indexed copy for several."""
+        """A slice where the rows lie together, else one indexed copy."""
         targets = self._targets
         if self._single:
             targets[plane].copy_(keys)

@@ -102,12 +102,18 @@ class PackedLM:
         """Lays out linear layers for few rows (float32 on the CPU only); their own weights are let go."""
         pack_linears(self.model, self._find_layout)
 
-    def table(self, reserve: int = 0) -> SlotTable:
-        """A new session's slots, with room for ``reserve`` tokens at once; Overloaded if there is none."""
-        return SlotTable(self.pool, reserve)
+    def table(self, reserve: int = 0, room: int = 0) -> SlotTable:
+        """A new session's slots: ``reserve`` of them at once, more as passes need them.
+
+        ``room`` is how many it may come to need, which says where to begin. Raises Overloaded where there are
+        not so many.
+        """
+        table = SlotTable(self.pool, max(reserve, room))
+        table.reserve(reserve)
+        return table
 
     def release(self, table: SlotTable) -> None:
-        """Gives a session's slots back; the table is not to be used again."""
+        """Gives a session's slots back."""
         table.close()
 
     def forward(self, shares: Sequence[Share]) -> torch.Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.lm.pool import SlotPool
+from outrider.lm.pool import Run, SlotPool
 from outrider.lm.table import SlotTable
 
 
@@ -108,21 +108,20 @@ class PassPlan:
         self.row_count = low
         for rows in self.rows:
             table = rows.table
-            pool.reserve(table.slots, table.length + len(rows.parents))
+            table.reserve(table.length + len(rows.parents))
         self._visible: dict[int | None, list[Visible]] = {}
 
     def positions(self) -> list[int]:
         """Absolute position of every row."""
         return [position for rows in self.rows for position in rows.positions]
 
-    def slot_ranges(self) -> list[tuple[int, int]]:
-        """Per share the slots ``[low, high)`` that its rows are written to."""
-        ranges = []
+    def written(self) -> list[Run]:
+        """The slots that the rows are written to, in order of rows."""
+        runs = []
         for rows in self.rows:
-            table = rows.table
-            first = table.slots.start + table.length
-            ranges.append((first + table.nodes, first + len(rows.parents)))
-        return ranges
+            first = rows.table.length
+            runs += rows.table.runs(first + rows.table.nodes, first + len(rows.parents))
+        return runs
 
     def visible(self, window: int | None) -> list[Visible]:
         """Per share what its rows attend over in layers with this sliding window (None: no window)."""
@@ -133,13 +132,13 @@ class PassPlan:
 
     def _see(self, rows: Rows, window: int | None) -> Visible:
         table = rows.table
-        start, total = table.slots.start, table.length + len(rows.parents)
+        total = table.length + len(rows.parents)
         first = 0
         if window is not None:
             first = max(0, min(rows.positions) + 1 - window)
             if max(rows.positions) < window:
                 window = None
-        views = self._pool.views(start + first, start + total)
+        views = self._pool.seen(table.runs(first, total))
         count = rows.high - rows.low
         if rows.is_chain and (count == 1 or (count == total and window is None)):
             return Visible(rows.low, rows.high, views, None, causal=count > 1)

@@ -1,31 +1,24 @@
 """Keys and values of every session, in slots: one tensor for all layers that agree in heads and width.
 
-Storage is ``[planes, heads, slots, width]``; a layer has two planes, keys and values. A session's slots lie
-in one contiguous range, so what a layer attends over is a view. The pool knows nothing about tokens, trees or
-positions.
+Storage is ``[planes, heads, slots, width]``; a layer has two planes, keys and values. Slots come in blocks,
+which may be shared; a table's slots are few runs of them, and what a layer attends over is a view where there
+is one run. The pool knows nothing about tokens, trees or positions.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from outrider.lm.ranges import RangeAllocator
+from outrider.lm.blocks import BLOCK, BlockAllocator
 from speculative.errors import Overloaded
-
-BLOCK = 64
-"""Ranges are whole multiples of this many slots."""
 
 _RETRY_AFTER_S = 1.0
 
-
-@dataclass(slots=True, eq=False)
-class SlotRange:
-    """The slots ``[start, start + size)`` of one session. Only the pool changes it."""
-
-    start: int = 0
-    size: int = 0
+Run = tuple[int, int]
+"""Slots ``[low, high)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,60 +57,63 @@ class SlotPool:
     def __init__(self, layout: KVLayout, max_slots: int, initial_slots: int = 1024) -> None:
         """``max_slots`` bounds what it may ever hold; storage starts at ``initial_slots`` and doubles."""
         self.layout = layout
-        self.max_slots = max_slots
+        self.max_blocks = max(1, max_slots // BLOCK)
+        self.evict: Callable[[int], int] = lambda blocks: 0
+        """Asked for blocks when all there may be are held; returns how many it gave back."""
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for plane, shape in enumerate(layout.planes):
             members[shape].append(plane)
         self._groups = tuple(_Group(shape, tuple(of)) for shape, of in members.items())
-        self._ranges: dict[int, SlotRange] = {}
-        self._lay_out(min(_blocks(initial_slots), max_slots))
+        self.blocks = BlockAllocator(0)
+        """Of the storage there is."""
+        self._planes: list[torch.Tensor] = [torch.empty(0)] * len(layout.planes)
+        self._grow(min(-(-initial_slots // BLOCK), self.max_blocks))
+
+    @property
+    def max_slots(self) -> int:
+        """Slots that there may be in all."""
+        return self.max_blocks * BLOCK
 
     @property
     def slots(self) -> int:
         """Slots that storage exists for now."""
-        return self._allocator.capacity
+        return self.blocks.capacity * BLOCK
 
     @property
     def used_slots(self) -> int:
-        """Slots that belong to a session."""
-        return self._allocator.capacity - self._allocator.free
+        """Slots of the blocks that somebody holds."""
+        return (self.blocks.capacity - self.blocks.free) * BLOCK
 
     @property
-    def free_slots(self) -> int:
-        """Slots that sessions may still take, counting what the pool may grow by."""
-        return self.max_slots - self.used_slots
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds, counting those that the pool may grow by."""
+        return self.blocks.free + self.max_blocks - self.blocks.capacity
 
     def bytes(self) -> int:
         """Bytes of storage held now."""
         return self.slots * self.layout.slot_bytes
 
-    def open(self) -> SlotRange:
-        """A new empty range."""
-        slots = SlotRange()
-        self._ranges[id(slots)] = slots
-        return slots
+    def take(self, count: int, after: int | None = None, room: int = 0) -> list[int]:
+        """Blocks for one holder; see BlockAllocator.
 
-    def close(self, slots: SlotRange) -> None:
-        """Gives the range back; a second call does nothing."""
-        if self._ranges.pop(id(slots), None) is not None and slots.size:
-            self._allocator.give(slots.start, slots.size)
-            slots.size = 0
-
-    def reserve(self, slots: SlotRange, need: int) -> None:
-        """Makes the range at least ``need`` slots long, keeping its contents.
-
-        Raises Overloaded, with nothing changed, if ``max_slots`` does not allow it.
+        Storage grows while it may before what is free is taken in pieces. Raises Overloaded, with nothing
+        changed but evictions, where there are too few.
         """
-        if need <= slots.size:
-            return
-        wanted = _blocks(max(need, slots.size + slots.size // 2))
-        for size in dict.fromkeys((wanted, _blocks(need), need)):
-            if self._resize(slots, size):
-                return
-        raise Overloaded(
-            f"a session needs {need} KV slots; {self.free_slots} of {self.max_slots} are free",
-            retry_after_s=_RETRY_AFTER_S,
-        )
+        if self.free_blocks < count:
+            self.evict(count - self.free_blocks)
+        if self.free_blocks < count:
+            raise Overloaded(
+                f"a session needs {count} more KV blocks of {BLOCK} tokens; {self.free_blocks} of "
+                f"{self.max_blocks} are free",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        if self.blocks.capacity < self.max_blocks and self.blocks.longest_run() < max(count, room):
+            self._grow(min(max(2 * self.blocks.capacity, count), self.max_blocks))
+        taken = self.blocks.take(count, after, room)
+        while taken is None:
+            self._grow(min(self.blocks.capacity + count, self.max_blocks))
+            taken = self.blocks.take(count, after, room)
+        return taken
 
     def views(self, low: int, high: int) -> Sequence[torch.Tensor]:
         """Per plane the slots ``[low, high)`` as a view ``[1, heads, high - low, width]``."""
@@ -130,78 +126,50 @@ class SlotPool:
                 found[plane] = view
         return found
 
+    def seen(self, runs: Sequence[Run]) -> Sequence[torch.Tensor]:
+        """Per plane the slots of these runs in order: views of one run, else put together when asked for."""
+        return self.views(*runs[0]) if len(runs) == 1 else _Stitched([self.views(*run) for run in runs])
+
     def planes(self) -> Sequence[torch.Tensor]:
         """Per plane all slots as a view ``[heads, slots, width]``."""
         return self._planes
 
     @torch.inference_mode()
-    def gather(self, sources: Sequence[int], target: int) -> None:
-        """Copies slots ``sources`` (ascending) to ``target``, ``target + 1``, …: one index operation for all
-        layers."""
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies slots to slots: one index operation for all layers."""
         index = torch.tensor(sources, device=self.layout.device)
+        into = torch.tensor(targets, device=self.layout.device)
         for group in self._groups:
             storage = group.storage[0]
-            storage[:, :, target : target + len(sources)] = storage.index_select(2, index)
+            storage.index_copy_(2, into, storage.index_select(2, index))
 
-    def check_integrity(self) -> None:
-        """Raises AssertionError if a slot is lost or owned twice."""
-        taken = [(slots.start, slots.size) for slots in self._ranges.values() if slots.size]
-        self._allocator.check(taken)
-
-    def _resize(self, slots: SlotRange, size: int) -> bool:
-        extra = size - slots.size
-        if extra > self.free_slots:
-            return False
-        if slots.size and self._allocator.extend(slots.start + slots.size, extra):
-            slots.size = size
-            return True
-        if self._move(slots, size):
-            return True
-        need = self.used_slots + size
-        grown = min(max(need, 2 * self.slots), self.max_slots)
-        self._lay_out(grown, last=slots, last_size=size)
-        return True
+    def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
+        """Raises AssertionError if a block is lost, or held by others than these (default: nobody)."""
+        self.blocks.check(held)
 
     @torch.inference_mode()
-    def _move(self, slots: SlotRange, size: int) -> bool:
-        start = self._allocator.take(size)
-        if start is None:
-            return False
-        if slots.size:
-            for group in self._groups:
-                storage = group.storage[0]
-                old = storage[:, :, slots.start : slots.start + slots.size]
-                storage[:, :, start : start + slots.size] = old
-            self._allocator.give(slots.start, slots.size)
-        slots.start, slots.size = start, size
-        return True
-
-    @torch.inference_mode()
-    def _lay_out(self, capacity: int, last: SlotRange | None = None, last_size: int = 0) -> None:
-        """New storage with the ranges one after another: growth and the cure of fragmentation in one."""
-        order = [slots for slots in self._ranges.values() if slots is not last and slots.size]
-        sizes = [slots.size for slots in order]
-        if last is not None:
-            order.append(last)
-            sizes.append(last_size)
-        starts = [sum(sizes[:at]) for at in range(len(sizes))]
+    def _grow(self, blocks: int) -> None:
+        """More storage; what there is keeps its slots."""
         device, dtype = self.layout.device, self.layout.dtype
         for group in self._groups:
             heads, width = group.shape
-            new = torch.empty(len(group.members), heads, capacity, width, dtype=dtype, device=device)
-            for slots, start in zip(order, starts, strict=True):
-                if slots.size:
-                    old = group.storage[0][:, :, slots.start : slots.start + slots.size]
-                    new[:, :, start : start + slots.size] = old
+            new = torch.empty(len(group.members), heads, blocks * BLOCK, width, dtype=dtype, device=device)
+            if group.storage:
+                new[:, :, : self.slots] = group.storage[0]
             group.storage[:] = [new]
-        for slots, start, size in zip(order, starts, sizes, strict=True):
-            slots.start, slots.size = start, size
-        self._allocator = RangeAllocator(capacity, used=sum(sizes))
-        self._planes: list[torch.Tensor] = [torch.empty(0)] * len(self.layout.planes)
-        for group in self._groups:
-            for plane, view in zip(group.members, group.storage[0].unbind(0), strict=True):
+            for plane, view in zip(group.members, new.unbind(0), strict=True):
                 self._planes[plane] = view
+        self.blocks.grow(blocks)
 
 
-def _blocks(slots: int) -> int:
-    return -(-slots // BLOCK) * BLOCK
+class _Stitched(Sequence[torch.Tensor]):
+    """Planes whose slots lie in several runs. A layer asks for each of its two once, after it was written."""
+
+    def __init__(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts[0])
+
+    def __getitem__(self, plane: Any) -> Any:
+        return torch.cat([part[plane] for part in self._parts], dim=2)

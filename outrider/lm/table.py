@@ -1,34 +1,84 @@
 """One session's slot table: how many positions are committed, and which drafted rows lie beyond them.
 
-Slot ``i`` of the session's range holds committed position ``i`` while ``i < length``; node ``j`` lies at slot
-``length + j``. So everything a row may see is one contiguous view, and only drafted rows ever need a mask.
+The blocks of the table in order make its slots: slot ``i`` holds committed position ``i`` while ``i <
+length``; node ``j`` lies at slot ``length + j``. Only full blocks of committed positions may have other
+holders; what is written goes to blocks that this table alone holds.
 """
 
 from collections.abc import Sequence
 
-from outrider.lm.pool import SlotPool
+from outrider.lm.blocks import BLOCK
+from outrider.lm.pool import Run, SlotPool
 
 
 class SlotTable:
     """Cached positions and kept drafted rows of one session."""
 
-    __slots__ = ("_pool", "depths", "length", "parents", "slots")
+    __slots__ = ("_pool", "_room", "_runs", "blocks", "depths", "length", "parents")
 
-    def __init__(self, pool: SlotPool, reserve: int = 0) -> None:
-        """Takes room for ``reserve`` tokens at once; raises Overloaded if the pool has not got it."""
+    def __init__(self, pool: SlotPool, room: int = 0) -> None:
+        """Holds nothing yet. Of ``room`` tokens in all, so many are likely to be needed: where to begin."""
         self._pool = pool
-        self.slots = pool.open()
+        self._room = blocks_for(room)
+        self._runs: list[Run] = []
+        self.blocks: list[int] = []
+        """Blocks held, in order of position."""
         self.length = 0
         """Committed positions whose keys and values are here."""
         self.parents: list[int] = []
         """Parent node of each kept node, -1 for the last committed position."""
         self.depths: list[int] = []
         """Depth of each kept node; a child of the last committed position has depth 0."""
-        try:
-            pool.reserve(self.slots, reserve)
-        except BaseException:
-            pool.close(self.slots)
-            raise
+
+    def adopt(self, blocks: Sequence[int]) -> None:
+        """Begins an empty table with full blocks of committed positions that others hold too."""
+        assert not self.blocks, "only an empty table can begin with others' blocks"
+        self._pool.blocks.share(blocks)
+        self._add(blocks)
+        self.length = len(blocks) * BLOCK
+
+    def fork(self) -> "SlotTable":
+        """A table with the same committed positions: full blocks are shared, what lies beyond is copied.
+
+        Raises Overloaded, with nothing changed, where there is no room for the copy.
+        """
+        other = SlotTable(self._pool, self._room * BLOCK)
+        full = self.length // BLOCK
+        other.adopt(self.blocks[:full])
+        if self.length > full * BLOCK:
+            try:
+                other.reserve(self.length)
+            except BaseException:
+                other.close()
+                raise
+            self._pool.copy(self.slots(full * BLOCK, self.length), other.slots(full * BLOCK, self.length))
+            other.length = self.length
+        return other
+
+    def lacks(self, need: int) -> int:
+        """Blocks that are missing for so many slots."""
+        return max(0, blocks_for(need) - len(self.blocks))
+
+    def reserve(self, need: int) -> None:
+        """Holds at least ``need`` slots from now on. Raises Overloaded, with nothing changed."""
+        if missing := self.lacks(need):
+            after = self.blocks[-1] if self.blocks else None
+            self._add(self._pool.take(missing, after, max(0, self._room - len(self.blocks))))
+
+    def runs(self, low: int, high: int) -> list[Run]:
+        """Where the slots ``[low, high)`` of the table lie in the pool, in order."""
+        found = []
+        begin = 0
+        for start, end in self._runs:
+            size = end - start
+            if begin < high and begin + size > low:
+                found.append((start + max(0, low - begin), start + min(size, high - begin)))
+            begin += size
+        return found
+
+    def slots(self, low: int, high: int) -> list[int]:
+        """The pool's slots of the table's slots ``[low, high)``."""
+        return [slot for start, end in self.runs(low, high) for slot in range(start, end)]
 
     @property
     def nodes(self) -> int:
@@ -66,10 +116,21 @@ class SlotTable:
         self.depths.clear()
 
     def close(self) -> None:
-        """Gives the slots back; the table is not to be used again."""
-        self._pool.close(self.slots)
+        """Gives the blocks back; the table is empty then."""
+        self._pool.blocks.give(self.blocks)
+        self.blocks.clear()
+        self._runs.clear()
         self.drop_nodes()
         self.length = 0
+
+    def _add(self, blocks: Sequence[int]) -> None:
+        self.blocks.extend(blocks)
+        for block in blocks:
+            low = block * BLOCK
+            if self._runs and self._runs[-1][1] == low:
+                self._runs[-1] = (self._runs[-1][0], low + BLOCK)
+            else:
+                self._runs.append((low, low + BLOCK))
 
     def _check_chain(self, path: Sequence[int]) -> None:
         above = -1
@@ -102,5 +163,10 @@ class SlotTable:
             still += 1
         if still == len(order):
             return
-        first = self.slots.start + self.length
-        self._pool.gather([first + old for old in order[still:]], first + still)
+        at = self.slots(self.length, self.length + order[-1] + 1)
+        self._pool.copy([at[old] for old in order[still:]], at[still : len(order)])
+
+
+def blocks_for(slots: int) -> int:
+    """Blocks that hold so many slots."""
+    return -(-slots // BLOCK)

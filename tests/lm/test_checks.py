@@ -65,7 +65,7 @@ def test_positions_that_count_rows_instead_of_depth_are_found(monkeypatch: pytes
 
 def test_kept_keys_that_were_not_moved_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = PackedLM(model_of("llama"))
-    monkeypatch.setattr(lm.pool, "gather", lambda sources, target: None)
+    monkeypatch.setattr(lm.pool, "copy", lambda sources, targets: None)
     with pytest.raises(ModelRefused, match="differs"):
         check_model(lm)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from outrider.lm import PackedLM, Share, SlotTable
+from outrider.lm.blocks import BLOCK
 from speculative.errors import Overloaded
 from tests.lm.families import LENGTH, VOCABULARY, eager_logits, model_of, twin_of
 
@@ -34,6 +35,7 @@ class Driven:
     """A session driven at random, which knows the ids that every row stands for."""
 
     def __init__(self, lm: PackedLM, dice: random.Random) -> None:
+        self._lm = lm
         self.table = lm.table()
         self.committed: list[int] = []
         self.nodes: list[int] = []
@@ -53,6 +55,13 @@ class Driven:
         every = self.table.parents + parents
         paths = [self.committed + [self.nodes[at] for at in way(every, kept + row)] for row in want]
         return Share(self.table, tokens, parents, want), paths
+
+    def fork(self) -> "Driven":
+        """Another session with the same committed ids, which goes its own way."""
+        other = Driven(self._lm, self._dice)
+        other.table = self.table.fork()
+        other.committed = list(self.committed)
+        return other
 
     def commit(self) -> None:
         """Commits a random path, or nothing; sometimes drops what is left."""
@@ -81,8 +90,9 @@ def test_random_sessions_see_what_their_own_paths_say(
     lm, twin = pair
     dice = random.Random(seed)
     sessions = [Driven(lm, dice) for _ in range(3)]
-    for turn in range(7):
-        chosen = dice.sample(sessions, dice.randint(1, 3))
+    others: list[list[int]] = []
+    for turn in range(9):
+        chosen = dice.sample(sessions, dice.randint(1, len(sessions)))
         shares, paths = zip(*(session.share(9 if turn else 20) for session in chosen), strict=True)
         found = lm.forward(shares)
         expected = [eager_logits(twin, ids)[-1] for wanted in paths for ids in wanted]
@@ -91,9 +101,60 @@ def test_random_sessions_see_what_their_own_paths_say(
             torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
         for session in sessions:
             session.commit()
-        lm.pool.check_integrity()
+        if turn in (3, 5):
+            sessions.append(dice.choice(sessions).fork())
+        # Somebody takes the blocks behind, so that sessions grow in pieces.
+        others += [lm.pool.take(1, session.table.blocks[-1]) for session in sessions if session.table.blocks]
+        lm.pool.check_integrity([*others, *(session.table.blocks for session in sessions)])
     for session in sessions:
         lm.release(session.table)
+    for blocks in others:
+        lm.pool.blocks.give(blocks)
+
+
+def in_pieces(lm: PackedLM, ids: list[int]) -> tuple[SlotTable, list[list[int]]]:
+    """A table of these ids of which no two blocks lie together, and the blocks in between."""
+    table = lm.table()
+    between = []
+    for low in range(0, len(ids), BLOCK):
+        part = ids[low : low + BLOCK]
+        lm.forward([Share(table, part, range(-1, len(part) - 1), [])])
+        table.commit(range(len(part)))
+        between.append(lm.pool.take(1, table.blocks[-1]))
+    assert len(table.runs(0, len(ids))) == -(-len(ids) // BLOCK)
+    return table, between
+
+
+TREE = (-1, -1, 0, 0, 1, 2)
+
+
+def test_a_session_in_pieces_one_that_adopted_them_and_a_fork_see_the_same(
+    pair: tuple[PackedLM, torch.nn.Module],
+) -> None:
+    lm, twin = pair
+    dice = random.Random(5)
+    ids = [dice.randrange(VOCABULARY) for _ in range(3 * BLOCK + 7)]
+    drafted = [dice.randrange(VOCABULARY) for _ in TREE]
+    table, between = in_pieces(lm, ids)
+    adopted = lm.table()
+    adopted.adopt(table.blocks[:3])
+    tables = [table, table.fork(), adopted]
+    rest = ids[3 * BLOCK :]
+    shares = [Share(each, drafted, TREE, range(len(TREE))) for each in tables[:2]]
+    below = [parent if parent < 0 else parent + len(rest) for parent in TREE]
+    parents = [*range(-1, len(rest) - 1), *(len(rest) - 1 if at < 0 else at for at in below)]
+    want = range(len(rest), len(rest) + len(TREE))
+    shares.append(Share(adopted, [*rest, *drafted], parents, want))
+    found = lm.forward(shares).view(3, len(TREE), -1)
+    for node in range(len(TREE)):
+        path = [drafted[at] for at in way(list(TREE), node)]
+        expected = eager_logits(twin, ids + path)[-1]
+        for each in range(3):
+            torch.testing.assert_close(found[each, node], expected, rtol=1e-4, atol=1e-4)
+    for each in tables:
+        lm.release(each)
+    for blocks in between:
+        lm.pool.blocks.give(blocks)
 
 
 def prefilled(lm: PackedLM, ids: list[int]) -> SlotTable:

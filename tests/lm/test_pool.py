@@ -1,131 +1,156 @@
-"""The slot pool: contents survive growth, limits are kept, memory comes back."""
+"""The slot pool and its tables: contents survive growth, limits are kept, memory comes back."""
 
 import random
 
 import pytest
 import torch
 
-from outrider.lm.pool import BLOCK, KVLayout, SlotPool, SlotRange
+from outrider.lm.blocks import BLOCK
+from outrider.lm.pool import KVLayout, SlotPool
+from outrider.lm.table import SlotTable
 from speculative.errors import Overloaded
 
 # Two shapes: keys and values of different widths, as latent attention has them.
 LAYOUT = KVLayout(((2, 4), (2, 6), (2, 4), (2, 6)), torch.float32, torch.device("cpu"))
 
 
-def write(pool: SlotPool, slots: SlotRange, count: int, mark: int) -> None:
+def write(pool: SlotPool, table: SlotTable, low: int, high: int, mark: int) -> None:
+    slots = table.slots(low, high)
     with torch.inference_mode():
-        for plane, view in enumerate(pool.views(slots.start, slots.start + count)):
-            view.copy_(contents(view, plane, count, mark))
+        for plane, view in enumerate(pool.planes()):
+            view[:, slots] = contents(view, plane, low, high, mark)
 
 
-def contents(view: torch.Tensor, plane: int, count: int, mark: int) -> torch.Tensor:
-    return (mark * 1000 + plane * 100 + torch.arange(count).float())[None, None, :, None].expand_as(view)
+def contents(view: torch.Tensor, plane: int, low: int, high: int, mark: int) -> torch.Tensor:
+    heads, _, width = view.shape
+    values = mark * 1000 + plane * 100 + torch.arange(low, high).float()
+    return values[None, :, None].expand(heads, high - low, width)
 
 
-def holds(pool: SlotPool, slots: SlotRange, count: int, mark: int) -> bool:
-    views = pool.views(slots.start, slots.start + count)
-    return all(torch.equal(view, contents(view, plane, count, mark)) for plane, view in enumerate(views))
+def holds(pool: SlotPool, table: SlotTable, count: int, mark: int) -> bool:
+    seen = pool.seen(table.runs(0, count))
+    planes = pool.planes()
+    return all(
+        torch.equal(seen[plane][0], contents(planes[plane], plane, 0, count, mark)) for plane in range(4)
+    )
 
 
-def test_ranges_keep_their_contents_while_the_pool_grows_and_others_come_and_go() -> None:
+def test_tables_keep_their_contents_while_the_pool_grows_and_others_come_and_go() -> None:
     pool = SlotPool(LAYOUT, max_slots=64 * BLOCK, initial_slots=2 * BLOCK)
     dice = random.Random(0)
-    live: list[tuple[SlotRange, int, int]] = []
-    for mark in range(150):
-        if len(live) == 14 or (live and dice.random() < 0.3):
-            pool.close(live.pop(dice.randrange(len(live)))[0])
+    live: list[tuple[SlotTable, int, int]] = []
+    in_pieces = 0
+    for mark in range(200):
+        if live and (len(live) == 14 or dice.random() < 0.3):
+            live.pop(dice.randrange(len(live)))[0].close()
         elif live and dice.random() < 0.5:
-            slots, count, old = live.pop(dice.randrange(len(live)))
-            longer = min(count + dice.randrange(1, 90), 4 * BLOCK)
-            pool.reserve(slots, longer)
-            assert holds(pool, slots, count, old)
-            write(pool, slots, longer, mark)
-            live.append((slots, longer, mark))
+            table, count, old = live.pop(dice.randrange(len(live)))
+            longer = min(count + dice.randrange(1, 40), 4 * BLOCK)
+            table.reserve(longer)
+            write(pool, table, count, longer, old)
+            live.append((table, longer, old))
         else:
-            slots = pool.open()
-            count = dice.randrange(1, 90)
-            pool.reserve(slots, count)
-            write(pool, slots, count, mark)
-            live.append((slots, count, mark))
-        pool.check_integrity()
+            table, count = SlotTable(pool), dice.randrange(1, 4 * BLOCK)
+            table.reserve(count)
+            write(pool, table, 0, count, mark)
+            live.append((table, count, mark))
+        in_pieces += any(len(table.runs(0, count)) > 1 for table, count, _ in live)
+        pool.check_integrity(table.blocks for table, _, _ in live)
         assert all(holds(pool, *each) for each in live)
+    assert in_pieces > 10, "some tables lay in several runs"
 
 
 def test_thousands_of_sessions_leave_nothing_behind() -> None:
     pool = SlotPool(LAYOUT, max_slots=32 * BLOCK)
     dice = random.Random(1)
-    live: list[SlotRange] = []
-    peak = 0
+    live: list[SlotTable] = []
     for _ in range(3000):
-        slots = pool.open()
+        table = SlotTable(pool)
         try:
-            pool.reserve(slots, dice.randrange(1, 6 * BLOCK))
-            live.append(slots)
+            table.reserve(dice.randrange(1, 6 * BLOCK))
+            live.append(table)
         except Overloaded:
-            pool.close(slots)
+            assert not table.blocks
         while len(live) > dice.randrange(12):
-            pool.close(live.pop(dice.randrange(len(live))))
-        peak = max(peak, pool.bytes())
-    for slots in live:
-        pool.close(slots)
-
+            live.pop(dice.randrange(len(live))).close()
+        assert pool.bytes() <= 32 * BLOCK * LAYOUT.slot_bytes
+    for table in live:
+        table.close()
     pool.check_integrity()
     assert pool.used_slots == 0
-    assert pool.free_slots == 32 * BLOCK
-    assert peak <= 32 * BLOCK * LAYOUT.slot_bytes
+    assert pool.free_blocks == 32
 
 
 def test_too_much_is_refused_with_the_numbers_and_changes_nothing() -> None:
     pool = SlotPool(LAYOUT, max_slots=3 * BLOCK)
-    first, second = pool.open(), pool.open()
-    pool.reserve(first, 2 * BLOCK)
-    write(pool, first, 2 * BLOCK, 1)
-
-    with pytest.raises(Overloaded, match=f"{2 * BLOCK} KV slots; {BLOCK} of {3 * BLOCK} are free"):
-        pool.reserve(second, 2 * BLOCK)
-
-    assert second.size == 0
+    first, second = SlotTable(pool), SlotTable(pool)
+    first.reserve(2 * BLOCK)
+    write(pool, first, 0, 2 * BLOCK, 1)
+    with pytest.raises(Overloaded, match="2 more KV blocks of 16 tokens; 1 of 3 are free"):
+        second.reserve(2 * BLOCK)
     assert holds(pool, first, 2 * BLOCK, 1)
+    pool.check_integrity([first.blocks])
+
+
+def test_who_can_evict_is_asked_before_anything_is_refused() -> None:
+    pool = SlotPool(LAYOUT, max_slots=3 * BLOCK)
+    cached, table = SlotTable(pool), SlotTable(pool)
+    cached.reserve(3 * BLOCK)
+
+    def evict(blocks: int) -> int:
+        cached.close()
+        return 3
+
+    pool.evict = evict
+    table.reserve(2 * BLOCK)
+    pool.check_integrity([table.blocks])
+
+
+def test_storage_grows_rather_than_lay_a_session_out_in_pieces() -> None:
+    pool = SlotPool(LAYOUT, max_slots=64 * BLOCK, initial_slots=4 * BLOCK)
+    first = SlotTable(pool)
+    first.reserve(1)
+    second = SlotTable(pool, room=8 * BLOCK)
+    second.reserve(1)
+    for count in range(1, 8 * BLOCK):
+        second.reserve(count)
+    assert len(second.runs(0, 8 * BLOCK - 1)) == 1
+
+
+def test_an_adopted_prefix_and_a_fork_read_what_was_written_and_write_elsewhere() -> None:
+    pool = SlotPool(LAYOUT, max_slots=64 * BLOCK)
+    table = SlotTable(pool)
+    table.reserve(3 * BLOCK)
+    table.length = 2 * BLOCK + 5
+    write(pool, table, 0, table.length, 7)
+    adopted = SlotTable(pool)
+    adopted.adopt(table.blocks[:2])
+    fork = table.fork()
+    assert (adopted.length, fork.length) == (2 * BLOCK, 2 * BLOCK + 5)
+    assert fork.blocks[:2] == table.blocks[:2] == adopted.blocks
+    assert fork.blocks[2] != table.blocks[2]
+    fork.reserve(3 * BLOCK)
+    write(pool, fork, fork.length, 3 * BLOCK, 9)
+    assert holds(pool, table, table.length, 7)
+    assert holds(pool, fork, table.length, 7)
+    assert holds(pool, adopted, adopted.length, 7)
+    pool.check_integrity([table.blocks, adopted.blocks, fork.blocks])
+    table.close()
+    assert holds(pool, fork, fork.length, 7)
+    for each in (adopted, fork):
+        each.close()
     pool.check_integrity()
-
-
-def test_free_slots_in_pieces_are_joined_when_a_long_range_needs_them() -> None:
-    pool = SlotPool(LAYOUT, max_slots=4 * BLOCK, initial_slots=4 * BLOCK)
-    four = [pool.open() for _ in range(4)]
-    for mark, slots in enumerate(four):
-        pool.reserve(slots, BLOCK)
-        write(pool, slots, BLOCK, mark)
-    pool.close(four[0])
-    pool.close(four[2])
-
-    pool.reserve(four[1], 3 * BLOCK)
-
-    assert holds(pool, four[1], BLOCK, 1)
-    assert holds(pool, four[3], BLOCK, 3)
-    pool.check_integrity()
-
-
-def test_a_pool_smaller_than_a_block_still_serves_what_fits() -> None:
-    pool = SlotPool(LAYOUT, max_slots=10)
-    slots = pool.open()
-
-    pool.reserve(slots, 10)
-
-    assert slots.size == 10
 
 
 def test_closing_twice_gives_back_once() -> None:
     pool = SlotPool(LAYOUT, max_slots=BLOCK)
-    slots = pool.open()
-    pool.reserve(slots, 1)
-    pool.close(slots)
-    pool.close(slots)
-
+    table = SlotTable(pool)
+    table.reserve(1)
+    table.close()
+    table.close()
     pool.check_integrity()
-    assert pool.used_slots == 0
 
 
 def test_bytes_are_those_of_all_layers() -> None:
     pool = SlotPool(LAYOUT, max_slots=BLOCK)
-
     assert pool.bytes() == BLOCK * 2 * (2 * 4 + 2 * 6) * 4

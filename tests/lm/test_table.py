@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.lm.blocks import BLOCK
 from outrider.lm.pool import KVLayout, SlotPool
 from outrider.lm.table import SlotTable
 
@@ -13,23 +14,26 @@ LAYOUT = KVLayout(((1, 1), (1, 1)), torch.float32, torch.device("cpu"))
 
 def table_with(parents: list[int], length: int = 3) -> SlotTable:
     """A table whose slot of committed position p holds -1 - p and whose slot of node j holds j."""
-    pool = SlotPool(LAYOUT, max_slots=256)
+    pool = SlotPool(LAYOUT, max_slots=2048)
     table = SlotTable(pool)
-    pool.reserve(table.slots, length + len(parents))
+    between = SlotTable(pool)
+    while table.lacks(length + len(parents)):
+        # Somebody else takes the block behind, so that the table lies in pieces.
+        table.reserve(len(table.blocks) * BLOCK + 1)
+        between._add(pool.take(1, table.blocks[-1]))
     table.length = length
     for parent in parents:
         table.depths.append(0 if parent < 0 else table.depths[parent] + 1)
         table.parents.append(parent)
     with torch.inference_mode():
         marks = [-1 - position for position in range(length)] + list(range(len(parents)))
-        for view in pool.views(table.slots.start, table.slots.start + len(marks)):
-            view.copy_(torch.tensor(marks).float()[None, None, :, None])
+        for view in pool.planes():
+            view[:, table.slots(0, len(marks))] = torch.tensor(marks).float()[None, :, None]
     return table
 
 
 def marks(table: SlotTable) -> list[int]:
-    first = table.slots.start
-    keys = table._pool.views(first, first + table.length + table.nodes)[0]
+    keys = table._pool.seen(table.runs(0, table.length + table.nodes))[0]
     return keys.flatten().int().tolist()
 
 

@@ -1,0 +1,101 @@
+"""Which blocks of slots are free, and how many hold each that is not. Pure: knows numbers, no tensors.
+
+A session is best served by one run of neighbouring blocks, as what it attends over is then a view. So growth
+takes the next block where that is free, and a new run begins where there is most room around it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 16
+"""Slots of a block."""
+
+
+class BlockAllocator:
+    """Blocks 0 to capacity - 1, each with the number of its holders."""
+
+    def __init__(self, capacity: int) -> None:
+        self._holders: NDArray[np.int32] = np.zeros(capacity, dtype=np.int32)
+        self.free = capacity
+        """Blocks that nobody holds."""
+
+    @property
+    def capacity(self) -> int:
+        """Blocks in all."""
+        return len(self._holders)
+
+    def grow(self, capacity: int) -> None:
+        """Adds free blocks behind those there are."""
+        self.free += capacity - self.capacity
+        self._holders = np.concatenate([self._holders, np.zeros(capacity - self.capacity, np.int32)])
+
+    def holders(self, block: int) -> int:
+        """How many hold this block."""
+        return int(self._holders[block])
+
+    def take(self, count: int, after: int | None = None, room: int = 0) -> list[int] | None:
+        """`count` free blocks, each held once now; None, with nothing changed, where there are fewer.
+
+        They follow `after` as far as these are free; the rest lies together where a run of `room` blocks
+        would fit best.
+        """
+        if count > self.free:
+            return None
+        taken = self._behind(after, count) if after is not None else []
+        self._hold(taken)
+        while len(taken) < count:
+            start, length = self._longest_run()
+            missing = count - len(taken)
+            start += max(0, length - max(room, missing)) // 2
+            more = list(range(start, start + min(missing, length)))
+            self._hold(more)
+            taken += more
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more holder of each; a block that nobody holds cannot be shared."""
+        for block in blocks:
+            assert self._holders[block] > 0, f"block {block} is free"
+            self._holders[block] += 1
+
+    def give(self, blocks: Iterable[int]) -> None:
+        """One holder fewer of each; a block without any is free."""
+        for block in blocks:
+            assert self._holders[block] > 0, f"block {block} is given back twice"
+            self._holders[block] -= 1
+            self.free += not self._holders[block]
+
+    def longest_run(self) -> int:
+        """Length of the longest run of free blocks."""
+        return self._longest_run()[1] if self.free else 0
+
+    def check(self, held: Iterable[Sequence[int]]) -> None:
+        """Raises AssertionError unless these holders, each a list of blocks, are all there are."""
+        counts = Counter(block for blocks in held for block in blocks)
+        expected = np.zeros(self.capacity, dtype=np.int32)
+        for block, count in counts.items():
+            expected[block] = count
+        wrong = np.flatnonzero(expected != self._holders)
+        assert not len(wrong), f"blocks {wrong[:8].tolist()} are lost or held by nobody known"
+        assert self.free == int((self._holders == 0).sum()), "the number of free blocks is wrong"
+
+    def _hold(self, blocks: Sequence[int]) -> None:
+        self._holders[blocks] = 1
+        self.free -= len(blocks)
+
+    def _behind(self, after: int, count: int) -> list[int]:
+        window = self._holders[after + 1 : after + 1 + count]
+        occupied = np.flatnonzero(window)
+        length = int(occupied[0]) if len(occupied) else len(window)
+        return list(range(after + 1, after + 1 + length))
+
+    def _longest_run(self) -> tuple[int, int]:
+        """Start and length."""
+        taken = np.flatnonzero(self._holders)
+        edges = np.concatenate([[-1], taken, [self.capacity]])
+        gaps = np.diff(edges) - 1
+        widest = int(gaps.argmax())
+        return int(edges[widest]) + 1, int(gaps[widest])
