@@ -1,19 +1,20 @@
 """`python -m drafter_service --model PATH`: runs a drafter as a process."""
 
-from functools import partial
+import sys
 
-from drafter_service.drafters import load
-from drafter_service.server import DraftSourceServer
-from drafter_service.settings import DrafterSettings
-from outrider.runtime.serve import ServiceContext, run
-from outrider.runtime.settings import settings_or_exit
+from outrider.runtime.lifeline import die_with_told_parent
 
 
-async def build(context: ServiceContext[DrafterSettings]) -> DraftSourceServer:
-    """The service, not yet loaded."""
-    settings = context.settings
-    return DraftSourceServer(settings, partial(load, settings), context.metrics, context.fail)
+def main() -> None:
+    """Ties itself to its parent before it imports what takes seconds."""
+    die_with_told_parent(sys.argv[1:])
+    from drafter_service.service import build
+    from drafter_service.settings import DrafterSettings
+    from outrider.runtime.serve import run
+    from outrider.runtime.settings import settings_or_exit
+
+    run("drafter", build, settings_or_exit(DrafterSettings))
 
 
 if __name__ == "__main__":
-    run("drafter", build, settings_or_exit(DrafterSettings))
+    main()

@@ -86,6 +86,7 @@ class Counts:
     refusals: int = 0
     unknown_aliases: int = 0
     failed_passes: int = 0
+    failed_sessions: int = 0
 
 
 class Engine:
@@ -178,10 +179,12 @@ class Engine:
             self.counts.rows += len(rows.tokens)
             try:
                 followed.follower.grow(rows, logits[low:high])
+                self._send_fragments(followed)
             except EmptySupport as error:
                 self._give_up([(followed, rows)], str(error))
-            else:
-                self._send_fragments(followed)
+            except Exception:
+                self._failed(followed)
+                self.roster.end(followed)
             low = high
 
     def _plan(self) -> Batch:
@@ -228,6 +231,9 @@ class Engine:
         except (NotFollowed, Overloaded) as error:
             self._refuse(follow, str(error))
             return
+        except Exception:
+            self._failed(follow)
+            return
         if before is not None:
             self._refuse(before, f"session {follow.key} is followed by someone else since")
 
@@ -242,6 +248,10 @@ class Engine:
             self._refuse(followed, str(error))
             self.roster.let_go(followed, self._clock())
             return
+        except Exception:
+            self._failed(followed)
+            self.roster.end(followed)
+            return
         self.counts.reroots += 1
         self.counts.nodes_committed += sum(node.sent for node in rerooted.path)
         self.counts.nodes_kept += rerooted.kept
@@ -254,6 +264,12 @@ class Engine:
             self.counts.nodes_drafted += sum(map(len, fragments))
             drafts = self._out(followed.stream).drafts
             drafts.extend((followed.alias, fragment) for fragment in fragments)
+
+    def _failed(self, whom: Follow | Followed) -> None:
+        """Inside an `except`: the trouble of one session is no other's."""
+        log.exception("session %s failed; it is refused", whom.key)
+        self.counts.failed_sessions += 1
+        self._refuse(whom, "the drafter failed on this session; its log says why")
 
     def _refuse(self, whom: Follow | Followed | Wrong, message: str) -> None:
         self.counts.refusals += 1

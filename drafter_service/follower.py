@@ -91,7 +91,7 @@ class Follower:
     """
 
     def __init__(self, request: Request, cache: Cache, abilities: Abilities, growth: Growth) -> None:
-        check_readable(request.ids, 0, abilities)
+        check_readable(request.ids, 0, request.vocabulary_size, abilities)
         self.request = request
         self.cache = cache
         self._abilities = abilities
@@ -140,14 +140,13 @@ class Follower:
 
         Raises:
             NotFollowed: ids before these are missing, the hash tells of another prefix, or the model cannot
-            read
-                them. The follower is of no more use.
+                read them. The follower is of no more use.
         """
         known = self.length - position
         if known < 0:
             raise NotFollowed(f"ids {self.length} to {position - 1} are missing; follow the session again")
         fresh = ids[known:]
-        check_readable(fresh, self.length, self._abilities)
+        check_readable(fresh, self.length, self.request.vocabulary_size, self._abilities)
         hashes = self._hashes
         for token in fresh:
             hashes.append(hashing.extend(hashes[-1], token))
@@ -251,8 +250,8 @@ class Follower:
         return tuple(reversed(tokens))
 
 
-def check_readable(ids: Sequence[int], position: int, abilities: Abilities) -> None:
-    """Whether the model can read these ids, the first of them at `position`.
+def check_readable(ids: Sequence[int], position: int, vocabulary_size: int, abilities: Abilities) -> None:
+    """Whether these ids, the first of them at `position`, are the target's and the model can read them.
 
     Raises:
         NotFollowed: with the numbers.
@@ -263,3 +262,5 @@ def check_readable(ids: Sequence[int], position: int, abilities: Abilities) -> N
         )
     if ids and max(ids) >= abilities.width:
         raise NotFollowed(f"id {max(ids)} is outside this drafter's vocabulary of {abilities.width}")
+    if ids and max(ids) >= vocabulary_size:
+        raise NotFollowed(f"id {max(ids)} is outside the target's vocabulary of {vocabulary_size}")

@@ -5,6 +5,7 @@ from drafter_service.follower import NotFollowed, Request
 from drafter_service.roster import Follow
 from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import fragment_to_wire, key_from_wire, sampling_from_wire
+from outrider.wire.status import peer_text
 from speculative.errors import InvalidRequest
 
 
@@ -48,7 +49,7 @@ def events_from_wire(
         try:
             events.append(follow_from_wire(follow, stream, model=model, tokenizer_digest=tokenizer_digest))
         except (NotFollowed, InvalidRequest) as error:
-            events.append(Wrong(stream, follow.alias, str(error)))
+            events.append(Wrong(stream, follow.alias, peer_text(str(error))))
     events.extend(
         Progress(stream, one.alias, one.position, tuple(one.ids), one.prefix_hash) for one in message.progress
     )

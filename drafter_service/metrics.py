@@ -21,6 +21,7 @@ WHAT = {
     "refusals": "Sessions that were not followed, or no longer.",
     "unknown_aliases": "Progress and ends under an alias that is not followed.",
     "failed_passes": "Passes that failed; their sessions were refused.",
+    "failed_sessions": "Sessions that failed by themselves, and were refused.",
 }
 
 

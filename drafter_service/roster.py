@@ -91,7 +91,7 @@ class Roster:
             Overloaded: no memory; nobody follows this session now.
         """
         request = follow.request
-        check_readable(request.ids, 0, self._drafter.abilities)
+        check_readable(request.ids, 0, request.vocabulary_size, self._drafter.abilities)
         holder = self._by_key.get(follow.key)
         if holder is not None and holder.epoch > request.epoch:
             raise NotFollowed(

@@ -2,13 +2,22 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from drafter_service.draft_tree import Growth
 from outrider.runtime.settings import ServiceSettings
 from outrider.runtime.threads import default_threads
+from outrider.wire.names import checked_source_name
+from speculative.errors import InvalidRequest
 
 DEFAULT = Growth()
+
+
+def _source_name(name: str) -> str:
+    try:
+        return checked_source_name(name)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from error
 
 
 class DrafterSettings(ServiceSettings):
@@ -18,8 +27,8 @@ class DrafterSettings(ServiceSettings):
 
     model: str
     """The model that drafts: a Hugging Face folder or id."""
-    name: Annotated[str, Field(min_length=1, max_length=128)] = "drafter"
-    """This source's name in usage and metrics."""
+    name: Annotated[str, AfterValidator(_source_name)] = "drafter"
+    """This source's name in usage and metrics; 1 to 64 printable characters, no comma, not `target`."""
     drafter: Literal["causal_lm"] = "causal_lm"
     """How it drafts: an entry of drafter_service.drafters.DRAFTERS."""
     device: str = "cpu"

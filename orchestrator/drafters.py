@@ -14,7 +14,10 @@ import grpc.aio
 from orchestrator.placement import Drafting
 from outrider.v1 import draft_source_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
-from outrider.wire.channel import open_channel
+from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
+from outrider.wire.names import checked_source_name
+from outrider.wire.status import peer_text
+from speculative.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outrider.v1.draft_source_pb2_grpc import DraftSourceAsyncStub  # a name of the type stubs only
@@ -37,14 +40,15 @@ class SourceName:
 class SourceLink:
     """One remote source. `run` for as long as it is to be known."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, max_message_mb: int = DEFAULT_MESSAGE_MB) -> None:
         self.address = address
         self.said: SourceName | None = None
-        """None until it has described itself once."""
+        """None until it has described itself once, and while its name cannot be one."""
         self.reachable = False
         self.sessions = 0
         """Sessions that this orchestrator has sent its way and that still run."""
-        self._channel = open_channel(address)
+        self._ignored = ""
+        self._channel = open_channel(address, max_message_mb)
         self._stub: DraftSourceAsyncStub = DraftSourceStub(self._channel)
 
     def drafting(self) -> Drafting | None:
@@ -64,16 +68,30 @@ class SourceLink:
         finally:
             await self._channel.close()
 
+    def ignored(self, why: str) -> None:
+        """No session is sent its way for this reason; it is logged when it is a new one."""
+        if why != self._ignored:
+            self._ignored = why
+            log.warning("source ignored: %s", peer_text(why), extra={"fields": {"peer": self.address}})
+
     async def _ask(self) -> None:
         was = self.reachable
         try:
             said = await self._stub.Describe(draft_source_pb2.SourceDescribeRequest(), timeout=DESCRIBE_S)
-            self.said = SourceName(said.name, said.tokenizer_digest)
+            self.said = self._checked(said)
             self.reachable = True
         except grpc.aio.AioRpcError as error:
             self.reachable = False
-            log.debug("no answer", extra={"fields": {"peer": self.address, "why": error.details()}})
+            why = peer_text(error.details() or "")
+            log.debug("no answer", extra={"fields": {"peer": self.address, "why": why}})
         if self.reachable != was:
             log.info(
                 "source %s", "reached" if self.reachable else "lost", extra={"fields": {"peer": self.address}}
             )
+
+    def _checked(self, said: draft_source_pb2.SourceDescription) -> SourceName | None:
+        try:
+            return SourceName(checked_source_name(said.name), said.tokenizer_digest)
+        except InvalidRequest as error:
+            self.ignored(str(error))
+            return None

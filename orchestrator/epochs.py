@@ -1,28 +1,35 @@
 """Epochs: which incarnation of a session's placement a message speaks of.
 
-64 bits: the upper 44 are milliseconds, or one above the highest epoch seen where the clock is behind it; the
-lower 20 are random, so that two takers do not share one. Pure but for clock and randomness.
+64 bits: the upper 44 are milliseconds, or one above the epoch that is to be passed where the clock is behind
+it; the lower 20 are random, so that two takers do not share one. Pure but for clock and randomness.
 """
 
 from collections.abc import Callable
 
-_RANDOM_BITS = 20
+from outrider.wire.epochs import RANDOM_BITS, checked_epoch
 
 
 class Epochs:
-    """Hands out epochs, each above the last one that it gave or saw."""
+    """Hands out epochs."""
 
     def __init__(self, clock_ms: Callable[[], int], random_bits: Callable[[int], int]) -> None:
         self._clock_ms = clock_ms
         self._random_bits = random_bits
-        self._highest = 0
-
-    def saw(self, epoch: int) -> None:
-        """Somebody uses this one; the next is above it."""
-        self._highest = max(self._highest, epoch)
+        self._last_ms = 0
 
     def next(self) -> int:
-        """A new epoch."""
-        upper = max((self._highest >> _RANDOM_BITS) + 1, self._clock_ms())
-        self._highest = upper << _RANDOM_BITS | self._random_bits(_RANDOM_BITS)
-        return self._highest
+        """A new epoch, above all that this gave before."""
+        self._last_ms = max(self._last_ms + 1, self._clock_ms())
+        return self._made(self._last_ms)
+
+    def above(self, highest: int) -> int:
+        """One above an epoch that somebody else gave to a session.
+
+        What other sessions get does not move: that number is a stranger's. Raises InvalidRequest where it is
+        so far ahead of this clock that no verifier would take one above it.
+        """
+        now_ms = self._clock_ms()
+        return checked_epoch(self._made(max((highest >> RANDOM_BITS) + 1, now_ms)), now_ms)
+
+    def _made(self, upper: int) -> int:
+        return upper << RANDOM_BITS | self._random_bits(RANDOM_BITS)

@@ -19,16 +19,26 @@ from orchestrator.placement import (
 )
 from orchestrator.requests import Speculation, Target
 from orchestrator.verifiers import Patience, VerifierLink
+from outrider.wire.channel import DEFAULT_MESSAGE_MB
 
 
 class Fleet:
     """The links, running. `stop` ends them."""
 
-    def __init__(self, verifiers: Sequence[str], drafters: Sequence[str], patience: Patience) -> None:
+    def __init__(
+        self,
+        verifiers: Sequence[str],
+        drafters: Sequence[str],
+        patience: Patience,
+        max_message_mb: int = DEFAULT_MESSAGE_MB,
+    ) -> None:
         self.verifiers = {
-            address: VerifierLink(address, patience=patience) for address in dict.fromkeys(verifiers)
+            address: VerifierLink(address, patience=patience, max_message_mb=max_message_mb)
+            for address in dict.fromkeys(verifiers)
         }
-        self.sources = {address: SourceLink(address) for address in dict.fromkeys(drafters)}
+        self.sources = {
+            address: SourceLink(address, max_message_mb=max_message_mb) for address in dict.fromkeys(drafters)
+        }
         self._turns = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -79,5 +89,16 @@ class Fleet:
                 self.sources[source.address].sessions += change
 
     def _fitting(self, target: Target) -> list[Drafting]:
-        known = [drafting for link in self.sources.values() if (drafting := link.drafting()) is not None]
+        known = []
+        for link in self.sources.values():
+            drafting = link.drafting()
+            if drafting is None:
+                continue
+            if drafting.name in target.local_sources:
+                link.ignored(
+                    f"it calls itself {drafting.name!r}, as does a source inside the verifier of "
+                    f"{target.name!r}; give it another --name"
+                )
+                continue
+            known.append(drafting)
         return fitting_sources(known, target.tokenizer_digest)

@@ -16,7 +16,7 @@ from orchestrator.stores import SessionRecord, SessionStore
 from orchestrator.verifiers import VerifierLink
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import SessionKey, key_to_wire, logprobs_to_wire, sampling_to_wire
-from speculative.errors import OutriderError, StaleEpoch, Superseded
+from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded
 
 OPEN_S = 10.0
 OPEN_ATTEMPTS = 3
@@ -114,16 +114,22 @@ class Opener:
             _open_message(request, choice, target, sources, time_left) for choice in range(request.choices)
         ]
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
+        epoch = self._epochs.next()
         for _ in range(OPEN_ATTEMPTS):
-            epoch = self._epochs.next()
             for message in messages:
                 message.epoch = epoch
             try:
                 with link.opening(request.choices):
                     return await self._attempt(link, request, messages, timeout_s)
             except StaleEpoch as error:
-                self._epochs.saw(error.highest)
+                epoch = self._above(error.highest, request)
         raise Superseded(f"others keep taking session {request.key.session!r}; end them, or use another name")
+
+    def _above(self, highest: int, request: Admitted) -> int:
+        try:
+            return self._epochs.above(highest)
+        except InvalidRequest as error:
+            raise Superseded(f"session {request.key.session!r} cannot be taken over: {error}") from error
 
     async def _attempt(
         self,

@@ -19,6 +19,7 @@ from orchestrator.stores import SessionStore
 from orchestrator.verifiers import VerifierLink
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.codec import SessionKey, finish_from_wire
+from outrider.wire.status import peer_text
 from speculative.commit import FinishReason, stop_bytes
 from speculative.errors import OutriderError, Overloaded, StaleEpoch, Superseded, Unavailable
 from speculative.text import TextStream
@@ -143,7 +144,7 @@ class Relay:
             try:
                 return await self._opener.open(link, request, target, sources, time_left)
             except (Unavailable, Overloaded) as error:
-                log.info("not opened", extra={"fields": {"peer": link.address, "why": str(error)}})
+                log.info("not opened", extra={"fields": {"peer": link.address, "why": peer_text(str(error))}})
                 refusal = error
         raise refusal
 

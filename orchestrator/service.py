@@ -1,7 +1,6 @@
 """Puts the orchestrator together from its settings, and runs it inside a process."""
 
 import secrets
-import time
 
 import grpc.aio
 
@@ -16,6 +15,7 @@ from orchestrator.verifiers import Patience
 from outrider.runtime.serve import ServiceContext
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
+from outrider.wire.epochs import wall_clock_ms
 
 
 class OrchestratorService:
@@ -40,9 +40,10 @@ class OrchestratorService:
 async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorService:
     """The parts, joined; nothing is dialled yet."""
     settings = context.settings
-    fleet = Fleet(settings.verifier, settings.drafter, Patience(settings.silent_s, settings.stalled_s))
+    patience = Patience(settings.silent_s, settings.stalled_s)
+    fleet = Fleet(settings.verifier, settings.drafter, patience, settings.max_message_mb)
     watch_fleet(context.metrics, fleet)
-    relay = Relay(fleet, open_store(settings.store), Epochs(_clock_ms, secrets.randbits))
+    relay = Relay(fleet, open_store(settings.store), Epochs(wall_clock_ms, secrets.randbits))
     server = GenerationServer(
         fleet,
         relay,
@@ -51,7 +52,3 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
         default_max_tokens=settings.default_max_tokens,
     )
     return OrchestratorService(fleet, server)
-
-
-def _clock_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -21,9 +21,9 @@ from orchestrator.requests import Target
 from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
-from outrider.wire.channel import open_channel
+from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
 from outrider.wire.codec import SessionKey, key_to_wire
-from outrider.wire.status import rpc_errors
+from outrider.wire.status import peer_text, rpc_errors
 from speculative.errors import OutriderError, Unavailable
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ class Patience:
 class VerifierLink:
     """Holds one verifier. `run` for as long as it is to be held; the other methods at any time beside it."""
 
-    def __init__(self, address: str, *, patience: Patience | None = None) -> None:
+    def __init__(
+        self, address: str, *, patience: Patience | None = None, max_message_mb: int = DEFAULT_MESSAGE_MB
+    ) -> None:
         self.address = address
         self.target: Target | None = None
         """What it serves; None until it has said so once."""
@@ -60,7 +62,7 @@ class VerifierLink:
         self.broken = 0
         """Watch streams that broke so far."""
         self._patience = patience or Patience()
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, max_message_mb)
         self._stub: VerifierAsyncStub = VerifierStub(self._channel)
         self._readers: dict[int, Reader] = {}
         self._opening = 0
@@ -85,7 +87,7 @@ class VerifierLink:
                     await self._learn()
                     await self._watch()
                 except (grpc.aio.AioRpcError, OutriderError, ValueError) as error:
-                    self._note("verifier out of reach", logging.DEBUG, why=str(error))
+                    self._note("verifier out of reach", logging.DEBUG, why=peer_text(str(error)))
                 delay = REDIAL_S[0] if self.reachable else min(2 * delay, longest)
                 await asyncio.sleep(delay)
         finally:

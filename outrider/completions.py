@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import finish_from_wire
+from outrider.wire.names import TARGET
 from speculative.commit import FinishReason
 from speculative.errors import OutriderError
 
-TARGET = "target"
-"""Where a token comes from that no source drafted."""
+__all__ = ["TARGET", "Choice", "Chunk", "Completion", "Folding", "Logprob", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)

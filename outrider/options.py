@@ -3,9 +3,10 @@
 Pure; shared by the blocking and the asyncio client, which only move the messages.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypedDict, cast
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
 
+from outrider.option_checks import check_options
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import logprobs_to_wire
 from speculative.errors import InvalidRequest
@@ -51,21 +52,19 @@ class Options(TypedDict, total=False):
     tenant: str
     speculation: bool
     """False: decode plainly. The ids are the same."""
-    sources: Sequence[str] | None
+    sources: Sequence[str] | str | None
     """Names of the sources to draft from; default all."""
     nodes: int | None
     """The most drafted nodes in one round."""
     timeout: float | None
-    """Seconds for the whole request; then Unavailable is raised."""
+    """Seconds for the whole request, above 0; then Unavailable is raised. Default: no end."""
 
 
 def build_request(prompt: str | None, options: Options) -> generation_pb2.GenerateRequest:
     """The request's message. Raises InvalidRequest for what no message can hold; the rest is the server's."""
+    check_options(prompt, options)
+    stop, sources = options.get("stop") or (), options.get("sources") or ()
     ids = options.get("ids")
-    if (prompt is None) == (ids is None):
-        raise InvalidRequest("give either a prompt or ids")
-    _check_widths(options)
-    stop = options.get("stop", ())
     try:
         start = generation_pb2.GenerateStart(
             tenant=options.get("tenant", ""),
@@ -78,7 +77,7 @@ def build_request(prompt: str | None, options: Options) -> generation_pb2.Genera
             seed=options.get("seed"),
             speculation=generation_pb2.Speculation(
                 enabled=options.get("speculation", True),
-                sources=options.get("sources") or (),
+                sources=(sources,) if isinstance(sources, str) else sources,
                 node_limit=options.get("nodes"),
             ),
             n=options.get("n"),
@@ -89,22 +88,6 @@ def build_request(prompt: str | None, options: Options) -> generation_pb2.Genera
         return generation_pb2.GenerateRequest(start=start)
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"not a request: {error}") from error
-
-
-_WIDTHS = dict.fromkeys(("max_tokens", "min_tokens", "n", "nodes", "top_k"), (-(2**63), 2**63))
-_WIDTHS["seed"] = (0, 2**64)
-
-
-def _check_widths(options: Options) -> None:
-    """The message's own errors about a number do not say which field it was for."""
-    for name, (low, high) in _WIDTHS.items():
-        value = options.get(name)
-        if isinstance(value, int) and not low <= value < high:
-            raise InvalidRequest(f"{name} is {value}; it must be from {low} to {high - 1}")
-    for name in ("ids", "logit_bias", "stop_ids"):
-        for id_ in cast(Iterable[int], options.get(name) or ()):
-            if isinstance(id_, int) and not 0 <= id_ < 2**32:
-                raise InvalidRequest(f"{name} has {id_}; no vocabulary has such an id")
 
 
 def _logprobs(options: Options) -> common_pb2.Logprobs | None:

@@ -31,7 +31,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Drops tokens below this share of the likeliest one's probability; 0 to 1."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of ids in prompt or output; above 0, at most 100."""
+    """Divides positive and multiplies negative logits of ids in prompt or output; 0.01 to 100."""
     presence_penalty: float = 0.0
     """Subtracted once from logits of ids in the output; -100 to 100."""
     frequency_penalty: float = 0.0
@@ -50,7 +50,7 @@ class SamplingParams:
         _check("temperature", self.temperature, 0, 100)
         _check("top_p", self.top_p, 0, 1, above=True)
         _check("min_p", self.min_p, 0, 1)
-        _check("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 100)
         _check("presence_penalty", self.presence_penalty, -100, 100)
         _check("frequency_penalty", self.frequency_penalty, -100, 100)
         _check_whole("min_tokens", self.min_tokens)

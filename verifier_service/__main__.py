@@ -1,18 +1,20 @@
 """`python -m verifier_service --model PATH`: runs a verifier as a process."""
 
-from functools import partial
+import sys
 
-from outrider.runtime.serve import ServiceContext, run
-from outrider.runtime.settings import settings_or_exit
-from verifier_service.server import VerifierServer, load_target
-from verifier_service.settings import VerifierSettings
+from outrider.runtime.lifeline import die_with_told_parent
 
 
-async def build(context: ServiceContext[VerifierSettings]) -> VerifierServer:
-    """The service, not yet loaded."""
-    settings = context.settings
-    return VerifierServer(settings, partial(load_target, settings), context.metrics, context.fail)
+def main() -> None:
+    """Ties itself to its parent before it imports what takes seconds."""
+    die_with_told_parent(sys.argv[1:])
+    from outrider.runtime.serve import run
+    from outrider.runtime.settings import settings_or_exit
+    from verifier_service.service import build
+    from verifier_service.settings import VerifierSettings
+
+    run("verifier", build, settings_or_exit(VerifierSettings))
 
 
 if __name__ == "__main__":
-    run("verifier", build, settings_or_exit(VerifierSettings))
+    main()

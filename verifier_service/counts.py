@@ -3,7 +3,6 @@
 Pure: knows nothing of metrics or links.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass, fields
 
 
@@ -41,11 +40,21 @@ class SourceCounts:
         return SourceCounts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 
-class CountsByName(defaultdict[str, SourceCounts]):
-    """Source name to its counts."""
+OTHER = "other"
+MOST_NAMES = 64
 
-    def __init__(self) -> None:
-        super().__init__(SourceCounts)
+
+class CountsByName(dict[str, SourceCounts]):
+    """Source name to its counts, made when asked for.
+
+    Clients name sources: what comes after so many names is counted together, as OTHER.
+    """
+
+    def __missing__(self, name: str) -> SourceCounts:
+        if len(self) >= MOST_NAMES and name != OTHER:
+            return self[OTHER]
+        counts = self[name] = SourceCounts()
+        return counts
 
 
 @dataclass(slots=True)
@@ -58,6 +67,8 @@ class EngineTotals:
     """Input tokens of those calls."""
     rounds: int = 0
     committed: int = 0
+    preempted: int = 0
+    """Sessions that gave up their keys and values to older ones, to be computed again."""
     waits: int = 0
     """Steps that waited for a draft."""
     failed_sessions: int = 0

@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -19,10 +18,13 @@ from speculative.budget import allot
 from speculative.commit import FinishReason
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Sources, Stop
 from verifier_service.counts import CountsByName, EngineTotals
+from verifier_service.kv_cache import KVCache
+from verifier_service.limits import EngineLimits
 from verifier_service.pace import StepPace
 from verifier_service.planner import chunk_rows, pending_rows
 from verifier_service.portion import Portion
 from verifier_service.running import RunningSessions, Target
+from verifier_service.scheduler import Scheduler
 from verifier_service.sessions import Session
 from verifier_service.timings import Timings
 
@@ -32,22 +34,6 @@ log = logging.getLogger(__name__)
 _MOST_FAILURES = 3
 
 Part = tuple[Session, Portion]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """Bounds of a step."""
-
-    prefill_chunk: int = 512
-    """The most rows that prefills share with decoding."""
-    wait_ms_most: float = 4.0
-    """The longest wait for drafts before a step; 0: never."""
-    beat_s: float = 0.1
-    """How often an idle engine says that it lives."""
-    stall_ms: float = 60.0
-    """How long a step may take that computes part of a prompt while other sessions decode."""
-    adaptive: bool = True
-    """Whether a step admits the nodes that pay for their rows, or all that the sessions' limits allow."""
 
 
 class Engine:
@@ -77,7 +63,8 @@ class Engine:
         self._limits = limits
         self._publish = publish
         self._fail = fail
-        self._running = RunningSessions(target, self.totals, self.counts)
+        kv = KVCache(target.pool, limits.reuse_prefixes, limits.lease_s)
+        self._running = RunningSessions(kv, Scheduler(limits.most_running), self.totals, self.counts)
         self._pace = pace or StepPace()
         self._stopping = False
         self._failures = 0
@@ -109,8 +96,10 @@ class Engine:
         if not self._running and not self._running.untold:
             self._idle()
         self._drain()
-        self._running.expire(time.perf_counter())
-        ready = list(self._running)
+        now = time.perf_counter()
+        self._running.expire(now)
+        self._running.kv.at(now)
+        ready = self._running.ready()
         if not ready or self._stopping:
             self._tell(stepping=False, step_ms=0.0)
         else:
@@ -162,6 +151,7 @@ class Engine:
         for session, size in zip(ready, sizes, strict=True):
             with self._running.guarded(session):
                 self._running.prepare(session, size)
+        fitting = self._running.fit(ready, sizes)
         step_ms = self._pace.expected_ms(sum(sizes) + sum(nodes), len(ready))
         # Whoever may wait for drafts tells sources first. Else it is told as the forward begins: what the
         # event loop then does overlaps with the forward and not with this thread's own bookkeeping.
@@ -170,7 +160,7 @@ class Engine:
             self._tell(stepping=True, step_ms=step_ms)
             with self._running.guarded(ready[0]):
                 self._await_drafts(ready[0], sizes[0])
-        parts = self._begin(ready, sizes)
+        parts = self._begin(ready, sizes, drafts=fitting)
         if not waits:
             self._tell(stepping=bool(parts), step_ms=step_ms)
         logits = self._forward(parts) if parts else None
@@ -185,10 +175,10 @@ class Engine:
         expected_ms = partial(self._pace.expected_ms, sessions=len(ready))
         return chunk_rows(self._limits.prefill_chunk, decoding, expected_ms, self._limits.stall_ms)
 
-    def _begin(self, ready: list[Session], sizes: list[int]) -> list[Part]:
+    def _begin(self, ready: list[Session], sizes: list[int], drafts: bool) -> list[Part]:
         """Every session's rows in this step: its pending ids, and the drafted nodes that are admitted."""
-        taking = [(s, size) for s, size in zip(ready, sizes, strict=True) if size and s in self._running]
-        rankings = [session.ranking(size).survivals for session, size in taking]
+        taking = [(s, size) for s, size in zip(ready, sizes, strict=True) if size and s in self._running.kv]
+        rankings = [session.ranking(size).survivals if drafts else [] for session, size in taking]
         admitted = self._admit(rankings, taking)
         parts: list[Part] = []
         for (session, size), nodes in zip(taking, admitted, strict=True):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from outrider.tokens import TokenTable
 from outrider.wire.codec import SessionKey
+from outrider.wire.epochs import wall_clock_ms
 from speculative.commit import Ending, FinishReason
 from speculative.errors import InvalidRequest, Overloaded
 from speculative.stats import UsageCount
@@ -43,10 +44,6 @@ class Room:
     def longest(self, nodes: int) -> int:
         """The most ids of a session with so many drafted nodes that has all slots to itself."""
         return self.slots // self.block * self.block - nodes
-
-    def needed(self, request: Request) -> int:
-        """Slots that a session may come to need."""
-        return -(-(request.limit + request.node_limit) // self.block) * self.block
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +79,11 @@ class Hub:
     def open(self, request: Request) -> Opened:
         """Starts a session, takes one over, or changes the sources of one.
 
-        Raises StaleEpoch, InvalidRequest (stop strings without a tokenizer) or Overloaded.
+        Raises StaleEpoch, InvalidRequest (stop strings without a tokenizer, an epoch from the future) or
+        Overloaded.
         """
         ending = self._ending(request)
-        self._registry.fence(request.key, request.epoch)
+        self._registry.fence(request.key, request.epoch, wall_clock_ms())
         mirror = self._registry.find(request.key)
         if mirror is not None and mirror.epoch == request.epoch:
             if mirror.finish is None:
@@ -95,8 +93,11 @@ class Hub:
         return Opened(mirror.source_names, mirror.finish.reason if mirror.finish else None)
 
     def cancel(self, key: SessionKey, epoch: int) -> bool:
-        """Ends a session when the step in flight ends; returns whether one was running. Raises StaleEpoch."""
-        self._registry.fence(key, epoch)
+        """Ends a session when the step in flight ends; returns whether one was running.
+
+        Raises StaleEpoch, or InvalidRequest for an epoch from the future.
+        """
+        self._registry.fence(key, epoch, wall_clock_ms())
         mirror = self._registry.find(key)
         if mirror is None or mirror.finish is not None:
             return False
@@ -140,7 +141,7 @@ class Hub:
             usage = UsageCount(prompt_tokens=request.prompt_length)
             self._registry.finished(mirror, Finish(ending.finished, usage), now)
             return mirror
-        self._check_room(request, older)
+        self._check_room(older)
         deadline_s = None if request.time_left_s is None else time.perf_counter() + request.time_left_s
         session = Session(
             mirror.handle,
@@ -164,17 +165,10 @@ class Hub:
             self._put(Cancel(older.handle))
         self._registry.add(mirror)
 
-    def _check_room(self, request: Request, older: Mirror | None) -> None:
+    def _check_room(self, older: Mirror | None) -> None:
         others = [m for m in self._registry if m.finish is None and m is not older]
         if len(others) >= self._room.sessions:
             raise Overloaded(f"{len(others)} sessions are open, as many as there may be", _RETRY_AFTER_S)
-        needed = self._room.needed(request)
-        free = self._room.slots - sum(self._room.needed(m.request) for m in others)
-        if needed > free:
-            raise Overloaded(
-                f"the session may need {needed} KV slots; {free} of {self._room.slots} are not promised yet",
-                _RETRY_AFTER_S,
-            )
 
     def _change_sources(self, mirror: Mirror, request: Request) -> None:
         """Names that were there keep their credit index; new ones are added behind."""

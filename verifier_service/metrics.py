@@ -25,6 +25,7 @@ _TOTALS = {
     "rows": "Input tokens of those calls.",
     "rounds": "Passes that committed at least one token of a session, summed over sessions.",
     "committed": "Tokens committed.",
+    "preempted": "Sessions that gave up their keys and values to older ones, to be computed again.",
     "waits": "Steps that waited for a draft.",
     "failed_sessions": "Sessions that ended in an error.",
 }

@@ -91,6 +91,9 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, name: Name) -> bool:
+        return name in self._entries
+
     @property
     def held(self) -> list[int]:
         """Blocks that the cache holds."""

@@ -21,13 +21,14 @@ _BUDGET_S = 2.0
 
 def profiled(target: PackedLM) -> StepPace:
     """Runs a few passes of each size and takes the fastest: the others were held up by something else."""
-    tables = [target.table(_CONTEXT + max(PROFILED)) for _ in range(_SESSIONS)]
+    longest = min(target.max_length, target.pool.max_slots // _SESSIONS)
+    context = min(_CONTEXT, longest // 2)
+    tables = [target.table() for _ in range(_SESSIONS)]
     try:
-        context = min(_CONTEXT, target.max_length // 2)
         for table in tables:
             target.forward([Share(table, (0,) * context, tuple(range(-1, context - 1)), ())])
             table.commit(tuple(range(context)))
-        return _measured(target, tables, [rows for rows in PROFILED if rows <= target.max_length - context])
+        return _measured(target, tables, [rows for rows in PROFILED if rows <= longest - context])
     finally:
         for table in tables:
             target.release(table)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.wire.codec import SessionKey, epoch_to_text
+from outrider.wire.epochs import checked_epoch
 from speculative.errors import StaleEpoch
 from speculative.logprobs import TokenLogprob
 from verifier_service.commands import Finish, Update
@@ -101,8 +102,13 @@ class Registry:
         """The session of this handle; None for one that was taken over or forgotten."""
         return self._by_handle.get(handle)
 
-    def fence(self, key: SessionKey, epoch: int) -> None:
-        """Remembers the epoch. Raises StaleEpoch where a higher one has been seen for this key."""
+    def fence(self, key: SessionKey, epoch: int, now_ms: int) -> None:
+        """Remembers the epoch; `now_ms` is the wall clock.
+
+        Raises StaleEpoch where a higher one has been seen for this key, InvalidRequest for one from the
+        future, which is not remembered.
+        """
+        checked_epoch(epoch, now_ms)
         highest = self._epochs.get(key, 0)
         if epoch < highest:
             raise StaleEpoch(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import SessionKey, key_from_wire, logprobs_from_wire, sampling_from_wire
+from outrider.wire.names import checked_source_name
 from speculative.commit import stop_bytes
 from speculative.errors import InvalidRequest, UnknownModel
 from speculative.logprobs import Logprobs
@@ -12,7 +13,7 @@ from verifier_service.sources import LOCAL_SOURCES
 
 MAX_NODES = 256
 _MAX_SOURCES = 16
-_MAX_SOURCE_NAME = 64
+_MAX_ADDRESS = 262  # the longest host name, a colon and a port
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +109,30 @@ def _check_ids(ids: tuple[int, ...], message: verifier_pb2.OpenRequest, served: 
         )
 
 
+def _check_source(source: SourceAddress) -> None:
+    checked_source_name(source.name)
+    if len(source.address) > _MAX_ADDRESS:
+        raise InvalidRequest(
+            f"the address of source {source.name!r} has {len(source.address)} characters; give host:port, at "
+            f"most {_MAX_ADDRESS}"
+        )
+    inside = source.name in LOCAL_SOURCES
+    if not source.address and not inside:
+        known = ", ".join(sorted(LOCAL_SOURCES))
+        raise InvalidRequest(f"source {source.name!r} has no address; inside this worker there are {known}")
+    if source.address and inside:
+        raise InvalidRequest(
+            f"source {source.name!r} has an address, {source.address!r}, but a source inside this worker is "
+            f"called so; give it another name"
+        )
+
+
 def _sources(message: verifier_pb2.OpenRequest) -> tuple[SourceAddress, ...]:
     sources = tuple(SourceAddress(source.name, source.address) for source in message.sources)
     if len(sources) > _MAX_SOURCES:
         raise InvalidRequest(f"there are {len(sources)} sources; at most {_MAX_SOURCES}")
     for source in sources:
-        if not 1 <= len(source.name) <= _MAX_SOURCE_NAME:
-            raise InvalidRequest(
-                f"source name {source.name!r} has to have 1 to {_MAX_SOURCE_NAME} characters"
-            )
-        if not source.address and source.name not in LOCAL_SOURCES:
-            inside = ", ".join(sorted(LOCAL_SOURCES))
-            raise InvalidRequest(
-                f"source {source.name!r} has no address; inside this worker there are {inside}"
-            )
+        _check_source(source)
     if len({source.name for source in sources}) < len(sources):
         raise InvalidRequest(f"two sources have one name: {', '.join(source.name for source in sources)}")
     addresses = [source.address for source in sources if source.address]

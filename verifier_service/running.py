@@ -1,4 +1,5 @@
-"""The running sessions and their slot tables, and what has happened to them since it was last told.
+"""The sessions of this worker, those that run and those that wait, and what has happened to them since it was
+last told.
 
 The engine thread owns it. One session's failure ends that session and no other.
 """
@@ -12,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.lm.plan import Share
-from outrider.lm.table import SlotTable
+from outrider.lm.pool import SlotPool
 from speculative.commit import FinishReason
 from speculative.errors import MalformedDraft
 from speculative.merge import Fragment, Offer
 from verifier_service.commands import Finish, Offers, Strike, Update
 from verifier_service.counts import CountsByName, EngineTotals
+from verifier_service.kv_cache import KVCache
 from verifier_service.portion import Portion, Round
+from verifier_service.scheduler import Scheduler, fit, may_start
 from verifier_service.sessions import Session
 
 log = logging.getLogger(__name__)
@@ -36,25 +39,21 @@ class Logits(Protocol):
 class Target(Protocol):
     """The part of PackedLM that decoding uses."""
 
-    def table(self, reserve: int = 0) -> SlotTable:
-        """See PackedLM."""
-
-    def release(self, table: SlotTable) -> None:
-        """See PackedLM."""
+    pool: SlotPool
 
     def forward(self, shares: Sequence[Share]) -> Logits:
         """See PackedLM."""
 
 
 class RunningSessions:
-    """Sessions by handle, each with its table."""
+    """Sessions by handle; the scheduler says which of them have keys and values."""
 
-    def __init__(self, target: Target, totals: EngineTotals, counts: CountsByName) -> None:
-        self._target = target
+    def __init__(self, kv: KVCache, scheduler: Scheduler, totals: EngineTotals, counts: CountsByName) -> None:
+        self.kv = kv
+        self._scheduler = scheduler
         self._totals = totals
         self._counts = counts
         self._sessions: dict[int, Session] = {}
-        self._tables: dict[int, SlotTable] = {}
         self._updates: list[Update] = []
         self._strikes: list[Strike] = []
 
@@ -91,11 +90,54 @@ class RunningSessions:
         except Exception as error:
             self.broken(session, error)
 
+    @property
+    def waiting(self) -> int:
+        """Sessions that wait for memory, or for others to end."""
+        return self._scheduler.waiting
+
     def open(self, session: Session) -> None:
-        """Takes a session in, with room for all it may ever cache."""
+        """Takes a session in; it waits for its turn."""
         self._sessions[session.handle] = session
-        with self.guarded(session):
-            self._tables[session.handle] = self._target.table(session.slots)
+        self._scheduler.add(session.handle, session.key.tenant, session.begun)
+
+    def ready(self) -> list[Session]:
+        """Sessions that the next step is for, the oldest first; those whose turn it is begin."""
+        while (handle := self._scheduler.next()) is not None:
+            session = self._sessions[handle]
+            running = len(self._scheduler.running)
+            if not may_start(self.kv.blocks_to_begin(session), self.kv.available, running):
+                break
+            begun = False
+            with self.guarded(session):
+                begun = self.kv.begin(session)
+            if begun:
+                self._scheduler.start(handle)
+            elif session in self:
+                break
+        return [self._sessions[handle] for handle in self._scheduler.running]
+
+    def fit(self, ready: list[Session], sizes: list[int]) -> bool:
+        """Makes room for a step; whether it has room for drafted nodes too. Some may have to give way."""
+        while True:
+            needs = [
+                self.kv.need(session, size, session.node_limit)
+                for session, size in zip(ready, sizes, strict=True)
+                if session in self.kv
+            ]
+            fitting = fit(needs, self.kv.free)
+            if fitting.victims or not fitting.drafts:
+                fitting = fit(needs, self.kv.available)
+            if not fitting.victims:
+                return fitting.drafts
+            for handle in fitting.victims:
+                self._preempt(self._sessions[handle])
+
+    def _preempt(self, session: Session) -> None:
+        """A session gives up its keys and values, and waits to be computed again from its ids."""
+        self._totals.preempted += 1
+        self.kv.release(session)
+        session.resume_at(0)
+        self._scheduler.preempt(session.handle)
 
     def take_offers(self, offers: Offers) -> None:
         """Merges what a source sent into the sessions that listen to it."""
@@ -114,16 +156,15 @@ class RunningSessions:
 
     def share(self, session: Session, portion: Portion) -> Share:
         """A session's rows as the target takes them."""
-        return Share(self._tables[session.handle], portion.tokens, portion.parents, portion.want)
+        return self.kv.share(session, portion)
 
     def skip(self, session: Session, portion: Portion) -> None:
         """A step computed part of the session's prompt."""
-        self._keep_rows(session, session.skip(portion))
+        self.kv.keep_rows(session, session.skip(portion))
 
     def commit(self, session: Session, portion: Portion, done: Round) -> None:
         """A step committed something: what is cached, counted and told follows from it."""
-        if done.reason is None:
-            self._keep_rows(session, done.path)
+        self.kv.keep_rows(session, done.path)
         self._totals.rounds += 1
         self._totals.committed += len(done.tokens)
         for credit in portion.tree.sources:
@@ -169,17 +210,10 @@ class RunningSessions:
         position = len(session.ids)
         self._updates.append(Update(session.handle, position, (), b"", session.prefix_hash, finish))
 
-    def _keep_rows(self, session: Session, path: tuple[int, ...]) -> None:
-        """The committed rows stay cached; the rest of the tree is off the path for good."""
-        table = self._tables[session.handle]
-        table.commit(path)
-        table.drop_nodes()
-
     def _release(self, session: Session) -> None:
         del self._sessions[session.handle]
-        table = self._tables.pop(session.handle, None)
-        if table is not None:
-            self._target.release(table)
+        self._scheduler.remove(session.handle)
+        self.kv.release(session)
 
     def _take_offer(self, session: Session, fragment: Fragment, arrived_s: float) -> None:
         try:

@@ -21,8 +21,9 @@ from outrider.wire.codec import finish_to_wire, key_from_wire
 from outrider.wire.status import guarded
 from speculative.errors import ModelRefused, Unavailable
 from verifier_service.commands import Batch, Command
-from verifier_service.engine import Engine, EngineLimits
+from verifier_service.engine import Engine
 from verifier_service.hub import Hub, Room
+from verifier_service.limits import EngineLimits
 from verifier_service.metrics import VerifierCollector
 from verifier_service.pace import StepPace
 from verifier_service.profile import profiled
@@ -101,6 +102,9 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             wait_ms_most=settings.wait_ms_max,
             beat_s=_BEAT_S,
             stall_ms=settings.prefill_stall_ms,
+            most_running=settings.max_running,
+            reuse_prefixes=settings.prefix_cache,
+            lease_s=settings.lease_s,
             adaptive=settings.budget == "adaptive",
         )
         self._engine = Engine(target, limits, self._publish, self._fail, pace)

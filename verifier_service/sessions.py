@@ -65,7 +65,9 @@ class Session:
         """Leading ids whose rows the target has computed."""
         self.node_limit = request.node_limit
         self.slots = request.limit + request.node_limit
-        """The most rows it ever has in the cache."""
+        """The most rows that it ever has in the cache."""
+        self.begun = len(self.ids) > request.prompt_length
+        """Whether somebody has seen it decode: here, or on a worker that is gone."""
         self.deadline_s = deadline_s
         self.paces: dict[int, SourcePace] = {}
         """How fast each remote source in use is, by credit index."""
@@ -129,6 +131,11 @@ class Session:
     def resting(self) -> frozenset[int]:
         """Remote sources that are not told of the last round."""
         return frozenset(credit for credit, asking in self._asking.items() if not asking.asked)
+
+    def resume_at(self, cached: int) -> None:
+        """The target has the rows of so many leading ids, and no others."""
+        self.cached = cached
+        self._ranking = None
 
     def name_of(self, credit: int) -> str:
         """Which source a credit index means."""

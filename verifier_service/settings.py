@@ -28,6 +28,12 @@ class VerifierSettings(ServiceSettings):
     """The most memory for keys and values of all sessions, in MiB."""
     max_sessions: Annotated[int, Field(ge=1)] = 256
     """Sessions that can be open at once; more are told to come back later."""
+    max_running: Annotated[int, Field(ge=1)] = 64
+    """Sessions that decode at once; others that are open wait for their turn."""
+    prefix_cache: bool = True
+    """Whether keys and values of committed ids are kept for sessions of the same tenant that begin alike."""
+    lease_s: Annotated[float, Field(ge=0)] = 300.0
+    """For how long what is kept of a session that ended is evicted after the rest, in seconds."""
     node_limit: Annotated[int, Field(ge=0, le=MAX_NODES)] = 16
     """Drafted nodes of one session in one round, where the request does not say."""
     budget: Literal["adaptive", "fixed"] = "adaptive"

@@ -19,8 +19,21 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
+def escaped(text: str) -> str:
+    """The same on one line and without control characters: what a peer sent must not look like an event."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
 class PlainFormatter(logging.Formatter):
-    """12:00:00.000 verifier INFO verifier_service.engine: message field=value"""
+    """12:00:00.000 verifier INFO verifier_service.engine: message field=value
+
+    What is no printable character is escaped. A trace follows on lines of its own, each of them indented.
+    """
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -30,7 +43,8 @@ class PlainFormatter(logging.Formatter):
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
         line = f"{time} {self._role} {record.levelname} {record.name}: {record.getMessage()}{fields}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        trace = self.formatException(record.exc_info).splitlines() if record.exc_info else ()
+        return "\n".join([escaped(line), *(f"  {escaped(part)}" for part in trace)])
 
 
 class JsonFormatter(logging.Formatter):
@@ -55,9 +69,24 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(role: str, level: Level, format_: Format, stream: TextIO | None = None) -> None:
-    """Sends every logger of this process to `stream` (standard error), once per process."""
+    """Sends every logger of this process to `stream` (standard error), once per process.
+
+    Libraries that were imported before, and have brought handlers of their own to the terminal, lose these:
+    what they say would be told twice, or in another form.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(role) if format_ == "json" else PlainFormatter(role))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    for logger in list(root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            _leave_to_root(logger)
+
+
+def _leave_to_root(logger: logging.Logger) -> None:
+    own = [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]
+    for handler in own:
+        if handler.stream in (sys.stderr, sys.stdout):
+            logger.removeHandler(handler)
+            logger.propagate = True

@@ -160,8 +160,8 @@ class Sampling(_message.Message):
     min_p: _builtins.float
     """Drops tokens below this share of the likeliest one's probability; 0 (no cut, the default) to 1."""
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of ids seen in prompt or output; above 0, at most 100;
-    default 1 (none).
+    """Divides positive and multiplies negative logits of ids seen in prompt or output; 0.01 to 100, default 1
+    (none).
     """
     presence_penalty: _builtins.float
     """Subtracted once from logits of ids seen in the output; -100 to 100, default 0."""

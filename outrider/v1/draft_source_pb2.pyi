@@ -44,7 +44,7 @@ class SourceDescription(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The source's name in usage and metrics."""
+    """The source's name in usage and metrics; see Source.name in verifier.proto."""
     model: _builtins.str
     """What drafts, for people."""
     tokenizer_digest: _builtins.str

@@ -224,7 +224,9 @@ class Source(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name in usage and metrics: lookup, drafter, ..."""
+    """Its name in usage and metrics: lookup, drafter, ...; 1 to 64 printable characters, no comma, no space at
+    either end, not `target`; with an address, not the name of a source inside the verifier.
+    """
     address: _builtins.str
     """host:port to dial; empty: inside the verifier."""
     def __init__(

@@ -80,7 +80,8 @@ class VerifierServicer(object):
 
     def Open(self, request, context):
         """Starts a session, or, under the epoch it already has, changes nothing but its sources. An Open whose ids
-        already end the request is answered with that reason. Errors: INVALID_ARGUMENT, NOT_FOUND (model),
+        already end the request is answered with that reason. Errors: INVALID_ARGUMENT (an epoch more than a day
+        ahead of the worker's clock, too), NOT_FOUND (model),
         FAILED_PRECONDITION (an older epoch; `outrider-epoch` in the trailing metadata is the highest seen),
         RESOURCE_EXHAUSTED.
         """
@@ -97,7 +98,8 @@ class VerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch.
+        """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch,
+        INVALID_ARGUMENT for one more than a day ahead of the worker's clock.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,8 @@ class VerifierStub:
     """The target's tokenizer, whole, in chunks; none where the target has no tokenizer."""
     Open: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.OpenRequest, _verifier_pb2.OpenResponse]
     """Starts a session, or, under the epoch it already has, changes nothing but its sources. An Open whose ids
-    already end the request is answered with that reason. Errors: INVALID_ARGUMENT, NOT_FOUND (model),
+    already end the request is answered with that reason. Errors: INVALID_ARGUMENT (an epoch more than a day
+    ahead of the worker's clock, too), NOT_FOUND (model),
     FAILED_PRECONDITION (an older epoch; `outrider-epoch` in the trailing metadata is the highest seen),
     RESOURCE_EXHAUSTED.
     """
@@ -46,7 +47,9 @@ class VerifierStub:
     what lies between a cursor and the committed length whenever the stream can take it; it queues nothing.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.VerifierCancelRequest, _verifier_pb2.VerifierCancelResponse]
-    """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch."""
+    """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch,
+    INVALID_ARGUMENT for one more than a day ahead of the worker's clock.
+    """
 
 @_typing.type_check_only
 class VerifierAsyncStub(VerifierStub):
@@ -57,7 +60,8 @@ class VerifierAsyncStub(VerifierStub):
     """The target's tokenizer, whole, in chunks; none where the target has no tokenizer."""
     Open: _aio.UnaryUnaryMultiCallable[_verifier_pb2.OpenRequest, _verifier_pb2.OpenResponse]  # type: ignore[assignment]
     """Starts a session, or, under the epoch it already has, changes nothing but its sources. An Open whose ids
-    already end the request is answered with that reason. Errors: INVALID_ARGUMENT, NOT_FOUND (model),
+    already end the request is answered with that reason. Errors: INVALID_ARGUMENT (an epoch more than a day
+    ahead of the worker's clock, too), NOT_FOUND (model),
     FAILED_PRECONDITION (an older epoch; `outrider-epoch` in the trailing metadata is the highest seen),
     RESOURCE_EXHAUSTED.
     """
@@ -66,7 +70,9 @@ class VerifierAsyncStub(VerifierStub):
     what lies between a cursor and the committed length whenever the stream can take it; it queues nothing.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_verifier_pb2.VerifierCancelRequest, _verifier_pb2.VerifierCancelResponse]  # type: ignore[assignment]
-    """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch."""
+    """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch,
+    INVALID_ARGUMENT for one more than a day ahead of the worker's clock.
+    """
 
 class VerifierServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -92,7 +98,8 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.OpenResponse, _abc.Awaitable[_verifier_pb2.OpenResponse]]:
         """Starts a session, or, under the epoch it already has, changes nothing but its sources. An Open whose ids
-        already end the request is answered with that reason. Errors: INVALID_ARGUMENT, NOT_FOUND (model),
+        already end the request is answered with that reason. Errors: INVALID_ARGUMENT (an epoch more than a day
+        ahead of the worker's clock, too), NOT_FOUND (model),
         FAILED_PRECONDITION (an older epoch; `outrider-epoch` in the trailing metadata is the highest seen),
         RESOURCE_EXHAUSTED.
         """
@@ -113,6 +120,8 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         request: _verifier_pb2.VerifierCancelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.VerifierCancelResponse, _abc.Awaitable[_verifier_pb2.VerifierCancelResponse]]:
-        """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch."""
+        """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch,
+        INVALID_ARGUMENT for one more than a day ahead of the worker's clock.
+        """
 
 def add_VerifierServicer_to_server(servicer: VerifierServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -4,6 +4,10 @@ A peer that was killed is noticed at once by its closed socket. One that is froz
 noticed only by pings, which go out every PING_MS. Whoever dials gives up soon, to try elsewhere; a server is
 patient with those who dialled it, as a stalled client would lose its request.
 
+What bounds a message is its receiver: a process's setting is what its server takes from those who dial it,
+and what its channels take as an answer. Nobody bounds what it sends: a message that is too large is refused
+by the one who knows the bound, always in the same words.
+
 Servers take pings at any rate. By default they hang up with too_many_pings over more than one in five
 minutes, and any limit is wrong: gRPC's own bandwidth probes count too, and come in bunches when it is busy.
 """
@@ -20,10 +24,9 @@ Options = list[tuple[str, int | str]]
 
 
 def _common(max_message_mb: int, patience_ms: int) -> Options:
-    size = max_message_mb * 1024 * 1024
     return [
-        ("grpc.max_receive_message_length", size),
-        ("grpc.max_send_message_length", size),
+        ("grpc.max_receive_message_length", max_message_mb * 1024 * 1024),
+        ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", PING_MS),
         ("grpc.keepalive_timeout_ms", patience_ms),
         ("grpc.http2.ping_timeout_ms", patience_ms),

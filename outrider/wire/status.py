@@ -25,6 +25,7 @@ ERROR_KEY = "outrider-error"
 EPOCH_KEY = "outrider-epoch"
 RETRY_KEY = "retry-after"
 LONGEST_MESSAGE = 1_000
+LONGEST_PEER_TEXT = 500
 
 _CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -65,11 +66,16 @@ def status_of(error: BaseException) -> Status:
     return Status(code, shortened(str(error)), tuple(metadata))
 
 
-def shortened(message: str) -> str:
+def shortened(message: str, longest: int = LONGEST_MESSAGE) -> str:
     """Status messages are HTTP/2 headers, of which a peer takes some 8 KB."""
-    if len(message) <= LONGEST_MESSAGE:
+    if len(message) <= longest:
         return message
-    return f"{message[:LONGEST_MESSAGE]}... ({len(message)} characters)"
+    return f"{message[:longest]}... ({len(message)} characters)"
+
+
+def peer_text(message: str) -> str:
+    """What a peer says, as much of it as logs and refusals hold."""
+    return shortened(message, LONGEST_PEER_TEXT)
 
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -146,15 +152,21 @@ _NAMED: Mapping[str, type[OutriderError]] = {
 }
 
 
+_TOO_LARGE = "larger than max"
+"""What gRPC itself, on either end, says of a message that is larger than its receiver takes."""
+
+
 def error_of(error: grpc.RpcError) -> OutriderError:
     """The error that a failed call stands for; by its name where the peer gave one, else by its code."""
     call: Any = error  # both stacks' errors have these methods, the base class has none
     code: grpc.StatusCode = call.code()
-    message: str = call.details() or "no message"
+    message: str = shortened(call.details() or "no message")
     metadata = {key: value for key, value in call.trailing_metadata() or () if isinstance(value, str)}
     if code is grpc.StatusCode.FAILED_PRECONDITION and EPOCH_KEY in metadata:
         return errors.StaleEpoch(message, highest=_number(metadata[EPOCH_KEY], epoch_from_text, 0))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if ERROR_KEY not in metadata and _TOO_LARGE in message:
+            return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes)")
         return errors.Overloaded(message, retry_after_s=_number(metadata.get(RETRY_KEY, ""), float, 1.0))
     kind = _NAMED.get(metadata.get(ERROR_KEY, "")) or _KINDS.get(code)
     return kind(message) if kind else OutriderError(f"{code.name}: {message}")

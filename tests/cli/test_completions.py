@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from outrider.completions import Folding, Logprob
@@ -49,7 +50,35 @@ def test_one_stop_string_is_one_stop_string() -> None:
         ("x", {"seed": 2**64}, "seed is 18446744073709551616"),
         ("x", {"nodes": 2**63}, "nodes is"),
         ("x", {"logit_bias": {-1: 1.0}}, "logit_bias has -1"),
-        ("x", {"temperature": "hot"}, "real number"),
+        ("x", {"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ("x", {"temprature": 0.5}, "no option 'temprature'; did you mean 'temperature'?"),
+        ("x", {"max_new_tokens": 5}, "no option 'max_new_tokens'; did you mean 'max_tokens'?"),
+        ("x", {"qqq": 5}, "no option 'qqq'; there are ids, max_tokens"),
+        (None, {"ids": 5}, "ids is 5; it must be a list of token ids"),
+        (None, {"ids": "5,6"}, "ids is '5,6'; it must be a list of token ids"),
+        (None, {"ids": b"56"}, "ids is b'56'"),
+        (None, {"ids": [5, "6"]}, "ids has '6'; token ids are whole numbers"),
+        (None, {"ids": [5.0]}, "ids has 5.0"),
+        (None, {"ids": iter([5])}, "must be a list"),
+        (5, {}, "prompt is 5; it must be a string"),
+        ("x", {"max_tokens": "9"}, "max_tokens is '9'; it must be a whole number"),
+        ("x", {"max_tokens": 9.5}, "max_tokens is 9.5"),
+        ("x", {"n": True}, "n is True"),
+        ("x", {"seed": 1.5}, "seed is 1.5"),
+        ("x", {"speculation": "off"}, "speculation is 'off'; it must be True or False"),
+        ("x", {"logprobs": 5}, "logprobs is 5"),
+        ("x", {"stop": 5}, "stop is 5; it must be a string, or a list of strings"),
+        ("x", {"stop": ["a", 5]}, "stop is ['a', 5]"),
+        ("x", {"sources": 5}, "sources is 5"),
+        ("x", {"model": 5}, "model is 5; it must be a string"),
+        ("x", {"logit_bias": [(1, 2.0)]}, "logit_bias is [(1, 2.0)]; it must be token ids"),
+        ("x", {"logit_bias": {1: "much"}}, "logit_bias of id 1 is 'much'"),
+        ("x", {"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
+        ("x", {"timeout": -1}, "timeout is -1"),
+        ("x", {"timeout": 1e30}, "timeout is 1e+30"),
+        ("x", {"timeout": float("nan")}, "timeout is nan"),
+        ("x", {"timeout": float("inf")}, "timeout is inf"),
+        ("x", {"timeout": "5"}, "timeout is '5'"),
         ("x", {"min_tokens": 2**63}, "min_tokens is"),
         ("x", {"n": -(2**63) - 1}, "n is"),
         ("x", {"stop_ids": [-1]}, "stop_ids has -1"),
@@ -64,6 +93,22 @@ def test_what_no_message_can_hold_is_refused(prompt: Any, options: Any, says: st
     with pytest.raises(InvalidRequest) as caught:
         build_request(prompt, options)
     assert says in str(caught.value)
+
+
+def test_none_is_the_default_of_every_option() -> None:
+    nothing: Any = dict.fromkeys(Options.__annotations__) | {"speculation": True}
+    assert build_request("x", nothing) == build_request("x", Options())
+
+
+def test_one_source_is_one_source() -> None:
+    assert list(build_request("x", Options(sources="lookup")).start.speculation.sources) == ["lookup"]
+    assert list(build_request("x", Options(sources=["a", "b"])).start.speculation.sources) == ["a", "b"]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    asked: Any = {"ids": np.array([5, 6]), "max_tokens": np.int64(3), "temperature": np.float32(0.5)}
+    start = build_request(None, asked).start
+    assert (list(start.ids.ids), start.max_tokens, start.sampling.temperature) == ([5, 6], 3, 0.5)
 
 
 def test_an_answer_is_the_sum_of_its_chunks() -> None:

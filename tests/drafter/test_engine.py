@@ -59,6 +59,17 @@ class Bench:
         return passes
 
 
+class Failing:
+    """A follower one of whose methods fails."""
+
+    def __init__(self, follower: Any, where: str, fail: Callable[..., None]) -> None:
+        self._follower = follower
+        setattr(self, where, fail)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._follower, name)
+
+
 @pytest.fixture
 def bench(fake: Any, request_for: Callable[..., Request]) -> Bench:
     return Bench(fake, request_for)
@@ -161,6 +172,47 @@ def test_a_session_that_cannot_be_read_is_refused_with_the_numbers(
     assert (stream, alias) == (0, 1)
     assert re.search(why, message)
     assert bench.settle() == 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ids_that_the_target_itself_does_not_have_are_refused_by_name(bench: Bench, late: bool) -> None:
+    penalised = SamplingParams(temperature=0, repetition_penalty=2)
+    ids = [1, 2] if late else [1, 7]
+    bench.follow(1, ids, vocabulary_size=6, params=penalised)
+    bench.follow(2, PROMPT, params=penalised)
+    if late:
+        bench.settle()
+        bench.progress(1, ids, [7])
+    ((_, alias, message),) = bench.refused
+    assert (alias, message) == (1, "id 7 is outside the target's vocabulary of 6")
+    bench.progress(2, PROMPT, [3])
+    assert bench.settle() > 0
+
+
+@pytest.mark.parametrize("where", ["grow", "progress"])
+def test_a_session_that_fails_by_itself_is_refused_and_the_others_go_on(
+    bench: Bench, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.follow(1)
+    bench.follow(2)
+
+    def fail(*_: Any) -> None:
+        raise IndexError("index 7 is out of bounds")
+
+    followed = bench.engine.roster.get(0, 1)
+    assert followed is not None
+    followed.follower = Failing(followed.follower, where, fail)  # type: ignore[assignment]
+    bench.engine.step()
+    bench.progress(1, PROMPT, [3])
+    bench.progress(2, PROMPT, [3])
+    assert [(alias, message.partition(";")[0]) for _, alias, message in bench.refused] == [
+        (1, "the drafter failed on this session")
+    ]
+    assert "index 7 is out of bounds" in caplog.text
+    assert bench.engine.counts.failed_sessions == 1
+    assert bench.engine.roster.get(0, 1) is None
+    assert bench.settle() > 0
+    assert {alias for _, alias, _ in bench.sent} >= {2}
 
 
 def test_a_session_that_outgrows_the_drafter_is_refused_then(bench_of: Callable[..., Bench]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from drafter_service.__main__ import build as build_drafter
+from drafter_service.service import build as build_drafter
 from drafter_service.settings import DrafterSettings
 from orchestrator.service import build as build_orchestrator
 from orchestrator.settings import OrchestratorSettings
@@ -23,7 +23,7 @@ from outrider.options import Options
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
 from outrider.wire.channel import server_options
-from verifier_service.__main__ import build as build_verifier
+from verifier_service.service import build as build_verifier
 from verifier_service.settings import VerifierSettings
 
 ROOT = Path(__file__).resolve().parents[2]

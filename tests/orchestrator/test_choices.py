@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from outrider.client import Chunk
+from outrider.wire.epochs import wall_clock_ms
 from speculative.errors import Overloaded, StaleEpoch, Superseded, Unavailable
 from speculative.noise import derive
 
@@ -96,12 +97,23 @@ async def test_where_not_all_choices_find_room_none_is_left_running(world: Any) 
 
 
 async def test_one_stale_choice_moves_all_to_a_higher_epoch(world: Any) -> None:
-    verifier = await world.verifier(refusals={1: StaleEpoch("older", 2**63)})
+    theirs = wall_clock_ms() + 60_000 << 20
+    verifier = await world.verifier(refusals={1: StaleEpoch("older", theirs)})
     front = await world.ready(await world.front([verifier.address]))
     completion = await front.client.generate(ids=[5], n=3, max_tokens=8)
     assert [choice.ids for choice in completion.choices] == [expected(1, 8)] * 3
-    assert all(message.epoch > 2**63 for message in verifier.opened[-3:])
+    assert all(message.epoch > theirs for message in verifier.opened[-3:])
     assert len({message.epoch for message in verifier.opened[-3:]}) == 1
+
+
+async def test_an_epoch_of_the_far_future_costs_its_session_alone(world: Any) -> None:
+    verifier = await world.verifier(refusals={0: StaleEpoch("older", 2**64 - 1)})
+    front = await world.ready(await world.front([verifier.address]))
+    with pytest.raises(Superseded, match=r"'victim' cannot be taken over: epoch .* days ahead"):
+        await front.client.generate(ids=[5], session="victim", max_tokens=2)
+    completion = await front.client.generate(ids=[5], session="other", max_tokens=8)
+    assert completion.ids == expected(1, 8)
+    assert verifier.opened[-1].epoch >> 20 <= wall_clock_ms()
 
 
 async def test_what_is_asked_beside_ids_reaches_the_verifier(world: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 from outrider.client import Completion
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
+from outrider.wire.epochs import wall_clock_ms
 from speculative.errors import InvalidRequest, Overloaded, Superseded, Unavailable, UnknownModel
 
 VOCABULARY, MAX_LENGTH = 96, 64
@@ -137,10 +138,11 @@ async def test_a_later_request_takes_over_the_session(world: Any) -> None:
 
 
 async def test_an_epoch_that_is_behind_is_chosen_again_above_the_highest(world: Any) -> None:
-    verifier = await world.verifier(highest=2**63)
+    theirs = wall_clock_ms() + 60_000 << 20
+    verifier = await world.verifier(highest=theirs)
     front = await world.ready(await world.front([verifier.address]))
     assert (await front.client.generate(ids=[5], max_tokens=3)).ids == expected(1, 3)
-    assert verifier.opened[0].epoch > 2**63
+    assert verifier.opened[0].epoch > theirs
 
 
 async def test_a_full_verifier_passes_on_when_to_try_again(world: Any) -> None:
@@ -203,6 +205,24 @@ async def test_a_source_is_named_where_its_tokenizer_is_the_targets(world: Any, 
     assert named == [[("lookup", ""), ("drafter", fitting)], [("drafter", fitting)]]
     with pytest.raises(InvalidRequest, match="stranger"):
         await front.client.generate(ids=[5], sources=["stranger"])
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a,b", "q\nz", "target", "lookup"])
+async def test_a_source_with_a_name_that_cannot_be_its_own_is_ignored_and_told_once(
+    world: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    verifier = await world.verifier()
+    bad, good = await world.source(name=name), await world.source()
+    front = await world.ready(await world.front([verifier.address], (bad, good)), sources=2)
+    await world.until(lambda: front.sample("peer_up", peer=bad))
+    for _ in range(2):
+        await front.client.generate(ids=[5], max_tokens=2)
+    (model,) = await front.client.models()
+    assert model.sources == ("lookup", "drafter")
+    assert [source.address for source in verifier.opened[-1].sources] == ["", good]
+    assert [record.message for record in caplog.records if "source ignored" in record.message] == [
+        record.message for record in caplog.records if getattr(record, "fields", {}).get("peer") == bad
+    ][:1]
 
 
 async def test_several_drafters_share_the_sessions(world: Any) -> None:

@@ -13,6 +13,7 @@ from orchestrator.stores import STORES, SessionRecord, open_store
 from outrider.v1 import common_pb2
 from outrider.wire.codec import SessionKey
 from speculative.commit import FinishReason
+from speculative.errors import InvalidRequest
 from speculative.text import TextStream
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,13 +55,21 @@ def test_text_is_held_back_until_it_is_decided() -> None:
     assert delivery.finish(FinishReason.LENGTH) == "ST"
 
 
-def test_epochs_rise_by_the_clock_and_past_what_was_seen() -> None:
-    now = iter((1000, 1000, 900, 2000))
+def test_epochs_rise_by_the_clock_and_what_a_stranger_used_moves_one_session_alone() -> None:
+    now = iter((1000, 1000, 900, 1000, 1000))
     epochs = Epochs(lambda: next(now), random.Random(0).getrandbits)
     first, second, third = epochs.next(), epochs.next(), epochs.next()
     assert [epoch >> 20 for epoch in (first, second, third)] == [1000, 1001, 1002]
-    epochs.saw(5000 << 20 | 7)
-    assert epochs.next() >> 20 == 5001
+    assert epochs.above(5000 << 20 | 7) >> 20 == 5001
+    assert epochs.next() >> 20 == 1003
+
+
+@pytest.mark.parametrize("highest", [2**64 - 1, (1000 + 86_400_000) << 20])
+def test_there_is_no_epoch_above_one_of_the_far_future(highest: int) -> None:
+    epochs = Epochs(lambda: 1000, random.Random(0).getrandbits)
+    with pytest.raises(InvalidRequest, match="days ahead"):
+        epochs.above(highest)
+    assert epochs.next() >> 20 == 1000
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -38,7 +38,8 @@ LAYERS = {
         ),
     ),
     "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
-    "outrider.options": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
+    "outrider.option_checks": Layer(("speculative",), ()),
+    "outrider.options": Layer(("speculative", "outrider.wire", "outrider.v1", "outrider.option_checks"), RPC),
     "outrider.client": Layer(
         ("speculative", "outrider.wire", "outrider.v1", "outrider.completions", "outrider.options"), RPC
     ),
@@ -137,7 +138,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_the_orchestrator_runs_without_torch() -> None:
-    loaded = loaded_by("import orchestrator.__main__")
+    loaded = loaded_by("import orchestrator.__main__, orchestrator.service, orchestrator.settings")
     assert "grpc" in loaded
     assert not loaded & {"torch", "transformers", "outrider.lm"}
 

@@ -118,3 +118,16 @@ def test_a_parent_that_is_gone_already_ends_the_child_at_once() -> None:
 
 def test_an_interrupt_of_the_group_spares_the_children(start_toy: StartToy) -> None:
     assert os.getpgid(start_toy().pid) != os.getpgid(0)
+
+
+@pytest.mark.parametrize("module", ["orchestrator", "verifier_service", "drafter_service"])
+@pytest.mark.parametrize("given", [["--parent-pid", "1"], ["--parent-pid=1"]])
+def test_a_service_looks_for_its_parent_before_it_imports_what_takes_long(
+    module: str, given: list[str]
+) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", module, *given]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert "outrider.runtime.lifeline" in imported
+    assert not imported & {"grpc", "torch", "numpy", "pydantic", "asyncio"}

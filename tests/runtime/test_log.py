@@ -53,3 +53,32 @@ def test_an_exception_is_told_with_its_trace(format_: Format) -> None:
 
 def test_a_field_that_json_has_no_form_for_is_told_as_text() -> None:
     assert json.loads(logged("json", extra={"fields": {"what": {1, 2}}}))["what"] == "{1, 2}"
+
+
+FORGED = "odd\n12:00:00.000 verifier ERROR x: forged\x1b[31m\u202e"
+
+
+def test_what_a_peer_sent_cannot_look_like_another_event() -> None:
+    stream = io.StringIO()
+    configure("verifier", "info", "plain", stream)
+    log = logging.getLogger("some.module")
+    log.warning("it says %s", FORGED, extra={"fields": {"name": FORGED}})
+    log.warning("failed", exc_info=ValueError(FORGED))
+    lines = stream.getvalue().splitlines()
+    assert [line for line in lines if not line.startswith("  ")] == [lines[0], lines[1]]
+    assert lines[0].count(r"odd\n12:00:00.000 verifier ERROR x: forged\x1b[31m\u202e") == 2
+    assert "\x1b" not in stream.getvalue()
+    assert "é" in logged("plain", extra={"fields": {"name": "é"}})
+
+
+@pytest.mark.parametrize("propagates", [True, False])
+def test_a_library_with_a_handler_of_its_own_is_told_once_and_in_our_form(
+    capsys: pytest.CaptureFixture[str], propagates: bool
+) -> None:
+    library = logging.getLogger("some_library")
+    library.addHandler(logging.StreamHandler())
+    library.propagate = propagates
+    configure("verifier", "info", "plain")
+    library.warning("retrying")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(" verifier WARNING some_library: retrying")

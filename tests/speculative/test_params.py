@@ -32,6 +32,8 @@ def test_the_defaults_change_nothing() -> None:
         {"min_p": -0.1},
         {"min_p": 1.1},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e-308},
+        {"repetition_penalty": 0.0099},
         {"repetition_penalty": 101},
         {"presence_penalty": -101},
         {"frequency_penalty": 101},

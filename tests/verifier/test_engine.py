@@ -11,6 +11,7 @@ from harness import Answer, Verifier, eventually, serving
 from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2
+from verifier_service.kv_cache import KVCache
 
 ERROR = common_pb2.FINISH_REASON_ERROR
 
@@ -106,7 +107,7 @@ async def test_a_table_that_cannot_be_had_ends_that_session(monkeypatch: pytest.
     target = NgramLM()
     async with serving(target) as verifier:
         with monkeypatch.context() as patch:
-            patch.setattr(target, "table", lambda reserve: 1 // 0)
+            patch.setattr(KVCache, "begin", lambda cache, session: 1 // 0)
             assert (await verifier.generate([1, 2, 3])).finished == ERROR
         assert len((await verifier.generate([1, 2, 3])).ids) == 24
 

@@ -48,8 +48,7 @@ async def test_beats_go_out_while_the_model_loads_and_nothing_is_opened() -> Non
 
 
 async def test_slots_for_less_than_one_session_are_refused() -> None:
-    target: Any = NgramLM()
-    target.pool.max_slots = 128
+    target: Any = NgramLM(slots=128)
     service = VerifierServer(
         VerifierSettings(model="unused", kv_mb=1), lambda: target, Metrics("verifier"), print
     )

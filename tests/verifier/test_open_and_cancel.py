@@ -93,10 +93,27 @@ BAD: dict[str, tuple[dict[str, Any], Code, str]] = {
     "too many nodes": ({"node_limit": 257}, Code.INVALID_ARGUMENT, "node_limit is 257"),
     "an unknown local source": ({"sources": [("oracle", "")]}, Code.INVALID_ARGUMENT, "'oracle'.* lookup"),
     "two sources of one name": (
-        {"sources": [("lookup", ""), ("lookup", "a:1")]},
+        {"sources": [("a", "x:1"), ("a", "y:1")]},
         Code.INVALID_ARGUMENT,
         "one name",
     ),
+    "a name of a source inside for one outside": (
+        {"sources": [("lookup", "a:1")]},
+        Code.INVALID_ARGUMENT,
+        "'lookup' has an address, 'a:1'",
+    ),
+    "a source that is called as the target": (
+        {"sources": [("target", "a:1")]},
+        Code.INVALID_ARGUMENT,
+        "'target' cannot name a source",
+    ),
+    "a source with two lines for a name": (
+        {"sources": [("a\nb", "a:1")]},
+        Code.INVALID_ARGUMENT,
+        "printable characters",
+    ),
+    "an endless address": ({"sources": [("a", "x" * 300)]}, Code.INVALID_ARGUMENT, "has 300 characters"),
+    "an epoch of the far future": ({"epoch": 2**64 - 1}, Code.INVALID_ARGUMENT, "days ahead"),
     "two sources at one address": (
         {"sources": [("a", "x:1"), ("b", "x:1")]},
         Code.INVALID_ARGUMENT,
@@ -201,6 +218,13 @@ async def test_cancel_ends_a_session_and_is_idempotent() -> None:
         assert not await verifier.cancel(verifier.request([1], session="nobody"))
 
 
+async def test_a_cancel_from_the_far_future_leaves_the_session_to_those_who_have_it() -> None:
+    async with serving(NgramLM()) as verifier:
+        with pytest.raises(grpc.aio.AioRpcError, match="days ahead"):
+            await verifier.cancel(verifier.request([1], session="s", epoch=2**64 - 1))
+        assert len((await verifier.generate([1, 2, 3], session="s")).ids) == 24
+
+
 async def test_a_deadline_ends_a_session() -> None:
     target = NgramLM()
     target.step_s = 0.005
@@ -224,18 +248,19 @@ async def test_a_full_worker_says_when_to_come_back() -> None:
         await verifier.open(verifier.request([1, 2], session="a", epoch=1 << 30))
 
 
-async def test_slots_are_promised_to_a_session_for_all_its_length() -> None:
-    target = NgramLM()
-    target.pool.max_slots = 640
-    target.step_s = 0.005
+async def test_sessions_that_do_not_fit_together_take_turns_and_all_come_to_their_end() -> None:
+    target = NgramLM(slots=512)
+    target.step_s = 0.001
     async with serving(target) as verifier:
         assert (await verifier.stub.Describe(verifier_pb2.VerifierDescribeRequest())).max_length == 256
-        await verifier.open(verifier.request([1, 2], new=250))
-        await verifier.open(verifier.request([1, 2], new=250))
-        error = await refused(verifier, new=250)
-        assert error.code() is Code.RESOURCE_EXHAUSTED
-        assert "256 KV slots; 128 of 640" in (error.details() or "")
-        await verifier.open(verifier.request([1, 2], new=100))
+        alone = [(await verifier.generate([1, 2, n], new=200)).ids for n in range(4)]
+        requests = [verifier.request([1, 2, n], new=200) for n in range(4)]
+        for request in requests:
+            await verifier.open(request)
+        together = await asyncio.gather(*(verifier.read(request) for request in requests))
+        assert [answer.ids for answer in together] == alone
+        assert verifier.metric("preempted_total") > 0
+    assert target.pool.used_slots == 0
 
 
 async def test_a_session_that_nobody_reads_ends_after_a_while() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from outrider.wire.codec import SessionKey
 from speculative.commit import FinishReason
-from speculative.errors import StaleEpoch
+from speculative.errors import InvalidRequest, StaleEpoch
 from speculative.params import SamplingParams
 from speculative.stats import UsageCount
 from verifier_service.commands import Finish, Update
@@ -12,6 +12,7 @@ from verifier_service.registry import Mirror, Registry
 from verifier_service.request import Request
 
 KEY = SessionKey("tenant", "s")
+NOW_MS = 1_700_000_000_000
 
 
 class Notes:
@@ -77,13 +78,20 @@ def test_a_session_without_a_reader_becomes_an_orphan() -> None:
 
 def test_the_highest_epoch_is_a_fence_even_after_the_session_is_gone() -> None:
     registry = Registry()
-    registry.fence(KEY, 7)
-    registry.fence(KEY, 7)
+    registry.fence(KEY, 7, NOW_MS)
+    registry.fence(KEY, 7, NOW_MS)
     with pytest.raises(StaleEpoch) as stale:
-        registry.fence(KEY, 6)
+        registry.fence(KEY, 6, NOW_MS)
     assert stale.value.highest == 7
-    registry.fence(KEY._replace(choice=1), 1)
-    registry.fence(KEY._replace(tenant="other"), 1)
+    registry.fence(KEY._replace(choice=1), 1, NOW_MS)
+    registry.fence(KEY._replace(tenant="other"), 1, NOW_MS)
+
+
+def test_an_epoch_from_the_future_is_refused_and_fences_nobody_off() -> None:
+    registry = Registry()
+    with pytest.raises(InvalidRequest, match="days ahead"):
+        registry.fence(KEY, 2**64 - 1, NOW_MS)
+    registry.fence(KEY, NOW_MS << 20, NOW_MS)
 
 
 def test_a_session_that_is_taken_over_is_forgotten_and_its_readers_told() -> None:

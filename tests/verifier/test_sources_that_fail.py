@@ -235,3 +235,42 @@ async def test_a_source_that_takes_no_messages_is_dropped_and_dialled_again() ->
         await eventually(lambda: source.streams > 1)
         for request in requests:
             await verifier.cancel(request)
+
+
+class EndedCall:
+    """A call that has ended, which its reader has not been told yet."""
+
+    def __init__(self, *_: Any) -> None:
+        self.Attach = lambda: self
+
+    async def write(self, message: Any) -> None:
+        raise asyncio.InvalidStateError("RPC already finished")
+
+    async def details(self) -> str:
+        return "Socket closed"
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        await asyncio.sleep(60)
+        yield
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_a_write_to_a_stream_that_has_just_ended_is_a_lost_source_and_no_bug(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("outrider.v1.draft_source_pb2_grpc.DraftSourceStub", EndedCall)
+    async with worker() as verifier, running(FakeSource()) as server:
+        await decode(verifier, server, lambda: "source lost: Socket closed" in caplog.text)
+    assert "Traceback" not in caplog.text
+
+
+async def test_what_a_source_says_is_logged_up_to_a_bound(caplog: pytest.LogCaptureFixture) -> None:
+    source = FakeSource()
+    source.refuse = "no" * 100_000
+    async with worker() as verifier, running(source) as server:
+        await decode(verifier, server, lambda: lost(verifier, "refused") == 1)
+    (said,) = (record.message for record in caplog.records if "does not follow" in record.message)
+    assert said.endswith("... (200000 characters)")
+    assert len(said) < 600

@@ -15,6 +15,8 @@ import pytest
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.channel import PING_MS, channel_options, open_channel, server_options
+from outrider.wire.status import rpc_errors
+from speculative.errors import InvalidRequest, OutriderError
 
 ROOT = Path(__file__).parents[2]
 SERVER = """
@@ -59,9 +61,27 @@ async def test_a_burst_of_pings_does_not_end_a_connection() -> None:
     await server.stop(None)
 
 
-def test_messages_are_bounded_on_both_ends() -> None:
+def test_messages_are_bounded_by_whoever_takes_them() -> None:
     for options in (server_options(), channel_options()):
         assert dict(options)["grpc.max_receive_message_length"] == 32 * 1024 * 1024
+        assert dict(options)["grpc.max_send_message_length"] == -1
+    assert dict(channel_options(64))["grpc.max_receive_message_length"] == 64 * 1024 * 1024
+
+
+@pytest.mark.parametrize("takes_mb", [32, 64])
+async def test_a_server_that_takes_more_gets_more_and_any_other_says_so(takes_mb: int) -> None:
+    server = grpc.aio.server(options=server_options(takes_mb))
+    port = server.add_insecure_port("127.0.0.1:0")
+    nothing = generation_pb2_grpc.GenerationServicer()  # type: ignore[abstract]  # answers UNIMPLEMENTED
+    generation_pb2_grpc.add_GenerationServicer_to_server(nothing, server)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        with pytest.raises(OutriderError) as failed, rpc_errors():
+            await stub.Cancel(generation_pb2.CancelRequest(session="x" * (33 * 2**20)), timeout=20)
+    await server.stop(None)
+    assert ("UNIMPLEMENTED" if takes_mb == 64 else "too large") in str(failed.value)
+    assert isinstance(failed.value, InvalidRequest) == (takes_mb == 32)
 
 
 async def test_a_larger_message_than_that_is_refused_and_the_channel_lives_on() -> None:

@@ -12,7 +12,15 @@ import pytest
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.channel import open_channel, server_options
-from outrider.wire.status import error_object, error_of, guarded, rpc_errors, shortened, status_of
+from outrider.wire.status import (
+    error_object,
+    error_of,
+    guarded,
+    peer_text,
+    rpc_errors,
+    shortened,
+    status_of,
+)
 from speculative import errors
 from speculative.errors import OutriderError
 
@@ -201,6 +209,32 @@ def test_a_peers_nonsense_in_metadata_is_no_bug_here(
 ) -> None:
     failed = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(metadata), "why")
     assert isinstance(error_of(failed), OutriderError)
+
+
+@pytest.mark.parametrize("end", ["CLIENT: Received", "SERVER: Received", "CLIENT: Sent"])
+def test_a_message_that_is_too_large_is_no_overload(end: str) -> None:
+    said = f"{end} message larger than max (41943078 vs. 33554432)"
+    nothing = grpc.aio.Metadata()
+    error = error_of(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, nothing, nothing, said))
+    assert type(error) is errors.InvalidRequest
+    assert "too large" in str(error)
+    assert "41943078 vs. 33554432" in str(error)
+
+
+def test_a_full_worker_that_speaks_of_a_maximum_is_an_overload() -> None:
+    named = grpc.aio.Metadata(("outrider-error", "Overloaded"))
+    nothing = grpc.aio.Metadata()
+    said = "this is larger than max_sessions"
+    error = error_of(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, nothing, named, said))
+    assert type(error) is errors.Overloaded
+
+
+def test_what_a_peer_says_is_bounded() -> None:
+    nothing = grpc.aio.Metadata()
+    error = error_of(grpc.aio.AioRpcError(grpc.StatusCode.UNKNOWN, nothing, nothing, "x" * 100_000))
+    assert str(error).endswith("... (100000 characters)")
+    assert peer_text("x" * 501) == "x" * 500 + "... (501 characters)"
+    assert peer_text("short") == "short"
 
 
 async def test_a_long_message_is_cut_to_fit_a_header() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from outrider.v1 import draft_source_pb2
+from outrider.wire.channel import DEFAULT_MESSAGE_MB
 from outrider.wire.codec import key_to_wire, sampling_to_wire
 from speculative.fragment import MAX_FRAGMENT_NODES
 from verifier_service.registry import Mirror
@@ -28,6 +29,8 @@ class LinkLimits:
     """Drafts under way to the engine; more are dropped."""
     flood_pause_s: float = 0.005
     """How long a link that floods is not read."""
+    max_message_mb: int = DEFAULT_MESSAGE_MB
+    """The largest message taken from a source, in MiB."""
 
 
 @dataclass(frozen=True, slots=True)

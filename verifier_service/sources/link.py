@@ -20,6 +20,7 @@ import grpc.aio
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.channel import open_channel
 from outrider.wire.codec import fragment_from_wire
+from outrider.wire.status import peer_text
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
 from verifier_service.commands import InFlight, Offers, Update
@@ -129,10 +130,9 @@ class SourceLink:
             try:
                 await self._attach()
             except (grpc.aio.AioRpcError, TimeoutError, _Reset) as error:
-                why = (
-                    error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
-                )
-                log.warning("source lost: %s", why, extra={"fields": {"peer": self.address}})
+                why = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                told = peer_text(why or "timed out")
+                log.warning("source lost: %s", told, extra={"fields": {"peer": self.address}})
             except Exception:
                 log.exception("source link failed", extra={"fields": {"peer": self.address}})
             finally:
@@ -143,7 +143,7 @@ class SourceLink:
     async def _attach(self) -> None:
         """Holds one stream until it breaks; raises what broke it."""
         self._give_up.clear()
-        async with open_channel(self.address) as channel:
+        async with open_channel(self.address, self._limits.max_message_mb) as channel:
             async with asyncio.timeout(self._limits.dial_s):
                 await channel.channel_ready()
             call: _Call = draft_source_pb2_grpc.DraftSourceStub(channel).Attach()
@@ -174,8 +174,11 @@ class SourceLink:
             self._wake.clear()
             message = outgoing.take()
             if message is not None:
-                async with asyncio.timeout(self._limits.write_s):
-                    await call.write(self._encode(message, outgoing))
+                try:
+                    async with asyncio.timeout(self._limits.write_s):
+                        await call.write(self._encode(message, outgoing))
+                except asyncio.InvalidStateError as error:  # it ended before this write, and says why
+                    raise _Reset(await call.details() or "the stream ended") from error
 
     def _encode(self, message: Message, outgoing: Outgoing) -> draft_source_pb2.AttachRequest:
         request = draft_source_pb2.AttachRequest(end=message.end)
@@ -244,6 +247,6 @@ class SourceLink:
             return
         self._counts[following.name].unfollowed += 1
         fields = {"source": following.name, "peer": self.address, "session": str(following.mirror.key)}
-        log.warning("source does not follow: %s", refusal.message, extra={"fields": fields})
+        log.warning("source does not follow: %s", peer_text(refusal.message), extra={"fields": fields})
         if outgoing.end(following.mirror.handle):
             self._wake.set()

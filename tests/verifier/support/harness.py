@@ -134,7 +134,7 @@ async def serving(target: Any, **settings: Any) -> AsyncIterator[Verifier]:
     failures: list[BaseException] = []
     server = grpc.aio.server(options=server_options())
     port = server.add_insecure_port("127.0.0.1:0")
-    options = VerifierSettings(model="unused", **{"orphan_grace_s": 30.0, **settings})
+    options = VerifierSettings(model="unused", **{"orphan_grace_s": 30.0, "prefix_cache": False, **settings})
     service = VerifierServer(options, lambda: target, metrics, failures.append, QUICK, lambda _: StepPace())
     service.register(server)
     await server.start()

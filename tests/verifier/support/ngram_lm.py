@@ -1,51 +1,21 @@
 """A target whose logits are a function of the last ids in its cache: exact, fast, and wrong if the cache is.
 
-It keeps ids where a model keeps keys and values and has the interface of PackedLM.
+It keeps ids in the slots where a model keeps keys and values, and has the interface of PackedLM.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from outrider.lm.plan import PassPlan, Share
+from outrider.lm.pool import KVLayout, SlotPool
+from outrider.lm.table import SlotTable
+
 ORDER = 3
-
-
-@dataclass(eq=False)
-class NgramTable:
-    """Committed ids, and drafted rows as (token, parent)."""
-
-    reserve: int
-    ids: list[int] = field(default_factory=list)
-    nodes: list[tuple[int, int]] = field(default_factory=list)
-    closed: bool = False
-
-    @property
-    def length(self) -> int:
-        return len(self.ids)
-
-    def commit(self, path: Sequence[int]) -> list[int]:
-        above = -1
-        for node in path:
-            assert self.nodes[node][1] == above, "a committed path is a chain"
-            self.ids.append(self.nodes[node][0])
-            above = node
-        assert len(self.ids) <= self.reserve
-        self.nodes = []
-        return []
-
-    def drop_nodes(self) -> None:
-        self.nodes = []
-
-    def context(self, node: int) -> list[int]:
-        path: list[int] = []
-        while node >= 0:
-            token, node = self.nodes[node]
-            path.append(token)
-        return (self.ids + path[::-1])[-ORDER:]
+LAYOUT = KVLayout(((1, 1), (1, 1)), torch.float64, torch.device("cpu"))
 
 
 class NgramLogits:
@@ -58,14 +28,6 @@ class NgramLogits:
         return self._rows
 
 
-class NgramPool:
-    """Counts what tables reserve."""
-
-    def __init__(self, max_slots: int) -> None:
-        self.max_slots = max_slots
-        self.used_slots = 0
-
-
 class NgramLM:
     """Deterministic logits per (seed, last three ids)."""
 
@@ -74,12 +36,17 @@ class NgramLM:
     tokenizer_json: str | None = None
 
     def __init__(
-        self, vocabulary_size: int = 32, seed: int = 0, max_length: int = 256, eos_ids: tuple[int, ...] = ()
+        self,
+        vocabulary_size: int = 32,
+        seed: int = 0,
+        max_length: int = 256,
+        eos_ids: tuple[int, ...] = (),
+        slots: int = 1 << 16,
     ) -> None:
         self.vocabulary_size = vocabulary_size
         self.max_length = max_length
         self.eos_ids = eos_ids
-        self.pool = NgramPool(1 << 16)
+        self.pool = SlotPool(LAYOUT, max_slots=slots)
         self.forward_calls = 0
         self.shares: list[int] = []
         """Sessions in each forward."""
@@ -91,22 +58,22 @@ class NgramLM:
         self._seed = seed
         self._known: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
-    def table(self, reserve: int = 0) -> NgramTable:
-        self.pool.used_slots += reserve
-        return NgramTable(reserve)
+    def table(self, reserve: int = 0) -> SlotTable:
+        table = SlotTable(self.pool, reserve)
+        table.reserve(reserve)
+        return table
 
-    def release(self, table: NgramTable) -> None:
-        assert not table.closed, "a table is released once"
-        table.closed = True
-        self.pool.used_slots -= table.reserve
+    def release(self, table: SlotTable) -> None:
+        table.close()
 
-    def forward(self, shares: Sequence[Any]) -> NgramLogits:
+    def forward(self, shares: Sequence[Share]) -> NgramLogits:
         self.before_forward()
         time.sleep(self.step_s)
         self.forward_calls += 1
         self.shares.append(len(shares))
         self.rows.append(sum(len(share.tokens) for share in shares))
-        rows = [self._row(share, want) for share in self._append(shares) for want in share.want]
+        self._append(shares)
+        rows = [self._row(share, want) for share in shares for want in share.want]
         empty = np.empty((0, self.vocabulary_size), np.float32)
         return NgramLogits(np.stack(rows) if rows else empty)
 
@@ -118,15 +85,25 @@ class NgramLM:
             self._known[key] = (2 * generator.standard_normal(self.vocabulary_size)).astype(np.float32)
         return self._known[key]
 
-    def _append(self, shares: Sequence[Any]) -> Sequence[Any]:
+    @torch.inference_mode()
+    def _append(self, shares: Sequence[Share]) -> None:
+        """Writes the tokens to the rows' slots, where a model writes keys and values."""
         for share in shares:
-            table = share.table
-            assert not table.closed, "a released table is not used"
-            assert not table.nodes, "nothing is kept from the step before"
-            assert len(share.tokens) == len(share.parents) > 0
-            table.nodes.extend(zip(share.tokens, share.parents, strict=True))
-            assert table.length + len(table.nodes) <= table.reserve, "a session keeps to its slots"
-        return shares
+            assert not share.table.nodes, "nothing is kept from the step before"
+        plan = PassPlan(shares, self.pool, torch.float64)
+        slots = [slot for low, high in plan.written() for slot in range(low, high)]
+        tokens = [token for share in shares for token in share.tokens]
+        for plane in self.pool.planes():
+            plane[0, slots, 0] = torch.tensor(tokens, dtype=torch.float64)
+        for rows in plan.rows:
+            rows.table.parents, rows.table.depths = rows.parents, rows.depths
 
-    def _row(self, share: Any, want: int) -> NDArray[np.float32]:
-        return self.logits(share.table.context(want))
+    def _row(self, share: Share, want: int) -> NDArray[np.float32]:
+        table, node = share.table, want
+        at = []
+        while node >= 0 and len(at) < ORDER:
+            at.append(table.length + node)
+            node = table.parents[node]
+        at += range(table.length - 1, max(-1, table.length - 1 - ORDER + len(at)), -1)
+        slots = [table.slots(place, place + 1)[0] for place in reversed(at)]
+        return self.logits(self.pool.planes()[0][0, slots, 0].long().tolist())
