@@ -53,7 +53,7 @@ class Scene:
     """Nodes that the verifier takes in one round."""
     in_flight: int = 64
     """Nodes that the drafter may have in flight."""
-    nodes_per_pass: int = 2
+    nodes_per_pass: int = 5
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ class DrafterSettings(ServiceSettings):
     """A node less likely than this to be accepted is neither sent nor expanded."""
     scale: Annotated[float, Field(gt=0)] = DEFAULT.scale
     """How far the target's logits stray from the drafter's, in logits: larger is less sure of every draft."""
-    nodes_per_pass: Annotated[int, Field(ge=1)] = 2
+    nodes_per_pass: Annotated[int, Field(ge=1)] = 5
     """Nodes expanded in one pass, shared by the sessions; each gets at least one."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 256
     """Committed ids read in one pass; what is left of a prompt waits for the next."""
