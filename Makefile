@@ -14,6 +14,10 @@ help: ## What there is to make
 run: demonstration ## Serve the embedded pair and complete held-out prompts; status 1 unless all ids are right
 	$(if $(shell cat $(TOLD) 2>/dev/null && rm -f $(TOLD)),false)
 
+# Lines that begin with + run under -n, -q and -t too; asked for these, nothing is to run.
+ASKED := $(firstword -$(MAKEFLAGS))
+DRY := $(strip $(foreach flag,n q t,$(findstring $(flag),$(ASKED))))
+
 # A recipe that fails ends make with 2. In question mode (-q), lines that begin with + run all the same, and a
 # goal with anything left to do ends make with 1, silently: `run` has something left to do if it was told so.
 ifeq ($(MAKECMDGOALS),run)
@@ -22,7 +26,7 @@ TOLD := $(shell mktemp -u)
 endif
 
 demonstration:
-	+@scripts/run $(TOLD)
+	+@$(if $(DRY),echo scripts/run,scripts/run $(TOLD))
 
 test: ## All tests
 	@scripts/setup test

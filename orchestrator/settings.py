@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from outrider.runtime.settings import Names, ServiceSettings
+from outrider.runtime.settings import Peers, ServiceSettings
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -12,9 +12,9 @@ class OrchestratorSettings(ServiceSettings):
 
     role: ClassVar[str] = "orchestrator"
 
-    verifier: Annotated[Names, Field(min_length=1)]
+    verifier: Annotated[Peers, Field(min_length=1)]
     """Addresses of verifiers, host:port, separated by commas; a request goes to one that serves its model."""
-    drafter: Names = ()
+    drafter: Peers = ()
     """Addresses of sources that draft, host:port, separated by commas; a session gets those that have
     its target's tokenizer."""
     store: Literal["memory"] = "memory"

@@ -4,11 +4,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from enum import StrEnum
+from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
 
-from outrider.cli.failures import INTERRUPTED, CommandFailed, fail, usage
+from outrider.cli.failures import INTERRUPTED, OUTPUT_ERRORS, CommandFailed, fail, lose_output, usage
 from speculative.errors import OutriderError
 
 app = typer.Typer(
@@ -262,8 +263,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command and ends the process: 0, 1 (failed), 2 (usage) or 130 (Ctrl-C)."""
     told = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     as_json = "--json" in told
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show must not end an answer
     try:
         status = app(told, prog_name="outrider", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except typer.TyperException as error:
         fail(CommandFailed(error.format_message(), "INVALID_ARGUMENT", error.exit_code), as_json=as_json)
     except typer.Abort:
@@ -275,6 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
         fail(CommandFailed(str(error), status_name(error)), as_json=as_json)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in OUTPUT_ERRORS:
+            fail(lose_output(error), as_json=False)
         traceback.print_exc()
         fail(CommandFailed(f"{type(error).__name__}: {error}", "INTERNAL"), as_json=as_json)
     raise SystemExit(status or 0)

@@ -29,7 +29,7 @@ TEMPERATURES = (0.0, 0.8)
 """Taken in turn."""
 WARM_UP_TOKENS = 16
 PROMPT_LINES = 4
-WIDTH = 110
+WIDTH = 150
 TERMINATED = 143
 STYLES = {TARGET: "default", "lookup": "bold green", "drafter": "bold cyan"}
 

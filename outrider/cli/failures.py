@@ -3,11 +3,14 @@
 Knows nothing of any command. Imports nothing heavy: it is on the way of `outrider --help`.
 """
 
+import errno
 import json
+import os
 import sys
 from typing import NoReturn
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EBADF})
 
 
 class CommandFailed(Exception):
@@ -24,10 +27,17 @@ def usage(message: str) -> CommandFailed:
     return CommandFailed(message, "INVALID_ARGUMENT", USAGE)
 
 
+def lose_output(error: OSError) -> CommandFailed:
+    """Standard output takes nothing more (a full disk, a closed pipe): lets it go, to end in silence."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    return CommandFailed(f"standard output cannot be written: {error.strerror}", "UNAVAILABLE")
+
+
 def fail(failure: CommandFailed, *, as_json: bool) -> NoReturn:
     """Say it and end the process."""
-    if as_json:
+    if as_json and sys.stdout is not None:
         print(json.dumps({"error": {"code": failure.code, "message": str(failure)}}), flush=True)
-    else:
+    elif sys.stderr is not None:
         print(f"error: {failure}", file=sys.stderr, flush=True)
     raise SystemExit(failure.status)

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from outrider.cli.failures import usage
+from outrider.cli.failures import CommandFailed, usage
 from outrider.client import Choice, Client, Completion, Logprob, Usage
 from outrider.options import Options
 
@@ -22,7 +22,9 @@ def parse_names(text: str) -> list[str]:
 
 
 def run_generate(address: str, prompt: str | None, options: Options, *, as_json: bool) -> None:
-    """Ask and print. Raises OutriderError."""
+    """Ask and print. Raises OutriderError, CommandFailed where there is nowhere to print."""
+    if sys.stdout is None:
+        raise CommandFailed("standard output is closed: the answer would be lost")
     with Client(address) as client:
         if as_json:
             print(json.dumps(as_object(client.generate(prompt, **options))))

@@ -180,7 +180,8 @@ class Stack:
         )
 
     def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:
-        flags = ["--bind", self._reserve(), "--model", model, "--threads", str(threads)]
+        flags = ["--bind", self._reserve(), "--metrics-bind", self._reserve()]
+        flags += ["--model", model, "--threads", str(threads)]
         flags += ["--dtype", options.dtype, "--device", options.device, "--log-level", options.log_level]
         env = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         if Path(model).is_dir():

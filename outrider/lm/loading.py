@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -88,10 +89,14 @@ def load_model(source: str, *, device: str, dtype: str) -> PreTrainedModel:
 
 
 def load_tokenizer(source: str) -> FoundTokenizer | None:
-    """The tokenizer beside the model; None if there is none, or none that ``tokenizers`` can express."""
+    """The tokenizer beside the model; None if there is none, or none that ``tokenizers`` can express.
+
+    Raises InvalidRequest where a folder's ``tokenizer.json`` cannot be read.
+    """
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER_FILES):
         return None
+    _check_readable(folder / "tokenizer.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, local_files_only=folder.is_dir(), trust_remote_code=False
@@ -105,6 +110,14 @@ def load_tokenizer(source: str) -> FoundTokenizer | None:
     backend.no_padding()
     ids = backend.get_vocab(with_added_tokens=True).values()
     return FoundTokenizer(backend.to_str(), max(ids, default=-1))
+
+
+def _check_readable(path: Path) -> None:
+    if path.exists():
+        try:
+            Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise InvalidRequest(f"{path} cannot be read: {_first_line(error)}") from error
 
 
 def end_ids(model: PreTrainedModel) -> tuple[int, ...]:

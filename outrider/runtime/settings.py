@@ -5,11 +5,13 @@ Only a service's `__main__` reads them; everything below receives plain values.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from outrider.runtime.log import Format, Level
@@ -35,8 +37,24 @@ def _split(value: Any) -> Any:
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list written as A,B."""
 
-Address = Annotated[str, Field(pattern=r"^[^\s:]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$")]
-"""host:port; port 0 picks a free one."""
+_ADDRESS = re.compile(r"(?:[^\s:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
+_HIGHEST_PORT = 65535
+
+
+def _checked(address: str, lowest: int) -> str:
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not lowest <= int(found[1]) <= _HIGHEST_PORT:
+        raise ValueError(f"give host:port, the port from {lowest} to {_HIGHEST_PORT}")
+    return address
+
+
+Address = Annotated[str, AfterValidator(partial(_checked, lowest=0))]
+"""host:port to serve on; port 0 picks a free one."""
+
+Peers = Annotated[
+    tuple[Annotated[str, AfterValidator(partial(_checked, lowest=1))], ...], NoDecode, BeforeValidator(_split)
+]
+"""Addresses to dial, written as A,B."""
 
 
 class ServiceSettings(BaseSettings):
@@ -136,4 +154,4 @@ def _fault(kind: type[ServiceSettings], fault: Mapping[str, Any]) -> str:
         return (
             f"{where} is missing: give --{flag} or {env_prefix(kind.role)}{where.upper().replace('.', '__')}"
         )
-    return f"{where} = {fault['input']!r}: {fault['msg']}"
+    return f"{where} = {fault['input']!r}: {fault['msg'].removeprefix('Value error, ')}"

@@ -35,6 +35,7 @@ def test_a_request_outlives_its_drafter(up: Up, client: Client) -> None:
     until(lambda: up.children().get("drafter", first) != first, 60)
     until(lambda: drafts(up, client), 60)
     assert client.generate(**LONG).ids == plain.ids
+    assert up.metric("drafter", "outrider_drafter_sessions") >= 0, "its metrics are where they were"
     assert "requests go on" in up.log()
 
 

@@ -170,3 +170,10 @@ def test_a_config_without_a_length_is_refused() -> None:
 
     with pytest.raises(ModelRefused, match="names no longest context"):
         longest_context(config_of("bloom", max_position_embeddings=None))
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused_and_named(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = changed(tiny_llama, tmp_path / "broken", "config.json")
+    (folder / "tokenizer.json").write_text('{"x": 1')
+    with pytest.raises(InvalidRequest, match=r"broken/tokenizer\.json cannot be read"):
+        PackedLM.load(folder)

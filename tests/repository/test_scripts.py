@@ -67,6 +67,14 @@ def test_make_run_ends_with_1_where_the_demonstration_fails(
     assert (run.returncode, run.stdout) == (ended, "running\n")
 
 
+@pytest.mark.parametrize("flag", ["-n", "-q", "-t"])
+def test_make_run_starts_nothing_where_it_is_only_asked(clone: Path, flag: str) -> None:
+    run = subprocess.run(
+        ["make", flag, "run"], cwd=clone, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert "running" not in run.stdout
+
+
 @pytest.fixture
 def running(clone: Path) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(

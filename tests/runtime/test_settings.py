@@ -85,6 +85,12 @@ def test_a_fault_names_the_setting_and_the_value() -> None:
         read_settings(ToySettings, ["--model", "m", "--bind", "nowhere", "--log-level", "loud"])
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:65536", "x::", "127.0.0.1", ":1"])
+def test_an_address_has_a_host_and_a_port_that_exists(address: str) -> None:
+    with pytest.raises(ValueError, match="give host:port, the port from 0 to 65535"):
+        read_settings(ToySettings, ["--model", "m", "--bind", address])
+
+
 def test_what_is_missing_is_named_as_flag_and_variable() -> None:
     with pytest.raises(ValueError, match="model is missing: give --model or OUTRIDER_DRAFTER__MODEL"):
         read_settings(ToySettings, [])

@@ -1,0 +1,39 @@
+"""Where standard output takes nothing more, a command says so in a line and fails."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+VERSION = [sys.executable, "-m", "outrider.cli", "version", "--json"]
+
+
+def test_a_full_disk_is_one_line_and_a_failure() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(VERSION, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=30)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["error: standard output cannot be written: No space left on device"]
+
+
+def test_a_closed_standard_output_is_a_failure_where_an_answer_would_be_lost() -> None:
+    command = [sys.executable, "-m", "outrider.cli", "generate", "--address", "127.0.0.1:1", "--prompt", "x"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=30
+    )
+    assert done.returncode == 1
+    assert "standard output is closed" in done.stderr
+
+
+def test_a_character_that_the_terminal_does_not_know_ends_nothing() -> None:
+    code = "from outrider.cli.app import main; main(['version'])"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; import atexit; atexit.register(print, '\\xe9'); {code}"],
+        capture_output=True,
+        env=environment,
+        cwd=ROOT,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"?" in done.stdout
