@@ -220,10 +220,11 @@ def main() -> None:
     counts = [int(count) for count in settings.concurrency.split(",")]
     load = Load(load_prompts(settings.target, 24), settings.tokens)
     models = (settings.target, settings.drafter)
-    whole = {"OUTRIDER_VERIFIER__PREFILL_CHUNK": "8192", "OUTRIDER_VERIFIER__PREFILL_STALL_MS": "1e9"}
+    cold = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # prompts come again with every arm
+    whole = {**cold, "OUTRIDER_VERIFIER__PREFILL_CHUNK": "8192", "OUTRIDER_VERIFIER__PREFILL_STALL_MS": "1e9"}
     with (
-        Stack(*models) as stack,
-        Stack(*models, OUTRIDER_VERIFIER__BUDGET="fixed") as fixed,
+        Stack(*models, **cold) as stack,
+        Stack(*models, **cold, OUTRIDER_VERIFIER__BUDGET="fixed") as fixed,
         Stack(settings.target, "none", **whole) as unchunked,
     ):
         for each in (stack, fixed, unchunked):

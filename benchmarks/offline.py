@@ -260,7 +260,8 @@ def main() -> None:
     started = time.perf_counter()
     cores = len(os.sched_getaffinity(0))
     drafter = None if settings.drafter == "none" else settings.drafter
-    with Stack(settings.target, settings.drafter) as stack, Peer(settings.target, drafter) as peer:
+    cold = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # prompts come again with every arm
+    with Stack(settings.target, settings.drafter, **cold) as stack, Peer(settings.target, drafter) as peer:
         prompts = load_prompts(settings.target, settings.prompts)
         fields = measure(Bench(settings, stack, peer, prompts), cores)
     shown = {key: value for key, value in vars(settings).items() if key != "json"}

@@ -91,7 +91,10 @@ class KVCache:
         self._held[session.handle] = held
         for name in held.coming:
             self._coming[name] = session.handle
-        held.table.adopt(blocks)
+        if blocks and self._pool.has_room(blocks_for(session.slots)):
+            held.table.copy_of(blocks)
+        else:
+            held.table.adopt(blocks)
         session.resume_at(held.table.length)
         return True
 

@@ -89,6 +89,10 @@ class SlotPool:
         """Blocks that nobody holds, counting those that the pool may grow by."""
         return self.blocks.free + self.max_blocks - self.blocks.capacity
 
+    def has_room(self, blocks: int) -> bool:
+        """Whether there is so much free that a run of so many blocks is nothing to save."""
+        return self.free_blocks - blocks > self.max_blocks // 2
+
     def bytes(self) -> int:
         """Bytes of storage held now."""
         return self.slots * self.layout.slot_bytes

@@ -37,6 +37,17 @@ class SlotTable:
         self._add(blocks)
         self.length = len(blocks) * BLOCK
 
+    def copy_of(self, blocks: Sequence[int]) -> None:
+        """Begins an empty table with a copy of such blocks, so that all of it lies together.
+
+        Raises Overloaded, with nothing changed, where there is no room for it.
+        """
+        assert not self.blocks, "only an empty table can begin with others' blocks"
+        self.reserve(len(blocks) * BLOCK)
+        self.length = len(blocks) * BLOCK
+        sources = [block * BLOCK + offset for block in blocks for offset in range(BLOCK)]
+        self._pool.copy(sources, self.slots(0, self.length))
+
     def fork(self) -> "SlotTable":
         """A table with the same committed positions: full blocks are shared, what lies beyond is copied.
 

@@ -142,6 +142,22 @@ def test_an_adopted_prefix_and_a_fork_read_what_was_written_and_write_elsewhere(
     pool.check_integrity()
 
 
+def test_a_copy_lies_together_and_is_nobody_elses() -> None:
+    pool = SlotPool(LAYOUT, max_slots=64 * BLOCK)
+    table, between = SlotTable(pool), SlotTable(pool)
+    for part in range(1, 4):
+        table.reserve(part * BLOCK)
+        between._add(pool.take(1, table.blocks[-1]))
+    table.length = 3 * BLOCK
+    write(pool, table, 0, 3 * BLOCK, 7)
+    copy = SlotTable(pool, room=6 * BLOCK)
+    copy.copy_of(table.blocks)
+    assert (len(table.runs(0, 3 * BLOCK)), len(copy.runs(0, 3 * BLOCK)), copy.length) == (3, 1, 3 * BLOCK)
+    write(pool, table, 0, 3 * BLOCK, 9)
+    assert holds(pool, copy, 3 * BLOCK, 7)
+    pool.check_integrity([table.blocks, between.blocks, copy.blocks])
+
+
 def test_closing_twice_gives_back_once() -> None:
     pool = SlotPool(LAYOUT, max_slots=BLOCK)
     table = SlotTable(pool)
