@@ -4,6 +4,7 @@ The budget weighs drafted nodes against what their rows cost. Measuring that fro
 mean serving the first ones badly.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
 from outrider.lm.table import SlotTable
 from verifier_service.pace import PROFILED, StepPace
+
+log = logging.getLogger(__name__)
 
 _CONTEXT = 64
 _SESSIONS = 4
@@ -43,6 +46,7 @@ def _measured(target: PackedLM, tables: Sequence[SlotTable], sizes: Sequence[int
             if time.perf_counter() < ends or rows <= sizes[0]:
                 alone[rows] = min(_pass_ms(target, tables[:1], rows), alone.get(rows, float("inf")))
         together = min(_pass_ms(target, tables, 1), together)
+    log.info("steps take", extra={"fields": {"ms_by_rows": {n: round(ms, 2) for n, ms in alone.items()}}})
     session_ms = (together - StepPace(alone).expected_ms(_SESSIONS)) / (_SESSIONS - 1)
     return StepPace(alone, max(0.0, session_ms))
 
