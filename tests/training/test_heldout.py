@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 from training import corpus, heldout, prompts, tokenizer
 
 MODELS = Path(__file__).parents[2] / "models"
+PACKAGED_APART = {"idlelib", "lib2to3", "tkinter"}
+"""Parts of the standard library that Linux distributions leave out of their `python3`."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,8 @@ def test_a_tenth_of_shared_windows_makes_a_near_copy_and_less_does_not() -> None
 
 
 def test_every_held_out_module_is_in_the_standard_library(files: dict[str, str]) -> None:
-    assert set(heldout.NAMES) <= set(files)
+    missing = set(heldout.NAMES) - set(files)
+    assert {name.partition("/")[0] for name in missing} <= PACKAGED_APART
 
 
 def test_every_committed_text_is_a_verbatim_run_of_its_module(files: dict[str, str]) -> None:
