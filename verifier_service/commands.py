@@ -33,6 +33,13 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Park:
+    """Decode a session no further and give its memory up; who reads it again has it opened anew."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
     """From now on these sources draft for a session."""
 
@@ -68,7 +75,7 @@ class Stop:
     """End the engine thread."""
 
 
-Command = Open | Cancel | Sources | Offers | Stop
+Command = Open | Cancel | Park | Sources | Offers | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,8 @@ class Update:
     """One per id where the request asked for them."""
     resting: frozenset[int] = frozenset()
     """Sources, by credit index, that are not to be told of this."""
+    parked: UsageCount | None = None
+    """What it has cost so far, where it was parked: nothing more comes of it."""
 
 
 @dataclass(frozen=True, slots=True)

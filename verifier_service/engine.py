@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from speculative.budget import allot
 from speculative.commit import FinishReason
-from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Sources, Stop
+from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Park, Sources, Stop
 from verifier_service.counts import CountsByName, EngineTotals
 from verifier_service.kv_cache import KVCache
 from verifier_service.limits import EngineLimits
@@ -138,6 +138,9 @@ class Engine:
             case Cancel(handle, message):
                 if (cancelled := running.get(handle)) is not None:
                     running.end(cancelled, FinishReason.CANCELLED, message)
+            case Park(handle):
+                if (parked := running.get(handle)) is not None:
+                    running.park(parked)
             case Sources(handle, sources):
                 if (changed := running.get(handle)) is not None:
                     with running.guarded(changed):

@@ -7,7 +7,7 @@ Knows nothing of gRPC servers; the engine is an inbox to it.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.tokens import TokenTable
 from outrider.wire.codec import SessionKey
@@ -15,7 +15,7 @@ from outrider.wire.epochs import wall_clock_ms
 from speculative.commit import Ending, FinishReason
 from speculative.errors import InvalidRequest, Overloaded
 from speculative.stats import UsageCount
-from verifier_service.commands import Batch, Cancel, Command, Finish, Open, Sources
+from verifier_service.commands import Batch, Cancel, Command, Finish, Open, Park, Sources
 from verifier_service.registry import Mirror, Registry
 from verifier_service.reputation import Reputations
 from verifier_service.request import Request, Served
@@ -75,6 +75,7 @@ class Hub:
         self._links = links
         self._put = put
         self._reputations = Reputations()
+        watchers.returned = self._returned
 
     def open(self, request: Request) -> Opened:
         """Starts a session, takes one over, or changes the sources of one.
@@ -101,23 +102,31 @@ class Hub:
         mirror = self._registry.find(key)
         if mirror is None or mirror.finish is not None:
             return False
-        self._put(Cancel(mirror.handle))
+        if mirror.parked is not None:
+            self._registry.finished(mirror, Finish(FinishReason.CANCELLED, mirror.parked), time.monotonic())
+        else:
+            self._put(Cancel(mirror.handle))
         return True
 
     def absorb(self, batch: Batch) -> None:
         """Takes over what a step did: mirrors first, then sources and readers hear of it."""
         now = time.monotonic()
-        for update in batch.updates:
-            self._registry.absorb(update, now)
+        back = [
+            mirror
+            for update in batch.updates
+            if (mirror := self._registry.absorb(update, now)) and mirror.subscribers and mirror.parked
+        ]
         self._links.absorb(batch)
+        for mirror in back:  # a reader came while it was being parked
+            self._returned(mirror)
         self._watchers.announce(batch.step, batch.expected_us)
 
-    def sweep(self, grace_s: float) -> None:
-        """Cancels sessions that nobody reads and forgets those that finished, both after `grace_s`."""
+    def sweep(self, grace_s: float, lease_s: float) -> None:
+        """Parks sessions that nobody has read for `grace_s`; forgets what has rested for `lease_s`."""
         now = time.monotonic()
         for mirror in self._registry.orphans(now, grace_s):
-            self._put(Cancel(mirror.handle, f"nobody has read this session for {grace_s:g} s"))
-        self._registry.forget_finished(now, grace_s)
+            self._put(Park(mirror.handle))
+        self._registry.forget_kept(now, lease_s)
 
     def _ending(self, request: Request) -> Ending:
         token_bytes = None if self._tokens is None else self._tokens.token_bytes
@@ -142,21 +151,33 @@ class Hub:
             self._registry.finished(mirror, Finish(ending.finished, usage), now)
             return mirror
         self._check_room(older)
-        deadline_s = None if request.time_left_s is None else time.perf_counter() + request.time_left_s
+        if request.time_left_s is not None:
+            mirror.deadline_s = time.perf_counter() + request.time_left_s
+        self._replace(older, mirror)
+        self._run(mirror, request, ending)
+        return mirror
+
+    def _returned(self, mirror: Mirror) -> None:
+        """Somebody reads a session: one that was parked goes on, with nothing but its ids to start from."""
+        if (usage := mirror.parked) is not None:
+            request = replace(mirror.request, ids=tuple(mirror.ids))
+            self._registry.resumed(mirror)
+            self._run(mirror, request, self._ending(request), usage)
+
+    def _run(self, mirror: Mirror, request: Request, ending: Ending, usage: UsageCount | None = None) -> None:
         session = Session(
             mirror.handle,
             request,
             ending,
             self._served.vocabulary_size,
             _source_set(mirror),
-            deadline_s,
+            mirror.deadline_s,
             self._reputations,
+            usage,
         )
-        self._replace(older, mirror)
         self._put(Open(session))
-        for credit in sources:
+        for credit in mirror.sources:
             self._follow(mirror, credit)
-        return mirror
 
     def _replace(self, older: Mirror | None, mirror: Mirror) -> None:
         if older is not None:
@@ -166,9 +187,9 @@ class Hub:
         self._registry.add(mirror)
 
     def _check_room(self, older: Mirror | None) -> None:
-        others = [m for m in self._registry if m.finish is None and m is not older]
-        if len(others) >= self._room.sessions:
-            raise Overloaded(f"{len(others)} sessions are open, as many as there may be", _RETRY_AFTER_S)
+        others = self._registry.running - (older is not None and older.runs)
+        if others >= self._room.sessions:
+            raise Overloaded(f"{others} sessions are open, as many as there may be", _RETRY_AFTER_S)
 
     def _change_sources(self, mirror: Mirror, request: Request) -> None:
         """Names that were there keep their credit index; new ones are added behind."""
@@ -180,6 +201,8 @@ class Hub:
         if before == after or mirror.request.node_limit == 0:
             return
         mirror.source_names, mirror.sources = names, after
+        if not mirror.runs:
+            return
         self._put(Sources(mirror.handle, _source_set(mirror)))
         for credit in before.keys() | after.keys():
             if before.get(credit) != after.get(credit):

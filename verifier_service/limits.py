@@ -20,6 +20,6 @@ class EngineLimits:
     reuse_prefixes: bool = True
     """Whether blocks of committed ids are kept for sessions that begin with the same."""
     lease_s: float = 300.0
-    """For how long the blocks of a session that ended are evicted after others."""
+    """For how long the blocks of a session that ended or was parked are evicted after others."""
     adaptive: bool = True
     """Whether a step admits the nodes that pay for their rows, or all that the sessions' limits allow."""

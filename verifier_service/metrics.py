@@ -51,6 +51,7 @@ class VerifierCollector(Collector):
             yield CounterMetricFamily(PREFIX + name, what, value=getattr(self._engine.totals, name))
         gauges = {
             "sessions": ("Sessions running now.", self._registry.running),
+            "sessions_parked": ("Sessions that nobody reads, kept to go on.", self._registry.parked),
             "sources_attached": ("Links to sources whose stream is up.", self._links.attached),
             "kv_slots_used": ("Tokens that running sessions have room for.", self._pool.used_slots),
             "kv_slots": ("Tokens that there may be room for in all.", self._pool.max_slots),

@@ -4,7 +4,6 @@ Pure: fed by the engine's batches and asked by the servicer; knows nothing of gR
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,10 +11,13 @@ from outrider.wire.codec import SessionKey, epoch_to_text
 from outrider.wire.epochs import checked_epoch
 from speculative.errors import StaleEpoch
 from speculative.logprobs import TokenLogprob
+from speculative.stats import UsageCount
 from verifier_service.commands import Finish, Update
 from verifier_service.request import Request, SourceAddress
 
 _EPOCHS_REMEMBERED = 65_536
+_MOST_KEPT = 16_384
+_MOST_KEPT_IDS = 1_000_000
 
 
 class Subscriber(Protocol):
@@ -46,7 +48,10 @@ class Mirror:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     """One per id since Open, where it asked for them."""
     finish: Finish | None = None
-    finished_at: float = 0.0
+    parked: UsageCount | None = None
+    """What it has cost, while it is parked."""
+    deadline_s: float | None = None
+    """When it is to end, on the engine's clock; None: never."""
     subscribers: set[Subscriber] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -57,6 +62,11 @@ class Mirror:
     def key(self) -> SessionKey:
         """Whose it is."""
         return self.request.key
+
+    @property
+    def runs(self) -> bool:
+        """Whether the engine has it."""
+        return self.finish is None and self.parked is None
 
     @property
     def epoch(self) -> int:
@@ -81,18 +91,35 @@ class Mirror:
 
 
 class Registry:
-    """All sessions of this worker by key and by handle."""
+    """All sessions of this worker by key and by handle.
 
-    def __init__(self) -> None:
+    Those that are parked or finished are kept, the oldest of them forgotten where they are too many.
+
+    Args:
+        most_kept: of them.
+        most_kept_ids: ids of them all.
+    """
+
+    def __init__(self, most_kept: int = _MOST_KEPT, most_kept_ids: int = _MOST_KEPT_IDS) -> None:
         self._by_key: dict[SessionKey, Mirror] = {}
         self._by_handle: dict[int, Mirror] = {}
         self._epochs: OrderedDict[SessionKey, int] = OrderedDict()
         self._handles = 0
-        self.running = 0
-        """Sessions that have not finished."""
+        self._running: dict[int, Mirror] = {}
+        self._kept: OrderedDict[int, float] = OrderedDict()  # since when, the oldest first
+        self._kept_ids = 0
+        self._most_kept = most_kept
+        self._most_kept_ids = most_kept_ids
 
-    def __iter__(self) -> Iterator[Mirror]:
-        return iter(list(self._by_handle.values()))
+    @property
+    def running(self) -> int:
+        """Sessions that the engine has."""
+        return len(self._running)
+
+    @property
+    def parked(self) -> int:
+        """Sessions that nobody reads and that go on where somebody does."""
+        return sum(self._by_handle[handle].parked is not None for handle in self._kept)
 
     def find(self, key: SessionKey) -> Mirror | None:
         """The session of this key, if it is known here."""
@@ -127,8 +154,7 @@ class Registry:
     def add(self, mirror: Mirror) -> None:
         """A new running session. One of an older epoch has to be superseded first."""
         assert mirror.key not in self._by_key, f"session {mirror.key} is here already"
-        self._by_key[mirror.key] = self._by_handle[mirror.handle] = mirror
-        self.running += 1
+        self._by_key[mirror.key] = self._by_handle[mirror.handle] = self._running[mirror.handle] = mirror
 
     def supersede(self, mirror: Mirror) -> None:
         """Forgets a session that a higher epoch takes over, and tells its readers."""
@@ -139,7 +165,7 @@ class Registry:
     def absorb(self, update: Update, now: float) -> Mirror | None:
         """Takes over what a step committed; None where the session is no longer known here."""
         mirror = self._by_handle.get(update.handle)
-        if mirror is None or mirror.finish is not None:
+        if mirror is None or not mirror.runs:
             return None
         assert update.position == len(mirror.ids) or not update.ids, (
             f"{update} does not continue {mirror.key}"
@@ -147,6 +173,9 @@ class Registry:
         mirror.ids.extend(update.ids)
         mirror.credits.extend(update.credits)
         mirror.logprobs.extend(update.logprobs)
+        if update.parked is not None:
+            mirror.parked = update.parked
+            self._keep(mirror, now)
         if update.finish is not None:
             self.finished(mirror, update.finish, now)
         for subscriber in mirror.subscribers:
@@ -155,25 +184,43 @@ class Registry:
 
     def finished(self, mirror: Mirror, finish: Finish, now: float) -> None:
         """The session ended; its last message can still be read for a while."""
-        mirror.finish = finish
-        mirror.finished_at = now
-        self.running -= 1
+        self._keep_no_longer(mirror.handle)
+        mirror.finish, mirror.parked = finish, None
+        self._keep(mirror, now)
+
+    def resumed(self, mirror: Mirror) -> None:
+        """A parked session is the engine's again."""
+        self._keep_no_longer(mirror.handle)
+        mirror.parked = None
+        self._running[mirror.handle] = mirror
 
     def orphans(self, now: float, grace_s: float) -> list[Mirror]:
         """Running sessions that nobody has read for so long."""
-        running = (mirror for mirror in self if mirror.finish is None)
+        running = self._running.values()
         return [m for m in running if m.unread_since is not None and now - m.unread_since > grace_s]
 
-    def forget_finished(self, now: float, grace_s: float) -> None:
-        """Forgets sessions that finished so long ago, but not their epochs."""
-        for mirror in self:
-            if mirror.finish is not None and now - mirror.finished_at > grace_s:
-                self.forget(mirror)
+    def forget_kept(self, now: float, lease_s: float) -> None:
+        """Forgets those that were parked or finished so long ago, or are too many; not their epochs."""
+        while self._kept:
+            handle, since = next(iter(self._kept.items()))
+            many = len(self._kept) > self._most_kept or self._kept_ids > self._most_kept_ids
+            if not many and now - since <= lease_s:
+                return
+            self.forget(self._by_handle[handle])
 
     def forget(self, mirror: Mirror) -> None:
-        """Drops a session, finished or not."""
-        if self._by_handle.pop(mirror.handle, None) is None:
+        """Drops a session, whatever it does."""
+        if mirror.handle not in self._by_handle:
             return
-        del self._by_key[mirror.key]
-        if mirror.finish is None:
-            self.running -= 1
+        self._keep_no_longer(mirror.handle)
+        self._running.pop(mirror.handle, None)
+        del self._by_handle[mirror.handle], self._by_key[mirror.key]
+
+    def _keep(self, mirror: Mirror, now: float) -> None:
+        self._running.pop(mirror.handle, None)
+        self._kept[mirror.handle] = now
+        self._kept_ids += len(mirror.ids)
+
+    def _keep_no_longer(self, handle: int) -> None:
+        if self._kept.pop(handle, None) is not None:
+            self._kept_ids -= len(self._by_handle[handle].ids)

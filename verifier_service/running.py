@@ -210,6 +210,14 @@ class RunningSessions:
         position = len(session.ids)
         self._updates.append(Update(session.handle, position, (), b"", session.prefix_hash, finish))
 
+    def park(self, session: Session) -> None:
+        """A session that nobody reads gives up its place and its memory; what it has cost is told."""
+        self._release(session)
+        position = len(session.ids)
+        self._updates.append(
+            Update(session.handle, position, (), b"", session.prefix_hash, parked=session.usage())
+        )
+
     def _release(self, session: Session) -> None:
         del self._sessions[session.handle]
         self._scheduler.remove(session.handle)

@@ -251,7 +251,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self._ready().sweep(self._settings.orphan_grace_s)
+            self._ready().sweep(self._settings.orphan_grace_s, self._settings.lease_s)
             await self._links.drop_idle()
 
 

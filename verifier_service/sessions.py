@@ -3,6 +3,7 @@
 Pure: rows in, logits out, no model, clock or thread. The engine thread owns it.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,6 +47,7 @@ class Session:
         sources: which draft for it.
         deadline_s: when it is to end, on the engine's clock; None: never.
         reputations: what other sessions taught about the sources; None: nothing.
+        usage: what it has cost before it was parked; None: it is new.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Session:
         sources: SourceSet,
         deadline_s: float | None = None,
         reputations: Reputations | None = None,
+        usage: UsageCount | None = None,
     ) -> None:
         self.handle = handle
         self.key = request.key
@@ -86,7 +89,8 @@ class Session:
             limit=request.limit,
             judge=self._worth,
         )
-        self._usage = UsageCount(prompt_tokens=request.prompt_length)
+        self._usage = usage or UsageCount(prompt_tokens=request.prompt_length)
+        self._drafted_before = dict(self._usage.drafted)
         self._asking: dict[int, Asking] = {}
         self._heard: set[int] = set()
         self._locals: list[_Local] = []
@@ -252,8 +256,9 @@ class Session:
     def usage(self) -> UsageCount:
         """A copy of what the session has cost so far."""
         names = self._usage.source_names
-        drafted = {names[credit - 1]: count for credit, count in self._pool.drafted_by_source.items()}
-        return replace(self._usage, accepted=dict(self._usage.accepted), drafted=drafted)
+        drafted = Counter(self._drafted_before)
+        drafted.update({names[credit - 1]: count for credit, count in self._pool.drafted_by_source.items()})
+        return replace(self._usage, accepted=dict(self._usage.accepted), drafted=dict(drafted))
 
     def _standing(self, step_ms: float, nodes: int) -> Standing:
         tree = self.ranking(self.pending).tree(nodes)

@@ -33,7 +33,7 @@ class VerifierSettings(ServiceSettings):
     prefix_cache: bool = True
     """Whether keys and values of committed ids are kept for sessions of the same tenant that begin alike."""
     lease_s: Annotated[float, Field(ge=0)] = 300.0
-    """For how long what is kept of a session that ended is evicted after the rest, in seconds."""
+    """How long a session that ended or was parked is kept, its blocks evicted after others, in seconds."""
     node_limit: Annotated[int, Field(ge=0, le=MAX_NODES)] = 16
     """Drafted nodes of one session in one round, where the request does not say."""
     budget: Literal["adaptive", "fixed"] = "adaptive"
@@ -45,6 +45,6 @@ class VerifierSettings(ServiceSettings):
     wait_ms_max: Annotated[float, Field(ge=0, le=1000)] = 4.0
     """The longest that a step with one ready session waits for drafts, in ms; 0: never."""
     orphan_grace_s: Annotated[float, Field(gt=0)] = 5.0
-    """How long a session that nobody reads goes on, and a finished one can still be read, in seconds."""
+    """How long a session that nobody reads goes on until it is parked, in seconds."""
     switch_interval_us: Annotated[int, Field(ge=10, le=5000)] = 500
     """How long the event loop may hold the interpreter while the engine wants it, in microseconds."""

@@ -6,7 +6,7 @@ committed length in one message, and does so again only when the stream has take
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import (
@@ -133,6 +133,7 @@ class Reader:
         else:
             self._cursors[alias] = _Cursor(self, alias, mirror, cursor.position)
             mirror.subscribe(self._cursors[alias])
+            self._watchers.returned(mirror)
             self._touched.add(alias)
             self._wake.set()
 
@@ -168,6 +169,8 @@ class Watchers:
         self.registry = registry
         self.beat = verifier_pb2.Beat()
         self.closed = False
+        self.returned: Callable[[Mirror], None] = lambda mirror: None
+        """Told of each session that a reader names."""
         self._readers: set[Reader] = set()
 
     def open(self) -> Reader:

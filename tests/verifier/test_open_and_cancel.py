@@ -263,17 +263,6 @@ async def test_sessions_that_do_not_fit_together_take_turns_and_all_come_to_thei
     assert target.pool.used_slots == 0
 
 
-async def test_a_session_that_nobody_reads_ends_after_a_while() -> None:
-    target = NgramLM()
-    target.step_s = 0.01
-    async with serving(target, orphan_grace_s=0.3) as verifier:
-        request = verifier.request([1, 2, 3], new=250)
-        await verifier.open(request)
-        await eventually(lambda: target.pool.used_slots > 0)
-        await eventually(lambda: target.pool.used_slots == 0)
-        assert (await verifier.read(request)).finished == CANCELLED
-
-
 async def test_a_worker_describes_itself() -> None:
     async with serving(NgramLM(eos_ids=(1, 2)), max_sessions=7) as verifier:
         said = await verifier.stub.Describe(verifier_pb2.VerifierDescribeRequest())

@@ -1,5 +1,7 @@
 """Mirrors, epochs and who reads what."""
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.wire.codec import SessionKey
@@ -57,9 +59,9 @@ def test_what_ends_counts_no_longer_and_stays_readable_for_a_while() -> None:
     mirror = added(registry)
     registry.absorb(update(mirror, 5, finish=FINISH), now=1.0)
     assert (registry.running, mirror.finish) == (0, FINISH)
-    registry.forget_finished(now=5.0, grace_s=5.0)
+    registry.forget_kept(now=5.0, lease_s=5.0)
     assert registry.find(KEY) is mirror
-    registry.forget_finished(now=6.5, grace_s=5.0)
+    registry.forget_kept(now=6.5, lease_s=5.0)
     assert registry.find(KEY) is None
     assert registry.absorb(update(mirror, 6), now=7.0) is None
 
@@ -74,6 +76,46 @@ def test_a_session_without_a_reader_becomes_an_orphan() -> None:
     mirror.unsubscribe(notes, now=100.0)
     assert registry.orphans(now=104.0, grace_s=5.0) == []
     assert registry.orphans(now=105.1, grace_s=5.0) == [mirror]
+
+
+def parked(registry: Registry, mirror: Mirror, now: float) -> None:
+    usage = UsageCount(2, completion_tokens=len(mirror.ids) - 2)
+    registry.absorb(replace(update(mirror), parked=usage), now)
+
+
+def test_a_parked_session_runs_no_longer_and_is_kept_until_its_lease_ends() -> None:
+    registry = Registry()
+    mirror = added(registry)
+    parked(registry, mirror, now=1.0)
+    assert (registry.running, registry.parked, registry.orphans(99.0, 1.0)) == (0, 1, [])
+    assert registry.absorb(update(mirror, 5), now=2.0) is None
+    registry.forget_kept(now=6.0, lease_s=5.0)
+    assert registry.find(KEY) is mirror
+    registry.forget_kept(now=6.1, lease_s=5.0)
+    assert registry.find(KEY) is None
+    assert (registry.running, registry.parked) == (0, 0)
+
+
+def test_a_parked_session_that_goes_on_is_kept_for_good() -> None:
+    registry = Registry()
+    mirror = added(registry)
+    parked(registry, mirror, now=1.0)
+    registry.resumed(mirror)
+    registry.forget_kept(now=100.0, lease_s=5.0)
+    assert registry.absorb(update(mirror, 5), now=100.0) is mirror
+    assert (registry.running, registry.parked, mirror.ids) == (1, 0, [1, 2, 5])
+
+
+@pytest.mark.parametrize("bounds", [{"most_kept": 2}, {"most_kept_ids": 6}])
+def test_the_oldest_are_forgotten_where_too_many_are_kept(bounds: dict[str, int]) -> None:
+    registry = Registry(**bounds)
+    mirrors = [added(registry, key=KEY._replace(choice=choice)) for choice in range(4)]
+    parked(registry, mirrors[0], now=1.0)
+    registry.absorb(update(mirrors[1], 5, finish=FINISH), now=2.0)
+    parked(registry, mirrors[2], now=3.0)
+    registry.forget_kept(now=3.0, lease_s=100.0)
+    known = [choice for choice in range(4) if registry.find(KEY._replace(choice=choice))]
+    assert known == [1, 2, 3]
 
 
 def test_the_highest_epoch_is_a_fence_even_after_the_session_is_gone() -> None:

@@ -9,6 +9,7 @@ from harness import Verifier, eventually, serving
 from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, verifier_pb2
+from outrider.wire.codec import SessionKey
 
 ERROR = common_pb2.FINISH_REASON_ERROR
 
@@ -67,11 +68,11 @@ async def test_a_finished_session_can_be_read_again_from_any_position() -> None:
 
 
 async def test_a_finished_session_is_forgotten_after_a_while_but_its_epoch_is_not() -> None:
-    async with serving(NgramLM(), orphan_grace_s=0.1) as verifier:
+    async with serving(NgramLM(), lease_s=0.1) as verifier:
         request = verifier.request([1, 2, 3], new=4, epoch=50)
         await verifier.open(request)
         await verifier.read(request)
-        await eventually(lambda: not list(verifier.server._registry))
+        await eventually(lambda: verifier.server._registry.find(SessionKey("", request.key.session)) is None)
         (said,) = await first_word(verifier, cursor(request, 3))
         assert said.code == 5
         request.epoch = 49

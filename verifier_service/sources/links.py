@@ -53,7 +53,7 @@ class Links:
             if link is not None:
                 link.strike(strike.handle, strike.why)
         for update in batch.updates:
-            if update.finish is not None:
+            if update.finish is not None or update.parked is not None:
                 self.end(update.handle)
             elif update.handle in self._by_session:
                 for source, link in self._by_session[update.handle].items():
