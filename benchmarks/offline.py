@@ -5,6 +5,7 @@ Run as `outrider bench offline --json`. docs/figures.md says what each field mea
 
 import argparse
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import os
@@ -28,6 +29,8 @@ PEERS = {"hf_generate": "generate", "hf_assisted": "assisted", "hf_prompt_lookup
 SAMPLED_TEMPERATURE = 0.8
 SPLIT_TOKENS = 96
 """Long enough that eight requests that start together are all ready in most steps."""
+SPLIT_ATTEMPTS = 10
+"""On a busy machine eight that start together may end before the last has begun."""
 
 
 class Bench:
@@ -155,15 +158,17 @@ def split_ms(bench: Bench) -> dict[str, Any]:
     def request(ids: tuple[int, ...], seed: int) -> None:
         bench.client.generate(ids=list(ids), max_tokens=SPLIT_TOKENS, temperature=0.8, seed=seed)
 
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for _ in range(2):
-            list(pool.map(request, eight, range(8)))
-
     def read(sessions: str, quantile: str) -> float:
         name = "outrider_verifier_split_ms"
         return round(bench.stack.metric("verifier", name, sessions=sessions, quantile=quantile), 3)
 
-    return {f"sessions_{n}": {"p50": read(n, "0.5"), "p99": read(n, "0.99")} for n in ("1", "8")}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(request, eight, range(8)))
+        for _ in range(SPLIT_ATTEMPTS):
+            list(pool.map(request, eight, range(8)))
+            with contextlib.suppress(KeyError):
+                return {f"sessions_{n}": {"p50": read(n, "0.5"), "p99": read(n, "0.99")} for n in ("1", "8")}
+    sys.exit(f"in {SPLIT_ATTEMPTS} attempts no step had eight sessions; run it on a quieter machine")
 
 
 def alone(bench: Bench) -> dict[str, Any]:
