@@ -8,6 +8,9 @@ What bounds a message is its receiver: a process's setting is what its server ta
 and what its channels take as an answer. Nobody bounds what it sends: a message that is too large is refused
 by the one who knows the bound, always in the same words.
 
+A burst of calls is answered by the service, not by gRPC, which would cancel without a word what comes beyond
+1,000 at once.
+
 Servers take pings at any rate. By default they hang up with too_many_pings over more than one in five
 minutes, and any limit is wrong: gRPC's own bandwidth probes count too, and come in bunches when it is busy.
 """
@@ -19,6 +22,8 @@ PING_MS = 2_000
 DIALLER_PATIENCE_MS = 1_000
 SERVER_PATIENCE_MS = 10_000
 DEFAULT_MESSAGE_MB = 32
+MOST_PENDING = 100_000
+"""Calls that a server has not looked at yet."""
 
 Options = list[tuple[str, int | str]]
 
@@ -41,6 +46,8 @@ def server_options(max_message_mb: int = DEFAULT_MESSAGE_MB) -> Options:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_ping_strikes", 0),  # no limit
         ("grpc.so_reuseport", 0),
+        ("grpc.server.max_pending_requests", MOST_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING),
     ]
 
 
