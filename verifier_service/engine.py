@@ -64,6 +64,7 @@ class Engine:
         self._publish = publish
         self._fail = fail
         kv = KVCache(target.pool, limits.reuse_prefixes, limits.lease_s)
+        self.prefixes = kv.prefixes.counts
         self._running = RunningSessions(kv, Scheduler(limits.most_running), self.totals, self.counts)
         self._pace = pace or StepPace()
         self._stopping = False

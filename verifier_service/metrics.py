@@ -49,6 +49,8 @@ class VerifierCollector(Collector):
         """Each metric once."""
         for name, what in _TOTALS.items():
             yield CounterMetricFamily(PREFIX + name, what, value=getattr(self._engine.totals, name))
+        for name, (what, value) in self._prefixes().items():
+            yield CounterMetricFamily(PREFIX + name, what, value=value)
         gauges = {
             "sessions": ("Sessions running now.", self._registry.running),
             "sessions_parked": ("Sessions that nobody reads, kept to go on.", self._registry.parked),
@@ -60,6 +62,17 @@ class VerifierCollector(Collector):
             yield GaugeMetricFamily(PREFIX + name, what, value=value)
         yield from self._sources()
         yield from _times(self._engine.timings)
+
+    def _prefixes(self) -> dict[str, tuple[str, int]]:
+        counts = self._engine.prefixes
+        return {
+            "prefix_cache_queries": (
+                "Ids of sessions that began, looked up in the cache.",
+                counts.asked,
+            ),
+            "prefix_cache_hits": ("Those of them that were found.", counts.hit),
+            "prefix_cache_evicted": ("Cached blocks that were evicted.", counts.evicted_blocks),
+        }
 
     def _sources(self) -> Iterator[Metric]:
         """What sources did; the engine and the links each know a part."""

@@ -75,10 +75,20 @@ def test_make_run_starts_nothing_where_it_is_only_asked(clone: Path, flag: str) 
     assert "running" not in run.stdout
 
 
+def heed_interrupts() -> None:
+    """Whoever runs these tests in the background of a shell has interrupts ignored, by all children too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def running(clone: Path) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(
-        ["make", "run"], cwd=clone, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ["make", "run"],
+        cwd=clone,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_interrupts,
     ) as make:
         assert make.stdout is not None
         assert make.stdout.readline() == "running\n"
