@@ -221,7 +221,7 @@ def _serve(module: str, context: typer.Context) -> NoReturn:
     become(["-m", module, *context.args])
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings=_PASS_ON)
 def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which benchmark; a wrong name lists them.")],
@@ -235,6 +235,9 @@ def bench(
     """
     from outrider.cli.modules import become, find_benchmark
 
+    if name == "--help":
+        typer.echo(context.get_help())
+        return
     become([str(find_benchmark(name)), *(["--json"] if json_ else []), *context.args])
 
 

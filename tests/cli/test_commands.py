@@ -90,6 +90,13 @@ def test_help_of_a_service_lists_its_settings() -> None:
     assert "outrider serve orchestrator" in done.stdout
 
 
+def test_help_of_a_benchmark_is_its_own() -> None:
+    done = outrider("bench", "offline", "--help")
+    assert done.returncode == 0
+    assert "outrider bench offline" in done.stdout
+    assert "--prompts" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
