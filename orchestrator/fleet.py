@@ -6,6 +6,7 @@ Joins the links (connections) with placement (decisions). Knows of requests only
 import asyncio
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 from orchestrator.drafters import SourceLink
 from orchestrator.placement import (
@@ -36,6 +37,8 @@ class Fleet:
             address: VerifierLink(address, patience=patience, max_message_mb=max_message_mb)
             for address in dict.fromkeys(verifiers)
         }
+        for link in self.verifiers.values():
+            link.has_peer = partial(self._has_peer, link)
         self.sources = {
             address: SourceLink(address, max_message_mb=max_message_mb) for address in dict.fromkeys(drafters)
         }
@@ -54,6 +57,11 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _has_peer(self, link: VerifierLink) -> bool:
+        """Whether another verifier could go on with this one's sessions."""
+        name = link.target.name if link.target is not None else ""
+        return any(other is not link for other in self.verifiers_for(name))
+
     def targets(self) -> list[Target]:
         """What is served here, by verifiers that can be reached or were once."""
         return [link.target for link in self.verifiers.values() if link.target is not None]
@@ -62,14 +70,14 @@ class Fleet:
         """Verifiers that never said what they serve."""
         return [address for address, link in self.verifiers.items() if link.target is None]
 
-    def verifiers_for(self, model: str) -> list[VerifierLink]:
-        """Where a session of this model can be opened, the best place first."""
+    def verifiers_for(self, model: str, preferred: str = "") -> list[VerifierLink]:
+        """Where a session of this model can be opened, the best place first; `preferred` is, if it can."""
         workers = [
             Worker(link.address, link.target.name, link.sessions, link.reachable)
             for link in self.verifiers.values()
             if link.target is not None
         ]
-        return [self.verifiers[worker.address] for worker in ranked(workers, model)]
+        return [self.verifiers[worker.address] for worker in ranked(workers, model, preferred)]
 
     def source_names(self, target: Target) -> tuple[str, ...]:
         """Names of the sources that draft for it."""

@@ -8,8 +8,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from orchestrator.events import Delivered, Event, Finished, Recovered
 from orchestrator.fleet import Fleet
-from orchestrator.relay import Delivered, Event, Finished
 from outrider.runtime.metrics import Metrics
 from speculative.commit import FinishReason
 from speculative.errors import OutriderError
@@ -46,6 +46,12 @@ class RequestMetrics:
             "spec_decode_num_accepted_tokens", "Drafted ids delivered by finished requests.", ("source",)
         )
 
+        self.recoveries = metrics.histogram(
+            "recovery_seconds",
+            "From the loss of a request's verifier until another had opened it.",
+            buckets=REQUEST_SECONDS,
+        )
+
     def begin(self) -> "RequestMeasure":
         return RequestMeasure(self)
 
@@ -80,6 +86,8 @@ class RequestMeasure:
         """This is on its way to the client."""
         if isinstance(event, Delivered):
             self._delivered(event.choice, len(event.delta.ids))
+        elif isinstance(event, Recovered):
+            self._metrics.recoveries.observe(event.silent_s)
         elif isinstance(event, Finished):
             self._finished(event)
 

@@ -4,7 +4,7 @@ Knows nothing of which verifier is best, nor of what becomes of the tokens.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -15,7 +15,7 @@ from orchestrator.requests import Admitted, Target
 from orchestrator.stores import SessionRecord, SessionStore
 from orchestrator.verifiers import VerifierLink
 from outrider.v1 import verifier_pb2
-from outrider.wire.codec import SessionKey, key_to_wire, logprobs_to_wire, sampling_to_wire
+from outrider.wire.codec import SessionKey, key_from_wire, key_to_wire, logprobs_to_wire, sampling_to_wire
 from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded
 
 OPEN_S = 10.0
@@ -35,9 +35,9 @@ class Place:
     keys: tuple[SessionKey, ...]
     source_names: tuple[str, ...]
 
-    def read(self, position: int) -> "Readers":
-        """Readers of all of them; to be left."""
-        return Readers(self, position)
+    def read(self, positions: Mapping[int, int]) -> "Readers":
+        """Readers of all of them, each from its choice's position on; to be left."""
+        return Readers(self, positions)
 
     def cancel_soon(self) -> None:
         """End them all, with nobody waiting."""
@@ -45,14 +45,27 @@ class Place:
             self.link.cancel_soon(key, self.epoch)
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Which choices are to be opened, and what they have already."""
+
+    ids: Mapping[int, Sequence[int]]
+    """Generated ids by choice."""
+    epoch: int = 0
+    """The highest that was seen of the session; 0: it is new."""
+    recovered: bool = False
+    """Whether a verifier had admitted it."""
+
+
 class Readers:
     """The readers of a request's choices that have not ended yet."""
 
-    def __init__(self, place: Place, position: int) -> None:
+    def __init__(self, place: Place, positions: Mapping[int, int]) -> None:
         self._link = place.link
         self._wake = asyncio.Event()
         self._readers: dict[int, Reader] = {
-            key.choice: place.link.read(key, place.epoch, position, self._wake) for key in place.keys
+            key.choice: place.link.read(key, place.epoch, positions[key.choice], self._wake)
+            for key in place.keys
         }
 
     def __bool__(self) -> bool:
@@ -86,6 +99,12 @@ class Readers:
         """Nothing more is read of this choice."""
         self._link.leave(self._readers.pop(choice))
 
+    def let_go(self) -> None:
+        """Reads no longer; what has not ended goes on for a while, and then waits for a reader."""
+        for reader in self._readers.values():
+            self._link.leave(reader)
+        self._readers.clear()
+
     def leave(self) -> None:
         """Reads no longer, and ends what has not ended."""
         for reader in self._readers.values():
@@ -107,19 +126,21 @@ class Opener:
         request: Admitted,
         target: Target,
         sources: Sequence[ChosenSource],
+        begun: Begun,
         time_left: float | None,
     ) -> Place:
-        """All choices under a new epoch, above the highest that the verifier knows. Raises OutriderError."""
+        """The choices that `begun` names, under a new epoch above all known ones. Raises OutriderError."""
         messages = [
-            _open_message(request, choice, target, sources, time_left) for choice in range(request.choices)
+            _open_message(request, choice, ids, target, sources, time_left, begun.recovered)
+            for choice, ids in begun.ids.items()
         ]
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
-        epoch = self._epochs.next()
+        epoch = self._above(begun.epoch, request) if begun.epoch else self._epochs.next()
         for _ in range(OPEN_ATTEMPTS):
             for message in messages:
                 message.epoch = epoch
             try:
-                with link.opening(request.choices):
+                with link.opening(len(messages)):
                     return await self._attempt(link, request, messages, timeout_s)
             except StaleEpoch as error:
                 epoch = self._above(error.highest, request)
@@ -139,23 +160,24 @@ class Opener:
         timeout_s: float,
     ) -> Place:
         epoch = messages[0].epoch
+        keys = [key_from_wire(message.key) for message in messages]
         await self._store.put(SessionRecord(request.key, epoch, link.address, request.choices))
         stale: set[SessionKey] = set()
         try:
             answers = await asyncio.gather(
                 *(link.open(message, timeout_s) for message in messages), return_exceptions=True
             )
-            stale = {key for key, it in zip(request.keys, answers, strict=True) if isinstance(it, StaleEpoch)}
+            stale = {key for key, it in zip(keys, answers, strict=True) if isinstance(it, StaleEpoch)}
             opened = [it for it in answers if not isinstance(it, BaseException)]
             if len(opened) < len(messages):
                 _raise_first([it for it in answers if isinstance(it, BaseException)])
         except BaseException:
-            for key in request.keys:
+            for key in keys:
                 if key not in stale:  # it may have been opened all the same
                     link.cancel_soon(key, epoch)
             await self._store.forget(request.key, epoch)
             raise
-        return Place(link, epoch, request.keys, tuple(opened[0].source_names))
+        return Place(link, epoch, tuple(keys), tuple(opened[0].source_names))
 
 
 def _raise_first(errors: Sequence[BaseException]) -> NoReturn:
@@ -167,16 +189,18 @@ def _raise_first(errors: Sequence[BaseException]) -> NoReturn:
 def _open_message(
     request: Admitted,
     choice: int,
+    generated: Sequence[int],
     target: Target,
     sources: Sequence[ChosenSource],
     time_left: float | None,
+    recovered: bool,
 ) -> verifier_pb2.OpenRequest:
     """All but the epoch."""
     left_ms = 0 if time_left is None else min(MAX_MS, int(time_left * 1000) + DEADLINE_MARGIN_MS)
     return verifier_pb2.OpenRequest(
         key=key_to_wire(request.keys[choice]),
         model=target.name,
-        ids=request.ids,
+        ids=[*request.ids, *generated],
         prompt_length=len(request.ids),
         limit=request.limit,
         sampling=sampling_to_wire(request.params),
@@ -187,4 +211,5 @@ def _open_message(
         node_limit=request.speculation.node_limit,
         sources=[verifier_pb2.Source(name=source.name, address=source.address) for source in sources],
         logprobs=None if request.logprobs is None else logprobs_to_wire(request.logprobs),
+        recovered=recovered,
     )

@@ -40,10 +40,10 @@ class ChosenSource:
     address: str
 
 
-def ranked(workers: Iterable[Worker], model: str) -> list[Worker]:
-    """Reachable verifiers of this model, the one with the fewest sessions first; ties keep their order."""
+def ranked(workers: Iterable[Worker], model: str, preferred: str = "") -> list[Worker]:
+    """Reachable verifiers of this model: the preferred one, then by sessions; ties keep their order."""
     fitting = [worker for worker in workers if worker.reachable and worker.model == model]
-    return sorted(fitting, key=lambda worker: worker.sessions)
+    return sorted(fitting, key=lambda worker: (worker.address != preferred, worker.sessions))
 
 
 def fitting_sources(drafting: Iterable[Drafting], tokenizer_digest: str) -> list[Drafting]:

@@ -71,6 +71,12 @@ class Admitted:
     """How many answers, each a session of its own."""
     logprobs: Logprobs | None = None
     """What is told of generated ids; None: nothing."""
+    have: tuple[tuple[int, ...], ...] | None = None
+    """Generated ids that the client has, by choice, where the request goes on with an earlier one."""
+    seen_epoch: int = 0
+    """The highest that the client has seen of it."""
+    resumable: bool = False
+    """Whether a disconnect leaves it to be gone on with."""
 
     @property
     def keys(self) -> tuple[SessionKey, ...]:
@@ -146,6 +152,9 @@ def admit(
         speculation=_speculation(start.speculation),
         choices=_choices(start),
         logprobs=logprobs_from_wire(start.logprobs) if start.HasField("logprobs") else None,
+        have=_have(start, max_tokens, target),
+        seen_epoch=start.seen_epoch,
+        resumable=start.resumable,
     )
 
 
@@ -182,6 +191,31 @@ def _choices(start: generation_pb2.GenerateStart) -> int:
     if not 1 <= start.n <= MAX_CHOICES:
         raise InvalidRequest(f"n is {start.n}; 1 to {MAX_CHOICES} are possible")
     return start.n
+
+
+def _have(
+    start: generation_pb2.GenerateStart, max_tokens: int, target: Target
+) -> tuple[tuple[int, ...], ...] | None:
+    """What the client has of each choice; None where the request is a new one."""
+    if not start.have:
+        if start.seen_epoch:
+            raise InvalidRequest("seen_epoch is given without `have`: it says where a request goes on")
+        return None
+    if not start.HasField("seed") or not start.session:
+        raise InvalidRequest("`have` needs the session and the seed that `started` named")
+    if len(start.have) != (choices := _choices(start)):
+        raise InvalidRequest(
+            f"`have` has {len(start.have)} entries; one is needed for each of {choices} choices"
+        )
+    have = tuple(tuple(ids.ids) for ids in start.have)
+    for choice, ids in enumerate(have):
+        if len(ids) > max_tokens:
+            raise InvalidRequest(f"have[{choice}] has {len(ids)} ids, more than max_tokens, {max_tokens}")
+        if wrong := [id_ for id_ in ids if id_ >= target.vocabulary_size]:
+            raise InvalidRequest(
+                f"have[{choice}] has {wrong[0]}; ids of {target.name} are below {target.vocabulary_size}"
+            )
+    return have
 
 
 def _stops(stops: Sequence[str], target: Target) -> tuple[str, ...]:

@@ -9,9 +9,10 @@ from contextlib import aclosing
 
 import grpc.aio
 
+from orchestrator.events import Delivered, Finished, Recovered, Started
 from orchestrator.fleet import Fleet
 from orchestrator.metrics import RequestMeasure, RequestMetrics
-from orchestrator.relay import Event, Finished, Relay, Started
+from orchestrator.relay import Relay
 from orchestrator.requests import Admitted, Target, admit, check_text, choose_target, session_key
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
@@ -119,9 +120,13 @@ class GenerationServer(GenerationServicer):
         measure.prompt(len(ids))
         answer = self._relay.answer(request, target, context.time_remaining())
         async with aclosing(answer) as events:
+            epoch = 0
             async for event in events:
                 measure.note(event)
-                await context.write(_message(event, request, target, start.return_prompt_ids))
+                if isinstance(event, Recovered):
+                    continue
+                await context.write(_message(event, request, target, start.return_prompt_ids, epoch))
+                epoch = epoch if isinstance(event, Finished) else event.epoch
 
 
 async def _first(requests: AsyncIterator[generation_pb2.GenerateRequest]) -> generation_pb2.GenerateStart:
@@ -147,7 +152,11 @@ async def _prompt_ids(start: generation_pb2.GenerateStart, target: Target) -> Se
 
 
 def _message(
-    event: Event, request: Admitted, target: Target, return_prompt_ids: bool
+    event: Started | Delivered | Finished,
+    request: Admitted,
+    target: Target,
+    return_prompt_ids: bool,
+    known_epoch: int,
 ) -> generation_pb2.GenerateResponse:
     if isinstance(event, Started):
         return generation_pb2.GenerateResponse(
@@ -181,5 +190,6 @@ def _message(
             credits=delta.credits,
             choice=event.choice,
             logprobs=delta.logprobs,
+            epoch=event.epoch if event.epoch != known_epoch else 0,
         )
     )

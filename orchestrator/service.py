@@ -43,7 +43,9 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     patience = Patience(settings.silent_s, settings.stalled_s)
     fleet = Fleet(settings.verifier, settings.drafter, patience, settings.max_message_mb)
     watch_fleet(context.metrics, fleet)
-    relay = Relay(fleet, open_store(settings.store), Epochs(wall_clock_ms, secrets.randbits))
+    relay = Relay(
+        fleet, open_store(settings.store), Epochs(wall_clock_ms, secrets.randbits), settings.recover_s
+    )
     server = GenerationServer(
         fleet,
         relay,

@@ -3,8 +3,9 @@
 Pure: knows nothing of connections; the caller feeds what the verifier committed and sends on what comes out.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.v1 import common_pb2
 from speculative.commit import FinishReason
@@ -25,13 +26,48 @@ class Delta:
     """One per id where the request asked for them."""
 
 
-class Delivery:
-    """The client's cursor and text. Ids are given once and in order, whatever the verifier sends twice."""
+@dataclass(slots=True)
+class Cost:
+    """What a placement has cost, as far as it was told."""
 
-    def __init__(self, prompt_length: int, text: TextStream | None) -> None:
-        self.position = prompt_length
-        """Ids that the client has, prompt included."""
+    rounds: int = 0
+    admitted: int = 0
+    tokens: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)
+    """Accepted ids by credit index."""
+
+    def add(self, other: "Cost") -> None:
+        """The other comes on top."""
+        self.rounds += other.rounds
+        self.admitted += other.admitted
+        self.tokens += other.tokens
+        self.accepted.update(other.accepted)
+
+
+class Delivery:
+    """What one choice's client has: ids are given once and in order, whatever verifiers send twice.
+
+    Args:
+        prompt_length: ids of the prompt.
+        text: of the generated ids; None: ids alone are told.
+        have: generated ids that the client has from an earlier stream.
+    """
+
+    def __init__(self, prompt_length: int, text: TextStream | None, have: Sequence[int] = ()) -> None:
+        self.ids = list(have)
+        """Generated ids that the client has."""
+        self._prompt_length = prompt_length
         self._text = text
+        self._here = Cost()
+        self._before = Cost()
+        self._recoveries = 0
+        if text is not None:
+            text.push(have)
+
+    @property
+    def position(self) -> int:
+        """Ids that the client has, prompt included."""
+        return self._prompt_length + len(self.ids)
 
     def take(
         self,
@@ -59,8 +95,32 @@ class Delivery:
             raise ValueError(f"{len(fresh)} committed ids came with {len(told)} logprobs")
         text = self._text.push(fresh) if self._text is not None else ""
         delta = Delta(self.position, fresh, credits[known:], text, told)
-        self.position += len(fresh)
+        self.ids += fresh
+        self._here.tokens += len(fresh)
+        self._here.accepted.update(credit for credit in delta.credits if credit)
         return delta
+
+    def costs(self, rounds: int, admitted: int) -> None:
+        """What the placement has cost so far."""
+        self._here.rounds, self._here.admitted = rounds, admitted
+
+    def lost(self) -> None:
+        """The placement is gone. What it committed stands, and what it cost counts."""
+        self._before.add(self._here)
+        self._here = Cost()
+        self._recoveries += 1
+
+    def usage(self, last: common_pb2.Usage, source_names: Sequence[str]) -> common_pb2.Usage:
+        """What the choice cost in all, `last` being what its last verifier says."""
+        whole, before = common_pb2.Usage(), self._before
+        whole.CopyFrom(last)
+        whole.rounds += before.rounds
+        whole.admitted += before.admitted
+        whole.completion_tokens += before.tokens
+        for credit, count in before.accepted.items():
+            whole.accepted_by_source[source_names[credit - 1]] += count
+        whole.recoveries = self._recoveries
+        return whole
 
     def finish(self, reason: FinishReason) -> str:
         """Text that was held back and turned out to be no stop string."""

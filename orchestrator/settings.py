@@ -23,7 +23,10 @@ class OrchestratorSettings(ServiceSettings):
     """Requests at once; more are refused with a time to try again."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 128
     """Ids to generate where a request does not say, or what the context leaves where that is less."""
-    silent_s: Annotated[float, Field(gt=0)] = 2.0
-    """A verifier that shows no sign of life for this long is given up, with its requests, in seconds."""
+    silent_s: Annotated[float, Field(gt=0)] = 0.75
+    """A verifier that shows no sign of life for this long is given up, in seconds, and its requests go on
+    elsewhere; one without a peer is given three times as long."""
     stalled_s: Annotated[float, Field(gt=0)] = 60.0
     """One that answers, but begins no step for this long (or five times the announced duration), likewise."""
+    recover_s: Annotated[float, Field(ge=0)] = 60.0
+    """How long a request without a deadline that lost its verifier waits for another, in seconds."""

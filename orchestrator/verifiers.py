@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,17 +34,21 @@ log = logging.getLogger(__name__)
 DESCRIBE_S = 5.0
 TOKENIZER_S = 60.0
 CANCEL_S = 2.0
-PROBE_S = 0.5
+PROBE_S = 0.25
 GUARD_EVERY_S = 0.1
 REDIAL_S = (0.05, 0.5)
 """First and longest wait before a verifier is dialled again."""
+
+
+class VerifierLost(Unavailable):
+    """The verifier of a session is gone, or knows nothing of it: another can go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a verifier may be silent; see liveness.Judge."""
 
-    silent_s: float = 2.0
+    silent_s: float = 0.75
     stalled_s: float = 60.0
 
 
@@ -61,6 +65,8 @@ class VerifierLink:
         """Whether its beats arrive."""
         self.broken = 0
         """Watch streams that broke so far."""
+        self.has_peer: Callable[[], bool] = lambda: False
+        """Whether there is another verifier for its sessions."""
         self._patience = patience or Patience()
         self._channel = open_channel(address, max_message_mb)
         self._stub: VerifierAsyncStub = VerifierStub(self._channel)
@@ -84,7 +90,7 @@ class VerifierLink:
         try:
             while True:
                 try:
-                    await self._learn()
+                    await self._learn_or_give_up()
                     await self._watch()
                 except (grpc.aio.AioRpcError, OutriderError, ValueError) as error:
                     self._note("verifier out of reach", logging.DEBUG, why=peer_text(str(error)))
@@ -147,6 +153,15 @@ class VerifierLink:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    async def _learn_or_give_up(self) -> None:
+        """A verifier whose stream broke and that takes no call either is gone: nobody need wait for more."""
+        try:
+            await self._learn()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._give_up(f"cannot be reached ({peer_text(error.details() or 'no reason given')})")
+            raise
 
     async def _learn(self) -> None:
         """Describe, and the tokenizer where it is a new one."""
@@ -211,9 +226,10 @@ class VerifierLink:
         """Ask a silent verifier directly, and give its sessions up where it is dead."""
         while True:
             await asyncio.sleep(GUARD_EVERY_S)
-            verdict = self._judge.verdict(time.monotonic())
+            verdict = self._judge.verdict(time.monotonic(), lone=not self.has_peer())
             if verdict is Verdict.DEAD:
-                self._give_up()
+                silence = self._judge.silence(time.monotonic())
+                self._give_up(f"gave no sign of life for {silence:.1f} s")
             elif verdict is Verdict.SUSPECT:
                 await self._probe()
 
@@ -222,12 +238,11 @@ class VerifierLink:
             await self._stub.Describe(verifier_pb2.VerifierDescribeRequest(), timeout=PROBE_S)
             self._judge.answered(time.monotonic())
 
-    def _give_up(self) -> None:
-        silence = self._judge.silence(time.monotonic())
+    def _give_up(self, why: str) -> None:
         if self.reachable:
-            self._note("verifier lost", logging.WARNING)
+            self._note("verifier lost", logging.WARNING, why=why)
         self.reachable = False
-        error = Unavailable(f"verifier {self.address} gave no sign of life for {silence:.1f} s; try again")
+        error = VerifierLost(f"verifier {self.address} {why}")
         for reader in self._readers.values():
             reader.fail(error)
 

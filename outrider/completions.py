@@ -49,6 +49,8 @@ class Usage:
     rounds: int = 0
     """Target passes that committed at least one token."""
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    recoveries: int = 0
+    """How often it went on elsewhere after its verifier was lost."""
 
     @property
     def acceptance_length(self) -> float:
@@ -180,6 +182,7 @@ def _usage(usage: common_pb2.Usage) -> Usage:
         completion_tokens=usage.completion_tokens,
         rounds=usage.rounds,
         accepted_by_source=dict(usage.accepted_by_source),
+        recoveries=usage.recoveries,
     )
 
 
@@ -194,4 +197,5 @@ def _total(usages: Sequence[Usage]) -> Usage:
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         rounds=sum(usage.rounds for usage in usages),
         accepted_by_source=accepted,
+        recoveries=sum(usage.recoveries for usage in usages),
     )

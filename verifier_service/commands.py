@@ -106,6 +106,10 @@ class Update:
     """One per id where the request asked for them."""
     resting: frozenset[int] = frozenset()
     """Sources, by credit index, that are not to be told of this."""
+    rounds: int = 0
+    """Rounds of the session so far."""
+    admitted: int = 0
+    """Drafted nodes that they computed."""
     parked: UsageCount | None = None
     """What it has cost so far, where it was parked: nothing more comes of it."""
 

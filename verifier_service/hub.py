@@ -150,7 +150,8 @@ class Hub:
             usage = UsageCount(prompt_tokens=request.prompt_length)
             self._registry.finished(mirror, Finish(ending.finished, usage), now)
             return mirror
-        self._check_room(older)
+        if not request.recovered:
+            self._check_room(older)
         if request.time_left_s is not None:
             mirror.deadline_s = time.perf_counter() + request.time_left_s
         self._replace(older, mirror)

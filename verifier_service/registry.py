@@ -50,6 +50,9 @@ class Mirror:
     finish: Finish | None = None
     parked: UsageCount | None = None
     """What it has cost, while it is parked."""
+    rounds: int = 0
+    admitted: int = 0
+    """Drafted nodes that its rounds computed."""
     deadline_s: float | None = None
     """When it is to end, on the engine's clock; None: never."""
     subscribers: set[Subscriber] = field(default_factory=set)
@@ -173,6 +176,8 @@ class Registry:
         mirror.ids.extend(update.ids)
         mirror.credits.extend(update.credits)
         mirror.logprobs.extend(update.logprobs)
+        if update.ids:
+            mirror.rounds, mirror.admitted = update.rounds, update.admitted
         if update.parked is not None:
             mirror.parked = update.parked
             self._keep(mirror, now)

@@ -58,6 +58,8 @@ class Request:
     """All ids that end it."""
     logprobs: Logprobs | None = None
     """What is told of its ids; None: nothing."""
+    recovered: bool = False
+    """Whether it was admitted before, to a worker that is gone."""
 
 
 def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Request:
@@ -87,6 +89,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
         sources=_sources(message) if speculates else (),
         end_ids=params.end_ids(served.eos_ids),
         logprobs=logprobs_from_wire(message.logprobs) if message.HasField("logprobs") else None,
+        recovered=message.recovered,
     )
 
 

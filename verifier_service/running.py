@@ -186,6 +186,7 @@ class RunningSessions:
                 finish,
                 done.logprobs,
                 session.resting,
+                *session.cost,
             )
         )
 

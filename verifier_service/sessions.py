@@ -69,8 +69,8 @@ class Session:
         self.node_limit = request.node_limit
         self.slots = request.limit + request.node_limit
         """The most rows that it ever has in the cache."""
-        self.begun = len(self.ids) > request.prompt_length
-        """Whether somebody has seen it decode: here, or on a worker that is gone."""
+        self.begun = request.recovered or len(self.ids) > request.prompt_length
+        """Whether it has run before: here, or on a worker that is gone."""
         self.deadline_s = deadline_s
         self.paces: dict[int, SourcePace] = {}
         """How fast each remote source in use is, by credit index."""
@@ -252,6 +252,11 @@ class Session:
         """The last round was published: sources' clocks start."""
         for pace in self.paces.values():
             pace.committed(now_ms, self._bare)
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Rounds so far, and the drafted nodes that they computed."""
+        return self._usage.rounds, self._usage.admitted
 
     def usage(self) -> UsageCount:
         """A copy of what the session has cost so far."""

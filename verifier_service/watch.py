@@ -54,6 +54,8 @@ class _Cursor:
             ids=mirror.ids[start:end],
             credits=bytes(mirror.credits[start:end]),
             logprobs=map(token_logprob_to_wire, mirror.logprobs_between(start, end)),
+            rounds=mirror.rounds,
+            admitted=mirror.admitted,
         )
         self.position = end
         if mirror.finish is not None:

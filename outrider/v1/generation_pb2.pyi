@@ -60,6 +60,9 @@ class GenerateStart(_message.Message):
     RETURN_PROMPT_IDS_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
+    HAVE_FIELD_NUMBER: _builtins.int
+    SEEN_EPOCH_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Who asks; see SessionKey.tenant."""
     session: _builtins.str
@@ -80,6 +83,12 @@ class GenerateStart(_message.Message):
     """How many answers; 1 (the default) to 16. Each is the one that a request of its own with the choice's seed
     would get.
     """
+    resumable: _builtins.bool
+    """Whether the request survives its stream: after a disconnect it is parked, not cancelled, and the same
+    request with `have` goes on with it; default false.
+    """
+    seen_epoch: _builtins.int
+    """The highest epoch that the client has seen of this session, with `have`; default 0."""
     @_builtins.property
     def ids(self) -> Global___TokenIds:
         """Taken as they are."""
@@ -100,6 +109,12 @@ class GenerateStart(_message.Message):
     def logprobs(self) -> _common_pb2.Logprobs:
         """Whether GeneratedTokens.logprobs are wanted, and which; default: none."""
 
+    @_builtins.property
+    def have(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
+        """What of the answer the client has already, which is committed as it stands: one entry per choice, or none
+        at all. Needs `seed` and the whole request as it was; `tokens` then start behind these ids.
+        """
+
     def __init__(
         self,
         *,
@@ -116,10 +131,13 @@ class GenerateStart(_message.Message):
         return_prompt_ids: _builtins.bool = ...,
         n: _builtins.int | None = ...,
         logprobs: _common_pb2.Logprobs | None = ...,
+        resumable: _builtins.bool = ...,
+        have: _abc.Iterable[Global___TokenIds] | None = ...,
+        seen_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "have", b"have", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "resumable", b"resumable", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "seen_epoch", b"seen_epoch", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -297,6 +315,7 @@ class GeneratedTokens(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Absolute position of the first id, counted from 0 at the first prompt token."""
     text: _builtins.str
@@ -305,6 +324,10 @@ class GeneratedTokens(_message.Message):
     """One byte per id: which source drafted it; see GenerateStarted.source_names."""
     choice: _builtins.int
     """Whose ids these are; from 0, below GenerateStart.n."""
+    epoch: _builtins.int
+    """Under which epoch they were committed, where it is another than the last message's: the session went on
+    elsewhere after its verifier was lost.
+    """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Generated ids, the end-of-sequence id included."""
@@ -322,10 +345,11 @@ class GeneratedTokens(_message.Message):
         credits: _builtins.bytes = ...,
         choice: _builtins.int = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "credits", b"credits", "ids", b"ids", "logprobs", b"logprobs", "position", b"position", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "credits", b"credits", "epoch", b"epoch", "ids", b"ids", "logprobs", b"logprobs", "position", b"position", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -63,7 +63,8 @@ class GenerationServicer(object):
         INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
         UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
         `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.
-        Disconnecting cancels.
+        Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
+        another one, at the next position: the client sees a pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,8 @@ class GenerationStub:
     INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
     UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
     `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.
-    Disconnecting cancels.
+    Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
+    another one, at the next position: the client sees a pause.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]
     """Ends a session's current request. Idempotent: an unknown session is no error."""
@@ -59,7 +60,8 @@ class GenerationAsyncStub(GenerationStub):
     INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
     UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
     `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.
-    Disconnecting cancels.
+    Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
+    another one, at the next position: the client sees a pause.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]  # type: ignore[assignment]
     """Ends a session's current request. Idempotent: an unknown session is no error."""
@@ -81,7 +83,8 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
         UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
         `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.
-        Disconnecting cancels.
+        Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
+        another one, at the next position: the client sees a pause.
         """
 
     @_abc_1.abstractmethod

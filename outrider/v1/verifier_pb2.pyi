@@ -147,6 +147,7 @@ class OpenRequest(_message.Message):
     NODE_LIMIT_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    RECOVERED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Which incarnation of the session; the highest wins. Upper 44 bits milliseconds, lower 20 random."""
     model: _builtins.str
@@ -163,6 +164,10 @@ class OpenRequest(_message.Message):
     """Whether drafts are used at all; default false."""
     node_limit: _builtins.int
     """The most drafted nodes in one round; default: the worker's setting."""
+    recovered: _builtins.bool
+    """The session was admitted before, to a worker that is gone: it goes ahead of new ones and is not refused
+    for want of room among them.
+    """
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:
         """Whose session."""
@@ -204,10 +209,11 @@ class OpenRequest(_message.Message):
         node_limit: _builtins.int | None = ...,
         sources: _abc.Iterable[Global___Source] | None = ...,
         logprobs: _common_pb2.Logprobs | None = ...,
+        recovered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "key", b"key", "logprobs", b"logprobs", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "epoch", b"epoch", "ids", b"ids", "key", b"key", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "epoch", b"epoch", "ids", b"ids", "key", b"key", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "recovered", b"recovered", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_limit: _TypeAlias = _typing.Literal["node_limit"]  # noqa: Y015
     _WhichOneofArgType__node_limit: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit"]  # noqa: Y015
@@ -396,6 +402,8 @@ class Committed(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
     alias: _builtins.int
     """The reader's name for the session."""
     position: _builtins.int
@@ -408,6 +416,10 @@ class Committed(_message.Message):
     """Why, where a session ended in an error, is unknown here, or was taken over."""
     code: _builtins.int
     """A gRPC status code beside the message: 5 unknown session, 10 taken over, 13 a bug; 0 otherwise."""
+    rounds: _builtins.int
+    """As Usage has them, from the session's Open up to these ids."""
+    admitted: _builtins.int
+    """The same."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed ids; none where only the finish is told."""
@@ -434,10 +446,12 @@ class Committed(_message.Message):
         message: _builtins.str = ...,
         code: _builtins.int = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
+        rounds: _builtins.int = ...,
+        admitted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "code", b"code", "credits", b"credits", "finished", b"finished", "ids", b"ids", "logprobs", b"logprobs", "message", b"message", "position", b"position", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "alias", b"alias", "code", b"code", "credits", b"credits", "finished", b"finished", "ids", b"ids", "logprobs", b"logprobs", "message", b"message", "position", b"position", "rounds", b"rounds", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -98,7 +98,7 @@ class FakeVerifier(VerifierServicer):
             raise StaleEpoch("an older epoch", self.highest)
         self.highest = request.epoch
         self.opened.append(request)
-        self.sessions[key_from_wire(request.key)] = Session(request, request.prompt_length)
+        self.sessions[key_from_wire(request.key)] = Session(request, len(request.ids))
         return verifier_pb2.OpenResponse(source_names=[source.name for source in request.sources])
 
     @guarded
@@ -169,7 +169,7 @@ class FakeVerifier(VerifierServicer):
         )
         cursor.position = session.length
         if session.finished is not None:
-            committed.usage.completion_tokens = session.length - session.message.prompt_length
+            committed.usage.completion_tokens = session.length - len(session.message.ids)
             committed.usage.rounds = committed.usage.completion_tokens
             del cursors[cursor.alias]
         return committed

@@ -13,14 +13,20 @@ def test_beats_keep_it_alive() -> None:
 def test_silence_is_suspect_and_then_death() -> None:
     judge = Judge(0.0)
     assert judge.verdict(0.6) is Verdict.SUSPECT
-    assert judge.verdict(2.1) is Verdict.DEAD
+    assert judge.verdict(0.8) is Verdict.DEAD
+
+
+def test_a_verifier_without_a_peer_may_be_silent_for_longer() -> None:
+    judge = Judge(0.0)
+    assert judge.verdict(2.2, lone=True) is Verdict.SUSPECT
+    assert judge.verdict(2.3, lone=True) is Verdict.DEAD
 
 
 def test_an_answered_probe_buys_time_for_a_long_step() -> None:
     judge = Judge(0.0)
     for second in range(1, 50):
         judge.answered(float(second))
-        assert judge.verdict(second + 1.0) is Verdict.SUSPECT
+        assert judge.verdict(second + 0.7) is Verdict.SUSPECT
     assert judge.silence(50.0) == 1.0
 
 

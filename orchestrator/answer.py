@@ -1,0 +1,204 @@
+"""The way of one admitted request: open it on a verifier, pass on what is committed, go on elsewhere where
+the verifier is lost, end it everywhere.
+
+Tokens are the truth: what the client has been given is all that another verifier needs to go on. Knows
+nothing of how a request was asked for, nor of the stream it is answered on.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from orchestrator.events import Delivered, Event, Finished, Recovered, Started
+from orchestrator.fleet import Fleet
+from orchestrator.opening import Begun, Opener, Place, Readers
+from orchestrator.placement import ChosenSource
+from orchestrator.recovery import Clock, Pauses
+from orchestrator.requests import Admitted, Target
+from orchestrator.sessions import Delivery
+from orchestrator.verifiers import VerifierLost
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import finish_from_wire
+from outrider.wire.status import peer_text
+from speculative.commit import stop_bytes
+from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable
+from speculative.text import TextStream
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_SESSION, TAKEN_OVER = 5, 10
+"""gRPC status codes in Committed.code."""
+
+
+class Running:
+    """A request that is being answered here, as later calls for its session see it."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.error: OutriderError | None = None
+        self._readers: Readers | None = None
+
+    def end(self, error: OutriderError) -> None:
+        """The client gets this error in place of what is still to come."""
+        self.error = error
+        if self._readers is not None:
+            self._readers.fail(error)
+
+    def reads(self, readers: Readers) -> None:
+        """From now on `end` reaches them."""
+        self._readers = readers
+        if self.error is not None:
+            readers.fail(self.error)
+
+
+class Answer:
+    """One request's events; `sources` are those it is given."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        opener: Opener,
+        clock: Clock,
+        request: Admitted,
+        target: Target,
+        sources: Sequence[ChosenSource],
+        running: Running,
+    ) -> None:
+        self._fleet = fleet
+        self._opener = opener
+        self._clock = clock
+        self._request = request
+        self._target = target
+        self._sources = sources
+        self._running = running
+        self.epoch = 0
+        """The latest under which it was opened; 0: none yet."""
+        self._unfinished = {
+            choice: Delivery(len(request.ids), _text_of(request, target), have)
+            for choice, have in enumerate(request.have or ((),) * request.choices)
+        }
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has."""
+        return not self._unfinished
+
+    async def events(self, preferred: str) -> AsyncGenerator[Event, None]:
+        """Started, then what is delivered, then Finished for each choice; `preferred` is tried first.
+
+        Closing it early ends all choices, or lets go of them where the request is resumable. Raises
+        OutriderError.
+        """
+        resumes = self._request.have is not None
+        place = await self._open(Begun(self._generated(), self._request.seen_epoch, resumes), preferred)
+        news: Event = Started(place.epoch, place.source_names)
+        while True:
+            try:
+                async with aclosing(self._read(place, news)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except VerifierLost as lost:
+                began = time.monotonic()
+                place = await self._recover(place, lost)
+                news = Recovered(time.monotonic() - began)
+
+    async def _read(self, place: Place, news: Event) -> AsyncGenerator[Event, None]:
+        """The news, then what a verifier commits, until it says why the last choice ended."""
+        readers = place.read({choice: delivery.position for choice, delivery in self._unfinished.items()})
+        self._running.reads(readers)
+        try:
+            if self._running.cancelled:
+                place.cancel_soon()
+            yield news
+            while readers:
+                for choice, committed in await readers.take():
+                    if choice in readers:
+                        for event in self._take(choice, committed, place):
+                            if isinstance(event, Finished):
+                                readers.ended(choice)
+                            yield event
+        except (GeneratorExit, asyncio.CancelledError):
+            if self._request.resumable:
+                readers.let_go()
+            raise
+        finally:
+            readers.leave()
+
+    def _take(self, choice: int, committed: verifier_pb2.Committed, place: Place) -> list[Event]:
+        """What the client is told of a message."""
+        _raise_for(committed, place.link.address)
+        delivery = self._unfinished[choice]
+        events: list[Event] = []
+        delta = delivery.take(committed.position, tuple(committed.ids), committed.credits, committed.logprobs)
+        delivery.costs(committed.rounds, committed.admitted)
+        if delta is not None:
+            events.append(Delivered(choice, delta, place.epoch))
+        reason = finish_from_wire(committed.finished)
+        if reason is not None:
+            del self._unfinished[choice]
+            usage = delivery.usage(committed.usage, place.source_names)
+            events.append(Finished(choice, reason, usage, delivery.finish(reason), committed.message))
+        return events
+
+    def _generated(self) -> dict[int, list[int]]:
+        return {choice: delivery.ids for choice, delivery in self._unfinished.items()}
+
+    async def _open(self, begun: Begun, preferred: str) -> Place:
+        """On the first verifier that takes it. Raises what the last one said where none does."""
+        name = self._target.name
+        refusal: OutriderError = Unavailable(f"no verifier of model {name!r} can be reached; retry")
+        for link in self._fleet.verifiers_for(name, preferred):
+            try:
+                place = await self._opener.open(
+                    link, self._request, self._target, self._sources, begun, self._clock.time_left()
+                )
+                self.epoch = place.epoch
+                return place
+            except (Unavailable, Overloaded) as error:
+                log.info("not opened", extra={"fields": {"peer": link.address, "why": peer_text(str(error))}})
+                refusal = error
+        raise refusal
+
+    async def _recover(self, place: Place, lost: VerifierLost) -> Place:
+        """Wherever a verifier is found in time. Raises Unavailable where none is, or why it is to end."""
+        fields = {"session": self._request.key.session, "peer": place.link.address, "why": str(lost)}
+        log.warning("session lost its verifier", extra={"fields": fields})
+        for delivery in self._unfinished.values():
+            delivery.lost()
+        pauses = Pauses(self._clock)
+        while True:
+            if self._running.error is not None:
+                raise self._running.error
+            try:
+                return await self._open(Begun(self._generated(), place.epoch, recovered=True), "")
+            except (Unavailable, Overloaded) as refusal:
+                pause_s = pauses.next_s()
+                if pause_s is None:
+                    raise Unavailable(f"{lost}; since then: {refusal}") from refusal
+            await asyncio.sleep(pause_s)
+
+
+def _text_of(request: Admitted, target: Target) -> TextStream | None:
+    tokens, params = target.tokens, request.params
+    if tokens is None:
+        return None
+    silent = frozenset(params.stop_ids)
+    return TextStream(
+        lambda id_: b"" if id_ in silent else tokens.token_bytes(id_),
+        stop_bytes(request.stops),
+        params.min_tokens,
+    )
+
+
+def _raise_for(committed: verifier_pb2.Committed, address: str) -> None:
+    """The error that a message stands for, if any; a session that failed comes as a finish instead."""
+    if committed.code == UNKNOWN_SESSION:
+        why = committed.message or "it was started anew"
+        raise VerifierLost(f"verifier {address} lost the session ({why})")
+    if committed.code == TAKEN_OVER:
+        raise Superseded(committed.message or "a later request took over the session")
+    if committed.code and not committed.finished:
+        raise OutriderError(f"verifier {address}: {committed.message} (status {committed.code})")

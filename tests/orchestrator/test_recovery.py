@@ -1,0 +1,221 @@
+"""A verifier is lost and another one goes on: the client gets every id once, and the costs add up."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from grpc.aio import AioRpcError
+
+from outrider.v1 import generation_pb2
+from outrider.v1.generation_pb2_grpc import GenerationStub
+from outrider.wire.channel import open_channel
+from outrider.wire.codec import SessionKey
+from speculative.errors import Superseded
+
+QUICK = {"silent_s": 0.6, "stalled_s": 1.5, "recover_s": 5.0}
+LIMIT = 60
+WHOLE = tuple(2 + (position * 7) % 94 for position in range(1, LIMIT))
+
+
+async def two(world: Any, **how: Any) -> tuple[Any, Any, Any]:
+    """A front, the verifier that its next request goes to, and the other one."""
+    first = await world.verifier(per_tick=1, tick_s=0.02, **how)
+    second = await world.verifier(per_tick=1, tick_s=0.02, **how)
+    front = await world.front([first.address, second.address], **QUICK)
+    await world.until(lambda: front.sample("peer_up", peer=first.address))
+    await world.until(lambda: front.sample("peer_up", peer=second.address))
+    return await world.ready(front), first, second
+
+
+def freeze(verifier: Any) -> None:
+    verifier.silent, verifier.answers = True, False
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("how", ["killed", "frozen", "forgetful"])
+async def test_the_stream_goes_on_at_the_next_position(world: Any, how: str, n: int) -> None:
+    front, first, second = await two(world)
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1, n=n, seed=7)
+    await anext(stream)
+    await world.until(lambda: all(session.length > 8 for session in first.sessions.values()))
+    match how:
+        case "killed":
+            await first.server.stop(0)
+        case "frozen":
+            freeze(first)
+        case "forgetful":
+            await first.server.stop(0)
+            first.sessions.clear()
+            await world.serve(first)
+    completion = await stream.completion()
+    assert {choice.ids for choice in completion.choices} == {WHOLE}
+    assert len(first.opened) + len(second.opened) == 2 * n
+    for choice in completion.choices:
+        assert choice.usage.completion_tokens == LIMIT - 1
+        assert choice.usage.recoveries == 1
+    assert front.sample("recovery_seconds_count") == 1
+
+
+async def test_it_is_opened_as_one_that_was_admitted_with_what_the_client_has(world: Any) -> None:
+    front, first, second = await two(world)
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1, temperature=0.5, seed=7, stop_ids=[1])
+    got = [id_ for _ in range(3) for id_ in (await anext(stream)).ids]
+    await first.server.stop(0)
+    await stream.completion()
+    (before,), (after,) = first.opened, second.opened
+    assert after.recovered
+    assert not before.recovered
+    assert after.epoch > before.epoch
+    assert tuple(after.ids)[: 1 + len(got)] == (5, *got)
+    for message in (before, after):
+        message.ClearField("ids")
+        message.ClearField("epoch")
+        message.ClearField("recovered")
+    assert after == before
+
+
+async def test_what_is_finished_is_not_opened_again(world: Any) -> None:
+    front, first, second = await two(world)
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1, n=2, seed=7)
+    await anext(stream)
+    ended = first.sessions[SessionKey("", first.opened[0].key.session, 0)]
+    ended.length = LIMIT
+    await asyncio.sleep(0.1)
+    await first.server.stop(0)
+    completion = await stream.completion()
+    assert [opened.key.choice for opened in second.opened] == [1]
+    assert [choice.usage.recoveries for choice in completion.choices] == [0, 1]
+
+
+async def test_a_request_without_any_verifier_left_waits_for_one(world: Any) -> None:
+    front, first, second = await two(world)
+    await second.server.stop(0)
+    await world.until(lambda: not front.sample("peer_up", peer=second.address))
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1)
+    await anext(stream)
+    await first.server.stop(0)
+    await asyncio.sleep(1.0)
+    await world.serve(second)
+    assert (await stream.completion()).ids == WHOLE
+
+
+async def test_it_is_lost_again_and_goes_on_again(world: Any) -> None:
+    front, first, second = await two(world)
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1)
+    await anext(stream)
+    await first.server.stop(0)
+    await world.until(lambda: second.opened)
+    first.sessions.clear()
+    await world.serve(first)
+    await world.until(lambda: front.sample("peer_up", peer=first.address))
+    await second.server.stop(0)
+    completion = await stream.completion()
+    assert completion.ids == WHOLE
+    assert completion.usage.recoveries == 2
+    assert completion.usage.completion_tokens == LIMIT - 1
+
+
+async def test_a_frozen_verifier_that_wakes_adds_nothing(world: Any) -> None:
+    front, first, second = await two(world)
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1)
+    await anext(stream)
+    freeze(first)
+    await world.until(lambda: second.opened)
+    first.silent, first.answers = False, True
+    assert (await stream.completion()).ids == WHOLE
+
+
+async def test_a_later_request_ends_one_that_is_recovering(world: Any) -> None:
+    front, first, second = await two(world)
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1, session="mine")
+    await anext(stream)
+    await second.server.stop(0)
+    await first.server.stop(0)
+    await asyncio.sleep(0.2)
+    await world.serve(second)
+    await world.until(lambda: front.sample("peer_up", peer=second.address))
+    later = front.client.stream(ids=[5], max_tokens=4, session="mine")
+    with pytest.raises(Superseded):
+        await stream.completion()
+    assert (await later.completion()).ids == WHOLE[:4]
+
+
+async def asked(front: Any, **start: Any) -> list[Any]:
+    """All responses to a request as it goes over the wire."""
+    async with open_channel(front.address) as channel:
+        call = GenerationStub(channel).Generate()
+        message = generation_pb2.GenerateStart(ids=generation_pb2.TokenIds(ids=[5]), **start)
+        await call.write(generation_pb2.GenerateRequest(start=message))
+        await call.done_writing()
+        return [response async for response in call]
+
+
+def have(*counts: int) -> list[Any]:
+    return [generation_pb2.TokenIds(ids=WHOLE[:count]) for count in counts]
+
+
+async def test_a_client_goes_on_from_what_it_has_through_any_orchestrator(world: Any) -> None:
+    front, first, second = await two(world)
+    other = await world.ready(await world.front([first.address, second.address]))
+    asks: dict[str, Any] = {"session": "mine", "seed": 7, "max_tokens": LIMIT - 1}
+    started = (await asked(front, **asks | {"max_tokens": 3}))[0].started
+    again = await asked(other, **asks, have=have(10), seen_epoch=started.epoch)
+    assert again[0].started.epoch > started.epoch
+    assert again[1].tokens.position == 11
+    assert tuple(id_ for one in again for id_ in one.tokens.ids) == WHOLE[10:]
+
+
+async def test_choices_go_on_each_from_its_own_place(world: Any) -> None:
+    front, _, _ = await two(world)
+    responses = await asked(front, session="mine", seed=7, n=2, max_tokens=LIMIT - 1, have=have(4, 50))
+    got: dict[int, list[int]] = {0: [], 1: []}
+    for response in responses:
+        got[response.tokens.choice] += response.tokens.ids
+    assert (tuple(got[0]), tuple(got[1])) == (WHOLE[4:], WHOLE[50:])
+
+
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        ({"have": have(2), "session": "mine"}, "seed"),
+        ({"have": have(2), "seed": 1}, "session"),
+        ({"have": have(2), "seed": 1, "session": "mine", "n": 2}, "one is needed for each of 2"),
+        ({"have": have(5), "seed": 1, "session": "mine", "max_tokens": 4}, "more than max_tokens, 4"),
+        ({"have": [generation_pb2.TokenIds(ids=[96])], "seed": 1, "session": "mine"}, "below 96"),
+        ({"seen_epoch": 3}, "without `have`"),
+    ],
+)
+async def test_what_a_client_says_it_has_is_checked(world: Any, start: dict[str, Any], says: str) -> None:
+    front, _, _ = await two(world)
+    with pytest.raises(AioRpcError, match=says):
+        await asked(front, **start)
+
+
+async def leave_early(front: Any, **start: Any) -> None:
+    """A client that goes away once its request has started."""
+    async with open_channel(front.address) as channel:
+        call = GenerationStub(channel).Generate()
+        message = generation_pb2.GenerateStart(ids=generation_pb2.TokenIds(ids=[5]), **start)
+        await call.write(generation_pb2.GenerateRequest(start=message))
+        await call.read()
+        call.cancel()
+
+
+async def test_a_resumable_request_is_let_go_and_any_other_is_cancelled(world: Any) -> None:
+    front, first, _ = await two(world)
+    await leave_early(front, session="stays", resumable=True)
+    await leave_early(front, session="goes")
+    await world.until(lambda: first.cancelled)
+    assert {key.session for key, _ in first.cancelled} == {"goes"}
+
+
+async def test_a_let_go_session_is_opened_where_it_was(world: Any) -> None:
+    front, first, second = await two(world)
+    busy = front.client.stream(ids=[5], max_tokens=LIMIT - 1)
+    await anext(busy)
+    assert first.opened
+    await leave_early(front, session="mine", seed=1, resumable=True)
+    assert [opened.key.session for opened in second.opened] == ["mine"]
+    await busy.completion()
+    await asked(front, session="mine", seed=1, have=have(0), max_tokens=4)
+    assert [opened.key.session for opened in second.opened] == ["mine", "mine"]
