@@ -101,6 +101,8 @@ class Folding:
     def __init__(self, choices: int = 1) -> None:
         self.session = ""
         self.seed = 0
+        self.epoch = 0
+        """The highest that was told; 0 before the answer has started."""
         self._names: tuple[str, ...] = (TARGET,)
         self._asked = choices
         self._choices: defaultdict[int, _Folded] = defaultdict(_Folded)
@@ -110,17 +112,24 @@ class Folding:
         match response.WhichOneof("body"):
             case "started":
                 self.session, self.seed = response.started.session, response.started.seed
+                self.epoch = max(self.epoch, response.started.epoch)
                 self._names = (TARGET, *response.started.source_names)
             case "tokens":
                 return self._tokens(response.tokens)
             case "finished":
                 finished = response.finished
+                if self._choices[finished.choice].finished is not None:
+                    return None  # told before the stream was lost, and again after it
                 self._choices[finished.choice].finished = finished
                 if finished.reason == common_pb2.FINISH_REASON_ERROR:
                     raise OutriderError(finished.message or "the request failed without a word")
                 if finished.text:
                     return self._chunk(Chunk((), finished.text, (), finished.choice))
         return None
+
+    def have(self) -> list[tuple[int, ...]]:
+        """Ids so far, by choice."""
+        return [self._choices[choice].ids() for choice in range(self._asked)]
 
     def completion(self) -> Completion:
         """The whole. Raises OutriderError where the stream ended before the answer did."""
@@ -139,6 +148,7 @@ class Folding:
         )
 
     def _tokens(self, tokens: generation_pb2.GeneratedTokens) -> Chunk:
+        self.epoch = max(self.epoch, tokens.epoch)
         sources = tuple(self._names[credit] for credit in tokens.credits)
         ids = tuple(tokens.ids)
         logprobs = tuple(_logprob(id_, told) for id_, told in zip(ids, tokens.logprobs, strict=False))
@@ -156,8 +166,11 @@ class _Folded:
         self.chunks: list[Chunk] = []
         self.finished: generation_pb2.GenerateFinished | None = None
 
+    def ids(self) -> tuple[int, ...]:
+        return tuple(id_ for chunk in self.chunks for id_ in chunk.ids)
+
     def choice(self) -> Choice:
-        ids = tuple(id_ for chunk in self.chunks for id_ in chunk.ids)
+        ids = self.ids()
         finished = self.finished
         if finished is None:
             raise OutriderError(f"the answer broke off after {len(ids)} tokens")

@@ -19,6 +19,18 @@ class Layer(NamedTuple):
 TORCH = ("torch", "transformers", "safetensors")
 SHARED = ("speculative", "outrider.wire", "outrider.runtime", "outrider.tokens", "outrider.v1")
 RPC = ("grpc", "google")
+CLIENT = Layer(
+    (
+        "speculative",
+        "outrider.wire",
+        "outrider.v1",
+        "outrider.completions",
+        "outrider.options",
+        "outrider.asking",
+        "outrider.resuming",
+    ),
+    RPC,
+)
 # The longest name that a module's begins with counts.
 LAYERS = {
     "speculative": Layer((), ("numpy",), ("asyncio", "socket", "threading", "time")),
@@ -40,8 +52,18 @@ LAYERS = {
     "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
     "outrider.option_checks": Layer(("speculative",), ()),
     "outrider.options": Layer(("speculative", "outrider.wire", "outrider.v1", "outrider.option_checks"), RPC),
+    "outrider.resuming": Layer(("speculative", "outrider.v1", "outrider.completions"), ()),
+    "outrider.asking": Layer(("speculative", "outrider.v1", "outrider.options"), ()),
+    "outrider.blocking_client": CLIENT,
+    "outrider.async_client": CLIENT,
     "outrider.client": Layer(
-        ("speculative", "outrider.wire", "outrider.v1", "outrider.completions", "outrider.options"), RPC
+        (
+            "outrider.asking",
+            "outrider.completions",
+            "outrider.blocking_client",
+            "outrider.async_client",
+        ),
+        (),
     ),
     "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
     "outrider.cli": Layer(

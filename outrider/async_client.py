@@ -1,0 +1,148 @@
+"""The client that awaits; see `outrider.client`."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from outrider.asking import (
+    CONTROL_S,
+    PATIENCE_MS,
+    Model,
+    addresses_in,
+    ends_at,
+    model_from_wire,
+    patience_for,
+    time_left,
+)
+from outrider.completions import Chunk, Completion, Folding
+from outrider.options import Options, build_request
+from outrider.resuming import Resuming
+from outrider.v1 import generation_pb2
+from outrider.v1.generation_pb2_grpc import GenerationStub
+from outrider.wire.channel import open_channel
+from outrider.wire.status import rpc_errors
+from speculative.errors import OutriderError, Overloaded, Unavailable
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from outrider.v1.generation_pb2_grpc import GenerationAsyncStub  # a name of the type stubs only
+
+    AsyncCall = grpc.aio.StreamStreamCall[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
+
+
+class AsyncStream(AsyncIterator[Chunk]):
+    """An answer as it is committed. Iterate to its end, or `close` it, which ends the request."""
+
+    def __init__(self, ask: "Callable[[Resuming], AsyncCall]", resuming: Resuming, choices: int = 1) -> None:
+        self._ask = ask
+        self._resuming = resuming
+        self._folding = Folding(choices)
+        self._call = ask(resuming)
+        self._responses = aiter(self._call)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        while True:
+            try:
+                return await self._next()
+            except (Unavailable, Overloaded) as error:
+                pause_s = self._resuming.again(error, self._folding, time.monotonic())
+                if pause_s is None:
+                    raise
+            await asyncio.sleep(pause_s)
+            self._call = self._ask(self._resuming)
+            self._responses = aiter(self._call)
+
+    async def _next(self) -> Chunk:
+        with rpc_errors():
+            async for response in self._responses:
+                self._resuming.answered()
+                if (chunk := self._folding.add(response)) is not None:
+                    return chunk
+        raise StopAsyncIteration
+
+    async def completion(self) -> Completion:
+        """The whole answer, waiting for what is left of it."""
+        async for _ in self:
+            pass
+        return self._folding.completion()
+
+    def close(self) -> None:
+        """Ends the request, wherever it is."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """The same for asyncio; to be made, used and closed inside one event loop."""
+
+    def __init__(self, address: str, *, patience_s: float | None = None) -> None:
+        """See Client."""
+        addresses = addresses_in(address)
+        self._patience_s = patience_for(addresses, patience_s)
+        self._channels = [open_channel(one, patience_ms=PATIENCE_MS) for one in addresses]
+        self._stubs: list[GenerationAsyncStub] = [GenerationStub(channel) for channel in self._channels]
+
+    async def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
+        """The whole answer. Raises OutriderError."""
+        return await self.stream(prompt, **options).completion()
+
+    def stream(self, prompt: str | None = None, **options: Unpack[Options]) -> AsyncStream:
+        """The answer as it is committed. Raises OutriderError."""
+        request = build_request(prompt, options)
+        ends = ends_at(options)
+
+        def ask(resuming: Resuming) -> "AsyncCall":
+            stub = self._stubs[resuming.orchestrator]
+            return stub.Generate(iter((resuming.request,)), timeout=time_left(ends))
+
+        resuming = Resuming(request, len(self._stubs), self._patience_s)
+        return AsyncStream(ask, resuming, options.get("n") or 1)
+
+    async def cancel(self, session: str, *, tenant: str = "") -> bool:
+        """Ends a session's current request; whether one was running. Raises OutriderError."""
+        request = generation_pb2.CancelRequest(tenant=tenant, session=session)
+        found = [(await self._control(stub.Cancel, request)).found for stub in self._stubs]
+        return any(found)
+
+    async def models(self) -> list[Model]:
+        """What can be asked for, at the first orchestrator that answers. Raises OutriderError."""
+        refusal: OutriderError = Unavailable("no orchestrator")
+        for stub in self._stubs:
+            try:
+                response = await self._control(stub.ListModels, generation_pb2.ListModelsRequest())
+            except Unavailable as error:
+                refusal = error
+            else:
+                return [model_from_wire(model) for model in response.models]
+        raise refusal
+
+    @staticmethod
+    async def _control(call: Callable[..., Any], request: object) -> Any:
+        with rpc_errors():
+            return await call(request, timeout=CONTROL_S)
+
+    async def close(self) -> None:
+        """Ends what still runs, and the connections."""
+        for channel in self._channels:
+            await channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
