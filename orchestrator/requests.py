@@ -15,11 +15,13 @@ from outrider.wire.codec import (
     SessionKey,
     checked_session,
     checked_tenant,
+    grammar_from_wire,
     logprobs_from_wire,
     sampling_from_wire,
 )
 from speculative.commit import stop_bytes
 from speculative.errors import InvalidRequest, Unavailable, UnknownModel
+from speculative.grammar import Grammar
 from speculative.logprobs import Logprobs
 from speculative.noise import derive
 from speculative.params import SamplingParams
@@ -71,6 +73,8 @@ class Admitted:
     """How many answers, each a session of its own."""
     logprobs: Logprobs | None = None
     """What is told of generated ids; None: nothing."""
+    grammar: Grammar | None = None
+    """What the text has to be; None: anything."""
 
     @property
     def keys(self) -> tuple[SessionKey, ...]:
@@ -146,6 +150,7 @@ def admit(
         speculation=_speculation(start.speculation),
         choices=_choices(start),
         logprobs=logprobs_from_wire(start.logprobs) if start.HasField("logprobs") else None,
+        grammar=_grammar(start, params, target),
     )
 
 
@@ -189,6 +194,17 @@ def _stops(stops: Sequence[str], target: Target) -> tuple[str, ...]:
         raise InvalidRequest(f"model {target.name!r} has no tokenizer: stop strings are not possible")
     stop_bytes(stops)
     return tuple(stops)
+
+
+def _grammar(start: generation_pb2.GenerateStart, params: SamplingParams, target: Target) -> Grammar | None:
+    """Whether it can be compiled is for the verifier to see."""
+    if not start.HasField("grammar"):
+        return None
+    grammar = grammar_from_wire(start.grammar)
+    grammar.check_with(params)
+    if target.tokens is None:
+        raise InvalidRequest(f"model {target.name!r} has no tokenizer: {grammar.kind} is not possible")
+    return grammar
 
 
 def _speculation(asked: generation_pb2.Speculation) -> Speculation:

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from speculative.acceptance.path_match import Match, path_match
 from speculative.calibration import SessionJudge
 from speculative.commit import Ending, commit_run
+from speculative.errors import EmptySupport
+from speculative.grammar import Matcher
 from speculative.history import History
 from speculative.merge import DraftPool, Fragment, Offer
 from speculative.noise import NoiseRows
 from speculative.pending import NOTHING, Ranking
 from speculative.stats import UsageCount
 from speculative.target import TargetTokens
-from speculative.tree import ROOT, TokenTree
+from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_service.asking import Asking
 from verifier_service.portion import Portion, Round
 from verifier_service.reputation import Reputations
@@ -46,6 +48,7 @@ class Session:
         sources: which draft for it.
         deadline_s: when it is to end, on the engine's clock; None: never.
         reputations: what other sessions taught about the sources; None: nothing.
+        grammar: what its text has to be, after its ids; None: anything.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Session:
         sources: SourceSet,
         deadline_s: float | None = None,
         reputations: Reputations | None = None,
+        grammar: Matcher | None = None,
     ) -> None:
         self.handle = handle
         self.key = request.key
@@ -75,6 +79,7 @@ class Session:
         self._params = request.params
         self._logprobs = request.logprobs
         self._ending = ending
+        self._grammar = grammar
         self._history = History.of(self.ids, request.prompt_length)
         self._noise = NoiseRows(request.seed, vocabulary_size)
         self._reputations = reputations or Reputations()
@@ -212,9 +217,19 @@ class Session:
         `logits` are float32[len(portion.want), V]. Raises EmptySupport.
         """
         target = TargetTokens(
-            self._params, self._history, self._noise, len(self.ids), lambda node: logits[node + 1]
+            self._params,
+            self._history,
+            self._noise,
+            len(self.ids),
+            lambda node: logits[node + 1],
+            self._grammar,
         )
-        return target.told(path_match(portion.tree, target), self._logprobs)
+        try:
+            match = path_match(portion.tree, target)
+        except EmptySupport:
+            # Perhaps past the request's end, where plain decoding never looks: go on as it does.
+            match = path_match(EMPTY_TREE, target)
+        return target.told(match, self._logprobs)
 
     def skip(self, portion: Portion) -> tuple[int, ...]:
         """After a step that was not final: the rows that are cached now."""
@@ -237,6 +252,8 @@ class Session:
         self.cached += chain + len(path)
         for token in tokens:
             self._history.push(token)
+        if self._grammar is not None:
+            self._grammar.commit(tokens)
         self._pool.commit(tokens)
         self._bare = not self._pool.pending
         self._noise.forget_before(len(self.ids))

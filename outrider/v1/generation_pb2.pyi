@@ -60,6 +60,7 @@ class GenerateStart(_message.Message):
     RETURN_PROMPT_IDS_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Who asks; see SessionKey.tenant."""
     session: _builtins.str
@@ -100,6 +101,10 @@ class GenerateStart(_message.Message):
     def logprobs(self) -> _common_pb2.Logprobs:
         """Whether GeneratedTokens.logprobs are wanted, and which; default: none."""
 
+    @_builtins.property
+    def grammar(self) -> _common_pb2.Grammar:
+        """What the text has to be; default: anything. Not together with Sampling.ignore_eos."""
+
     def __init__(
         self,
         *,
@@ -116,10 +121,11 @@ class GenerateStart(_message.Message):
         return_prompt_ids: _builtins.bool = ...,
         n: _builtins.int | None = ...,
         logprobs: _common_pb2.Logprobs | None = ...,
+        grammar: _common_pb2.Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "grammar", b"grammar", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "grammar", b"grammar", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
