@@ -95,7 +95,7 @@ def build_request(prompt: str | None, options: Options) -> generation_pb2.Genera
         if prompt is not None:
             start.text = prompt
         return generation_pb2.GenerateRequest(start=start)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"not a request: {error}") from error
 
 
@@ -112,7 +112,7 @@ def _logprobs(options: Options) -> common_pb2.Logprobs | None:
 
 
 def _grammar(options: Options) -> common_pb2.Grammar | None:
-    schema, regex, json_object = (options.get(kind) for kind in ("json_schema", "regex", "json_object"))
+    schema, regex = options.get("json_schema"), options.get("regex")
     given = [kind for kind in GrammarKind if options.get(kind) not in (None, False)]
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} are given; the text can be one of them")
@@ -121,7 +121,7 @@ def _grammar(options: Options) -> common_pb2.Grammar | None:
         return grammar_to_wire(Grammar(GrammarKind.JSON_SCHEMA, text))
     if regex is not None:
         return grammar_to_wire(Grammar(GrammarKind.REGEX, regex))
-    return grammar_to_wire(Grammar(GrammarKind.JSON_OBJECT)) if json_object else None
+    return grammar_to_wire(Grammar(GrammarKind.JSON_OBJECT)) if options.get("json_object") else None
 
 
 def _sampling(options: Options) -> common_pb2.Sampling:

@@ -37,7 +37,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def writing_tokenizer() -> Tokenizer:
-    """Byte-level with every byte, so that any text can be written; 0 is <pad> and 1 is <eos>, both special."""
+    """Byte-level with every byte, so that it writes any text; 0 is <pad> and 1 is <eos>, both special."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

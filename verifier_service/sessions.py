@@ -241,6 +241,8 @@ class Session:
         tree, chain = portion.tree, len(portion.chain)
         self._judge(tree, match)
         tokens, reason = commit_run(self._ending, match.tokens)
+        if self._grammar is not None:
+            self._grammar.commit(tokens)
         path = match.path[: len(tokens)]
         credits = bytes(tree.sources[node] for node in path) + bytes(len(tokens) - len(path))
         self._usage.record_round(len(tokens), credits, len(tree))
@@ -252,8 +254,6 @@ class Session:
         self.cached += chain + len(path)
         for token in tokens:
             self._history.push(token)
-        if self._grammar is not None:
-            self._grammar.commit(tokens)
         self._pool.commit(tokens)
         self._bare = not self._pool.pending
         self._noise.forget_before(len(self.ids))

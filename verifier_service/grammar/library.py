@@ -62,11 +62,11 @@ class Library:
         made = matcher(self._tokenizer, written(grammar))
         if made.is_error():
             raise InvalidRequest(f"{grammar.kind} cannot be used: {readable(made.get_error())}")
-        taken = made.try_consume_tokens(list(generated))
-        if taken < len(generated):
-            raise InvalidRequest(
-                f"generated id {generated[taken]} (number {taken}) is none that {grammar.kind} allows there"
-            )
+        for number, token in enumerate(generated):
+            if not made.consume_token(token):
+                raise InvalidRequest(
+                    f"generated id {token} (number {number}) is none that {grammar.kind} allows there"
+                )
         found = LibraryMatcher(made, self._vocabulary_size)
         if not generated:
             try:
@@ -93,9 +93,10 @@ class LibraryMatcher:
         allowed = np.zeros(self._vocabulary_size, np.bool_)
         known = min(len(bits), self._vocabulary_size)
         allowed[:known] = bits[:known]
-        if at.is_error():
-            raise EmptySupport(f"the grammar cannot go on: {readable(at.get_error())}")
-        if not allowed.any():
+        error = at.get_error()
+        if error and "NoExtension" not in error:
+            raise EmptySupport(f"the grammar cannot go on: {readable(error)}")
+        if error or not allowed.any():
             raise EmptySupport("the grammar cannot go on with the ids that the target's tokenizer has")
         return allowed
 

@@ -60,5 +60,7 @@ def readable(error: str) -> str:
         return _NOTHING
     error = error.partition("\n   1 | ")[0].partition("\n<non-verbose/>")[0]
     error = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", error)
+    # Where a regular expression is wrong, what is wrong stands below it.
+    error = error.rpartition("\nerror: ")[2]
     error = " ".join(error.split())
     return error if len(error) <= _MOST_SAID else error[:_MOST_SAID] + "..."
