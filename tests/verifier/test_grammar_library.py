@@ -275,12 +275,12 @@ async def test_too_many_at_once_are_told_to_come_back(
 ) -> None:
     monkeypatch.setattr(Vetting, "fault", lambda self, text: time.sleep(0.01) or "")
     async with serving(tokens) as grammars:
-        tasks = [asyncio.create_task(grammars.matcher(regex(f"a{{{n}}}"), ())) for n in range(1, 41)]
+        tasks = [asyncio.create_task(grammars.matcher(regex(f"a{{{n}}}"), ())) for n in range(1, 25)]
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [answer for answer in answers if isinstance(answer, Overloaded)]
         assert len(refused) == 8
         assert refused[0].retry_after_s > 0
-        await grammars.matcher(regex("a{40}"), ())
+        await grammars.matcher(regex("a{24}"), ())
 
 
 async def test_one_vetting_serves_all_that_ask_the_same(

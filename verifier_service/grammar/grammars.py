@@ -18,7 +18,7 @@ from verifier_service.grammar.trial import STACK_MIB
 from verifier_service.grammar.vetting import Vetting
 
 _MOST_KNOWN = 256
-_MOST_WAITING = 32
+_MOST_WAITING = 16
 """Of each kind of work; each waits for those before it."""
 _RETRY_AFTER_S = 1.0
 
