@@ -71,7 +71,9 @@ def walks(library: Library, grammar: Grammar, seed: int, most: int = 40) -> Iter
         ids.append(token)
 
 
-@pytest.mark.parametrize("grammar", [schema(PERSON), regex(r"(ab|[c-e]+\d{1,3})*;"), OBJECT], ids=str)
+@pytest.mark.parametrize(
+    "grammar", [schema(PERSON), regex(r"(ab|[c-e]+\d{1,3})*;"), OBJECT], ids=lambda one: one.kind
+)
 def test_a_mask_is_a_function_of_the_ids(library: Library, grammar: Grammar) -> None:
     """However they came: one by one, replayed, as a path, or after other paths were looked at."""
     chance = np.random.default_rng(0)
@@ -154,7 +156,7 @@ def test_one_sessions_work_is_no_burden_to_another_with_the_same_grammar(
     first, second = library.matcher(grammar, ()), library.matcher(grammar, ())
 
     def go_on() -> None:
-        for _ in range(40_000):
+        for _ in range(200_000):
             first.allowed(())
             first.commit([int(chance.choice(letters))])
 
@@ -220,7 +222,6 @@ BAD = {
     "a lone backslash": (regex("a\\"), "backslash"),
     "300 groups in each other": (regex("(" * 300 + "a" + ")" * 300), "nest"),
     "an explosion": (regex("a?" * 1000 + "a" * 1000), "too many expressions"),
-    "another one": (regex(".{0,5000}" * 20), "too many expressions"),
 }
 
 

@@ -57,10 +57,10 @@ class Vocabulary:
 def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """Compiles a grammar within bounds; one that has them exceeded, or is wrong, is in error."""
     limits = LLParserLimits(
-        initial_lexer_fuel=500_000,
-        step_lexer_fuel=100_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
         step_max_items=50_000,
-        max_lexer_states=20_000,
+        max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,
     )
