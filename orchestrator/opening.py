@@ -15,7 +15,14 @@ from orchestrator.requests import Admitted, Target
 from orchestrator.stores import SessionRecord, SessionStore
 from orchestrator.verifiers import VerifierLink
 from outrider.v1 import verifier_pb2
-from outrider.wire.codec import SessionKey, key_from_wire, key_to_wire, logprobs_to_wire, sampling_to_wire
+from outrider.wire.codec import (
+    SessionKey,
+    grammar_to_wire,
+    key_from_wire,
+    key_to_wire,
+    logprobs_to_wire,
+    sampling_to_wire,
+)
 from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded
 
 OPEN_S = 10.0
@@ -212,4 +219,5 @@ def _open_message(
         sources=[verifier_pb2.Source(name=source.name, address=source.address) for source in sources],
         logprobs=None if request.logprobs is None else logprobs_to_wire(request.logprobs),
         recovered=recovered,
+        grammar=None if request.grammar is None else grammar_to_wire(request.grammar),
     )

@@ -15,11 +15,13 @@ from outrider.wire.codec import (
     SessionKey,
     checked_session,
     checked_tenant,
+    grammar_from_wire,
     logprobs_from_wire,
     sampling_from_wire,
 )
 from speculative.commit import stop_bytes
 from speculative.errors import InvalidRequest, Unavailable, UnknownModel
+from speculative.grammar import Grammar
 from speculative.logprobs import Logprobs
 from speculative.noise import derive
 from speculative.params import SamplingParams
@@ -77,6 +79,8 @@ class Admitted:
     """The highest that the client has seen of it."""
     resumable: bool = False
     """Whether a disconnect leaves it to be gone on with."""
+    grammar: Grammar | None = None
+    """What the text has to be; None: anything."""
 
     @property
     def keys(self) -> tuple[SessionKey, ...]:
@@ -155,6 +159,7 @@ def admit(
         have=_have(start, max_tokens, target),
         seen_epoch=start.seen_epoch,
         resumable=start.resumable,
+        grammar=_grammar(start, params, target),
     )
 
 
@@ -223,6 +228,17 @@ def _stops(stops: Sequence[str], target: Target) -> tuple[str, ...]:
         raise InvalidRequest(f"model {target.name!r} has no tokenizer: stop strings are not possible")
     stop_bytes(stops)
     return tuple(stops)
+
+
+def _grammar(start: generation_pb2.GenerateStart, params: SamplingParams, target: Target) -> Grammar | None:
+    """Whether it can be compiled is for the verifier to see."""
+    if not start.HasField("grammar"):
+        return None
+    grammar = grammar_from_wire(start.grammar)
+    grammar.check_with(params)
+    if target.tokens is None:
+        raise InvalidRequest(f"model {target.name!r} has no tokenizer: {grammar.kind} is not possible")
+    return grammar
 
 
 def _speculation(asked: generation_pb2.Speculation) -> Speculation:

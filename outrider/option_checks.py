@@ -100,6 +100,11 @@ def _bias(name: str, value: object) -> None:
         _number(f"{name} of id {id_}", bias)
 
 
+def _schema(name: str, value: object) -> None:
+    if not isinstance(value, str | Mapping):
+        raise _fault(name, value, "a JSON schema, as a mapping or as text")
+
+
 def _seconds(name: str, value: Any) -> None:
     if not _is_number(value) or not math.isfinite(value) or not 0 < value <= LONGEST_S:
         raise _fault(
@@ -128,6 +133,9 @@ _CHECKS: dict[str, Check] = {
     "stop_ids": _ids,
     "ignore_eos": _flag,
     "min_tokens": _SIGNED,
+    "json_schema": _schema,
+    "regex": _text,
+    "json_object": _flag,
     "n": _SIGNED,
     "logprobs": _flag,
     "top_logprobs": _SIGNED,

@@ -3,13 +3,15 @@
 Pure; shared by the blocking and the asyncio client, which only move the messages.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from outrider.option_checks import check_options
 from outrider.v1 import common_pb2, generation_pb2
-from outrider.wire.codec import logprobs_to_wire
+from outrider.wire.codec import grammar_to_wire, logprobs_to_wire
 from speculative.errors import InvalidRequest
+from speculative.grammar import Grammar, GrammarKind
 from speculative.logprobs import Logprobs, LogprobsOf
 
 
@@ -37,6 +39,12 @@ class Options(TypedDict, total=False):
     """Whether end-of-sequence ids end nothing."""
     min_tokens: int | None
     """The request does not end by what is generated before so many ids; default 0."""
+    json_schema: Mapping[str, Any] | str | None
+    """The text is JSON that this schema allows. Of this, `regex` and `json_object` at most one."""
+    regex: str | None
+    """The whole text matches this regular expression."""
+    json_object: bool
+    """The text is a JSON object."""
     n: int | None
     """How many answers; default 1."""
     logprobs: bool
@@ -82,11 +90,12 @@ def build_request(prompt: str | None, options: Options) -> generation_pb2.Genera
             ),
             n=options.get("n"),
             logprobs=_logprobs(options),
+            grammar=_grammar(options),
         )
         if prompt is not None:
             start.text = prompt
         return generation_pb2.GenerateRequest(start=start)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"not a request: {error}") from error
 
 
@@ -100,6 +109,19 @@ def _logprobs(options: Options) -> common_pb2.Logprobs | None:
     if of is not None and of not in set(LogprobsOf):
         raise InvalidRequest(f"logprobs_of is {of!r}; {' and '.join(LogprobsOf)} are possible")
     return logprobs_to_wire(Logprobs(top or 0, LogprobsOf(of or LogprobsOf.RAW)))
+
+
+def _grammar(options: Options) -> common_pb2.Grammar | None:
+    schema, regex = options.get("json_schema"), options.get("regex")
+    given = [kind for kind in GrammarKind if options.get(kind) not in (None, False)]
+    if len(given) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} are given; the text can be one of them")
+    if schema is not None:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        return grammar_to_wire(Grammar(GrammarKind.JSON_SCHEMA, text))
+    if regex is not None:
+        return grammar_to_wire(Grammar(GrammarKind.REGEX, regex))
+    return grammar_to_wire(Grammar(GrammarKind.JSON_OBJECT)) if options.get("json_object") else None
 
 
 def _sampling(options: Options) -> common_pb2.Sampling:

@@ -12,7 +12,7 @@
     ├── Unavailable      nobody can serve this now: try elsewhere
     ├── MalformedDraft   a source broke the contract: its draft is dropped and counted, the session goes on
     ├── ModelRefused     this model would be served wrongly, so it is not served
-    └── EmptySupport     the target's logits leave no token to choose
+    └── EmptySupport     the target's logits, or the request's grammar, leave no token to choose
 """
 
 
@@ -72,4 +72,4 @@ class ModelRefused(OutriderError):
 
 
 class EmptySupport(OutriderError):
-    """The target's logits hold NaN or infinity, or leave no token to choose."""
+    """The target's logits hold NaN or infinity, or they and the grammar leave no token to choose."""

@@ -16,7 +16,7 @@ class LogprobsOf(StrEnum):
     RAW = "raw"
     """Softmax of the target's logits as they are."""
     PROCESSED = "processed"
-    """The one that is sampled from; greedy: of the logits with bias, penalties and min_tokens."""
+    """The one that is sampled from; greedy: of the logits with bias, penalties and masks."""
 
 
 @dataclass(frozen=True, slots=True)

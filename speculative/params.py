@@ -39,7 +39,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(id, number added to its logit) pairs, kept sorted by id; at most 1024, each -100 to 100."""
     min_tokens: int = 0
-    """Before so many ids have been generated none of `stop_ids` can be chosen."""
+    """Before so many generated ids none of `stop_ids` can be chosen, unless a grammar has no other."""
     ignore_eos: bool = False
     """Whether the target's end-of-sequence ids end nothing."""
     stop_ids: tuple[int, ...] = ()

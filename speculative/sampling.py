@@ -1,8 +1,8 @@
 """From the target's logits at one place to its token; knows nothing of trees (see `target`) or of models.
 
-The order is bias, repetition, presence and frequency penalty, what min_tokens holds back, temperature, top-k,
-top-p, min-p. Cuts order tokens by (logprob descending, id ascending) and sum in float64; ties go to the
-lowest id; the fast paths compute the same float64 numbers as the long one.
+The order is bias, repetition, presence and frequency penalty, masks (a grammar's, and what min_tokens holds
+back), temperature, top-k, top-p, min-p. Cuts order tokens by (logprob descending, id ascending) and sum in
+float64; ties go to the lowest id; the fast paths compute the same float64 numbers as the long one.
 """
 
 import math
@@ -21,17 +21,22 @@ __all__ = ["History", "choose", "processed", "token_logprob"]
 
 Logits = NDArray[np.float32] | NDArray[np.float64]
 Scores = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
-def processed(logits: Logits, params: SamplingParams, history: History) -> NDArray[np.float64]:
+def processed(
+    logits: Logits, params: SamplingParams, history: History, allowed: Mask | None = None
+) -> NDArray[np.float64]:
     """Logits as the request wants them: float64[V], up to a constant the log-probabilities to sample from.
 
-    Dropped ids are -inf. Greedy parameters bring bias, penalties and min_tokens only.
+    Dropped ids are -inf. Greedy parameters bring bias, penalties and masks only.
 
     Args:
         logits: float32[V] or float64[V]; not changed.
         params: the request's.
         history: ids before the token to choose; looked at only where `params.reads_history`.
+        allowed: bool[V], the ids that the request's grammar has here; None: it has none. Where it leaves only
+            ids that min_tokens holds back, they stay.
 
     Raises:
         EmptySupport: NaN or +inf among the logits, or no id left.
@@ -41,7 +46,10 @@ def processed(logits: Logits, params: SamplingParams, history: History) -> NDArr
         _add_bias(scores, params)
     if params.penalised:
         _penalise(scores, params, history)
-    if params.holds_back and history.generated_count < params.min_tokens:
+    held = params.holds_back and history.generated_count < params.min_tokens
+    if allowed is not None:
+        scores[~_masked(allowed, params, held)] = -np.inf
+    elif held:
         scores[_id_array(params.stop_ids)] = -np.inf
     if not params.greedy:
         scores /= params.temperature
@@ -53,25 +61,30 @@ def processed(logits: Logits, params: SamplingParams, history: History) -> NDArr
 
 
 def choose(
-    logits: Logits, params: SamplingParams, history: History, noise_row: NDArray[np.float64] | None
+    logits: Logits,
+    params: SamplingParams,
+    history: History,
+    noise_row: NDArray[np.float64] | None,
+    allowed: Mask | None = None,
 ) -> int:
     """The target's token: the argmax of `processed` plus noise, ties to the lowest id.
 
     Args:
-        logits, params, history: as for `processed`.
+        logits, params, history, allowed: as for `processed`.
         noise_row: float64[V] of the token's position; not looked at when greedy.
 
     Raises:
         EmptySupport: as for `processed`.
     """
+    plain = params.plain_logits and allowed is None
     if params.greedy:
-        scores = logits if params.plain_logits else processed(logits, params, history)
+        scores = logits if plain else processed(logits, params, history, allowed)
     else:
         assert noise_row is not None, f"temperature {params.temperature} needs the noise of the position"
-        if params.plain_logits and not params.has_cuts:
+        if plain and not params.has_cuts:
             scores = np.divide(logits, params.temperature, dtype=np.float64)
         else:
-            scores = processed(logits, params, history)
+            scores = processed(logits, params, history, allowed)
         scores += noise_row
     # NumPy's argmax returns the first NaN where there is one, and the first of equals.
     token = int(scores.argmax())
@@ -102,6 +115,15 @@ def _check_highest(highest: float) -> None:
     if highest == -math.inf:
         raise EmptySupport("every logit is -inf, so there is no token to choose")
     raise EmptySupport(f"the logits hold {highest}; the model's numbers overflowed or its weights are broken")
+
+
+def _masked(allowed: Mask, params: SamplingParams, held: bool) -> Mask:
+    """The grammar's ids that min_tokens does not hold back; where there are none, all of the grammar's."""
+    if not held:
+        return allowed
+    left = allowed.copy()
+    left[_id_array(params.stop_ids)] = False
+    return left if left.any() else allowed
 
 
 def _add_bias(scores: Scores, params: SamplingParams) -> None:

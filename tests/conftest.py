@@ -36,14 +36,33 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def save_tiny_llama(path: Path, *, seed: int, tokenizer: Tokenizer | None) -> Path:
+def writing_tokenizer() -> Tokenizer:
+    """Byte-level with every byte, so that it writes any text; 0 is <pad> and 1 is <eos>, both special."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=280,
+        special_tokens=["<pad>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(
+        ['{"name": "Ada", "age": 36, "tags": ["a", "b"], "ok": true}\n'] * 4, trainer
+    )
+    return tokenizer
+
+
+def save_tiny_llama(
+    path: Path, *, seed: int, tokenizer: Tokenizer | None, width: int = TINY_VOCABULARY
+) -> Path:
     """A two-layer Llama with random weights (float32), its generation config, and the tokenizer if given."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.set_num_threads(1)
     config = LlamaConfig(
-        vocab_size=TINY_VOCABULARY,
+        vocab_size=width,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -76,6 +95,13 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_llama_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same shape and tokenizer with other weights: a drafter that is often wrong."""
     return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-b", seed=1, tokenizer=tiny_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def tiny_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target that can write any text: 320 ids, of which its tokenizer has fewer."""
+    path = tmp_path_factory.mktemp("models") / "writer"
+    return save_tiny_llama(path, seed=0, tokenizer=writing_tokenizer(), width=320)
 
 
 @pytest.fixture(scope="session")

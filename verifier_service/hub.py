@@ -14,6 +14,7 @@ from outrider.wire.codec import SessionKey
 from outrider.wire.epochs import wall_clock_ms
 from speculative.commit import Ending, FinishReason
 from speculative.errors import InvalidRequest, Overloaded
+from speculative.grammar import Matcher
 from speculative.stats import UsageCount
 from verifier_service.commands import Batch, Cancel, Command, Finish, Open, Park, Sources
 from verifier_service.registry import Mirror, Registry
@@ -77,8 +78,10 @@ class Hub:
         self._reputations = Reputations()
         watchers.returned = self._returned
 
-    def open(self, request: Request) -> Opened:
+    def open(self, request: Request, grammar: Matcher | None = None) -> Opened:
         """Starts a session, takes one over, or changes the sources of one.
+
+        `grammar` is the request's, after its ids.
 
         Raises StaleEpoch, InvalidRequest (stop strings without a tokenizer, an epoch from the future) or
         Overloaded.
@@ -90,7 +93,7 @@ class Hub:
             if mirror.finish is None:
                 self._change_sources(mirror, request)
         else:
-            mirror = self._start(request, ending, mirror)
+            mirror = self._start(request, ending, mirror, grammar)
         return Opened(mirror.source_names, mirror.finish.reason if mirror.finish else None)
 
     def cancel(self, key: SessionKey, epoch: int) -> bool:
@@ -140,11 +143,13 @@ class Hub:
             request.params.min_tokens,
         )
 
-    def _start(self, request: Request, ending: Ending, older: Mirror | None) -> Mirror:
+    def _start(
+        self, request: Request, ending: Ending, older: Mirror | None, grammar: Matcher | None
+    ) -> Mirror:
         now = time.monotonic()
         sources = dict(enumerate(request.sources, start=1))
         names = tuple(source.name for source in request.sources)
-        mirror = Mirror(self._registry.new_handle(), request, names, sources, unread_since=now)
+        mirror = Mirror(self._registry.new_handle(), request, names, sources, now, grammar)
         if ending.finished is not None:
             self._replace(older, mirror)
             usage = UsageCount(prompt_tokens=request.prompt_length)
@@ -175,6 +180,7 @@ class Hub:
             mirror.deadline_s,
             self._reputations,
             usage,
+            mirror.grammar,
         )
         self._put(Open(session))
         for credit in mirror.sources:

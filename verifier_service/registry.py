@@ -10,6 +10,7 @@ from typing import Protocol
 from outrider.wire.codec import SessionKey, epoch_to_text
 from outrider.wire.epochs import checked_epoch
 from speculative.errors import StaleEpoch
+from speculative.grammar import Matcher
 from speculative.logprobs import TokenLogprob
 from speculative.stats import UsageCount
 from verifier_service.commands import Finish, Update
@@ -42,6 +43,8 @@ class Mirror:
     """Sources in use by credit index."""
     unread_since: float | None
     """Since when nobody reads it, on the caller's clock; None while somebody does."""
+    grammar: Matcher | None = None
+    """What its text has to be. The engine's while it runs; while it is parked, after its ids."""
     ids: list[int] = field(init=False)
     credits: bytearray = field(init=False)
     """One byte per id; 0 for those that came with Open."""
@@ -190,7 +193,7 @@ class Registry:
     def finished(self, mirror: Mirror, finish: Finish, now: float) -> None:
         """The session ended; its last message can still be read for a while."""
         self._keep_no_longer(mirror.handle)
-        mirror.finish, mirror.parked = finish, None
+        mirror.finish, mirror.parked, mirror.grammar = finish, None, None
         self._keep(mirror, now)
 
     def resumed(self, mirror: Mirror) -> None:

@@ -3,10 +3,17 @@
 from dataclasses import dataclass
 
 from outrider.v1 import verifier_pb2
-from outrider.wire.codec import SessionKey, key_from_wire, logprobs_from_wire, sampling_from_wire
+from outrider.wire.codec import (
+    SessionKey,
+    grammar_from_wire,
+    key_from_wire,
+    logprobs_from_wire,
+    sampling_from_wire,
+)
 from outrider.wire.names import checked_source_name
 from speculative.commit import stop_bytes
 from speculative.errors import InvalidRequest, UnknownModel
+from speculative.grammar import Grammar
 from speculative.logprobs import Logprobs
 from speculative.params import SamplingParams
 from verifier_service.sources import LOCAL_SOURCES
@@ -60,6 +67,8 @@ class Request:
     """What is told of its ids; None: nothing."""
     recovered: bool = False
     """Whether it was admitted before, to a worker that is gone."""
+    grammar: Grammar | None = None
+    """What its text has to be; None: anything."""
 
 
 def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Request:
@@ -90,6 +99,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
         end_ids=params.end_ids(served.eos_ids),
         logprobs=logprobs_from_wire(message.logprobs) if message.HasField("logprobs") else None,
         recovered=message.recovered,
+        grammar=_grammar(message, params),
     )
 
 
@@ -110,6 +120,14 @@ def _check_ids(ids: tuple[int, ...], message: verifier_pb2.OpenRequest, served: 
             f"limit is {message.limit}; after a prompt of {message.prompt_length} ids it must be "
             f"{message.prompt_length + 1} to {served.max_length}, the most that {served.model} takes here"
         )
+
+
+def _grammar(message: verifier_pb2.OpenRequest, params: SamplingParams) -> Grammar | None:
+    if not message.HasField("grammar"):
+        return None
+    grammar = grammar_from_wire(message.grammar)
+    grammar.check_with(params)
+    return grammar
 
 
 def _check_source(source: SourceAddress) -> None:

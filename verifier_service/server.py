@@ -22,6 +22,7 @@ from outrider.wire.status import guarded
 from speculative.errors import ModelRefused, Unavailable
 from verifier_service.commands import Batch, Command
 from verifier_service.engine import Engine
+from verifier_service.grammar.grammars import Grammars
 from verifier_service.hub import Hub, Room
 from verifier_service.limits import EngineLimits
 from verifier_service.metrics import VerifierCollector
@@ -74,6 +75,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._links = Links(self._put, link_limits or LinkLimits(max_message_mb=settings.max_message_mb))
         self._engine: Engine | None = None
         self._hub: Hub | None = None
+        self._grammars: Grammars | None = None
         self._description = verifier_pb2.VerifierDescription()
         self._tokenizer = b""
         self._served = Served("", 0, 0, 0)
@@ -92,10 +94,12 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         try:
             target = await asyncio.to_thread(self._load)
             pace = await asyncio.to_thread(self._measure, target)
+            tokens = await asyncio.to_thread(_tokens_of, target)
+            self._grammars = await asyncio.to_thread(Grammars, tokens, target.eos_ids, target.vocabulary_size)
         finally:
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
-        self._describe(target)
+        self._describe(target, tokens)
         settings = self._settings
         limits = EngineLimits(
             prefill_chunk=settings.prefill_chunk,
@@ -128,6 +132,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         await self._links.close()
         if self._engine is not None and not await asyncio.to_thread(self._engine.stop, 1.0):
             log.warning("a step was still running")
+        if self._grammars is not None:
+            self._grammars.close()
 
     @guarded
     async def Describe(
@@ -149,10 +155,14 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     @guarded
     async def Open(self, request: verifier_pb2.OpenRequest, context: Context) -> verifier_pb2.OpenResponse:
         """See the contract."""
-        hub = self._ready()
+        hub, asked = self._ready(), request_from_wire(request, self._served)
+        matcher = None
+        if asked.grammar is not None and self._grammars is not None:
+            generated = asked.ids[asked.prompt_length :]
+            matcher = await self._grammars.matcher(asked.grammar, generated)
         if self._stopping:
             raise Unavailable("this verifier is stopping")
-        opened = hub.open(request_from_wire(request, self._served))
+        opened = hub.open(asked, matcher)
         return verifier_pb2.OpenResponse(
             source_names=opened.source_names, finished=finish_to_wire(opened.finished)
         )
@@ -201,10 +211,9 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         if not self._registry.running:
             self._quiet.set()
 
-    def _describe(self, target: PackedLM) -> None:
+    def _describe(self, target: PackedLM, tokens: TokenTable | None) -> None:
         """Fills in everything that depends on the model."""
         settings = self._settings
-        tokens = None if target.tokenizer_json is None else TokenTable.from_json(target.tokenizer_json)
         room = Room(settings.max_sessions, target.pool.max_slots, BLOCK)
         max_length = min(target.max_length, room.longest(MAX_NODES))
         if max_length < 2:
@@ -253,6 +262,10 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             await asyncio.sleep(_SWEEP_S)
             self._ready().sweep(self._settings.orphan_grace_s, self._settings.lease_s)
             await self._links.drop_idle()
+
+
+def _tokens_of(target: PackedLM) -> TokenTable | None:
+    return None if target.tokenizer_json is None else TokenTable.from_json(target.tokenizer_json)
 
 
 async def _read_cursors(reader: Reader, requests: AsyncIterator[verifier_pb2.WatchRequest]) -> None:

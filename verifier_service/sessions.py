@@ -4,7 +4,7 @@ Pure: rows in, logits out, no model, clock or thread. The engine thread owns it.
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,28 +12,21 @@ from numpy.typing import NDArray
 from speculative.acceptance.path_match import Match, path_match
 from speculative.calibration import SessionJudge
 from speculative.commit import Ending, commit_run
+from speculative.errors import EmptySupport
+from speculative.grammar import Matcher
 from speculative.history import History
 from speculative.merge import DraftPool, Fragment, Offer
 from speculative.noise import NoiseRows
 from speculative.pending import NOTHING, Ranking
 from speculative.stats import UsageCount
 from speculative.target import TargetTokens
-from speculative.tree import ROOT, TokenTree
+from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_service.asking import Asking
 from verifier_service.portion import Portion, Round
 from verifier_service.reputation import Reputations
 from verifier_service.request import Request
-from verifier_service.sources import LocalSource, SourceSet, make_local
+from verifier_service.sources import LocalInUse, SourceSet, make_local
 from verifier_service.wait import SourcePace, Standing
-
-
-@dataclass(slots=True)
-class _Local:
-    """A source inside this worker and how many ids it has been given."""
-
-    credit: int
-    source: LocalSource
-    pushed: int = 0
 
 
 class Session:
@@ -48,6 +41,7 @@ class Session:
         deadline_s: when it is to end, on the engine's clock; None: never.
         reputations: what other sessions taught about the sources; None: nothing.
         usage: what it has cost before it was parked; None: it is new.
+        grammar: what its text has to be, after its ids; None: anything.
     """
 
     def __init__(
@@ -60,6 +54,7 @@ class Session:
         deadline_s: float | None = None,
         reputations: Reputations | None = None,
         usage: UsageCount | None = None,
+        grammar: Matcher | None = None,
     ) -> None:
         self.handle = handle
         self.key = request.key
@@ -78,6 +73,7 @@ class Session:
         self._params = request.params
         self._logprobs = request.logprobs
         self._ending = ending
+        self._grammar = grammar
         self._history = History.of(self.ids, request.prompt_length)
         self._noise = NoiseRows(request.seed, vocabulary_size)
         self._reputations = reputations or Reputations()
@@ -93,7 +89,7 @@ class Session:
         self._drafted_before = dict(self._usage.drafted)
         self._asking: dict[int, Asking] = {}
         self._heard: set[int] = set()
-        self._locals: list[_Local] = []
+        self._locals: list[LocalInUse] = []
         self._muted: set[int] = set()
         self._ranking: Ranking | None = None
         self._bare = True
@@ -107,7 +103,7 @@ class Session:
         self._active = sources.local | sources.remote
         known = {local.credit: local for local in self._locals}
         self._locals = [
-            known.get(credit) or _Local(credit, make_local(sources.names[credit - 1]))
+            known.get(credit) or LocalInUse(credit, make_local(sources.names[credit - 1]))
             for credit in sorted(sources.local)
         ]
         listening = sources.remote - self._muted
@@ -216,9 +212,19 @@ class Session:
         `logits` are float32[len(portion.want), V]. Raises EmptySupport.
         """
         target = TargetTokens(
-            self._params, self._history, self._noise, len(self.ids), lambda node: logits[node + 1]
+            self._params,
+            self._history,
+            self._noise,
+            len(self.ids),
+            lambda node: logits[node + 1],
+            self._grammar,
         )
-        return target.told(path_match(portion.tree, target), self._logprobs)
+        try:
+            match = path_match(portion.tree, target)
+        except EmptySupport:
+            # Perhaps past the request's end, where plain decoding never looks: go on as it does.
+            match = path_match(EMPTY_TREE, target)
+        return target.told(match, self._logprobs)
 
     def skip(self, portion: Portion) -> tuple[int, ...]:
         """After a step that was not final: the rows that are cached now."""
@@ -230,6 +236,8 @@ class Session:
         tree, chain = portion.tree, len(portion.chain)
         self._judge(tree, match)
         tokens, reason = commit_run(self._ending, match.tokens)
+        if self._grammar is not None:
+            self._grammar.commit(tokens)
         path = match.path[: len(tokens)]
         credits = bytes(tree.sources[node] for node in path) + bytes(len(tokens) - len(path))
         self._usage.record_round(len(tokens), credits, len(tree))

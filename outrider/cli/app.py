@@ -125,6 +125,11 @@ def generate(
     stop_ids: Annotated[str, typer.Option(help="Token ids that end the request: 1,2,3.")] = "",
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past end-of-sequence ids.")] = False,
     min_tokens: Annotated[Whole, typer.Option(help="The least ids to generate. Default: 0.")] = None,
+    json_schema: Annotated[
+        str, typer.Option(help="The answer is JSON of this schema: a file, or the text itself, {...}.")
+    ] = "",
+    regex: Annotated[str | None, typer.Option(help="The answer is text that all of this matches.")] = None,
+    json_object: Annotated[bool, typer.Option("--json-object", help="The answer is a JSON object.")] = False,
     n: Annotated[Whole, typer.Option(help="How many answers, 1 to 16. Default: 1.")] = None,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="With --json: each id's log-probability.")
@@ -158,7 +163,7 @@ def generate(
       outrider generate --address 127.0.0.1:50051 --ids 12,7,99 --max-tokens 32 --seed 7 --json
       outrider generate --address 127.0.0.1:50051 --prompt "class" --n 3 --logprobs --top-logprobs 5 --json
     """
-    from outrider.cli.generate import parse_ids, parse_names, run_generate
+    from outrider.cli.generate import parse_ids, parse_names, read_schema, run_generate
     from outrider.options import Options
 
     if (prompt is None) == (ids is None):
@@ -179,6 +184,9 @@ def generate(
         stop_ids=parse_ids(stop_ids, "--stop-ids"),
         ignore_eos=ignore_eos,
         min_tokens=min_tokens,
+        json_schema=read_schema(json_schema),
+        regex=regex,
+        json_object=json_object,
         n=n,
         logprobs=logprobs,
         top_logprobs=top_logprobs,

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 from outrider.cli.failures import CommandFailed, usage
 from outrider.client import Choice, Client, Completion, Logprob, Usage
@@ -19,6 +20,19 @@ def parse_ids(text: str, flag: str) -> list[int]:
 def parse_names(text: str) -> list[str]:
     """a,b"""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def read_schema(told: str) -> str | None:
+    """The schema itself, or the contents of the file that is named; None for nothing.
+
+    Raises CommandFailed where there is no such file.
+    """
+    if not told or told.lstrip().startswith("{"):
+        return told or None
+    try:
+        return Path(told).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise usage(f"--json-schema {told!r} is neither a schema, {{...}}, nor a file: {error}") from error
 
 
 def run_generate(address: str, prompt: str | None, options: Options, *, as_json: bool) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"=\n\nSessionKey\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\"\xfe\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x38\n\nlogit_bias\x18\x08 \x03(\x0b\x32$.outrider.v1.Sampling.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\t \x01(\x03H\x07\x88\x01\x01\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x08\x88\x01\x01\x12\x10\n\x08stop_ids\x18\x0b \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"d\n\x08Logprobs\x12\x19\n\x0ctop_logprobs\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12,\n\x0blogprobs_of\x18\x02 \x01(\x0e\x32\x17.outrider.v1.LogprobsOfB\x0f\n\r_top_logprobs\"F\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xea\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\x44\n\x12\x61\x63\x63\x65pted_by_source\x18\x04 \x03(\x0b\x32(.outrider.v1.Usage.AcceptedBySourceEntry\x12\x42\n\x11\x64rafted_by_source\x18\x05 \x03(\x0b\x32\'.outrider.v1.Usage.DraftedBySourceEntry\x12\x10\n\x08\x61\x64mitted\x18\x06 \x01(\r\x12\x12\n\nrecoveries\x18\x07 \x01(\r\x1a\x37\n\x15\x41\x63\x63\x65ptedBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x36\n\x14\x44raftedBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*Y\n\nLogprobsOf\x12\x1b\n\x17LOGPROBS_OF_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOGPROBS_OF_RAW\x10\x01\x12\x19\n\x15LOGPROBS_OF_PROCESSED\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"=\n\nSessionKey\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\"\xfe\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x38\n\nlogit_bias\x18\x08 \x03(\x0b\x32$.outrider.v1.Sampling.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\t \x01(\x03H\x07\x88\x01\x01\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x08\x88\x01\x01\x12\x10\n\x08stop_ids\x18\x0b \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"P\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x03 \x01(\x08H\x00\x42\x06\n\x04kind\"d\n\x08Logprobs\x12\x19\n\x0ctop_logprobs\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12,\n\x0blogprobs_of\x18\x02 \x01(\x0e\x32\x17.outrider.v1.LogprobsOfB\x0f\n\r_top_logprobs\"F\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xea\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\x44\n\x12\x61\x63\x63\x65pted_by_source\x18\x04 \x03(\x0b\x32(.outrider.v1.Usage.AcceptedBySourceEntry\x12\x42\n\x11\x64rafted_by_source\x18\x05 \x03(\x0b\x32\'.outrider.v1.Usage.DraftedBySourceEntry\x12\x10\n\x08\x61\x64mitted\x18\x06 \x01(\r\x12\x12\n\nrecoveries\x18\x07 \x01(\r\x1a\x37\n\x15\x41\x63\x63\x65ptedBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x36\n\x14\x44raftedBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*Y\n\nLogprobsOf\x12\x1b\n\x17LOGPROBS_OF_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOGPROBS_OF_RAW\x10\x01\x12\x19\n\x15LOGPROBS_OF_PROCESSED\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,24 +37,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGE_ACCEPTEDBYSOURCEENTRY']._serialized_options = b'8\001'
   _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._loaded_options = None
   _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._serialized_options = b'8\001'
-  _globals['_LOGPROBSOF']._serialized_start=1156
-  _globals['_LOGPROBSOF']._serialized_end=1245
-  _globals['_FINISHREASON']._serialized_start=1248
-  _globals['_FINISHREASON']._serialized_end=1397
+  _globals['_LOGPROBSOF']._serialized_start=1238
+  _globals['_LOGPROBSOF']._serialized_end=1327
+  _globals['_FINISHREASON']._serialized_start=1330
+  _globals['_FINISHREASON']._serialized_end=1479
   _globals['_SESSIONKEY']._serialized_start=41
   _globals['_SESSIONKEY']._serialized_end=102
   _globals['_SAMPLING']._serialized_start=105
   _globals['_SAMPLING']._serialized_end=615
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=425
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=473
-  _globals['_LOGPROBS']._serialized_start=617
-  _globals['_LOGPROBS']._serialized_end=717
-  _globals['_TOKENLOGPROB']._serialized_start=719
-  _globals['_TOKENLOGPROB']._serialized_end=789
-  _globals['_USAGE']._serialized_start=792
-  _globals['_USAGE']._serialized_end=1154
-  _globals['_USAGE_ACCEPTEDBYSOURCEENTRY']._serialized_start=1043
-  _globals['_USAGE_ACCEPTEDBYSOURCEENTRY']._serialized_end=1098
-  _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._serialized_start=1100
-  _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._serialized_end=1154
+  _globals['_GRAMMAR']._serialized_start=617
+  _globals['_GRAMMAR']._serialized_end=697
+  _globals['_LOGPROBS']._serialized_start=699
+  _globals['_LOGPROBS']._serialized_end=799
+  _globals['_TOKENLOGPROB']._serialized_start=801
+  _globals['_TOKENLOGPROB']._serialized_end=871
+  _globals['_USAGE']._serialized_start=874
+  _globals['_USAGE']._serialized_end=1236
+  _globals['_USAGE_ACCEPTEDBYSOURCEENTRY']._serialized_start=1125
+  _globals['_USAGE_ACCEPTEDBYSOURCEENTRY']._serialized_end=1180
+  _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._serialized_start=1182
+  _globals['_USAGE_DRAFTEDBYSOURCEENTRY']._serialized_end=1236
 # @@protoc_insertion_point(module_scope)

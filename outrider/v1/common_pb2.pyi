@@ -31,7 +31,7 @@ class _LogprobsOfEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogprobsOf
     """Softmax of the target's logits as they are."""
     LOGPROBS_OF_PROCESSED: _LogprobsOf.ValueType  # 2
     """Softmax of what Sampling makes of them, the one that is sampled from; where decoding is greedy, of the
-    logits with bias, penalties and min_tokens.
+    logits with bias, penalties, min_tokens and Grammar.
     """
 
 class LogprobsOf(_LogprobsOf, metaclass=_LogprobsOfEnumTypeWrapper):
@@ -43,7 +43,7 @@ LOGPROBS_OF_RAW: LogprobsOf.ValueType  # 1
 """Softmax of the target's logits as they are."""
 LOGPROBS_OF_PROCESSED: LogprobsOf.ValueType  # 2
 """Softmax of what Sampling makes of them, the one that is sampled from; where decoding is greedy, of the
-logits with bias, penalties and min_tokens.
+logits with bias, penalties, min_tokens and Grammar.
 """
 Global___LogprobsOf: _TypeAlias = LogprobsOf  # noqa: Y015
 
@@ -114,8 +114,8 @@ Global___SessionKey: _TypeAlias = SessionKey  # noqa: Y015
 @_typing.final
 class Sampling(_message.Message):
     """How the target's logits become a token, and which ids end the request. Applied in this order: bias,
-    repetition, presence, frequency, min_tokens, temperature, top-k, top-p, min-p. A field that is left out has
-    its plain default.
+    repetition, presence, frequency, min_tokens and Grammar, temperature, top-k, top-p, min-p. A field that is
+    left out has its plain default.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -242,6 +242,44 @@ class Sampling(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """What the generated text has to be, from its first byte on; exactly one of these. No id can be chosen that
+    leads away from it, and the target's end-of-sequence ids only where it is complete.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """JSON that this schema allows: a JSON object as text, at most 65,536 bytes. What of JSON Schema cannot be
+    enforced is refused by name.
+    """
+    regex: _builtins.str
+    """Text that the whole of this regular expression matches: 1 to 8,192 bytes, in the syntax of Rust's regex
+    crate, without look-around, word boundaries and back-references.
+    """
+    json_object: _builtins.bool
+    """Any JSON object; true, if it is given."""
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        json_object: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "json_object"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class Logprobs(_message.Message):

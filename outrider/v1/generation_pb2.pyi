@@ -63,6 +63,7 @@ class GenerateStart(_message.Message):
     RESUMABLE_FIELD_NUMBER: _builtins.int
     HAVE_FIELD_NUMBER: _builtins.int
     SEEN_EPOCH_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Who asks; see SessionKey.tenant."""
     session: _builtins.str
@@ -115,6 +116,10 @@ class GenerateStart(_message.Message):
         at all. Needs `seed` and the whole request as it was; `tokens` then start behind these ids.
         """
 
+    @_builtins.property
+    def grammar(self) -> _common_pb2.Grammar:
+        """What the text has to be; default: anything. Not together with Sampling.ignore_eos."""
+
     def __init__(
         self,
         *,
@@ -134,10 +139,11 @@ class GenerateStart(_message.Message):
         resumable: _builtins.bool = ...,
         have: _abc.Iterable[Global___TokenIds] | None = ...,
         seen_epoch: _builtins.int = ...,
+        grammar: _common_pb2.Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "grammar", b"grammar", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "have", b"have", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "resumable", b"resumable", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "seen_epoch", b"seen_epoch", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "grammar", b"grammar", "have", b"have", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "resumable", b"resumable", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "seen_epoch", b"seen_epoch", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015

@@ -148,6 +148,7 @@ class OpenRequest(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     RECOVERED_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Which incarnation of the session; the highest wins. Upper 44 bits milliseconds, lower 20 random."""
     model: _builtins.str
@@ -192,6 +193,12 @@ class OpenRequest(_message.Message):
     def logprobs(self) -> _common_pb2.Logprobs:
         """Whether Committed.logprobs are wanted, and which; default: none."""
 
+    @_builtins.property
+    def grammar(self) -> _common_pb2.Grammar:
+        """What the text of the ids from prompt_length on has to be; default: anything. Errors: INVALID_ARGUMENT
+        (also where ids that came with Open are none that it allows), RESOURCE_EXHAUSTED (too many at once).
+        """
+
     def __init__(
         self,
         *,
@@ -210,10 +217,11 @@ class OpenRequest(_message.Message):
         sources: _abc.Iterable[Global___Source] | None = ...,
         logprobs: _common_pb2.Logprobs | None = ...,
         recovered: _builtins.bool = ...,
+        grammar: _common_pb2.Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "key", b"key", "logprobs", b"logprobs", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "grammar", b"grammar", "key", b"key", "logprobs", b"logprobs", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "epoch", b"epoch", "ids", b"ids", "key", b"key", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "recovered", b"recovered", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "epoch", b"epoch", "grammar", b"grammar", "ids", b"ids", "key", b"key", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "recovered", b"recovered", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_limit: _TypeAlias = _typing.Literal["node_limit"]  # noqa: Y015
     _WhichOneofArgType__node_limit: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit"]  # noqa: Y015

@@ -10,6 +10,7 @@ from outrider.v1 import common_pb2, draft_source_pb2
 from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest, MalformedDraft
 from speculative.fragment import MAX_FRAGMENT_NODES, Fragment
+from speculative.grammar import Grammar, GrammarKind
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.params import SamplingParams
 from speculative.stats import UsageCount
@@ -117,6 +118,28 @@ def logprobs_from_wire(message: common_pb2.Logprobs) -> Logprobs:
     if of is None:
         raise InvalidRequest(f"logprobs_of is {message.logprobs_of}; 1 (raw) and 2 (processed) are possible")
     return Logprobs(message.top_logprobs, of)
+
+
+def grammar_to_wire(grammar: Grammar) -> common_pb2.Grammar:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return common_pb2.Grammar(json_schema=grammar.text)
+        case GrammarKind.REGEX:
+            return common_pb2.Grammar(regex=grammar.text)
+        case GrammarKind.JSON_OBJECT:
+            return common_pb2.Grammar(json_object=True)
+
+
+def grammar_from_wire(message: common_pb2.Grammar) -> Grammar:
+    """Raises InvalidRequest where it is too large, no schema, or not said."""
+    match message.WhichOneof("kind"):
+        case "json_schema":
+            return Grammar(GrammarKind.JSON_SCHEMA, message.json_schema)
+        case "regex":
+            return Grammar(GrammarKind.REGEX, message.regex)
+        case "json_object" if message.json_object:
+            return Grammar(GrammarKind.JSON_OBJECT)
+    raise InvalidRequest("grammar says nothing; give json_schema, regex or json_object")
 
 
 def token_logprob_to_wire(told: TokenLogprob) -> common_pb2.TokenLogprob:

@@ -71,8 +71,10 @@ LAYERS = {
         (*RPC, "typer", "rich"),
     ),
     "verifier_service": Layer(
-        (*SHARED, "outrider.lm"), (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH)
+        (*SHARED, "outrider.lm", "verifier_service.grammar"),
+        (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
     ),
+    "verifier_service.grammar": Layer(("speculative", "outrider.tokens"), ("numpy", "llguidance")),
     "drafter_service": Layer(
         (*SHARED, "outrider.lm"), (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH)
     ),
@@ -132,6 +134,8 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("speculative.tree", "import torch"),
         ("speculative.merge", "from outrider.wire import codec"),
         ("orchestrator.server", "def f():\n    import torch"),
+        ("orchestrator.server", "import llguidance"),
+        ("speculative.grammar", "import llguidance"),
         ("orchestrator.server", "from outrider.lm.packed import PackedLM"),
         ("orchestrator.server", "from transformers import AutoTokenizer"),
         ("orchestrator.server", "import importlib\nimportlib.import_module('outrider.lm')"),

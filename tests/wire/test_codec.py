@@ -10,6 +10,7 @@ from outrider.wire.codec import SessionKey
 from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest, MalformedDraft
 from speculative.fragment import Fragment
+from speculative.grammar import Grammar, GrammarKind
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.params import SamplingParams
 from speculative.stats import UsageCount
@@ -78,6 +79,25 @@ def tree(count: int) -> Fragment:
 def test_sampling_parameters_arrive_as_they_were_sent(sent: SamplingParams) -> None:
     message = common_pb2.Sampling.FromString(codec.sampling_to_wire(sent).SerializeToString())
     assert codec.sampling_from_wire(message) == sent
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}'),
+        Grammar(GrammarKind.REGEX, "a+é"),
+        Grammar(GrammarKind.JSON_OBJECT),
+    ],
+)
+def test_a_grammar_arrives_as_it_was_sent(sent: Grammar) -> None:
+    message = common_pb2.Grammar.FromString(codec.grammar_to_wire(sent).SerializeToString())
+    assert codec.grammar_from_wire(message) == sent
+
+
+@pytest.mark.parametrize("said", [common_pb2.Grammar(), common_pb2.Grammar(json_object=False)])
+def test_a_grammar_that_says_nothing_is_refused(said: common_pb2.Grammar) -> None:
+    with pytest.raises(InvalidRequest, match="give json_schema, regex or json_object"):
+        codec.grammar_from_wire(said)
 
 
 def test_plain_sampling_takes_no_bytes_and_no_bytes_are_plain_sampling() -> None:

@@ -43,6 +43,15 @@ class LocalSource(Protocol):
         """What may follow the last id: at most so many nodes, or None."""
 
 
+@dataclass(slots=True)
+class LocalInUse:
+    """A source of one session, and how many of its ids it has been given."""
+
+    credit: int
+    source: LocalSource
+    pushed: int = 0
+
+
 def make_local(name: str) -> LocalSource:
     """A new source of the table. Raises KeyError for a name that is not in it."""
     source: LocalSource = load(LOCAL_SOURCES, name)()

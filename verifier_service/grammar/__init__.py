@@ -1,0 +1,1 @@
+"""Structured output: from a request's grammar to the matcher that masks ids, behind llguidance."""

@@ -1,0 +1,121 @@
+"""llguidance behind the core's protocol: one target's vocabulary, and matchers for its sessions.
+
+A session has a compiled grammar of its own. The library's copies share the lexer's states, and with them
+their limit: what one session did would change when another one fails.
+"""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher, regex_to_lark
+from numpy.typing import NDArray
+
+from outrider.tokens import TokenTable
+from speculative.errors import EmptySupport, InvalidRequest
+from speculative.grammar import Grammar, GrammarKind
+from verifier_service.grammar.trial import Vocabulary, matcher
+from verifier_service.grammar.vetting import readable
+
+# Forced ids would depend on how a tokenizer splits text; without them a mask is a function of bytes alone.
+_OPTIONS = '%llguidance {"no_forcing": true}\nstart: '
+
+
+def written(grammar: Grammar) -> str:
+    """The grammar in the library's language. Raises InvalidRequest where it cannot be written so."""
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return f'{_OPTIONS}%json {{"type": "object"}}'
+        case GrammarKind.JSON_SCHEMA:
+            schema = json.loads(grammar.text)
+            if "x-guidance" in schema:
+                raise InvalidRequest("json_schema has x-guidance, which is no part of JSON Schema")
+            return f"{_OPTIONS}%json {json.dumps(schema)}"
+        case GrammarKind.REGEX:
+            text = grammar.text
+            if (len(text) - len(text.rstrip("\\"))) % 2:
+                raise InvalidRequest("regex ends with a backslash that escapes nothing")
+            return f"{_OPTIONS}/{regex_to_lark(text, '')}/"
+
+
+class Library:
+    """Makes matchers for one target.
+
+    Args:
+        tokens: of the target.
+        end_ids: its end-of-sequence ids, at least one.
+        vocabulary_size: width of its logits; ids that the tokenizer lacks are never allowed.
+    """
+
+    def __init__(self, tokens: TokenTable, end_ids: Sequence[int], vocabulary_size: int) -> None:
+        size = max(tokens.size, *(id_ + 1 for id_ in end_ids))
+        table = [b"" if id_ in end_ids else tokens.token_bytes(id_) for id_ in range(size)]
+        special = sorted(tokens.special_ids | set(end_ids))
+        self._tokenizer = Vocabulary(table, special, list(end_ids)).tokenizer()
+        self._vocabulary_size = vocabulary_size
+
+    def matcher(self, grammar: Grammar, generated: Sequence[int]) -> "LibraryMatcher":
+        """After these ids. Blocks for as long as it takes to compile.
+
+        Raises InvalidRequest where the grammar allows no text, or not these ids.
+        """
+        made = matcher(self._tokenizer, written(grammar))
+        if made.is_error():
+            raise InvalidRequest(f"{grammar.kind} cannot be used: {readable(made.get_error())}")
+        for number, token in enumerate(generated):
+            if not made.consume_token(token):
+                raise InvalidRequest(
+                    f"generated id {token} (number {number}) is none that {grammar.kind} allows there"
+                )
+        found = LibraryMatcher(made, self._vocabulary_size)
+        if not generated:
+            try:
+                found.allowed(())
+            except EmptySupport as error:
+                raise InvalidRequest(f"{grammar.kind} cannot be used: {error}") from error
+        return found
+
+
+class LibraryMatcher:
+    """A `Matcher` of the core; one thread at a time."""
+
+    def __init__(self, committed: LLMatcher, vocabulary_size: int) -> None:
+        self._committed = committed
+        self._vocabulary_size = vocabulary_size
+        self._drafted = committed
+        self._path: tuple[int, ...] = ()
+        """Of `_drafted`, below `_committed`."""
+
+    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
+        """See the protocol."""
+        at = self._after(tuple(path))
+        bits = np.unpackbits(np.frombuffer(at.compute_bitmask(), np.uint8), bitorder="little")
+        allowed = np.zeros(self._vocabulary_size, np.bool_)
+        known = min(len(bits), self._vocabulary_size)
+        allowed[:known] = bits[:known]
+        error = at.get_error()
+        if error and "NoExtension" not in error:
+            raise EmptySupport(f"the grammar cannot go on: {readable(error)}")
+        if error or not allowed.any():
+            raise EmptySupport("the grammar cannot go on with the ids that the target's tokenizer has")
+        return allowed
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """See the protocol."""
+        for token in tokens:
+            if not self._committed.consume_token(token):
+                raise EmptySupport(f"the grammar has lost its place: {readable(self._committed.get_error())}")
+        self._drafted, self._path = self._committed, ()
+
+    def _after(self, path: tuple[int, ...]) -> LLMatcher:
+        """The state after `path`. A round walks down one path, so mostly a step from where it was."""
+        if not path:
+            return self._committed
+        known = len(self._path)
+        if not known or path[:known] != self._path:
+            # A copy, as an error in a state that is never committed must not last.
+            self._drafted, known = self._committed.deep_copy(), 0
+        for token in path[known:]:
+            self._drafted.consume_token(token)
+        self._path = path
+        return self._drafted

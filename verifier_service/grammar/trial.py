@@ -1,0 +1,103 @@
+"""Compiles one grammar in a process of its own, within bounds of time and memory, and walks a little in it.
+
+The library cannot be interrupted, some grammars take it minutes or gigabytes, and one that refers to itself
+deeply enough overflows the stack, which would end a verifier. So whatever a client sent is tried here first:
+grammar on standard input, one JSON object on standard output. Run by its path, and imports nothing of this
+repository, so that it starts in a tenth of a second.
+"""
+
+import json
+import resource
+import sys
+import threading
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance._tokenizer import TokenizerWrapper
+
+CPU_S = 1
+"""Seconds of one core that a compilation may take."""
+MEMORY_MIB = 512
+"""Address space that it may add to what the process has when it begins."""
+STACK_MIB = 8
+"""Of the thread that compiles. Whoever does it again afterwards has more."""
+_LONGEST_TOKEN = 1024
+_STEPS = 64
+_BYTES = 256
+_MIB = 1024 * 1024
+
+
+class Vocabulary:
+    """Ids and their bytes as the library wants them.
+
+    Args:
+        tokens: bytes of each id; empty for special ones and for those that mean nothing.
+        special_ids: ids that stand for no text.
+        end_ids: ids that end a text, at least one.
+    """
+
+    def __init__(self, tokens: list[bytes], special_ids: list[int], end_ids: list[int]) -> None:
+        # The library marks special ids with a first byte of 255, which begins no text in UTF-8, and fails
+        # where an id is long; none of these can be chosen.
+        odd = [token[:1] == b"\xff" or len(token) > _LONGEST_TOKEN for token in tokens]
+        self.tokens = [b"" if left_out else token for token, left_out in zip(tokens, odd, strict=True)]
+        self.special_token_ids = special_ids
+        self.bos_token_id = None
+        self.eos_token_id = end_ids[0]
+        self._end_ids = end_ids
+
+    def __call__(self, text: object) -> list[int]:
+        """Asked only where ids are forced, which grammars here forbid."""
+        raise TypeError("this vocabulary tokenizes nothing")
+
+    def tokenizer(self) -> LLTokenizer:
+        """The library's own form."""
+        return LLTokenizer(TokenizerWrapper(self), eos_token=self._end_ids)
+
+
+def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """Compiles a grammar within bounds; one that has them exceeded, or is wrong, is in error."""
+    limits = LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+
+
+def try_out(grammar: str) -> str:
+    """What is wrong with a grammar, in the library's words; empty where nothing is found."""
+    tokens = [bytes([byte]) for byte in range(_BYTES)]
+    tried = matcher(Vocabulary([*tokens, b""], [_BYTES], [_BYTES]).tokenizer(), grammar)
+    for step in range(_STEPS):
+        if tried.is_error():
+            break
+        mask = tried.compute_bitmask()
+        ids = [id_ for id_ in range(_BYTES) if mask[id_ // 8] >> id_ % 8 & 1]
+        if tried.is_error() or not ids:
+            break
+        # Some way through it, the same each time.
+        tried.consume_token(ids[step * 7919 % len(ids)])
+    return str(tried.get_error())
+
+
+def main() -> None:
+    """Reads, tries, says."""
+    grammar = sys.stdin.buffer.read().decode()
+    with open("/proc/self/statm", encoding="ascii") as sizes:
+        used = int(sizes.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_MIB * _MIB,) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    said: list[str] = []
+    threading.stack_size(STACK_MIB * _MIB)
+    thread = threading.Thread(target=lambda: said.append(try_out(grammar)))
+    thread.start()
+    thread.join()
+    print(json.dumps({"error": said[0]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Runs `trial.py` on a grammar and says what is wrong with it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from speculative.errors import Overloaded
+from verifier_service.grammar.trial import CPU_S, MEMORY_MIB
+
+WALL_S = 8.0
+"""After which a trial that did not get its seconds of a core is given up: the machine is too busy."""
+_MOST_SAID = 300
+_NOTHING = "it allows no text at all"
+_TOO_LARGE = (
+    f"it takes more than {CPU_S} s or {MEMORY_MIB} MiB to compile, or is nested too deeply; make it smaller"
+)
+
+
+class Vetting:
+    """One trial at a time; each in a process of its own, which `close` ends."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def fault(self, grammar: str) -> str:
+        """What is wrong with a grammar; empty where it may be compiled in this process. Blocks.
+
+        Raises Overloaded where there was no time to find out.
+        """
+        # -P: the folder of the script is none to import from.
+        command = [sys.executable, "-P", str(Path(__file__).with_name("trial.py"))]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as child:
+            self._child = child
+            if self._closed:
+                child.kill()
+            try:
+                said, _ = child.communicate(grammar.encode(), WALL_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                raise Overloaded("this verifier is too busy to compile a grammar", 1.0) from None
+            finally:
+                self._child = None
+        return readable(json.loads(said)["error"]) if child.returncode == 0 else _TOO_LARGE
+
+    def close(self) -> None:
+        """Ends a trial that runs."""
+        self._closed = True
+        if (child := self._child) is not None:
+            child.kill()
+
+
+def readable(error: str) -> str:
+    """The library's words without its own wrapping of the grammar, on one line."""
+    if "NoExtension" in error:
+        return _NOTHING
+    error = error.partition("\n   1 | ")[0].partition("\n<non-verbose/>")[0]
+    error = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", error)
+    # Where a regular expression is wrong, what is wrong stands below it.
+    error = error.rpartition("\nerror: ")[2]
+    error = " ".join(error.split())
+    return error if len(error) <= _MOST_SAID else error[:_MOST_SAID] + "..."
