@@ -37,7 +37,9 @@ def ranks(command: Sequence[str], log: Path, size: int = 2) -> Iterator[list[sub
             process.communicate()
 
 
-def spawn(command: Sequence[str], log: Path, variables: dict[str, str], **how: Any) -> subprocess.Popen[bytes]:
+def spawn(
+    command: Sequence[str], log: Path, variables: dict[str, str], **how: Any
+) -> subprocess.Popen[bytes]:
     """`python COMMAND` in the repository, its errors in a log."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with log.open("wb") as errors:

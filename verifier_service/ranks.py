@@ -18,7 +18,7 @@ from outrider.lm.ranks import Crew, Place, RankLost
 from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
-from speculative.errors import OutriderError
+from speculative.errors import ModelRefused, OutriderError
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
 
@@ -65,14 +65,18 @@ def join(settings: VerifierSettings, place: Place) -> Crew:
 
 def load_part(settings: VerifierSettings, crew: Crew) -> PackedLM:
     """This rank's part of the settings' model, checked together with the others. Raises OutriderError."""
-    return PackedLM.load(
-        settings.model,
-        device=crew.place.device(settings.device),
-        dtype=settings.dtype,
-        threads=settings.threads,
-        kv_mb=settings.kv_mb,
-        crew=crew,
-    )
+    try:
+        return PackedLM.load(
+            settings.model,
+            device=crew.place.device(settings.device),
+            dtype=settings.dtype,
+            threads=settings.threads,
+            kv_mb=settings.kv_mb,
+            crew=crew,
+        )
+    except ModelRefused as refusal:
+        crew.check_agreed(refusal)
+        raise
 
 
 def run_follower(settings: VerifierSettings, place: Place) -> NoReturn:

@@ -41,11 +41,16 @@ class Lead:
         self._beats.start()
 
     def close(self) -> None:
-        """Lets the others end. Raises RankLost if they cannot be told."""
-        if not self._ended.is_set():
-            self._ended.set()
-            with self._using:
+        """Lets the others end; amid a pass, they find out when this process has ended.
+
+        Raises RankLost if they cannot be told.
+        """
+        self._ended.set()
+        if self._using.acquire(timeout=_BEAT_S):
+            try:
                 self._tell(End())
+            finally:
+                self._using.release()
 
     def _note(self, order: Order) -> None:
         self._moves += to_words(order)

@@ -96,16 +96,23 @@ class Crew:
             raise RankLost(f"{place.size} ranks did not come together: {_first_line(error)}") from error
         return crew
 
-    def meet(self, where: str) -> None:
-        """Waits until every rank has come here, as long as loading may take. Raises RankLost."""
+    def meet(self, where: str, within: timedelta = _GATHER) -> None:
+        """Waits until every rank has come here, by default as long as loading may take. Raises RankLost."""
         self._store.set(f"outrider/{where}/{self.place.rank}", "here")
         keys = [f"outrider/{where}/{rank}" for rank in range(self.place.size)]
         try:
-            self._store.wait(keys, _GATHER)
+            self._store.wait(keys, within)
         except RuntimeError as error:
             raise RankLost(
                 f"not all of {self.place.size} ranks have {where}: {_first_line(error)}"
             ) from error
+
+    def check_agreed(self, refusal: Exception) -> None:
+        """Every rank refuses a model or none does. Raises RankLost where another has not refused this one."""
+        try:
+            self.meet("refused", timedelta(seconds=self.timeout_s))
+        except RankLost:
+            raise self.lost("while the model was checked a rank", refusal) from refusal
 
     def tell(self, words: Sequence[int]) -> None:
         """From the first rank to all others. Raises RankLost, naming the rank that does not take it."""

@@ -1,6 +1,5 @@
 """A model in two processes computes what it computes in one."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ REFUSED = {"gpt2": {}, "mistral": {"num_key_value_heads": 1}}
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Models that a pair of processes has loaded, driven, and told of."""
     root = tmp_path_factory.mktemp("ranked")
     every = {family: REFUSED.get(family, {}) for family in [*FAMILIES, *REFUSED]}
@@ -29,7 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
     with ranks(command, root / "log") as pair:
         status = [process.wait(100) for process in pair]
     assert status == [0, 0], [log.read_text() for log in root.glob("log.*")]
-    yield {family: root / family for family in every}
+    return {family: root / family for family in every}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
