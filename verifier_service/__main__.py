@@ -19,15 +19,14 @@ def main() -> None:
     from verifier_service.settings import VerifierSettings
 
     settings = settings_or_exit(VerifierSettings)
-    from outrider.lm.ranks import Place
     from outrider.runtime.serve import run
     from speculative.errors import InvalidRequest
-    from verifier_service.ranks import run_follower
+    from verifier_service.ranks import place_of, run_follower
     from verifier_service.service import build
 
     place = None
     with contextlib.suppress(InvalidRequest):  # `build` tells it
-        place = Place.of(os.environ)
+        place = place_of(settings)
     if place is not None and place.rank > 0:
         run_follower(settings, place)
     run("verifier", build, settings)

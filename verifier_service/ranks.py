@@ -8,21 +8,26 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from outrider.lm.lead import Lead, follow
 from outrider.lm.packed import PackedLM
 from outrider.lm.ranks import Crew, Place, RankLost
+from outrider.runtime.children import ServiceProcess
 from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
-from speculative.errors import ModelRefused, OutriderError
+from outrider.runtime.settings import env_prefix
+from speculative.errors import InvalidRequest, ModelRefused, OutriderError
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
 
 log = logging.getLogger(__name__)
+
+_WATCH_S = 0.2
 
 
 class LeadingServer(VerifierServer):
@@ -32,13 +37,20 @@ class LeadingServer(VerifierServer):
         self,
         settings: VerifierSettings,
         place: Place,
+        followers: Sequence[ServiceProcess],
         metrics: Metrics,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._place = place
+        self._followers = followers
         self._lead: Lead | None = None
         self._lost = fail
         super().__init__(settings, self._load_and_lead, metrics, fail, ranks=place.size)
+
+    async def start(self) -> None:
+        """Watches the other ranks from now on, where they are children."""
+        self._tasks.append(asyncio.create_task(self._watch(), name="followers"))
+        await super().start()
 
     async def stop(self, grace: float) -> None:
         """Then lets the other ranks end."""
@@ -51,11 +63,53 @@ class LeadingServer(VerifierServer):
             self._lost(error)
             await asyncio.sleep(0)
 
+    async def _watch(self) -> None:
+        """A child that ends says so sooner than a rank that does not take part."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            for follower in self._followers:
+                if (status := follower.poll()) is not None:
+                    self._lost(
+                        RankLost(f"{follower.role} is lost, and all end with it: exit status {status}")
+                    )
+                    return
+
     def _load_and_lead(self) -> PackedLM:
         crew = join(self._settings, self._place)
         target = load_part(self._settings, crew)
         self._lead = Lead(target, crew, self._lost)
         return target
+
+
+def place_of(settings: VerifierSettings) -> Place | None:
+    """Which rank this process was started as, if as one. Raises InvalidRequest."""
+    place = Place.of(os.environ)
+    if place is not None and settings.ranks not in (1, place.size):
+        raise InvalidRequest(f"ranks = {settings.ranks}, but WORLD_SIZE is {place.size}; give one of them")
+    return place
+
+
+def start_followers(settings: VerifierSettings) -> tuple[Place, tuple[ServiceProcess, ...]]:
+    """Makes this process the first of `settings.ranks`, and the others its children. From the main thread."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    size = settings.ranks
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(common, RANK="0", LOCAL_RANK="0")
+    told = {
+        f"{env_prefix(settings.role)}{name.upper()}": str(value)
+        for name, value in settings.model_dump(exclude={"parent_pid"}).items()
+    }
+    followers = [
+        ServiceProcess.start(
+            f"rank {rank} of {size}",
+            "verifier_service",
+            env={**told, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(1, size)
+    ]
+    return Place(0, size, 0), tuple(followers)
 
 
 def join(settings: VerifierSettings, place: Place) -> Crew:

@@ -128,6 +128,22 @@ def under_torchrun(model: Path, log: Path) -> Iterator[Group]:
 
 
 @contextmanager
+def with_children(model: Path, log: Path) -> Iterator[Group]:
+    """Without torchrun: the first rank starts the other."""
+    head = spawn(["-m", "verifier_service", "--model", str(model), *FLAGS, "--ranks", "2"], log, {})
+    pids = []
+    try:
+        said = ready(head, [log])
+        pids = [head.pid, *children_of(head.pid)]
+        yield Group(head, pids, said["address"], said["metrics"], [log])
+    finally:
+        head.kill()
+        head.communicate()
+        for pid in pids:
+            kill_if_there(pid)
+
+
+@contextmanager
 def by_hand(model: Path, log: Path) -> Iterator[Group]:
     """Without torchrun, so that nobody but the ranks themselves can end them."""
     command = ["-m", "verifier_service", "--parent-pid", str(os.getpid()), "--model", str(model), *FLAGS]
@@ -236,14 +252,28 @@ def test_the_death_of_a_rank_is_the_death_of_the_verifier(folder: Path, tmp_path
 def test_a_rank_that_hangs_ends_the_verifier_within_the_timeout(
     folder: Path, tmp_path: Path, busy: bool
 ) -> None:
-    with by_hand(folder, tmp_path / "log") as group:
+    with with_children(folder, tmp_path / "log") as group:
         os.kill(group.pids[1], signal.SIGSTOP)
         if busy:
             asyncio.run(half_a_request(group))
         assert group.head.wait(TIMEOUT_S + 8) == 1
         assert re.search("gave up: .*rank.* of 2 is lost, .*Timed out", group.log()), group.log()
-        os.kill(group.pids[1], signal.SIGCONT)
-        assert group.ends_within(5)
+        assert group.ends_within(2), "not even the one that hangs is left"
+
+
+def test_a_child_that_dies_is_named_and_ends_the_verifier(folder: Path, tmp_path: Path) -> None:
+    with with_children(folder, tmp_path / "log") as group:
+        os.kill(group.pids[1], signal.SIGKILL)
+        assert group.head.wait(8) == 1
+        assert "gave up: rank 1 of 2 is lost, and all end with it" in group.log()
+        assert group.ends_within(2)
+
+
+def test_sigterm_to_the_first_rank_is_a_success(folder: Path, tmp_path: Path) -> None:
+    with with_children(folder, tmp_path / "log") as group:
+        group.head.terminate()
+        assert group.head.wait(8) == 0
+        assert group.ends_within(2)
 
 
 def test_without_the_first_rank_no_other_goes_on(folder: Path, tmp_path: Path) -> None:
