@@ -32,7 +32,7 @@ GREEDY = SamplingParams(temperature=0.0, logit_bias=ENDLESS)
 SAMPLED = SamplingParams(temperature=0.8, top_k=30, top_p=0.95, repetition_penalty=1.1, logit_bias=ENDLESS)
 NEW = 60
 PROMPTS = [(5, 17, 40), (60, 2, 33, 33, 33, 9, 80), tuple(range(2, 90)), (11,)]
-TIMEOUT_S = 4.0
+TIMEOUT_S = 8.0
 # 1 MiB per rank is 512 tokens of this model.
 FLAGS = ["--threads", "1", "--kv-mb", "1", "--ranks-timeout-s", str(TIMEOUT_S)]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -243,7 +243,7 @@ def test_the_death_of_a_rank_is_the_death_of_the_verifier(folder: Path, tmp_path
         asyncio.run(half_a_request(group))
         os.kill(group.pids[1], signal.SIGKILL)
         assert group.head.wait(20) != 0
-        assert group.ends_within(1)
+        assert group.ends_within(5)
         assert "verifier gave up: " in group.log()
         assert "lost, and all end with it" in group.log()
 
@@ -258,28 +258,28 @@ def test_a_rank_that_hangs_ends_the_verifier_within_the_timeout(
             asyncio.run(half_a_request(group))
         assert group.head.wait(TIMEOUT_S + 8) == 1
         assert re.search("gave up: .*rank.* of 2 is lost, .*Timed out", group.log()), group.log()
-        assert group.ends_within(2), "not even the one that hangs is left"
+        assert group.ends_within(5), "not even the one that hangs is left"
 
 
 def test_a_child_that_dies_is_named_and_ends_the_verifier(folder: Path, tmp_path: Path) -> None:
     with with_children(folder, tmp_path / "log") as group:
         os.kill(group.pids[1], signal.SIGKILL)
-        assert group.head.wait(8) == 1
+        assert group.head.wait(20) == 1
         assert "gave up: rank 1 of 2 is lost, and all end with it" in group.log()
-        assert group.ends_within(2)
+        assert group.ends_within(5)
 
 
 def test_sigterm_to_the_first_rank_is_a_success(folder: Path, tmp_path: Path) -> None:
     with with_children(folder, tmp_path / "log") as group:
         group.head.terminate()
-        assert group.head.wait(8) == 0
-        assert group.ends_within(2)
+        assert group.head.wait(20) == 0
+        assert group.ends_within(5)
 
 
 def test_without_the_first_rank_no_other_goes_on(folder: Path, tmp_path: Path) -> None:
     with by_hand(folder, tmp_path / "log") as group:
         os.kill(group.pids[0], signal.SIGKILL)
-        assert group.ends_within(5)
+        assert group.ends_within(10)
         assert "rank 0 of 2 is lost" in group.log()
 
 
