@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.lm.ranks import RankLost
 from speculative.budget import allot
 from speculative.commit import FinishReason
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Park, Sources, Stop
@@ -214,6 +215,8 @@ class Engine:
         self._record_split(began, len(parts))
         try:
             logits = self._target.forward(shares).numpy()
+        except RankLost:
+            raise
         except Exception as error:
             self._forward_failed(parts, error)
             return None

@@ -101,8 +101,20 @@ class PrefixCache:
 
     @property
     def evictable(self) -> int:
-        """Blocks that `evict` could give back: nobody else holds them, nor, then, any that continue them."""
-        return sum(self._holders.holders(entry.block) == 1 for entry in self._entries.values())
+        """Blocks that `evict` could give back: nobody else holds them, nor any that continue them.
+
+        A session that began with a copy of a prefix holds what it added, and not what that continues.
+        """
+        lone = {
+            name: entry for name, entry in self._entries.items() if self._holders.holders(entry.block) == 1
+        }
+        needed: set[Name] = set()
+        for name, entry in self._entries.items():
+            parent = None if name in lone else entry.parent
+            while parent is not None and parent not in needed:
+                needed.add(parent)
+                parent = self._entries[parent].parent
+        return len(lone.keys() - needed)
 
     def match(self, names: Sequence[Name], length: int, now: float) -> list[int]:
         """Blocks of the longest cached beginning of `length` ids, of which the last is left to compute."""

@@ -53,6 +53,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         fail: told what ended the engine's thread.
         link_limits: times and bounds of the links to sources.
         measure: how long the loaded target's steps take.
+        ranks: processes that hold the target; how it is split is part of its numerics.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         fail: Callable[[BaseException], None],
         link_limits: LinkLimits | None = None,
         measure: Callable[[PackedLM], StepPace] = profiled,
+        ranks: int = 1,
     ) -> None:
+        self._split = "" if ranks == 1 else f" {ranks} ranks"
         self._settings = settings
         self._load = load
         self._measure = measure
@@ -240,7 +243,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             node_limit=MAX_NODES,
             max_sessions=settings.max_sessions,
             model_type=target.model_type,
-            numerics=f"{settings.device} {settings.dtype}",
+            numerics=f"{settings.device} {settings.dtype}{self._split}",
         )
         self._hub = Hub(
             self._served,

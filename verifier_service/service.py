@@ -1,13 +1,22 @@
 """Puts the verifier together from its settings."""
 
+from collections.abc import Sequence
 from functools import partial
 
+from outrider.runtime.children import ServiceProcess
 from outrider.runtime.serve import ServiceContext
+from verifier_service.ranks import LeadingServer, place_of, start_followers
 from verifier_service.server import VerifierServer, load_target
 from verifier_service.settings import VerifierSettings
 
 
 async def build(context: ServiceContext[VerifierSettings]) -> VerifierServer:
-    """The service, not yet loaded."""
+    """The service, not yet loaded; of several ranks, that of the first."""
     settings = context.settings
-    return VerifierServer(settings, partial(load_target, settings), context.metrics, context.fail)
+    place = place_of(settings)
+    if place is None and settings.ranks == 1:
+        return VerifierServer(settings, partial(load_target, settings), context.metrics, context.fail)
+    followers: Sequence[ServiceProcess] = ()
+    if place is None:
+        place, followers = start_followers(settings)
+    return LeadingServer(settings, place, followers, context.metrics, context.fail)

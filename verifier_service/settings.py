@@ -26,6 +26,10 @@ class VerifierSettings(ServiceSettings):
     """Threads of one pass on the CPU; by default all cores but one."""
     kv_mb: Annotated[int, Field(ge=1)] = 1024
     """The most memory for keys and values of all sessions, in MiB."""
+    ranks: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes on this machine, each with a part of the target on a device of its own; or use torchrun."""
+    ranks_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """How long one of several ranks may keep the others waiting before all end, in seconds."""
     max_sessions: Annotated[int, Field(ge=1)] = 256
     """Sessions that can be open at once; more are told to come back later."""
     max_running: Annotated[int, Field(ge=1)] = 64

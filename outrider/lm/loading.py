@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from speculative.errors import InvalidRequest, ModelRefused
@@ -55,8 +56,8 @@ class FoundTokenizer:
     highest_id: int
 
 
-def load_model(source: str, *, device: str, dtype: str) -> PreTrainedModel:
-    """The model in evaluation mode, on ``device``, without gradients.
+def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTrainedModel:
+    """The model in evaluation mode, on ``device``, without gradients; of several ranks, this one's part.
 
     Raises InvalidRequest if there is no model at ``source`` or the dtype is unknown, ModelRefused (naming the
     model type) if there is one of a kind that cannot be served.
@@ -65,6 +66,10 @@ def load_model(source: str, *, device: str, dtype: str) -> PreTrainedModel:
         raise InvalidRequest(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
     transformers_logging.disable_progress_bar()
     config = _config(source)
+    split: dict[str, Any] = {}
+    if ranks > 1:
+        check_split(config, ranks)
+        split["distributed_config"] = DistributedConfig(tp_plan="auto")
     try:
         # Its annotation leaves out what `output_loading_info` changes.
         load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
@@ -76,6 +81,7 @@ def load_model(source: str, *, device: str, dtype: str) -> PreTrainedModel:
             local_files_only=Path(source).is_dir(),
             trust_remote_code=False,
             output_loading_info=True,
+            **split,
         )
     except Exception as error:
         raise InvalidRequest(f"model {source!r} cannot be loaded: {_first_line(error)}") from error
@@ -84,8 +90,26 @@ def load_model(source: str, *, device: str, dtype: str) -> PreTrainedModel:
         raise InvalidRequest(
             f"model {source!r} lacks {len(report['missing_keys'])} of its weights: {lacking} …"
         )
-    ready: PreTrainedModel = model.to(device).eval()
+    ready: PreTrainedModel = (model if split else model.to(device)).eval()
     return ready.requires_grad_(False)
+
+
+def check_split(config: PreTrainedConfig, ranks: int) -> None:
+    """Raises ModelRefused where transformers' plan for this model does not make so many equal parts of it."""
+    text = config.get_text_config()
+
+    def refusal(why: str) -> ModelRefused:
+        return ModelRefused(f"{text.model_type} is not served by {ranks} ranks: {why}", text.model_type)
+
+    plan: dict[str, str] = getattr(text, "base_model_tp_plan", None) or {}
+    if not plan:
+        raise refusal("transformers has no tensor-parallel plan for it; run one process")
+    if not any(style == "colwise" and "att" in name for name, style in plan.items()):
+        return
+    for field in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(text, field, None)
+        if isinstance(heads, int) and heads % ranks:
+            raise refusal(f"its {field} = {heads} do not divide by {ranks}")
 
 
 def load_tokenizer(source: str) -> FoundTokenizer | None:

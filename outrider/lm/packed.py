@@ -6,7 +6,8 @@ belongs to the engine thread.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from outrider.lm.linears import can_pack, pack_linears
 from outrider.lm.loading import FoundTokenizer, end_ids, load_model, load_tokenizer, longest_context
 from outrider.lm.plan import PassPlan, Share
 from outrider.lm.pool import SlotPool
+from outrider.lm.ranks import Crew
 from outrider.lm.table import SlotTable
 from speculative.errors import ModelRefused
 
@@ -52,6 +54,8 @@ class PackedLM:
         """Calls of the model's forward since the model was loaded."""
         self.rows = 0
         """Input tokens of those calls."""
+        self.around_pass: Callable[[Sequence[Share]], AbstractContextManager[None]] = lambda _: nullcontext()
+        """Entered around the model's part of a pass, once its shares are found to be right."""
         self._device = model.device
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.config._attn_implementation = ATTENTION
@@ -80,19 +84,23 @@ class PackedLM:
         threads: int = 1,
         check: bool = True,
         kv_mb: int = 1024,
+        crew: Crew | None = None,
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id and checks that the packed pass computes what the model does.
 
-        ``threads`` sets torch's threads for the whole process. Raises InvalidRequest if there is no such
-        model, ModelRefused (naming the model type) if it cannot be served exactly.
+        ``threads`` sets torch's threads for the whole process. Each rank of a ``crew`` gets its part of the
+        model; all of them call this alike. Raises InvalidRequest if there is no such model, ModelRefused
+        (naming the model type) if it cannot be served exactly.
         """
         torch.set_num_threads(threads)
         source = str(path_or_id)
-        model = load_model(source, device=device, dtype=dtype)
+        model = load_model(source, device=device, dtype=dtype, ranks=1 if crew is None else crew.place.size)
+        if crew is not None:
+            crew.meet("loaded")
         name = Path(source).name if Path(source).is_dir() else source
         lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=load_tokenizer(source))
         trial = Trial.of(lm) if check else None
-        if can_pack(model):
+        if crew is None and can_pack(model):
             lm.pack()
         if trial is not None:
             trial.verify(lm)
@@ -136,8 +144,9 @@ class PackedLM:
                 rows.low + row for rows, share in zip(plan.rows, shares, strict=True) for row in share.want
             ]
             cache = SlotCache(self.model_type, self.pool, plan)
-            logits = self.run_model(cache, ids, positions, wanted)
-            cache.finish(self.pool.layout.layers)
+            with self.around_pass(shares):
+                logits = self.run_model(cache, ids, positions, wanted)
+                cache.finish(self.pool.layout.layers)
         for rows in plan.rows:
             rows.table.parents = rows.parents
             rows.table.depths = rows.depths

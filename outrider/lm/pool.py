@@ -60,6 +60,10 @@ class SlotPool:
         self.max_blocks = max(1, max_slots // BLOCK)
         self.evict: Callable[[int], int] = lambda blocks: 0
         """Asked for blocks when all there may be are held; returns how many it gave back."""
+        self.grown: Callable[[int], None] = lambda blocks: None
+        """Told how many blocks there is storage for, whenever that changes."""
+        self.copied: Callable[[Sequence[int], Sequence[int]], None] = lambda sources, targets: None
+        """Told of every copy of slots to slots."""
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for plane, shape in enumerate(layout.planes):
             members[shape].append(plane)
@@ -67,7 +71,7 @@ class SlotPool:
         self.blocks = BlockAllocator(0)
         """Of the storage there is."""
         self._planes: list[torch.Tensor] = [torch.empty(0)] * len(layout.planes)
-        self._grow(min(-(-initial_slots // BLOCK), self.max_blocks))
+        self.grow(min(-(-initial_slots // BLOCK), self.max_blocks))
 
     @property
     def max_slots(self) -> int:
@@ -112,10 +116,10 @@ class SlotPool:
                 retry_after_s=_RETRY_AFTER_S,
             )
         if self.blocks.capacity < self.max_blocks and self.blocks.longest_run() < max(count, room):
-            self._grow(min(max(2 * self.blocks.capacity, count), self.max_blocks))
+            self.grow(min(max(2 * self.blocks.capacity, count), self.max_blocks))
         taken = self.blocks.take(count, after, room)
         while taken is None:
-            self._grow(min(self.blocks.capacity + count, self.max_blocks))
+            self.grow(min(self.blocks.capacity + count, self.max_blocks))
             taken = self.blocks.take(count, after, room)
         return taken
 
@@ -146,14 +150,15 @@ class SlotPool:
         for group in self._groups:
             storage = group.storage[0]
             storage.index_copy_(2, into, storage.index_select(2, index))
+        self.copied(sources, targets)
 
     def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
         """Raises AssertionError if a block is lost, or held by others than these (default: nobody)."""
         self.blocks.check(held)
 
     @torch.inference_mode()
-    def _grow(self, blocks: int) -> None:
-        """More storage; what there is keeps its slots."""
+    def grow(self, blocks: int) -> None:
+        """Storage for so many blocks in all, more than before; what there is keeps its slots."""
         device, dtype = self.layout.device, self.layout.dtype
         for group in self._groups:
             heads, width = group.shape
@@ -164,6 +169,7 @@ class SlotPool:
             for plane, view in zip(group.members, new.unbind(0), strict=True):
                 self._planes[plane] = view
         self.blocks.grow(blocks)
+        self.grown(blocks)
 
 
 class _Stitched(Sequence[torch.Tensor]):

@@ -30,6 +30,26 @@ class SlotTable:
         self.depths: list[int] = []
         """Depth of each kept node; a child of the last committed position has depth 0."""
 
+    @classmethod
+    def at(cls, pool: SlotPool, runs: Sequence[Run], length: int, parents: Sequence[int]) -> "SlotTable":
+        """A table that lies in these runs of whole blocks, as somebody says who keeps count of them.
+
+        It never grows and is never closed; ``parents`` are those of its kept nodes.
+        """
+        table = cls(pool)
+        for low, high in runs:
+            table._add(range(low // BLOCK, high // BLOCK))
+        table.length = length
+        for parent in parents:
+            table.parents.append(parent)
+            table.depths.append(table.depths[parent] + 1 if parent >= 0 else 0)
+        return table
+
+    @property
+    def all_runs(self) -> Sequence[Run]:
+        """Where its blocks lie in the pool, in order."""
+        return self._runs
+
     def adopt(self, blocks: Sequence[int]) -> None:
         """Begins an empty table with full blocks of committed positions that others hold too."""
         assert not self.blocks, "only an empty table can begin with others' blocks"

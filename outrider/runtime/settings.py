@@ -94,6 +94,7 @@ class ServiceSettings(BaseSettings):
 
 
 def env_prefix(role: str) -> str:
+    """What a role's variables begin with."""
     return f"{PREFIX}{role.upper()}__"
 
 

@@ -97,6 +97,20 @@ def test_what_a_session_holds_is_not_given_back() -> None:
     assert world.blocks.free == 4
 
 
+def test_what_a_held_block_continues_is_not_given_back_either() -> None:
+    """A session that began with a copy of a prefix holds only what it added to it."""
+    world = World()
+    ids = list(range(13))
+    held = world.session(ids)
+    assert held is not None
+    world.end(held[:2])
+    assert world.cache.evictable == 0
+    assert world.cache.evict(3, now=0.0) == 0
+    world.end(held[2:])
+    assert world.cache.evictable == 3
+    assert world.cache.evict(3, now=0.0) == 3
+
+
 def test_the_end_of_a_chain_goes_before_its_beginning() -> None:
     world = World()
     held = world.session(list(range(12)))

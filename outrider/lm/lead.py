@@ -1,0 +1,146 @@
+"""The two ends of a model that several ranks hold: one leads, the others follow.
+
+The leader's `PackedLM` is used as ever; whatever it does to storage and every pass is told to the followers,
+who do the same to theirs. One message per pass: what was moved since the last one, then the pass.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from outrider.lm.orders import Beat, Copy, End, Grow, Hello, Order, Part, Pass, from_words, to_words
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+from outrider.lm.ranks import Crew, RankLost
+from outrider.lm.table import SlotTable
+
+_BEAT_S = 1.0
+
+
+class Lead:
+    """The first rank's end.
+
+    Args:
+        lm: loaded on every rank alike; only the thread that uses it comes here, but for beats and `close`.
+        crew: the other ranks.
+        lost: told, from a thread of its own, that a rank was lost while nothing was computed.
+    """
+
+    def __init__(self, lm: PackedLM, crew: Crew, lost: Callable[[RankLost], None]) -> None:
+        self._crew = crew
+        self._lost = lost
+        self._moves: list[int] = []
+        self._broken: RankLost | None = None
+        self._using = threading.Lock()  # the line to the others; held throughout a pass
+        self._ended = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="ranks", daemon=True)
+        self._tell(Hello(_figures(lm)))
+        lm.pool.grown = lambda blocks: self._note(Grow(blocks))
+        lm.pool.copied = lambda sources, targets: self._note(Copy(tuple(sources), tuple(targets)))
+        lm.around_pass = self._passing
+        self._beats.start()
+
+    def close(self) -> None:
+        """Lets the others end; amid a pass, they find out when this process has ended.
+
+        Raises RankLost if they cannot be told.
+        """
+        self._ended.set()
+        if self._using.acquire(timeout=_BEAT_S):
+            try:
+                self._tell(End())
+            finally:
+                self._using.release()
+
+    def _note(self, order: Order) -> None:
+        self._moves += to_words(order)
+
+    def _tell(self, order: Order) -> None:
+        """What was moved goes with it."""
+        if self._broken is not None:
+            raise self._broken
+        words, self._moves = self._moves + to_words(order), []
+        try:
+            self._crew.tell(words)
+        except RankLost as error:
+            self._broken = error
+            raise
+
+    @contextmanager
+    def _passing(self, shares: Sequence[Share]) -> Iterator[None]:
+        """Whatever fails in a pass that was told leaves ranks waiting for each other: none can go on."""
+        with self._using:
+            self._tell(Pass(tuple(map(_part, shares))))
+            try:
+                yield
+            except Exception as error:
+                self._broken = self._crew.lost("in the middle of a pass a rank", error)
+                raise self._broken from error
+
+    def _beat(self) -> None:
+        """Tells the others every second that this rank is there, and finds out whether they are."""
+        while not self._ended.wait(min(_BEAT_S, self._crew.timeout_s / 4)):
+            # A pass tells as much as a beat, and must not be held up by one.
+            if not self._using.acquire(blocking=False):
+                continue
+            try:
+                if not self._ended.is_set():
+                    self._crew.tell(to_words(Beat()))
+            except RankLost as error:
+                self._broken = error
+                self._lost(error)
+                return
+            finally:
+                self._using.release()
+
+
+def follow(lm: PackedLM, crew: Crew) -> None:
+    """Does what the first rank tells until it says that this was all. Raises RankLost."""
+    while True:
+        for order in from_words(crew.hear()):
+            match order:
+                case End():
+                    return
+                case Hello(figures):
+                    if figures != _figures(lm):
+                        raise RankLost(
+                            f"rank {crew.place.rank} has another model or memory than rank 0 "
+                            f"({_figures(lm)}, {figures}); start all with the same settings"
+                        )
+                case Grow(blocks):
+                    lm.pool.grow(blocks)
+                case Copy(sources, targets):
+                    lm.pool.copy(sources, targets)
+                case Pass(parts):
+                    lm.forward([_share(lm, part) for part in parts])
+
+
+def _figures(lm: PackedLM) -> tuple[int, ...]:
+    layout = lm.pool.layout
+    return (
+        lm.vocabulary_size,
+        lm.max_length,
+        layout.slot_bytes,
+        lm.pool.blocks.capacity,
+        lm.pool.max_blocks,
+        *(number for plane in layout.planes for number in plane),
+    )
+
+
+def _part(share: Share) -> Part:
+    table = share.table
+    return Part(
+        tuple(table.all_runs),
+        table.length,
+        tuple(table.parents),
+        tuple(share.tokens),
+        tuple(share.parents),
+        tuple(share.want),
+    )
+
+
+def _share(lm: PackedLM, part: Part) -> Share:
+    table = SlotTable.at(lm.pool, part.runs, part.length, part.kept)
+    if table.lacks(part.length + len(part.kept) + len(part.tokens)):
+        raise RankLost("rank 0 told of a pass that has no room for its rows")
+    return Share(table, part.tokens, part.parents, part.want)

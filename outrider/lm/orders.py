@@ -1,0 +1,144 @@
+"""What the first rank tells the others, as int64 words. Pure: slots, ids and parents; no tensors of a model.
+
+The others keep no tables and count no blocks: every pass says where its sessions lie. So what a session does
+between passes (begin, share, fork, give way, end, be evicted) is told only where it moves or adds storage.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from outrider.lm.pool import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Figures of the model and its pool, which must be the same on every rank."""
+
+    figures: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Nothing is to be done; the first rank is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Nothing more will be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Storage for so many blocks in all."""
+
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Slots to slots: what a commit, a fork or a copied prefix moves."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One session's rows in a pass, and where the session lies: a `Share` and its table in numbers."""
+
+    runs: tuple[Run, ...]
+    length: int
+    kept: tuple[int, ...]
+    """Parents of the nodes kept from earlier passes."""
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    want: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward over these rows."""
+
+    parts: tuple[Part, ...]
+
+
+Order = Hello | Beat | End | Grow | Copy | Pass
+_KINDS: tuple[type[Order], ...] = (Hello, Beat, End, Grow, Copy, Pass)
+
+
+def to_words(order: Order) -> list[int]:
+    """The order as integers that fit 64 bits."""
+    words = [_KINDS.index(type(order))]
+    match order:
+        case Hello(figures):
+            words += _counted(figures)
+        case Grow(blocks):
+            words.append(blocks)
+        case Copy(sources, targets):
+            words += _counted(sources) + _counted(targets)
+        case Pass(parts):
+            words.append(len(parts))
+            for part in parts:
+                words.append(part.length)
+                words += _counted([slot for run in part.runs for slot in run])
+                for numbers in (part.kept, part.tokens, part.parents, part.want):
+                    words += _counted(numbers)
+    return words
+
+
+def from_words(words: Sequence[int]) -> Iterator[Order]:
+    """The orders that these words hold, in order. Raises ValueError for an unknown one."""
+    reader = _Reader(words)
+    while reader.left:
+        yield _read(reader)
+
+
+def _read(reader: "_Reader") -> Order:
+    kind = reader.one()
+    if not 0 <= kind < len(_KINDS):
+        raise ValueError(f"{kind} is no kind of order")
+    match _KINDS[kind].__name__:
+        case "Hello":
+            return Hello(reader.many())
+        case "Beat":
+            return Beat()
+        case "End":
+            return End()
+        case "Grow":
+            return Grow(reader.one())
+        case "Copy":
+            return Copy(reader.many(), reader.many())
+    return Pass(tuple(_read_part(reader) for _ in range(reader.one())))
+
+
+def _read_part(reader: "_Reader") -> Part:
+    length = reader.one()
+    slots = reader.many()
+    runs = tuple(zip(slots[::2], slots[1::2], strict=True))
+    return Part(runs, length, reader.many(), reader.many(), reader.many(), reader.many())
+
+
+def _counted(numbers: Sequence[int]) -> list[int]:
+    return [len(numbers), *numbers]
+
+
+class _Reader:
+    def __init__(self, words: Sequence[int]) -> None:
+        self._words = words
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._words) - self._at
+
+    def one(self) -> int:
+        return self._take(1)[0]
+
+    def many(self) -> tuple[int, ...]:
+        return self._take(self.one())
+
+    def _take(self, count: int) -> tuple[int, ...]:
+        if not 0 <= count <= self.left:
+            raise ValueError(f"{count} words are missing of an order")
+        begin, self._at = self._at, self._at + count
+        return tuple(self._words[begin : self._at])

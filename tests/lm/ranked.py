@@ -1,0 +1,106 @@
+"""One rank of a pair: `python -m tests.lm.ranked FOLDER...` loads each model, and drives it or follows.
+
+The first rank saves beside each model the logits of `drive` ("logits.pt"), or why it was refused
+("refused.txt"). What it drives is what a test drives in one process.
+"""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import torch
+
+from outrider.lm import PackedLM, Share, SlotTable
+from outrider.lm.blocks import BLOCK
+from outrider.lm.lead import Lead, follow
+from outrider.lm.ranks import Crew, Place
+from speculative.errors import ModelRefused
+from tests.lm.families import VOCABULARY
+
+TIMEOUT_S = 30.0
+STEPS = 12
+
+
+def drive(lm: PackedLM, longest: int) -> torch.Tensor:
+    """Logits of trees of several sessions, which commit, fork, share, copy and end at random."""
+    dice = random.Random(5)
+    found = []
+    tables = [prefilled(lm, dice, longest // 2) for _ in range(3)]
+    first = tables[0]
+    adopted, copied = SlotTable(lm.pool), SlotTable(lm.pool)
+    adopted.adopt(first.blocks[: first.length // BLOCK])
+    copied.copy_of(first.blocks[: first.length // BLOCK])
+    tables += [first.fork(), adopted, copied]
+    for step in range(STEPS):
+        live = [table for table in tables if table.length + table.nodes + 8 < longest]
+        shares = [tree(table, dice) for table in dice.sample(live, min(3, len(live)))]
+        found.append(lm.forward(shares))
+        for share in shares:
+            table = share.table
+            table.commit(way(table.parents, dice.randrange(table.nodes)))
+            if dice.random() < 0.5:
+                table.drop_nodes()
+        if step == STEPS // 2:
+            lm.release(tables.pop(1))
+            # Now storage must grow, and what was there keep its place.
+            tables += [lm.table(reserve=lm.pool.slots // 2 + 1) for _ in range(2)]
+    for table in tables:
+        lm.release(table)
+    return torch.cat(found)
+
+
+def prefilled(lm: PackedLM, dice: random.Random, length: int) -> SlotTable:
+    table = lm.table()
+    tokens = [dice.randrange(VOCABULARY) for _ in range(length)]
+    lm.forward([Share(table, tokens, range(-1, length - 1), ())])
+    table.commit(range(length))
+    return table
+
+
+def tree(table: SlotTable, dice: random.Random) -> Share:
+    count = dice.randint(1, 7)
+    tokens = [dice.randrange(VOCABULARY) for _ in range(count)]
+    parents = [dice.randrange(-1, table.nodes + row) for row in range(count)]
+    return Share(table, tokens, parents, range(count))
+
+
+def way(parents: list[int], node: int) -> list[int]:
+    found: list[int] = []
+    while node >= 0:
+        found.insert(0, node)
+        node = parents[node]
+    return found
+
+
+def take_part(folder: Path, crew: Crew, longest: int) -> None:
+    """Loads; then drives if this is the first rank, else follows."""
+    try:
+        lm = PackedLM.load(folder, crew=crew)
+    except ModelRefused as error:
+        if crew.place.rank == 0:
+            (folder / "refused.txt").write_text(str(error))
+        return
+    if crew.place.rank:
+        follow(lm, crew)
+        return
+    lead = Lead(lm, crew, lambda error: os._exit(3))
+    torch.save(drive(lm, longest), folder / "logits.pt")
+    (folder / "heads.txt").write_text(str(lm.pool.layout.planes[0][0]))
+    lm.pool.check_integrity()
+    lead.close()
+
+
+def main() -> None:
+    place = Place.of(os.environ)
+    assert place is not None
+    crew = Crew.join(place, "cpu", TIMEOUT_S)
+    longest = int(sys.argv[1])
+    for folder in sys.argv[2:]:
+        take_part(Path(folder), crew, longest)
+        crew.meet(folder)
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)

@@ -1,0 +1,88 @@
+"""A model in two processes computes what it computes in one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.lm import PackedLM
+from outrider.lm.loading import check_split
+from outrider.lm.ranks import Place
+from speculative.errors import InvalidRequest, ModelRefused
+from tests.lm.families import LENGTH, config_of, model_of
+from tests.lm.ranked import drive
+from tests.ranks import ranks
+
+FAMILIES = ["llama", "qwen3", "gemma2", "gpt_neox", "deepseek_v3"]
+REFUSED = {"gpt2": {}, "mistral": {"num_key_value_heads": 1}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models that a pair of processes has loaded, driven, and told of."""
+    root = tmp_path_factory.mktemp("ranked")
+    every = {family: REFUSED.get(family, {}) for family in [*FAMILIES, *REFUSED]}
+    for family, changes in every.items():
+        model_of(family, **changes).save_pretrained(root / family)
+    command = ["-m", "tests.lm.ranked", str(LENGTH), *(str(root / family) for family in every)]
+    with ranks(command, root / "log") as pair:
+        status = [process.wait(100) for process in pair]
+    assert status == [0, 0], [log.read_text() for log in root.glob("log.*")]
+    return {family: root / family for family in every}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_of_two_ranks_have_the_logits_of_one(family: str, folders: dict[str, Path]) -> None:
+    expected = drive(PackedLM.load(folders[family]), LENGTH)
+    found = torch.load(folders[family] / "logits.pt")
+    spread = expected.std(dim=-1, keepdim=True)
+    assert found.shape == expected.shape
+    assert ((found - expected).abs() / spread).max() < 1e-5
+    assert found.argmax(dim=-1).equal(expected.argmax(dim=-1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_rank_keeps_its_own_heads_alone(folders: dict[str, Path]) -> None:
+    assert (folders["llama"] / "heads.txt").read_text() == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [("gpt2", "gpt2 .* no tensor-parallel plan"), ("mistral", "num_key_value_heads = 1 do not divide by 2")],
+)
+def test_a_model_that_cannot_be_split_is_refused_by_name(
+    family: str, why: str, folders: dict[str, Path]
+) -> None:
+    with pytest.raises(ModelRefused, match=why) as refusal:
+        check_split(config_of(family, **REFUSED[family]), 2)
+    assert (folders[family] / "refused.txt").read_text() == str(refusal.value)
+
+
+def test_without_torchrun_a_process_is_on_its_own() -> None:
+    assert Place.of({}) is None
+    assert Place.of({"WORLD_SIZE": "1", "RANK": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"MASTER_PORT": ""}, "MASTER_PORT not set; start with torchrun"),
+        ({"RANK": "2"}, "RANK = '2'"),
+        ({"RANK": "-1"}, "RANK = '-1'"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_refused(changes: dict[str, str], why: str) -> None:
+    whole = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    assert Place.of(whole) == Place(1, 2, 1)
+    with pytest.raises(InvalidRequest, match=why):
+        Place.of(whole | changes)
+
+
+def test_a_device_that_ranks_would_not_take_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="device = 'xpu:3'"):
+        Place(0, 2, 0).device("xpu:3")

@@ -1,0 +1,79 @@
+"""Processes that are ranks of one another, started and ended by a test."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def ranks(command: Sequence[str], log: Path, size: int = 2) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """`python COMMAND` as so many ranks, without torchrun; none of them is left afterwards."""
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(size):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            started.append(spawn(command, log.with_suffix(f".{rank}"), {**common, **own}))
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+        for process in started:
+            process.communicate()
+
+
+def spawn(
+    command: Sequence[str], log: Path, variables: dict[str, str], **how: Any
+) -> subprocess.Popen[bytes]:
+    """`python COMMAND` in the repository, its errors in a log."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables},
+            **how,
+        )
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the processes that this one has started, in order of their start."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        if parent == pid:
+            found.append(int(stat.parent.name))
+    return sorted(found)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def kill_if_there(pid: int) -> None:
+    if is_running(pid):
+        os.kill(pid, signal.SIGKILL)
