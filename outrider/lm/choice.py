@@ -1,7 +1,7 @@
 """Which way a model's passes go: ragged or with static shapes, decided at load by measuring both.
 
-On the CPU always ragged. On a GPU, steps of static shape with the Triton kernel where Triton is installed, the
-kernel passes the check at load, and it is the faster of the two.
+On the CPU always ragged. On a GPU, steps of static shape with the Triton kernel where Triton is installed,
+the kernel passes the check at load, and it is the faster of the two.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Steps of static shape: what decoding runs on a GPU, as one captured graph per size.
 
 Rows are padded to a few sizes and all inputs lie at fixed places, so a step is one copy up, one replay and
-one copy of the wanted logits down, however many sessions share it. Passes beyond the largest size (long chunks
-of a prompt) and sessions with very many nodes take the ragged way of `outrider.lm.attention`.
+one copy of the wanted logits down, however many sessions share it. Passes beyond the largest size (long
+chunks of a prompt) and sessions with very many nodes take the ragged way of `outrider.lm.attention`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -43,7 +43,7 @@ LAYERS = {
     "outrider.client": Layer(
         ("speculative", "outrider.wire", "outrider.v1", "outrider.completions", "outrider.options"), RPC
     ),
-    "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
+    "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", "triton", *TORCH)),
     "outrider.cli": Layer(
         (*SHARED, "outrider", "outrider.client", "outrider.completions", "outrider.options"),
         (*RPC, "typer", "rich"),
