@@ -1,4 +1,4 @@
-"""How rows are dealt out to a kernel: every slot of every tile once, within the number of items there may be."""
+"""How rows are dealt out to a kernel: every slot of every tile once, in as many items as there may be."""
 
 import numpy as np
 import pytest

@@ -63,6 +63,41 @@ def _keys_at_once(width: int, bytes_each: int) -> int:
 
 
 @triton.jit
+def _vectors(starts, alive, column, WIDTH: tl.constexpr):
+    """The first ``WIDTH`` elements from each of ``starts``, zero beyond and where not ``alive``."""
+    inside = alive[:, None] & (column < WIDTH)[None, :]
+    return tl.load(starts[:, None] + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _allowed(mask_of_row, alive, since, at, end, length):
+    """Which rows see which slots ``at`` of their session: committed ones since their window began, and the
+    nodes of their masks."""
+    inside = at < end
+    node = tl.maximum(at - length, 0)
+    word = tl.load(
+        mask_of_row[:, None] + (node // 32)[None, :],
+        mask=alive[:, None] & (inside & (at >= length))[None, :],
+        other=0,
+    )
+    bit = (word >> (node % 32)[None, :]) & 1
+    committed = (at < length)[None, :] & (at[None, :] >= since[:, None])
+    return alive[:, None] & inside[None, :] & (committed | (bit == 1))
+
+
+@triton.jit
+def _mix(scores, value, best, total, mixed):
+    """One turn of the running softmax: highest score, sum of weights and weighted values so far."""
+    highest = tl.maximum(best, tl.max(scores, 1))
+    # A row that has seen nothing yet has no highest score to take off.
+    offset = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp(scores - offset[:, None])
+    shrink = tl.exp(best - offset)
+    mixed = tl.dot(weights.to(value.dtype), value, mixed * shrink[:, None], input_precision="ieee")
+    return highest, total * shrink + tl.sum(weights, 1), mixed
+
+
+@triton.jit
 def _attend_item(
     query, keys, values, output, parts, norms, sinks,
     items, tiles, spans, first, masks, tables,
@@ -93,11 +128,7 @@ def _attend_item(
     query_at = head * GROUPS + lane % GROUPS
     column = tl.arange(0, PADDED)
     value_column = tl.arange(0, VALUE_PADDED)
-    rows = tl.load(
-        query + row[:, None].to(tl.int64) * query_row + query_at[:, None] * query_head + column[None, :],
-        mask=alive[:, None] & (column < WIDTH)[None, :],
-        other=0.0,
-    )
+    rows = _vectors(query + row.to(tl.int64) * query_row + query_at * query_head, alive, column, WIDTH)
     since = tl.load(first + row, mask=alive, other=0)
     best = tl.full([SIDE], float("-inf"), tl.float32)
     total = tl.zeros([SIDE], tl.float32)
@@ -106,44 +137,18 @@ def _attend_item(
         rows = rows.to(tl.float32)
     for start in range(begin, end, KEYS):
         at = start + tl.arange(0, KEYS)
-        inside = at < end
-        slot = tl.load(table + at // PAGE, mask=inside, other=0).to(tl.int64) * PAGE + at % PAGE
-        key = tl.load(
-            keys + head * key_head + slot[:, None] * key_slot + column[None, :],
-            mask=inside[:, None] & (column < WIDTH)[None, :],
-            other=0.0,
-        )
+        slot = tl.load(table + at // PAGE, mask=at < end, other=0).to(tl.int64) * PAGE + at % PAGE
+        key = _vectors(keys + head * key_head + slot * key_slot, at < end, column, WIDTH)
+        there = values + head * value_head + slot * value_slot
+        value = _vectors(there, at < end, value_column, VALUE_WIDTH)
         if WIDEN:
-            key = key.to(tl.float32)
+            key, value = key.to(tl.float32), value.to(tl.float32)
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee") * scale
         if HAS_CAP:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        node = tl.maximum(at - length, 0)
-        word = tl.load(
-            masks + row[:, None] * MASK_WORDS + (node // 32)[None, :],
-            mask=alive[:, None] & (inside & (at >= length))[None, :],
-            other=0,
-        )
-        bit = (word >> (node % 32)[None, :]) & 1
-        committed = (at < length)[None, :] & (at[None, :] >= since[:, None])
-        allowed = alive[:, None] & inside[None, :] & (committed | (bit == 1))
+        allowed = _allowed(masks + row * MASK_WORDS, alive, since, at, end, length)
         scores = tl.where(allowed, scores, float("-inf"))
-        highest = tl.maximum(best, tl.max(scores, 1))
-        # A row that has seen nothing yet has no highest score to take off.
-        offset = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp(scores - offset[:, None])
-        shrink = tl.exp(best - offset)
-        value = tl.load(
-            values + head * value_head + slot[:, None] * value_slot + value_column[None, :],
-            mask=inside[:, None] & (value_column < VALUE_WIDTH)[None, :],
-            other=0.0,
-        )
-        if WIDEN:
-            value = value.to(tl.float32)
-        total = total * shrink + tl.sum(weights, 1)
-        mixed = mixed * shrink[:, None]
-        mixed = tl.dot(weights.to(value.dtype), value, mixed, input_precision="ieee")
-        best = highest
+        best, total, mixed = _mix(scores, value, best, total, mixed)
     if tl.load(spans + tile * 2 + 1) == 1:
         if HAS_SINKS:
             sink = tl.load(sinks + query_at, mask=alive, other=0.0).to(tl.float32)
