@@ -127,7 +127,7 @@ class StepInputs:
                 )
                 for tile in tiles
             ]
-            items, counts = cut(spans, shape.items)
+            items, counts = cut(spans)
             kind.items.host[: len(items)] = items
             kind.items.host[len(items) : shape.items] = 0
             kind.spans.host[: len(tiles), 1] = counts

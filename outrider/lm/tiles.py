@@ -11,14 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.lm.kernels.seen import MOST_NODES, WORDS
+from outrider.lm.kernels.seen import MOST_NODES, SPLIT_ITEMS, WORDS
 from outrider.lm.plan import Rows
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Row counts that steps are padded to."""
-
-_FILL = 64
-"""Items of a small step; times the key heads, about four programs for each of a large GPU's processors."""
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Row counts that steps are padded to. Beyond some hundred rows a GPU computes more than it reads, and
+padding costs its share."""
 
 _LEAST_SLOTS = 128
 """Slots below which cutting a span costs more than it saves."""
@@ -46,7 +44,7 @@ class Shape:
 
 def items_of(rows: int) -> int:
     """How many items a step of so many rows may have: at least one per tile, whatever the tiles are."""
-    return max(rows, _FILL)
+    return max(rows, SPLIT_ITEMS)
 
 
 def shape_of(rows: Sequence[Rows], groups: int) -> Shape:
@@ -96,14 +94,14 @@ def node_masks(rows: Rows, ancestors: NDArray[np.bool_], window: int | None) -> 
     return packed.view("<i4").reshape(-1, WORDS)
 
 
-def cut(spans: Sequence[tuple[int, int]], most: int) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """Cuts every tile's slots ``[low, high)`` into items, at most ``most`` in all.
+def cut(spans: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Cuts every tile's slots ``[low, high)`` into items: SPLIT_ITEMS at most, or one per tile.
 
     Returns the items (tile, low, high), tile by tile, and how many each tile has.
     """
-    spare = most - len(spans)
+    spare = SPLIT_ITEMS - len(spans)
     slots = sum(high - low for low, high in spans)
-    chunk = max(_LEAST_SLOTS, -(-slots // spare)) if spare else max(high - low for low, high in spans)
+    chunk = max(_LEAST_SLOTS, -(-slots // spare)) if spare > 0 else max(high - low for low, high in spans)
     chunk = -(-chunk // _STEP) * _STEP
     items = [
         (tile, start, min(start + chunk, high))

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.lm.kernels.seen import SPLIT_ITEMS
 from outrider.lm.plan import Rows, Share
 from outrider.lm.pool import KVLayout, SlotPool
 from outrider.lm.table import SlotTable
-from outrider.lm.tiles import BUCKETS, Shape, cut, first_seen, items_of, node_masks, shape_of, tiles_of
+from outrider.lm.tiles import BUCKETS, Shape, cut, first_seen, node_masks, shape_of, tiles_of
 
 LAYOUT = KVLayout(((1, 1), (1, 1)), torch.float32, torch.device("cpu"))
 
@@ -25,18 +26,15 @@ def rows_of(*parents: list[int], length: int = 0) -> list[Rows]:
     return found
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 5000)), min_size=1, max_size=300),
-    st.integers(0, 80),
-)
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 5000)), min_size=1, max_size=100))
 def test_items_cover_every_slot_of_every_tile_once_and_are_no_more_than_there_may_be(
-    spans: list[tuple[int, int]], spare: int
+    spans: list[tuple[int, int]],
 ) -> None:
     wanted = [(low, low + count) for low, count in spans]
-    most = len(spans) + spare
-    items, counts = cut(wanted, most)
+    items, counts = cut(wanted)
 
-    assert len(items) == sum(counts) <= most
+    assert len(items) == sum(counts) <= max(len(spans), SPLIT_ITEMS)
+    assert len(items) == len(spans) or len(items) <= SPLIT_ITEMS, "only few items are put together"
     for tile, (low, high) in enumerate(wanted):
         covered = [slot for at, first, last in items if at == tile for slot in range(first, last)]
         assert covered == list(range(low, high))
@@ -46,7 +44,7 @@ def test_items_cover_every_slot_of_every_tile_once_and_are_no_more_than_there_ma
 def test_one_row_each_of_as_many_sessions_as_a_size_holds_makes_no_more_items_than_it_has(
     bucket: int,
 ) -> None:
-    items, _ = cut([(0, 10_000)] * bucket, items_of(bucket))
+    items, _ = cut([(0, 10_000)] * bucket)
 
     assert bucket <= len(items) <= Shape(bucket, 1).items
 

@@ -13,6 +13,10 @@ WORDS = 8
 MOST_NODES = 32 * WORDS
 """Nodes that a session may have in a step of this kind."""
 
+SPLIT_ITEMS = 64
+"""A step of fewer tiles is cut into up to so many items; one of more tiles has an item for each. Times the
+key heads, about four programs for each of a large GPU's processors."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:

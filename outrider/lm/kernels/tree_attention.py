@@ -12,7 +12,7 @@ import triton.language as tl
 
 from outrider.lm.attention import How
 from outrider.lm.blocks import BLOCK
-from outrider.lm.kernels.seen import WORDS, Seen
+from outrider.lm.kernels.seen import SPLIT_ITEMS, WORDS, Seen
 
 _LEAST = 16
 """Smallest side of a product on the matrix units."""
@@ -29,8 +29,9 @@ def attend_tiles(
     padded, value_padded = (max(_LEAST, triton.next_power_of_2(size)) for size in (width, value_width))
     items = len(seen.items)
     output = query.new_empty(rows, heads, value_width)
-    parts = query.new_empty(items, key_heads, side, value_padded, dtype=torch.float32)
-    norms = query.new_empty(items, key_heads, side, 2, dtype=torch.float32)
+    # Only the items of tiles that were cut leave parts, and then there are few.
+    parts = query.new_empty(SPLIT_ITEMS, key_heads, side, value_padded, dtype=torch.float32)
+    norms = query.new_empty(SPLIT_ITEMS, key_heads, side, 2, dtype=torch.float32)
     sinks = query if how.sinks is None else how.sinks
     shape = {
         "GROUPS": groups,
