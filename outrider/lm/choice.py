@@ -78,9 +78,15 @@ def choose_steps(lm: "PackedLM", trial: "Trial | None") -> None:
     if lm.pool.layout.dtype not in _DTYPES or find_spec("triton") is None:
         log.info("passes are ragged: there is no Triton here, or no kernel for the model's dtype")
         return
+    compare_ways(lm, trial, "triton", CudaGraphs())
+
+
+def compare_ways(lm: "PackedLM", trial: "Trial | None", kernel: str, capture: Capture) -> None:
+    """Runs small steps both ways and leaves the model on the faster one; on the ragged one where steps of
+    static shape fail, or are not what the model computes."""
     ragged_ms = step_ms(lm)
     try:
-        use_steps(lm, "triton", CudaGraphs())
+        use_steps(lm, kernel, capture)
         if trial is not None:
             trial.verify(lm)
         static_ms = step_ms(lm)

@@ -284,10 +284,6 @@ def test_a_recorded_step_replays_other_steps_of_its_size() -> None:
         assert turn < 6 or len(recorded) < turn
 
 
-def test_a_cpu_model_runs_ragged_passes(tiny_llama: object) -> None:
-    assert PackedLM.load(str(tiny_llama)).steps is None
-
-
 def test_going_back_to_ragged_passes_makes_the_copies_that_were_put_off() -> None:
     static, ragged = both_ways("llama")
     tables = static.table(), ragged.table()
