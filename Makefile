@@ -6,7 +6,7 @@ BENCH ?= offline
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run demonstration test lint proto proto-check bench clean
+.PHONY: help run demonstration test kernel-check lint proto proto-check bench clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -32,6 +32,9 @@ test: ## All tests
 	@scripts/setup test
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
 
+kernel-check: ## The GPU kernel's tests on the CPU, in Triton's interpreter
+	@scripts/kernel-check
+
 lint: ## Lint, format, types
 	@scripts/setup test
 	.venv/bin/ruff check .
@@ -49,5 +52,5 @@ bench: ## A benchmark: make bench BENCH=offline
 	.venv/bin/outrider bench $(BENCH)
 
 clean: ## Remove the environments and caches
-	rm -rf .venv .venv-proto .venv.lock .venv-proto.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto .venv-triton .venv.lock .venv-proto.lock .venv-triton.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,12 +24,15 @@ def _safe(arguments: Sequence[str]) -> list[str]:
 
 
 def find_benchmark(name: str, root: Path = ROOT) -> Path:
-    """benchmarks/NAME.py of the clone. Raises CommandFailed where there is no clone or no such benchmark."""
+    """benchmarks/NAME.py of the clone; in the name a hyphen stands for an underscore too.
+
+    Raises CommandFailed where there is no clone or no such benchmark.
+    """
     folder = root / "benchmarks"
     if not folder.is_dir():
         raise CommandFailed(f"no benchmarks at {folder}: they come with a clone, not with an installed wheel")
-    path = folder / f"{name}.py"
-    if not re.fullmatch(r"[a-z0-9_]+", name) or not path.is_file() or not _is_benchmark(path):
+    path = folder / f"{name.replace('-', '_')}.py"
+    if not re.fullmatch(r"[a-z0-9_-]+", name) or not path.is_file() or not _is_benchmark(path):
         raise usage(f"no benchmark {name!r}; there are: {', '.join(benchmark_names(folder)) or 'none'}")
     return path
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from outrider.lm import transfer
 from outrider.lm.plan import PassPlan, Visible
 from outrider.lm.pool import SlotPool
 from speculative.errors import ModelRefused
@@ -146,7 +147,7 @@ class SlotCache(PackedCache):
         else:
             self._targets = pool.planes()
             slots = [slot for low, high in runs for slot in range(low, high)]
-            self._slots = torch.tensor(slots, device=pool.layout.device)
+            (self._slots,) = transfer.indices([slots], pool.layout.device)
 
     def compute(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: How, layer: int

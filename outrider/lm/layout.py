@@ -23,12 +23,15 @@ class Found:
     layout: KVLayout
     vocabulary_size: int
     windows: tuple[int, ...]
+    groups: int
+    """Query heads that share a key head, at most."""
 
 
 @dataclass(slots=True)
 class _Seen:
     planes: list[tuple[int, int]] = field(default_factory=list)
     windows: set[int] = field(default_factory=set)
+    groups: int = 1
     dtypes: set[torch.dtype] = field(default_factory=set)
 
 
@@ -44,9 +47,11 @@ class _WatchingCache(PackedCache):
     ) -> torch.Tensor:
         self.seen.planes += [(keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])]
         self.seen.dtypes |= {keys.dtype, values.dtype}
+        groups = query.shape[1] // keys.shape[1]
+        self.seen.groups = max(self.seen.groups, groups)
         if how.window is not None:
             self.seen.windows.add(how.window)
-        return values.repeat_interleave(query.shape[1] // values.shape[1], dim=1).transpose(1, 2).contiguous()
+        return values.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
 
 
 @torch.inference_mode()
@@ -65,4 +70,4 @@ def find_layout(run: RunModel, model_type: str, device: torch.device, layers: in
     if len(seen.dtypes) != 1:
         raise cache.refusal(f"its layers cache in several dtypes: {sorted(map(str, seen.dtypes))}")
     layout = KVLayout(tuple(seen.planes), seen.dtypes.pop(), device)
-    return Found(layout, logits.shape[-1], tuple(sorted(seen.windows)))
+    return Found(layout, logits.shape[-1], tuple(sorted(seen.windows)), seen.groups)

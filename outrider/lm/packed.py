@@ -10,19 +10,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from outrider.lm import transfer
 from outrider.lm.attention import ACTIVE, ATTENTION, PackedCache, SlotCache
 from outrider.lm.checks import Trial
+from outrider.lm.choice import choose_steps
 from outrider.lm.layout import Found, find_layout
 from outrider.lm.linears import can_pack, pack_linears
 from outrider.lm.loading import FoundTokenizer, end_ids, load_model, load_tokenizer, longest_context
 from outrider.lm.plan import PassPlan, Share
 from outrider.lm.pool import SlotPool
 from outrider.lm.ranks import Crew
+from outrider.lm.steps import StaticSteps
 from outrider.lm.table import SlotTable
 from speculative.errors import ModelRefused
 
@@ -67,8 +69,14 @@ class PackedLM:
         """Width of the logits."""
         self.windows = found.windows
         """Sliding windows of the layers that have one."""
+        self.groups = found.groups
+        """Query heads that share a key head, at most."""
+        self.steps: StaticSteps | None = None
+        """How passes of few rows run where they have static shapes: on a GPU; see `outrider.lm.choice`."""
         max_slots = kv_mb * 2**20 // found.layout.slot_bytes
-        self.pool = SlotPool(found.layout, max_slots=max_slots)
+        # On a GPU there is all storage from the start: growing would move what captured graphs read.
+        first = {} if self._device.type == "cpu" else {"initial_slots": max_slots}
+        self.pool = SlotPool(found.layout, max_slots=max_slots, **first)
         self._mask_dtype = found.layout.dtype
         if tokenizer is not None and tokenizer.highest_id >= self.vocabulary_size:
             why = f"its tokenizer gives ids up to {tokenizer.highest_id}, it knows {self.vocabulary_size}"
@@ -104,6 +112,8 @@ class PackedLM:
             lm.pack()
         if trial is not None:
             trial.verify(lm)
+        if crew is None:  # other ranks replay ragged passes alone
+            choose_steps(lm, trial)
         return lm
 
     def pack(self) -> None:
@@ -136,17 +146,15 @@ class PackedLM:
         with torch.inference_mode():
             plan = PassPlan(shares, self.pool, self._mask_dtype)
             self._check_shares(shares, plan)
-            ids = torch.tensor(
-                [list(chain.from_iterable(share.tokens for share in shares))], device=self._device
-            )
-            positions = torch.tensor([plan.positions()], device=self._device)
+            ids = list(chain.from_iterable(share.tokens for share in shares))
             wanted = [
                 rows.low + row for rows, share in zip(plan.rows, shares, strict=True) for row in share.want
             ]
-            cache = SlotCache(self.model_type, self.pool, plan)
             with self.around_pass(shares):
-                logits = self.run_model(cache, ids, positions, wanted)
-                cache.finish(self.pool.layout.layers)
+                if self.steps is not None and self.steps.fits(plan):
+                    logits = self.steps.forward(plan, ids, wanted)
+                else:
+                    logits = self._run_ragged(plan, ids, wanted)
         for rows in plan.rows:
             rows.table.parents = rows.parents
             rows.table.depths = rows.depths
@@ -154,14 +162,27 @@ class PackedLM:
         self.rows += plan.row_count
         return logits
 
+    def _run_ragged(self, plan: PassPlan, ids: list[int], wanted: list[int]) -> torch.Tensor:
+        """A pass whose shapes are those of its sessions."""
+        self.pool.settle()
+        cache = SlotCache(self.model_type, self.pool, plan)
+        rows = transfer.indices([ids, plan.positions()], self._device)
+        logits = self.run_model(cache, rows[:1], rows[1:], wanted)
+        cache.finish(self.pool.layout.layers)
+        return logits
+
     def run_model(
         self, cache: PackedCache, ids: torch.Tensor, positions: torch.Tensor, wanted: Sequence[int]
     ) -> torch.Tensor:
         """The model's own forward over ``[1, rows]`` ids; float32 logits of the wanted rows on the CPU."""
-        extra: dict[str, Any] = {}
-        rows = ids.shape[1]
-        if self._keeps_logits:
-            extra["logits_to_keep"] = self._kept(wanted, rows)
+        kept = self._kept(wanted, ids.shape[1])
+        return transfer.download(self.run_on_device(cache, ids, positions, kept).float())
+
+    def run_on_device(
+        self, cache: PackedCache, ids: torch.Tensor, positions: torch.Tensor, kept: int | torch.Tensor
+    ) -> torch.Tensor:
+        """The same, where the model is and in its dtype; ``kept`` are row indices or a count of last rows."""
+        extra = {"logits_to_keep": kept} if self._keeps_logits else {}
         ACTIVE.cache = cache
         try:
             output = self.model(
@@ -171,8 +192,8 @@ class PackedLM:
             ACTIVE.cache = None
         logits: torch.Tensor = output.logits[0]
         if not self._keeps_logits:
-            logits = logits[torch.tensor(wanted, dtype=torch.long, device=self._device)]
-        return logits.float().cpu()
+            logits = logits[-kept:] if isinstance(kept, int) else logits[kept]
+        return logits
 
     def _find_layout(self) -> Found:
         return find_layout(self.run_model, self.model_type, self._device, self._layers)
@@ -182,7 +203,7 @@ class PackedLM:
         count = len(wanted)
         if count and list(wanted) == list(range(rows - count, rows)):
             return count
-        return torch.tensor(wanted, dtype=torch.long, device=self._device)
+        return transfer.indices([list(wanted)], self._device)[0]
 
     def _check_shares(self, shares: Sequence[Share], plan: PassPlan) -> None:
         seen = set()

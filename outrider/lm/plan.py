@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider.lm import transfer
 from outrider.lm.pool import Run, SlotPool
 from outrider.lm.table import SlotTable
 
@@ -147,7 +148,8 @@ class PassPlan:
             return Visible(rows.low, rows.high, views, None, causal=False)
         mask = torch.zeros(allowed.shape, dtype=self._mask_dtype)
         mask.masked_fill_(torch.from_numpy(~allowed), float("-inf"))
-        return Visible(rows.low, rows.high, views, mask.to(self._pool.layout.device), causal=False)
+        there = transfer.sent(mask, self._pool.layout.device)
+        return Visible(rows.low, rows.high, views, there, causal=False)
 
     def _allowed(self, rows: Rows, first: int, total: int, window: int | None) -> NDArray[np.bool_]:
         """bool ``[rows, total - first]``: who may see which slot, by ancestry and by position."""

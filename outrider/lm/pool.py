@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from outrider.lm import transfer
 from outrider.lm.blocks import BLOCK, BlockAllocator
 from speculative.errors import Overloaded
 
@@ -64,6 +65,8 @@ class SlotPool:
         """Told how many blocks there is storage for, whenever that changes."""
         self.copied: Callable[[Sequence[int], Sequence[int]], None] = lambda sources, targets: None
         """Told of every copy of slots to slots."""
+        self.deferred: dict[int, int] | None = None
+        """Copies put off until `settle`, target slot to source; None where a copy is made at once."""
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for plane, shape in enumerate(layout.planes):
             members[shape].append(plane)
@@ -94,8 +97,16 @@ class SlotPool:
         return self.blocks.free + self.max_blocks - self.blocks.capacity
 
     def has_room(self, blocks: int) -> bool:
-        """Whether there is so much free that a run of so many blocks is nothing to save."""
-        return self.free_blocks - blocks > self.max_blocks // 2
+        """Whether there is so much free that a run of so many blocks is nothing to save.
+
+        Never where a kernel reads pages (whose copies are deferred): to it a run is worth nothing.
+        """
+        return self.deferred is None and self.free_blocks - blocks > self.max_blocks // 2
+
+    @property
+    def scratch(self) -> int:
+        """A slot behind all others that nobody reads: where padding is written."""
+        return self.slots
 
     def bytes(self) -> int:
         """Bytes of storage held now."""
@@ -139,18 +150,38 @@ class SlotPool:
         return self.views(*runs[0]) if len(runs) == 1 else _Stitched([self.views(*run) for run in runs])
 
     def planes(self) -> Sequence[torch.Tensor]:
-        """Per plane all slots as a view ``[heads, slots, width]``."""
+        """Per plane all slots as a view ``[heads, slots + 1, width]``; the last one is `scratch`."""
         return self._planes
 
     @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies slots to slots: one index operation for all layers."""
-        index = torch.tensor(sources, device=self.layout.device)
-        into = torch.tensor(targets, device=self.layout.device)
+        """Copies slots to slots: one index operation for all layers, put off where copies are deferred."""
+        if self.deferred is not None:
+            # All are read before any is written, so a slot that is yet to be written stands for its source.
+            found = [self.deferred.get(slot, slot) for slot in sources]
+            self.deferred.update(zip(targets, found, strict=True))
+            return
+        self.move(*transfer.indices([list(targets), list(sources)], self.layout.device))
+        self.copied(sources, targets)
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Makes the copies that were put off: to be called before slots are read or written."""
+        if copies := self.take_deferred():
+            self.move(*transfer.indices([list(copies.keys()), list(copies.values())], self.layout.device))
+
+    def take_deferred(self) -> dict[int, int]:
+        """The copies put off so far, target to source, for the caller to make."""
+        if not self.deferred:
+            return {}
+        taken, self.deferred = self.deferred, {}
+        return taken
+
+    def move(self, targets: torch.Tensor, sources: torch.Tensor) -> None:
+        """Copies slots to slots, int64 indices on the device: all are read before any is written."""
         for group in self._groups:
             storage = group.storage[0]
-            storage.index_copy_(2, into, storage.index_select(2, index))
-        self.copied(sources, targets)
+            storage.index_copy_(2, targets, storage.index_select(2, sources))
 
     def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
         """Raises AssertionError if a block is lost, or held by others than these (default: nobody)."""
@@ -162,9 +193,10 @@ class SlotPool:
         device, dtype = self.layout.device, self.layout.dtype
         for group in self._groups:
             heads, width = group.shape
-            new = torch.empty(len(group.members), heads, blocks * BLOCK, width, dtype=dtype, device=device)
+            shape = (len(group.members), heads, blocks * BLOCK + 1, width)
+            new = torch.empty(shape, dtype=dtype, device=device)
             if group.storage:
-                new[:, :, : self.slots] = group.storage[0]
+                new[:, :, : self.slots] = group.storage[0][:, :, : self.slots]
             group.storage[:] = [new]
             for plane, view in zip(group.members, new.unbind(0), strict=True):
                 self._planes[plane] = view

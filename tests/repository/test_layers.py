@@ -65,7 +65,7 @@ LAYERS = {
         ),
         (),
     ),
-    "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
+    "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", "triton", *TORCH)),
     "outrider.cli": Layer(
         (*SHARED, "outrider", "outrider.client", "outrider.completions", "outrider.options"),
         (*RPC, "typer", "rich"),

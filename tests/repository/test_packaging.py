@@ -18,8 +18,8 @@ DISTRIBUTIONS = {
     "grpc_reflection": "grpcio-reflection",
 }
 ROLES = {"verifier_service": "verifier", "drafter_service": "drafter", "orchestrator": "orchestrator"}
-# Imported where it is there, an extra of its own.
-OPTIONAL = {"uvloop"}
+# Imported where it is there: an extra of its own, or brought by a CUDA build of torch.
+OPTIONAL = {"triton", "uvloop"}
 
 
 def normal(name: str) -> str:

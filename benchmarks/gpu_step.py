@@ -1,0 +1,319 @@
+"""Milliseconds of one step on a GPU beside what its memory could do at best, and whether ids stay the same.
+
+An 8B-shaped Llama with random weights in bfloat16, made on the device: steps of several sessions and trees
+against the time that reading weights and keys and values takes at the measured copy bandwidth. Then a small
+model: greedy ids through trees against plain ones, in float32 without TF32 and in bfloat16. Run as `outrider
+bench gpu-step --json`; `--device cpu --tiny` runs the same code small. docs/figures.md says what each field
+means.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from envelope import print_result
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.lm import PackedLM, Share, SlotTable
+from outrider.lm.choice import use_ragged, use_steps
+from outrider.lm.graphs import CudaGraphs
+from outrider.lm.plan import PassPlan
+from outrider.lm.steps import StaticSteps
+
+WARM_UP = 3
+CHUNK = 256
+TREE = 8
+"""Nodes of a drafted tree where ids are compared: a chain of four, each with a wrong sibling before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What is measured, and on which model."""
+
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    intermediate: int
+    vocabulary: int
+    context: int
+    batches: tuple[int, ...]
+    trees: tuple[int, ...]
+    copied_mb: int
+    tokens: int
+    """Ids of each prompt where ids are compared."""
+
+
+EIGHT_BILLION = Size(4096, 32, 32, 8, 14336, 128256, 1024, (1, 8, 32), (1, 8, 32, 64), 2048, 256)
+TINY = Size(64, 2, 4, 2, 128, 512, 64, (1, 2), (1, 4), 8, 24)
+SMALL = Size(512, 8, 8, 4, 1376, 4096, 0, (), (), 0, 0)
+"""The model whose ids are compared."""
+
+
+class Device:
+    """A device's clock."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_gpu = name.startswith("cuda")
+
+    def settle(self) -> None:
+        """Waits for all that was asked of it."""
+        if self.is_gpu:
+            torch.cuda.synchronize()
+
+    def ms(self, once: Callable[[], object], repeats: int) -> float:
+        """Median milliseconds of `once`, from a device at rest to a device at rest."""
+        times = []
+        for turn in range(WARM_UP + repeats):
+            self.settle()
+            began = time.perf_counter()
+            once()
+            self.settle()
+            if turn >= WARM_UP:
+                times.append((time.perf_counter() - began) * 1e3)
+        return median(times)
+
+    def copied_bytes_per_second(self, megabytes: int, repeats: int) -> float:
+        """Bytes read and written by a large copy, over its time."""
+        source = torch.randint(127, (megabytes * 2**20,), dtype=torch.uint8, device=self.name)
+        target = torch.empty_like(source)
+        return 2 * source.numel() / (self.ms(lambda: target.copy_(source), repeats) / 1e3)
+
+
+def build(size: Size, device: str, dtype: torch.dtype, seed: int = 0) -> LlamaForCausalLM:
+    """A Llama of this size with random weights, made where it runs."""
+    config = LlamaConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.key_heads,
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+    )
+    config._attn_implementation = "eager"
+    before = torch.get_default_dtype()
+    torch.manual_seed(seed)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+    return model.requires_grad_(False)
+
+
+def use(lm: PackedLM, device: Device) -> StaticSteps:
+    """Steps of static shape: captured and on the kernel on a GPU, one by one and in plain torch elsewhere."""
+    return use_steps(lm, "triton", CudaGraphs()) if device.is_gpu else use_steps(lm, "gathered")
+
+
+def prefilled(lm: PackedLM, prompt: Sequence[int]) -> SlotTable:
+    """A session that has committed these ids."""
+    table = lm.table(reserve=len(prompt) + CHUNK)
+    for low in range(0, len(prompt), CHUNK):
+        part = prompt[low : low + CHUNK]
+        lm.forward([Share(table, part, range(-1, len(part) - 1), ())])
+        table.commit(range(len(part)))
+    return table
+
+
+class Steps:
+    """Steps of a model: how long they take, where the time goes, and how little they could take."""
+
+    def __init__(self, size: Size, device: Device, dtype: torch.dtype, repeats: int) -> None:
+        self._size, self._device, self._repeats = size, device, repeats
+        slots = max(size.batches) * (size.context + CHUNK + 16)
+        head = size.hidden // size.heads
+        self._slot_bytes = 2 * size.layers * size.key_heads * head * dtype.itemsize
+        self._lm = PackedLM(build(size, device.name, dtype), kv_mb=slots * self._slot_bytes // 2**20 + 1)
+        embedded = self._lm.model.get_input_embeddings().weight
+        weights = sum(each.numel() * each.element_size() for each in self._lm.model.parameters())
+        self.weight_bytes = weights - embedded.numel() * embedded.element_size()
+        self.bandwidth = device.copied_bytes_per_second(size.copied_mb, repeats)
+        generator = torch.Generator().manual_seed(1)
+        self._tables = [
+            prefilled(self._lm, torch.randint(size.vocabulary, (size.context,), generator=generator).tolist())
+            for _ in range(max(size.batches))
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per batch and tree."""
+        return [self._row(batch, tree) for batch in self._size.batches for tree in self._size.trees]
+
+    def _row(self, batch: int, tree: int) -> dict[str, Any]:
+        use_ragged(self._lm)
+        ragged_ms = self._device.ms(self._pass(batch, tree), self._repeats)
+        steps = use(self._lm, self._device)
+        step_ms = self._device.ms(self._pass(batch, tree), self._repeats)
+        # Per session its context is read; per row an embedding is read, keys and values are written.
+        read = self.weight_bytes + batch * (self._size.context + tree) * self._slot_bytes
+        written = batch * tree * (self._slot_bytes + self._embedding_bytes())
+        floor_ms = (read + written) / self.bandwidth * 1e3
+        return {
+            "batch": batch,
+            "tree": tree,
+            "step_ms": round(step_ms, 3),
+            "floor_ms": round(floor_ms, 4),
+            "over_floor": round(step_ms / floor_ms, 3),
+            "ragged_ms": round(ragged_ms, 3),
+            **self._parts(steps, batch, tree),
+        }
+
+    def _embedding_bytes(self) -> int:
+        return self._size.hidden * self._lm.model.dtype.itemsize
+
+    def _shares(self, batch: int, tree: int) -> list[Share]:
+        parents = [(row + 1) // 2 - 1 for row in range(tree)]
+        return [Share(table, range(tree), parents, range(tree)) for table in self._tables[:batch]]
+
+    def _pass(self, batch: int, tree: int) -> Callable[[], None]:
+        shares = self._shares(batch, tree)
+
+        def once() -> None:
+            self._lm.forward(shares)
+            for share in shares:
+                share.table.drop_nodes()
+
+        return once
+
+    @torch.inference_mode()
+    def _parts(self, steps: StaticSteps, batch: int, tree: int) -> dict[str, float]:
+        """The same step in its three parts, each timed alone."""
+        lm, device, repeats = self._lm, self._device, self._repeats
+        shares = self._shares(batch, tree)
+        ids, wanted = [row for share in shares for row in share.tokens], range(batch * tree)
+
+        def prepare() -> None:
+            steps.prepare(PassPlan(shares, lm.pool, lm.model.dtype), ids, wanted)
+
+        shape = steps.prepare(PassPlan(shares, lm.pool, lm.model.dtype), ids, wanted)
+        return {
+            "host_ms": round(device.ms(prepare, repeats), 3),
+            "device_ms": round(device.ms(lambda: steps.replay(shape), repeats), 3),
+            "logits_ms": round(device.ms(lambda: steps.fetch(shape, batch * tree), repeats), 3),
+        }
+
+
+class Exactness:
+    """Greedy ids of a small model, plain and through trees with wrong branches."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, size: Size) -> None:
+        self._lm = PackedLM(build(size, device.name, dtype, seed=2), kv_mb=256)
+        self._vocabulary = size.vocabulary
+        use(self._lm, device)
+
+    def compare(self, prompts: int, tokens: int) -> dict[str, Any]:
+        """Whether all ids are the same; where a prompt's ids part first, by how much its plain logits
+        differ."""
+        generator = torch.Generator().manual_seed(3)
+        differences = []
+        for prompt in range(prompts):
+            ids = torch.randint(self._vocabulary, (16 + 7 * prompt,), generator=generator).tolist()
+            plain, logits = self._decode_plain(ids, tokens)
+            found = self._decode_trees(ids, plain)
+            apart = [at for at, pair in enumerate(zip(plain, found, strict=True)) if pair[0] != pair[1]]
+            if apart:
+                row = logits[apart[0]]
+                margin = float(row[plain[apart[0]]] - row[found[apart[0]]])
+                differences.append({"prompt": prompt, "position": apart[0], "margin": round(margin, 6)})
+        return {
+            "identical": not differences,
+            "tokens": prompts * tokens,
+            "first_differences": differences,
+            "differing_per_1000": round(1000 * len(differences) / (prompts * tokens), 4),
+        }
+
+    def _decode_plain(self, prompt: Sequence[int], count: int) -> tuple[list[int], list[torch.Tensor]]:
+        table = prefilled(self._lm, prompt[:-1])
+        ids, rows = [prompt[-1]], []
+        for _ in range(count):
+            (logits,) = self._lm.forward([Share(table, ids[-1:], [-1], [0])])
+            table.commit([0])
+            rows.append(logits)
+            ids.append(int(logits.argmax()))
+        self._lm.release(table)
+        return ids[1:], rows
+
+    def _decode_trees(self, prompt: Sequence[int], plain: Sequence[int]) -> list[int]:
+        """Ids by matching trees whose right branch is what plain decoding gave."""
+        table = prefilled(self._lm, prompt[:-1])
+        ids = [prompt[-1]]
+        while len(ids) <= len(plain):
+            right = plain[len(ids) - 1 : len(ids) - 1 + TREE // 2]
+            tokens, parents, parent = [ids[-1]], [-1], 0
+            for token in right:
+                tokens += [(token + 1) % self._vocabulary, token]
+                parents += [parent, parent]
+                parent = len(tokens) - 1
+            logits = self._lm.forward([Share(table, tokens, parents, range(len(tokens)))])
+            path = [0]
+            while True:
+                ids.append(int(logits[path[-1]].argmax()))
+                below = [row for row, above in enumerate(parents) if above == path[-1] and row]
+                match = [row for row in below if tokens[row] == ids[-1]]
+                if not match:
+                    break
+                path += match
+            table.commit(path)
+            table.drop_nodes()
+        self._lm.release(table)
+        return ids[1 : 1 + len(plain)]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--json", action="store_true", help="accepted for symmetry; the last line is always JSON"
+    )
+    parser.add_argument("--device", default="cuda", help="the torch device (default cuda)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few steps, to try the program")
+    parser.add_argument("--repeats", type=int, default=30, help="repeats of each step (default 30)")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts whose ids are compared (default 16)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures, prints the table to stderr and the result as the last line of stdout."""
+    settings = arguments()
+    if settings.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit("gpu-step: there is no CUDA device here; --device cpu --tiny tries the program without one")
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
+    started = time.perf_counter()
+    size, device = TINY if settings.tiny else EIGHT_BILLION, Device(settings.device)
+    compared = TINY if settings.tiny else SMALL
+    exact = {
+        name: Exactness(device, dtype, compared).compare(settings.prompts, size.tokens)
+        for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
+    }
+    steps = Steps(size, device, torch.bfloat16, settings.repeats)
+    rows = steps.rows()
+    print(f"{'batch':>6}{'tree':>6}{'ms':>10}{'floor':>10}{'/ floor':>9}{'ragged':>10}", file=sys.stderr)
+    for row in rows:
+        print(
+            f"{row['batch']:>6}{row['tree']:>6}{row['step_ms']:>10.3f}{row['floor_ms']:>10.4f}"
+            f"{row['over_floor']:>9.2f}{row['ragged_ms']:>10.3f}",
+            file=sys.stderr,
+        )
+    fields = {
+        "device": torch.cuda.get_device_name() if device.is_gpu else "cpu",
+        "model": asdict(size) | {"dtype": "bfloat16"},
+        "copy_gb_per_second": round(steps.bandwidth / 1e9, 3),
+        "weight_bytes": steps.weight_bytes,
+        "steps": rows,
+        "exactness": exact,
+    }
+    print_result("gpu_step", vars(settings) | {"torch": torch.__version__}, started, fields)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Which way a model's passes go: ragged or with static shapes, decided at load by measuring both.
+
+On the CPU always ragged. On a GPU, steps of static shape with the Triton kernel where Triton is installed,
+the kernel passes the check at load, and it is the faster of the two.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.lm.graphs import Capture, CudaGraphs, eager
+from outrider.lm.kernels.seen import Attend
+from outrider.lm.plan import Share
+from outrider.lm.steps import StaticSteps
+
+if TYPE_CHECKING:
+    from outrider.lm.checks import Trial
+    from outrider.lm.packed import PackedLM
+
+log = logging.getLogger(__name__)
+
+KERNELS = {
+    "gathered": "outrider.lm.kernels.gathered:attend_gathered",
+    "triton": "outrider.lm.kernels.tree_attention:attend_tiles",
+}
+"""Attention of a step by name; imported when it is asked for."""
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SHAPES = ((1, 1), (1, 8), (4, 1), (4, 16))
+"""Sessions and rows of each that are timed."""
+
+_CONTEXT = 1024
+_CHUNK = 512
+_WARM_UP, _REPEATS = 2, 7
+
+
+def use_steps(lm: "PackedLM", kernel: str, capture: Capture = eager) -> StaticSteps:
+    """From now on the model's passes run with static shapes where they fit.
+
+    Raises ImportError for the Triton kernel where there is no Triton.
+    """
+    module, _, name = KERNELS[kernel].partition(":")
+    attend: Attend = getattr(import_module(module), name)
+    lm.steps = StaticSteps(
+        lm.run_on_device,
+        lm.model_type,
+        lm.pool,
+        windows=lm.windows,
+        groups=lm.groups,
+        max_length=lm.max_length,
+        attend=attend,
+        capture=capture,
+    )
+    return lm.steps
+
+
+def use_ragged(lm: "PackedLM") -> None:
+    """From now on every pass has the shapes of its sessions."""
+    lm.steps = None
+    lm.pool.settle()
+    lm.pool.deferred = None
+
+
+def choose_steps(lm: "PackedLM", trial: "Trial | None") -> None:
+    """Settles which way the passes of a model go whose ragged ones are right; ``trial`` is the check at
+    load."""
+    if lm.pool.layout.device.type != "cuda":
+        return
+    # Products in float32 stay float32: TF32 keeps ten bits of them.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    if lm.pool.layout.dtype not in _DTYPES or find_spec("triton") is None:
+        log.info("passes are ragged: there is no Triton here, or no kernel for the model's dtype")
+        return
+    compare_ways(lm, trial, "triton", CudaGraphs())
+
+
+def compare_ways(lm: "PackedLM", trial: "Trial | None", kernel: str, capture: Capture) -> None:
+    """Runs small steps both ways and leaves the model on the faster one; on the ragged one where steps of
+    static shape fail, or are not what the model computes."""
+    ragged_ms = step_ms(lm)
+    try:
+        use_steps(lm, kernel, capture)
+        if trial is not None:
+            trial.verify(lm)
+        static_ms = step_ms(lm)
+    except Exception as error:
+        # A compiler's or a driver's errors have no common kind; the ragged way needs neither.
+        use_ragged(lm)
+        log.warning("passes are ragged: steps of static shape fail with %s", error)
+        return
+    if sum(static_ms.values()) >= sum(ragged_ms.values()):
+        use_ragged(lm)
+    named = {"static": static_ms, "ragged": ragged_ms, "chosen": "ragged" if lm.steps is None else "static"}
+    log.info("ways of a step were measured", extra={"fields": named})
+
+
+def step_ms(lm: "PackedLM") -> dict[str, float]:
+    """Median milliseconds of small steps, by sessions x rows of each; sizes that there is no room for are
+    left out."""
+    calls, rows_before = lm.forward_calls, lm.rows
+    most = max(sessions for sessions, _ in _SHAPES)
+    room = min(lm.max_length, lm.pool.max_slots // most)
+    context = min(_CONTEXT, room // 2)
+    tables = [lm.table() for _ in range(most)]
+    try:
+        for table in tables:
+            for low in range(0, context, _CHUNK):
+                count = min(_CHUNK, context - low)
+                lm.forward([Share(table, (0,) * count, range(-1, count - 1), ())])
+                table.commit(range(count))
+
+        def once(sessions: int, rows: int) -> Callable[[], None]:
+            tree = [(row + 1) // 2 - 1 for row in range(rows)]
+            shares = [Share(table, (0,) * rows, tree, range(rows)) for table in tables[:sessions]]
+
+            def step() -> None:
+                lm.forward(shares)
+                for table in tables[:sessions]:
+                    table.drop_nodes()
+
+            return step
+
+        fitting = [(sessions, rows) for sessions, rows in _SHAPES if rows <= room - context]
+        return {f"{sessions}x{rows}": _median_ms(once(sessions, rows)) for sessions, rows in fitting}
+    finally:
+        lm.forward_calls, lm.rows = calls, rows_before
+        for table in tables:
+            lm.release(table)
+
+
+def _median_ms(once: Callable[[], None]) -> float:
+    times = []
+    for turn in range(_WARM_UP + _REPEATS):
+        began = time.perf_counter()
+        once()
+        if turn >= _WARM_UP:
+            times.append((time.perf_counter() - began) * 1000)
+    return round(median(times), 3)

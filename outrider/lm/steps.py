@@ -1,0 +1,145 @@
+"""Steps of static shape: what decoding runs on a GPU, as one captured graph per size.
+
+Rows are padded to a few sizes and all inputs lie at fixed places, so a step is one copy up, one replay and
+one copy of the wanted logits down, however many sessions share it. Passes beyond the largest size (long
+chunks of a prompt) and sessions with very many nodes take the ragged way of `outrider.lm.attention`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from outrider.lm import transfer
+from outrider.lm.attention import How, PackedCache
+from outrider.lm.blocks import BLOCK
+from outrider.lm.graphs import Capture, Run
+from outrider.lm.kernels.seen import Attend, Seen
+from outrider.lm.plan import PassPlan
+from outrider.lm.pool import SlotPool
+from outrider.lm.step_inputs import StepInputs
+from outrider.lm.tiles import BUCKETS, Shape, shape_of
+
+RunOnDevice = Callable[[PackedCache, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""The model's forward over ids and positions ``[1, rows]``: logits of the rows whose indices come last."""
+
+
+class PagedCache(PackedCache):
+    """The cache of one step over pages: every row's keys and values to its slot, then the kernel."""
+
+    def __init__(
+        self,
+        model_type: str,
+        pool: SlotPool,
+        slots: torch.Tensor,
+        seen: Mapping[int | None, Seen],
+        attend: Attend,
+    ) -> None:
+        super().__init__(model_type)
+        self._planes = pool.planes()
+        self._slots = slots
+        self._seen = seen
+        self._attend = attend
+
+    def compute(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: How, layer: int
+    ) -> torch.Tensor:
+        """Writes to the rows' slots and attends; every shape is that of the step, not of its sessions."""
+        all_keys, all_values = self._planes[2 * layer], self._planes[2 * layer + 1]
+        all_keys.index_copy_(1, self._slots, keys[0])
+        all_values.index_copy_(1, self._slots, values[0])
+        rows = query[0].transpose(0, 1)
+        return self._attend(rows, all_keys, all_values, self._seen[how.window], how).unsqueeze(0)
+
+
+class StaticSteps:
+    """Runs passes as steps of static shape, each size captured on first use.
+
+    Args:
+        run: the model's forward.
+        model_type: for refusals.
+        pool: the slots; its copies are put off until the next pass from now on.
+        windows: sliding windows of the layers that have one.
+        groups: query heads that share a key head, at most.
+        max_length: positions that a session may have.
+        attend: the attention of a step.
+        capture: how a step is run again.
+    """
+
+    def __init__(
+        self,
+        run: RunOnDevice,
+        model_type: str,
+        pool: SlotPool,
+        *,
+        windows: Sequence[int],
+        groups: int,
+        max_length: int,
+        attend: Attend,
+        capture: Capture,
+    ) -> None:
+        self._run = run
+        self._model_type = model_type
+        self._pool = pool
+        self._groups = groups
+        self._attend = attend
+        self._capture = capture
+        device = pool.layout.device
+        blocks = min(BUCKETS[-1] * (-(-max_length // BLOCK)), 8 * pool.max_blocks)
+        with torch.inference_mode():
+            self._inputs = StepInputs(windows, blocks, device)
+        self._captured: dict[Shape, Run] = {}
+        self._captured_slots = pool.slots
+        self._logits: dict[Shape, torch.Tensor] = {}
+        pool.deferred = {}
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Sizes that have been captured."""
+        return list(self._captured)
+
+    def fits(self, plan: PassPlan) -> bool:
+        """Whether a pass can be run as a step of static shape."""
+        return self._inputs.fits(plan, len(self._pool.deferred or ()))
+
+    def forward(self, plan: PassPlan, ids: Sequence[int], wanted: Sequence[int]) -> torch.Tensor:
+        """One step: float32 logits of the wanted rows of the pass on the host."""
+        shape = self.prepare(plan, ids, wanted)
+        self.replay(shape)
+        return self.fetch(shape, len(wanted))
+
+    def prepare(self, plan: PassPlan, ids: Sequence[int], wanted: Sequence[int]) -> Shape:
+        """Works out the step on the host and sends it."""
+        shape = shape_of(plan.rows, self._groups)
+        self._inputs.fill(plan, shape, ids, wanted, self._pool.scratch)
+        copies = self._inputs.send(self._pool.take_deferred())
+        if copies is not None:
+            self._pool.move(*copies)
+        return shape
+
+    def replay(self, shape: Shape) -> None:
+        """Runs the step that was sent last."""
+        if self._captured_slots != self._pool.slots:
+            # The slots lie elsewhere now.
+            self._captured.clear()
+            self._captured_slots = self._pool.slots
+        if shape not in self._captured:
+            self._captured[shape] = self._capture(self._step_of(shape))
+        self._captured[shape]()
+
+    def fetch(self, shape: Shape, count: int) -> torch.Tensor:
+        """The logits of the first ``count`` wanted rows of the step that ran last."""
+        return transfer.download(self._logits[shape][:count])
+
+    def _step_of(self, shape: Shape) -> Run:
+        inputs, rows = self._inputs, shape.rows
+        ids, positions = inputs.ids.device[None, :rows], inputs.positions.device[None, :rows]
+        slots, wanted = inputs.slots.device[:rows], inputs.wanted.device[:rows]
+        seen = inputs.seen(shape)
+
+        def step() -> None:
+            cache = PagedCache(self._model_type, self._pool, slots, seen, self._attend)
+            logits = self._run(cache, ids, positions, wanted)
+            cache.finish(self._pool.layout.layers)
+            self._logits[shape] = logits.float()
+
+        return step

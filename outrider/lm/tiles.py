@@ -1,0 +1,111 @@
+"""How the rows of a step are dealt out to the programs of a kernel. Pure: numbers, no tensors.
+
+Rows of one session make tiles, which read the session's slots once for all their rows; the slots of a tile
+are cut into items where there are too few tiles to keep a device busy. How many items there may be at most is
+a function of the number of rows alone, so that a captured graph fits every step of its size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.lm.kernels.seen import MOST_NODES, SPLIT_ITEMS, WORDS
+from outrider.lm.plan import Rows
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Row counts that steps are padded to. Beyond some hundred rows a GPU computes more than it reads, and
+padding costs its share."""
+
+_LEAST_SLOTS = 128
+"""Slots below which cutting a span costs more than it saves."""
+
+_STEP = 64
+"""Spans begin at multiples of this from the first slot, so that the kernel's loop runs full."""
+
+_SMALL, _LARGE = 16, 64
+"""Queries of a tile: rows times the query heads that share a key head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is static about a step; one captured graph each."""
+
+    rows: int
+    """Rows with padding: one of BUCKETS."""
+    tile_rows: int
+
+    @property
+    def items(self) -> int:
+        """Items with padding."""
+        return items_of(self.rows)
+
+
+def items_of(rows: int) -> int:
+    """How many items a step of so many rows may have: at least one per tile, whatever the tiles are."""
+    return max(rows, SPLIT_ITEMS)
+
+
+def shape_of(rows: Sequence[Rows], groups: int) -> Shape:
+    """The smallest shape that holds these rows; ``groups`` query heads share a key head."""
+    count = rows[-1].high
+    longest = max(each.high - each.low for each in rows)
+    small = max(1, _SMALL // groups)
+    tile = small if longest <= small else max(1, _LARGE // groups)
+    return Shape(next(bucket for bucket in BUCKETS if bucket >= count), tile)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows ``[low, high)`` of the pass, all of one session."""
+
+    rows: Rows
+    low: int
+    high: int
+
+
+def tiles_of(rows: Sequence[Rows], tile_rows: int) -> list[Tile]:
+    """Each session's rows in tiles."""
+    return [
+        Tile(each, low, min(low + tile_rows, each.high))
+        for each in rows
+        for low in range(each.low, each.high, tile_rows)
+    ]
+
+
+def first_seen(rows: Rows, window: int | None) -> list[int]:
+    """Per row the first committed position within the window."""
+    if window is None:
+        return [0] * len(rows.positions)
+    return [max(0, position + 1 - window) for position in rows.positions]
+
+
+def node_masks(rows: Rows, ancestors: NDArray[np.bool_], window: int | None) -> NDArray[np.int32]:
+    """``[rows, WORDS]``: bit ``j`` of a row is node ``j``, if it is an ancestor within the window or the row
+    itself."""
+    allowed = ancestors
+    if window is not None and max(rows.depths) >= window:
+        depths = np.asarray(rows.depths)
+        allowed = ancestors & (depths[None, :] > depths[rows.table.nodes :, None] - window)
+    packed = np.zeros((len(allowed), MOST_NODES // 8), dtype=np.uint8)
+    bits = np.packbits(allowed, axis=1, bitorder="little")
+    packed[:, : bits.shape[1]] = bits
+    return packed.view("<i4").reshape(-1, WORDS)
+
+
+def cut(spans: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Cuts every tile's slots ``[low, high)`` into items: SPLIT_ITEMS at most, or one per tile.
+
+    Returns the items (tile, low, high), tile by tile, and how many each tile has.
+    """
+    spare = SPLIT_ITEMS - len(spans)
+    slots = sum(high - low for low, high in spans)
+    chunk = max(_LEAST_SLOTS, -(-slots // spare)) if spare > 0 else max(high - low for low, high in spans)
+    chunk = -(-chunk // _STEP) * _STEP
+    items = [
+        (tile, start, min(start + chunk, high))
+        for tile, (low, high) in enumerate(spans)
+        for start in range(low, high, chunk)
+    ]
+    return items, [-(-(high - low) // chunk) for low, high in spans]
