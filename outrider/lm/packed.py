@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from outrider.lm.attention import ACTIVE, ATTENTION, PackedCache, SlotCache
 from outrider.lm.checks import Trial
+from outrider.lm.deterministic import Deterministic, check_threads
 from outrider.lm.layout import Found, find_layout
 from outrider.lm.linears import can_pack, pack_linears
 from outrider.lm.loading import FoundTokenizer, end_ids, load_model, load_tokenizer, longest_context
@@ -35,11 +36,13 @@ class PackedLM:
         name: str = "",
         kv_mb: int = 1024,
         tokenizer: FoundTokenizer | None = None,
+        deterministic: bool = False,
     ) -> None:
         """Takes over ``model``: from now on it runs packed passes only.
 
-        ``kv_mb`` bounds the keys and values of all sessions together. Raises ModelRefused if not every layer
-        attends through the attention interface.
+        ``kv_mb`` bounds the keys and values of all sessions together. ``deterministic`` chooses the profile
+        of that name, which holds once ``pack`` was called. Raises ModelRefused if not every layer attends
+        through the attention interface.
         """
         text = model.config.get_text_config()
         self.model = model
@@ -56,15 +59,17 @@ class PackedLM:
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.config._attn_implementation = ATTENTION
         self._layers: int = text.num_hidden_layers
-        found = self._find_layout()
+        self.profile = Deterministic() if deterministic else None
+        """What the deterministic profile changes, where it was chosen."""
+        found = self.find_layout()
         self.max_length = longest_context(model.config)
         """Positions that a session may have."""
         self.vocabulary_size = found.vocabulary_size
         """Width of the logits."""
         self.windows = found.windows
         """Sliding windows of the layers that have one."""
-        max_slots = kv_mb * 2**20 // found.layout.slot_bytes
-        self.pool = SlotPool(found.layout, max_slots=max_slots)
+        layout = found.layout if self.profile is None else self.profile.layout(found.layout)
+        self.pool = SlotPool(layout, max_slots=kv_mb * 2**20 // layout.slot_bytes)
         self._mask_dtype = found.layout.dtype
         if tokenizer is not None and tokenizer.highest_id >= self.vocabulary_size:
             why = f"its tokenizer gives ids up to {tokenizer.highest_id}, it knows {self.vocabulary_size}"
@@ -80,27 +85,45 @@ class PackedLM:
         threads: int = 1,
         check: bool = True,
         kv_mb: int = 1024,
+        deterministic: bool = False,
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id and checks that the packed pass computes what the model does.
 
         ``threads`` sets torch's threads for the whole process. Raises InvalidRequest if there is no such
-        model, ModelRefused (naming the model type) if it cannot be served exactly.
+        model, ModelRefused (naming the model type) if it cannot be served exactly, or under the
+        ``deterministic`` profile not to the bit.
         """
+        if deterministic:
+            check_threads(device, threads)
         torch.set_num_threads(threads)
         source = str(path_or_id)
         model = load_model(source, device=device, dtype=dtype)
         name = Path(source).name if Path(source).is_dir() else source
-        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=load_tokenizer(source))
+        tokenizer = load_tokenizer(source)
+        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, deterministic=deterministic)
         trial = Trial.of(lm) if check else None
-        if can_pack(model):
+        if deterministic or can_pack(model):
             lm.pack()
         if trial is not None:
             trial.verify(lm)
+        if lm.profile is not None:
+            lm.profile.verify(lm)
         return lm
 
     def pack(self) -> None:
-        """Lays out linear layers for few rows (float32 on the CPU only); their own weights are let go."""
-        pack_linears(self.model, self._find_layout)
+        """Lays out linear layers for few rows (float32 on the CPU only) or in tiles (deterministic profile);
+        their own weights are let go."""
+        if self.profile is None:
+            pack_linears(self.model, self.find_layout)
+        else:
+            self.profile.take_over(self)
+
+    @property
+    def numerics(self) -> str:
+        """Where and how it computes. Under the deterministic profile models of one such string give the same
+        bits: it ends in a digest of some that depend on weights, kernels and their versions."""
+        made = f"{self._device.type} {str(self.model.dtype).removeprefix('torch.')}"
+        return made if self.profile is None else f"{made} deterministic {self.profile.digest}"
 
     def table(self, reserve: int = 0, room: int = 0) -> SlotTable:
         """A new session's slots: ``reserve`` of them at once, more as passes need them.
@@ -128,14 +151,16 @@ class PackedLM:
         with torch.inference_mode():
             plan = PassPlan(shares, self.pool, self._mask_dtype)
             self._check_shares(shares, plan)
-            ids = torch.tensor(
-                [list(chain.from_iterable(share.tokens for share in shares))], device=self._device
-            )
-            positions = torch.tensor([plan.positions()], device=self._device)
+            fill = [0] * (0 if self.profile is None else -plan.row_count % self.profile.multiple)
+            tokens = [*chain.from_iterable(share.tokens for share in shares), *fill]
+            ids = torch.tensor([tokens], device=self._device)
+            positions = torch.tensor([plan.positions() + fill], device=self._device)
             wanted = [
                 rows.low + row for rows, share in zip(plan.rows, shares, strict=True) for row in share.want
             ]
-            cache = SlotCache(self.model_type, self.pool, plan)
+            cache = (SlotCache if self.profile is None else self.profile.cache)(
+                self.model_type, self.pool, plan
+            )
             logits = self.run_model(cache, ids, positions, wanted)
             cache.finish(self.pool.layout.layers)
         for rows in plan.rows:
@@ -165,7 +190,8 @@ class PackedLM:
             logits = logits[torch.tensor(wanted, dtype=torch.long, device=self._device)]
         return logits.float().cpu()
 
-    def _find_layout(self) -> Found:
+    def find_layout(self) -> Found:
+        """What one row shows of the layers, by sending it through the model."""
         return find_layout(self.run_model, self.model_type, self._device, self._layers)
 
     def _kept(self, wanted: Sequence[int], rows: int) -> int | torch.Tensor:
