@@ -4,11 +4,12 @@ What a row sees is added in an order that its positions alone decide; see `tile_
 `SlotCache`, in float32 where the model computes in less. Knows nothing about trees; see `tile_plan`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.lm.attention import How, SlotCache
 from outrider.lm.plan import PassPlan
@@ -17,6 +18,7 @@ from outrider.lm.tile_kernel import GROUP, HIDDEN, TileKernel, TileShape, Unstea
 from outrider.lm.tile_plan import (
     TILE,
     Block,
+    Gathered,
     Slab,
     additive,
     base_tile,
@@ -46,7 +48,8 @@ class _Direct:
 
 @dataclass(frozen=True, slots=True)
 class _Indirect:
-    """One call over all gathered tiles of a slab: which queries and slots to gather, where results go."""
+    """One call over gathered tiles whose queries fit the same block: which queries and slots to gather, where
+    results go."""
 
     queries: torch.Tensor
     slots: torch.Tensor
@@ -62,7 +65,7 @@ class _Ready:
     high: int
     tiles: int
     direct: tuple[_Direct, ...]
-    indirect: _Indirect | None
+    indirect: tuple[_Indirect, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class TileCache(SlotCache):
         self._pool = pool
         self._kernels = kernels
         self._kinds: dict[tuple[int | None, TileShape], _Kind] = {}
+        self._tables: dict[int, NDArray[np.int64]] = {}
 
     def compute(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: How, layer: int
@@ -146,10 +150,10 @@ class TileCache(SlotCache):
             high = low + (call.block.high - call.block.low) * groups
             by_tile[at, low:high] = mixed[:, : high - low]
             spreads_by_tile[at, low:high] = spread[:, : high - low]
-        if (call := slab.indirect) is not None:
-            mixed, spread = self._gathered(flat, call, kernel, scale, plane)
-            parts.index_copy_(0, call.targets, mixed.flatten(0, 1))
-            spreads.index_copy_(0, call.targets, spread.flatten(0, 1))
+        for gathered in slab.indirect:
+            mixed, spread = self._gathered(flat, gathered, kernel, scale, plane)
+            parts.index_copy_(0, gathered.targets, mixed.flatten(0, 1))
+            spreads.index_copy_(0, gathered.targets, spread.flatten(0, 1))
         return combine(by_tile, spreads_by_tile, _sinks_of(how, shape, slab))
 
     def _gathered(
@@ -207,31 +211,45 @@ class TileCache(SlotCache):
             mask = mask.expand(tiles, -1, -1, -1)
             direct.append(_Direct(block, queries, offset, block.first - bases[block.session], mask))
         tiles = -(-deepest // GROUP) * GROUP
-        indirect = self._indirect(slab, bases, tiles, kernel) if slab.gathered else None
-        return _Ready(slab.low, slab.high, tiles, tuple(direct), indirect)
+        return _Ready(
+            slab.low, slab.high, tiles, tuple(direct), tuple(self._indirect(slab, bases, tiles, kernel))
+        )
 
-    def _indirect(self, slab: Slab, bases: dict[int, int], tiles: int, kernel: TileKernel) -> _Indirect:
-        groups = kernel.shape.groups
+    def _indirect(
+        self, slab: Slab, bases: dict[int, int], tiles: int, kernel: TileKernel
+    ) -> Iterator[_Indirect]:
+        """One call per size of block."""
+        by_block: dict[int, list[tuple[Gathered, int]]] = {}
+        for tile in slab.gathered:
+            block = kernel.block_for(len(tile.rows) * kernel.shape.groups)
+            by_block.setdefault(block, []).append((tile, tile.tile - bases[tile.session]))
+        for block, found in by_block.items():
+            yield self._gathering(found, block, kernel.shape.groups, slab, tiles)
+
+    def _gathering(
+        self, found: list[tuple[Gathered, int]], block: int, groups: int, slab: Slab, tiles: int
+    ) -> _Indirect:
         count = (slab.high - slab.low) * groups
-        block = kernel.block_for(max(len(tile.rows) for tile in slab.gathered) * groups)
-        queries = np.zeros((len(slab.gathered), block), dtype=np.int64)
-        targets = np.full((len(slab.gathered), block), tiles * count)
+        queries = np.zeros((len(found), block), dtype=np.int64)
+        targets = np.full((len(found), block), tiles * count)
         slots, masks = [], []
-        tables = {
-            index: np.asarray(rows.table.slots(0, rows.table.length + len(rows.parents)))
-            for index in {tile.session for tile in slab.gathered}
-            for rows in [self._plan.rows[index]]
-        }
-        for at, tile in enumerate(slab.gathered):
+        for at, (tile, into) in enumerate(found):
             own = (np.asarray(tile.rows)[:, None] * groups + np.arange(groups)).reshape(-1)
             queries[at, : len(own)] = own
-            targets[at, : len(own)] = (tile.tile - bases[tile.session]) * count + own - slab.low * groups
-            slots.append(tables[tile.session][tile.slots])
+            targets[at, : len(own)] = into * count + own - slab.low * groups
+            slots.append(self._slots_of(tile.session)[tile.slots])
             masks.append(additive(tile.hidden, groups, block))
         device = self._pool.layout.device
         gathered = (torch.from_numpy(of.reshape(-1)).to(device) for of in (queries, np.stack(slots), targets))
         query_index, slot_index, target_index = gathered
         return _Indirect(query_index, slot_index, self._mask(torch.cat(masks)), target_index)
+
+    def _slots_of(self, session: int) -> NDArray[np.int64]:
+        """The pool's slots of a session's table."""
+        if session not in self._tables:
+            rows = self._plan.rows[session]
+            self._tables[session] = np.asarray(rows.table.slots(0, rows.table.length + len(rows.parents)))
+        return self._tables[session]
 
     def _mask(self, mask: torch.Tensor) -> torch.Tensor:
         return mask.to(self._pool.layout.device, self._pool.layout.dtype)
