@@ -2,9 +2,9 @@
 
 Run as `outrider bench determinism --json`. The embedded target reads the standard library's own source in
 pieces. Each piece is computed in three packings: as one prefill; beside seven others as trees with wrong
-branches, which are committed on; and, for the first of them, alone, one id at a time. Where the choice of a row
-differs between two packings, the margin by which the first one chose is kept. docs/figures.md says what each
-field means.
+branches, the right ones committed; and, for the first of them, alone, one id at a time. Where the choice of
+a row differs between two packings, the margin by which the first one chose is kept. docs/figures.md says
+what each field means.
 """
 
 import argparse
@@ -203,8 +203,8 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
             for pair, of in found.items():
                 greedy, sampled = of["greedy"], of["sampled"]
                 print(
-                    f"{dtype} {name} {pair}: of {of['rows']} rows {of['rows_with_other_bits']} have other bits, "
-                    f"{greedy['differing']} another greedy id, {sampled['differing']} another sampled one",
+                    f"{dtype} {name} {pair}: of {of['rows']} rows {of['rows_with_other_bits']} have other "
+                    f"bits, {greedy['differing']} another greedy id, {sampled['differing']} another sampled one",
                     file=sys.stderr,
                 )
     return fields

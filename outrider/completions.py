@@ -49,6 +49,8 @@ class Usage:
     rounds: int = 0
     """Target passes that committed at least one token."""
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    replay_identical: bool = False
+    """Whether every verifier of the same numerics gives these ids; see docs/exactness.md."""
 
     @property
     def acceptance_length(self) -> float:
@@ -180,6 +182,7 @@ def _usage(usage: common_pb2.Usage) -> Usage:
         completion_tokens=usage.completion_tokens,
         rounds=usage.rounds,
         accepted_by_source=dict(usage.accepted_by_source),
+        replay_identical=usage.replay_identical,
     )
 
 
@@ -194,4 +197,5 @@ def _total(usages: Sequence[Usage]) -> Usage:
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         rounds=sum(usage.rounds for usage in usages),
         accepted_by_source=accepted,
+        replay_identical=all(usage.replay_identical for usage in usages),
     )

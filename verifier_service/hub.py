@@ -138,7 +138,7 @@ class Hub:
         mirror = Mirror(self._registry.new_handle(), request, names, sources, unread_since=now)
         if ending.finished is not None:
             self._replace(older, mirror)
-            usage = UsageCount(prompt_tokens=request.prompt_length)
+            usage = UsageCount(prompt_tokens=request.prompt_length, replay_identical=request.replay_identical)
             self._registry.finished(mirror, Finish(ending.finished, usage), now)
             return mirror
         self._check_room(older)

@@ -27,6 +27,8 @@ class Served:
     """Of a request that does not say."""
     eos_ids: frozenset[int] = frozenset()
     """The target's end-of-sequence ids."""
+    replay_identical: bool = False
+    """Whether the target computes under the deterministic profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Request:
     """All ids that end it."""
     logprobs: Logprobs | None = None
     """What is told of its ids; None: nothing."""
+    replay_identical: bool = False
+    """Whether every verifier of the same numerics would give the same ids."""
 
 
 def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Request:
@@ -87,6 +91,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
         sources=_sources(message) if speculates else (),
         end_ids=params.end_ids(served.eos_ids),
         logprobs=logprobs_from_wire(message.logprobs) if message.HasField("logprobs") else None,
+        replay_identical=served.replay_identical,
     )
 
 

@@ -86,7 +86,9 @@ class Session:
             limit=request.limit,
             judge=self._worth,
         )
-        self._usage = UsageCount(prompt_tokens=request.prompt_length)
+        self._usage = UsageCount(
+            prompt_tokens=request.prompt_length, replay_identical=request.replay_identical
+        )
         self._asking: dict[int, Asking] = {}
         self._heard: set[int] = set()
         self._locals: list[_Local] = []

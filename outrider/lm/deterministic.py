@@ -1,10 +1,11 @@
-"""The deterministic profile: each row of logits is bit for bit a function of the weights and the ids before it.
+"""The deterministic profile: a row of logits is bit for bit a function of the weights and the ids before it.
 
-Whatever else a pass computes, however a prompt is cut, whichever slots keys lie in, and whether they came from
-decoding, from a tree or from a prefill. Linear layers multiply in tiles shown to be steady (`tiles`), attention
-adds by tiles of positions (`tile_kernel`), and passes have as many rows as fill the processor's vectors, so
-that no activation is computed by the code for what is left over. A model that multiplies elsewhere is refused,
-and so is one that fails the check: random ids, packed in two ways, have to give the same bits.
+Whatever else a pass computes, however a prompt is cut, whichever slots keys lie in, and whether they came
+from decoding, from a tree or from a prefill. Linear layers multiply in tiles shown to be steady (`tiles`),
+attention adds by tiles of positions (`tile_kernel`), and passes have as many rows as fill the processor's
+vectors, so that no activation is computed by the code for what is left over. A model that multiplies
+elsewhere is refused, and so is one that fails the check: random ids, packed in two ways, have to give the
+same bits.
 """
 
 import hashlib
@@ -70,7 +71,9 @@ class Deterministic:
         widths = []
         for module in lm.model.modules():
             if isinstance(module, PackedLinear):
-                widths += [module.in_features] if module is head else [module.in_features, module.out_features]
+                widths += (
+                    [module.in_features] if module is head else [module.in_features, module.out_features]
+                )
             elif not isinstance(module, nn.Embedding):
                 _refuse_weights(lm, module)
         self.multiple = common_rows(widths, _LOOP_BYTES // lm.model.dtype.itemsize)

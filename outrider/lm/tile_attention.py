@@ -1,7 +1,7 @@
 """The cache of one pass under the deterministic profile: attention by tiles of positions.
 
-What a row sees is added in an order that its positions alone decide; see `tile_kernel`. The slots are those of
-`SlotCache`, in float32 where the model computes in less. Knows nothing about trees; see `tile_plan`.
+What a row sees is added in an order that its positions alone decide; see `tile_kernel`. The slots are those
+of `SlotCache`, in float32 where the model computes in less. Knows nothing about trees; see `tile_plan`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,8 @@ Kernels = dict[TileShape, TileKernel]
 
 @dataclass(frozen=True, slots=True)
 class _Direct:
-    """One call over tiles where they lie: ``offset`` of the first tile's first key in what the session sees."""
+    """One call over tiles where they lie. ``offset`` is that of the first tile's first key in what the
+    session sees."""
 
     block: Block
     queries: int
@@ -196,7 +197,9 @@ class TileCache(SlotCache):
 
     def _ready(self, slab: Slab, window: int | None, kernel: TileKernel) -> _Ready:
         sessions, groups = self._plan.rows, kernel.shape.groups
-        bases = {block.session: base_tile(first_tile(sessions[block.session], window)) for block in slab.blocks}
+        bases = {
+            block.session: base_tile(first_tile(sessions[block.session], window)) for block in slab.blocks
+        }
         deepest = max(block.tiles - bases[block.session] for block in slab.blocks)
         direct = []
         for block in slab.blocks:

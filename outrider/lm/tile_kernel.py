@@ -1,10 +1,10 @@
 """Attention of some queries over tiles of keys, and the sum over tiles, in one fixed order.
 
 Keys come in tiles of 64 positions, tile t holding the positions from 64 t on, so a key's tile and its place
-there follow from its position alone. Every call of the library has one shape: a block of queries over one tile,
-any number of which go into one call. The tiles of a row are added in order of position: within a group of
-eight in a fixed tree, the groups one after another. A tile that a row does not see adds an exact zero. Knows
-nothing about sessions, slots or trees.
+there follow from its position alone. Every call of the library has one shape: a block of queries over one
+tile, any number of which go into one call. The tiles of a row are added in order of position: within a group
+of eight in a fixed tree, the groups one after another. A tile that a row does not see adds an exact zero.
+Knows nothing about sessions, slots or trees.
 """
 
 from dataclasses import dataclass
@@ -139,9 +139,9 @@ class TileKernel:
 def combine(parts: torch.Tensor, spreads: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     """Attention over all tiles ``[rows, heads, value_width]``; changes ``parts``.
 
-    ``parts [tiles, rows, heads, value_width]`` and ``spreads [tiles, rows, heads]`` are what `TileKernel.attend`
-    gave, HIDDEN and zero where it was not asked; so many tiles that groups are full. ``sinks [rows, heads]`` are
-    scores that nothing is seen for.
+    ``parts [tiles, rows, heads, value_width]`` and ``spreads [tiles, rows, heads]`` are what
+    `TileKernel.attend` gave, zero and HIDDEN where it was not asked; so many tiles that groups are full.
+    ``sinks [rows, heads]`` are scores that nothing is seen for.
     """
     top = spreads.amax(0)
     if sinks is not None:

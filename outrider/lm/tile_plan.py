@@ -1,9 +1,9 @@
 """Which queries of a pass attend over which tiles of keys: worked out once per pass and kind of layer.
 
 A tile whose keys lie in their order in a session's slots is attended over where it lies. What a tree drafted
-does not: a node lies behind all nodes before it, its position is that of its depth. So for each path of a tree
-the tiles that hold drafted positions are gathered by position, which is where their keys will lie when they
-are committed.
+does not: a node lies behind all nodes before it, its position is that of its depth. So for each path of a
+tree the tiles that hold drafted positions are gathered by position, which is where their keys will lie when
+they are committed.
 """
 
 from collections.abc import Iterator, Sequence
