@@ -201,10 +201,10 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
         ):
             found = fields[name][dtype] = differences(lm, settings.tokens, singly)
             for pair, of in found.items():
-                greedy, sampled = of["greedy"], of["sampled"]
+                greedy, sampled = of["greedy"]["differing"], of["sampled"]["differing"]
                 print(
                     f"{dtype} {name} {pair}: of {of['rows']} rows {of['rows_with_other_bits']} have other "
-                    f"bits, {greedy['differing']} another greedy id, {sampled['differing']} another sampled one",
+                    f"bits, {greedy} another greedy id, {sampled} another sampled one",
                     file=sys.stderr,
                 )
     return fields
@@ -216,9 +216,11 @@ def main() -> None:
     parser.add_argument(
         "--json", action="store_true", help="accepted for symmetry; the last line is always JSON"
     )
-    parser.add_argument("--tokens", type=int, default=100_000, help="rows compared (default 100000)")
-    parser.add_argument("--alone", type=int, default=2000, help="of these also decoded alone (default 2000)")
-    parser.add_argument("--alone-with", type=int, default=2000, help="the same under the profile (2000)")
+    parser.add_argument("--tokens", type=int, default=50_000, help="rows compared (default 50000)")
+    parser.add_argument("--alone", type=int, default=1000, help="of these also decoded alone (default 1000)")
+    parser.add_argument(
+        "--alone-with", type=int, default=1000, help="the same under the profile (default 1000)"
+    )
     parser.add_argument("--repeats", type=int, default=40, help="repeats of each timed pass (default 40)")
     settings = parser.parse_args()
     torch.set_num_threads(1)

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from outrider.lm.attention import How, SlotCache
 from outrider.lm.plan import PassPlan
 from outrider.lm.pool import SlotPool
-from outrider.lm.tile_kernel import GROUP, HIDDEN, TileKernel, TileShape, UnsteadyTiles, combine
+from outrider.lm.tile_kernel import GROUP, HIDDEN, TILE, TileKernel, TileShape, UnsteadyTiles, combine
 from outrider.lm.tile_plan import (
-    TILE,
     Block,
     Gathered,
     Slab,
@@ -206,12 +205,12 @@ class TileCache(SlotCache):
             if block.whole == block.first:
                 continue
             rows = sessions[block.session]
-            hidden = hidden_in(rows, block.low, block.high, block.first, block.whole, window)
+            positions = rows.positions[block.low - rows.low : block.high - rows.low]
+            hidden = hidden_in(positions, block.first, block.whole, window)
             queries = kernel.block_for((block.high - block.low) * groups)
             offset = (block.first - first_tile(rows, window)) * TILE
             tiles = block.whole - block.first
-            mask = self._mask(additive(hidden if hidden.any() else hidden[:, :TILE], groups, queries))
-            mask = mask.expand(tiles, -1, -1, -1)
+            mask = self._mask(additive(hidden, groups, queries)).expand(tiles, -1, -1, -1)
             direct.append(_Direct(block, queries, offset, block.first - bases[block.session], mask))
         tiles = -(-deepest // GROUP) * GROUP
         return _Ready(
@@ -251,7 +250,8 @@ class TileCache(SlotCache):
         """The pool's slots of a session's table."""
         if session not in self._tables:
             rows = self._plan.rows[session]
-            self._tables[session] = np.asarray(rows.table.slots(0, rows.table.length + len(rows.parents)))
+            runs = rows.table.runs(0, rows.table.length + len(rows.parents))
+            self._tables[session] = np.concatenate([np.arange(low, high) for low, high in runs])
         return self._tables[session]
 
     def _mask(self, mask: torch.Tensor) -> torch.Tensor:

@@ -159,7 +159,7 @@ def _in_order(parts: torch.Tensor) -> torch.Tensor:
     while groups.shape[1] > 1:
         half = groups.shape[1] // 2
         groups = groups[:, :half] + groups[:, half:]
-    total = groups[0, 0]
+    total: torch.Tensor = groups[0, 0]
     for group in groups[1:, 0]:
         total = total + group
     return total

@@ -86,12 +86,13 @@ def slabs(sessions: Sequence[Rows], window: int | None, size: int, most: int) ->
     return found
 
 
-def hidden_in(
-    rows: Rows, low: int, high: int, first: int, last: int, window: int | None
-) -> NDArray[np.bool_]:
-    """bool ``[rows, TILE * tiles]``: which positions of the tiles ``[first, last)`` these rows may not see,
-    were all positions on their path."""
-    own = np.asarray(rows.positions[low - rows.low : high - rows.low])[:, None]
+def hidden_in(positions: Sequence[int], first: int, last: int, window: int | None) -> NDArray[np.bool_]:
+    """bool ``[rows, TILE * tiles]``: which positions of the tiles ``[first, last)`` rows at these positions
+    may not see, were all of them on their path; of one tile where nothing is hidden."""
+    over = window is None or first * TILE > max(positions) - window
+    if over and last * TILE <= min(positions) + 1:
+        return np.zeros((len(positions), TILE), dtype=bool)
+    own = np.asarray(positions)[:, None]
     keys = np.arange(first * TILE, last * TILE)[None]
     hidden: NDArray[np.bool_] = keys > own
     if window is not None:
@@ -121,14 +122,15 @@ def _gather(rows: Rows, block: Block, window: int | None) -> Iterator[Gathered]:
         return
     length = rows.table.length
     for members, path in _paths(rows, block):
-        slots = np.arange(block.tiles * TILE)
-        slots[length : length + len(path)] = length + np.asarray(path)
-        # Positions past the path are seen by nobody; any slot that was written will do.
-        slots[length + len(path) :] = length + path[-1]
+        positions = [rows.positions[row - rows.low] for row in members]
         for tile in range(block.whole, (length + len(path) - 1) // TILE + 1):
-            hidden = [hidden_in(rows, row, row + 1, tile, tile + 1, window)[0] for row in members]
-            here = slots[tile * TILE : (tile + 1) * TILE]
-            yield Gathered(members, block.session, tile, here, np.stack(hidden))
+            slots = np.arange(tile * TILE, (tile + 1) * TILE)
+            drafted = slots >= length
+            # Positions past the path are seen by nobody; any slot that was written will do.
+            depths = np.minimum(slots[drafted] - length, len(path) - 1)
+            slots[drafted] = length + np.asarray(path)[depths]
+            hidden = hidden_in(positions, tile, tile + 1, window)
+            yield Gathered(members, block.session, tile, slots, hidden)
 
 
 def _paths(rows: Rows, block: Block) -> Iterator[tuple[list[int], list[int]]]:
