@@ -75,6 +75,7 @@ class Answer:
         self._running = running
         self.epoch = 0
         """The latest under which it was opened; 0: none yet."""
+        self._numerics: set[str] = set()  # of all verifiers that had it
         self._unfinished = {
             choice: Delivery(len(request.ids), _text_of(request, target), have)
             for choice, have in enumerate(request.have or ((),) * request.choices)
@@ -140,6 +141,8 @@ class Answer:
         if reason is not None:
             del self._unfinished[choice]
             usage = delivery.usage(committed.usage, place.source_names)
+            # What the client had already came from nobody knows where.
+            usage.replay_identical &= len(self._numerics) == 1 and self._request.have is None
             events.append(Finished(choice, reason, usage, delivery.finish(reason), committed.message))
         return events
 
@@ -156,6 +159,7 @@ class Answer:
                     link, self._request, self._target, self._sources, begun, self._clock.time_left()
                 )
                 self.epoch = place.epoch
+                self._numerics.add(link.numerics)
                 return place
             except (Unavailable, Overloaded) as error:
                 log.info("not opened", extra={"fields": {"peer": link.address, "why": peer_text(str(error))}})

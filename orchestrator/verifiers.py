@@ -61,6 +61,8 @@ class VerifierLink:
         self.address = address
         self.target: Target | None = None
         """What it serves; None until it has said so once."""
+        self.numerics = ""
+        """How it computes, as it says itself."""
         self.reachable = False
         """Whether its beats arrive."""
         self.broken = 0
@@ -166,6 +168,7 @@ class VerifierLink:
     async def _learn(self) -> None:
         """Describe, and the tokenizer where it is a new one."""
         said = await self._stub.Describe(verifier_pb2.VerifierDescribeRequest(), timeout=DESCRIBE_S)
+        self.numerics = said.numerics
         known = self.target
         same = known is not None and known.tokenizer_digest == said.tokenizer_digest
         tokens = known.tokens if known is not None and same else None

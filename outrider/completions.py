@@ -51,6 +51,8 @@ class Usage:
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
     recoveries: int = 0
     """How often it went on elsewhere after its verifier was lost."""
+    replay_identical: bool = False
+    """Whether every verifier of the same numerics gives these ids; see docs/exactness.md."""
 
     @property
     def acceptance_length(self) -> float:
@@ -196,6 +198,7 @@ def _usage(usage: common_pb2.Usage) -> Usage:
         rounds=usage.rounds,
         accepted_by_source=dict(usage.accepted_by_source),
         recoveries=usage.recoveries,
+        replay_identical=usage.replay_identical,
     )
 
 
@@ -211,4 +214,5 @@ def _total(usages: Sequence[Usage]) -> Usage:
         rounds=sum(usage.rounds for usage in usages),
         accepted_by_source=accepted,
         recoveries=sum(usage.recoveries for usage in usages),
+        replay_identical=all(usage.replay_identical for usage in usages),
     )

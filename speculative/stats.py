@@ -20,6 +20,8 @@ class UsageCount:
     """Nodes offered by source name, whether admitted or not."""
     source_names: tuple[str, ...] = ()
     """What credits mean: 0 is the target itself, k is source_names[k - 1]."""
+    replay_identical: bool = False
+    """Whether the same ids come from every verifier of the same numerics."""
 
     def record_round(self, committed_count: int, credits: Sequence[int], admitted: int) -> None:
         """Counts a target pass that computed `admitted` nodes and committed `committed_count` ids.

@@ -1,6 +1,8 @@
 """Processes that are ranks of one another, started and ended by a test."""
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,10 +16,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Below those that the system hands out: nobody else is given it before the ranks bind it."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager

@@ -152,7 +152,7 @@ class Hub:
         mirror = Mirror(self._registry.new_handle(), request, names, sources, now, grammar)
         if ending.finished is not None:
             self._replace(older, mirror)
-            usage = UsageCount(prompt_tokens=request.prompt_length)
+            usage = UsageCount(prompt_tokens=request.prompt_length, replay_identical=request.replay_identical)
             self._registry.finished(mirror, Finish(ending.finished, usage), now)
             return mirror
         if not request.recovered:

@@ -127,6 +127,7 @@ def load_part(settings: VerifierSettings, crew: Crew) -> PackedLM:
             threads=settings.threads,
             kv_mb=settings.kv_mb,
             crew=crew,
+            deterministic=settings.deterministic,
         )
     except ModelRefused as refusal:
         crew.check_agreed(refusal)

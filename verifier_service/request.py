@@ -34,6 +34,8 @@ class Served:
     """Of a request that does not say."""
     eos_ids: frozenset[int] = frozenset()
     """The target's end-of-sequence ids."""
+    replay_identical: bool = False
+    """Whether the target computes under the deterministic profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Request:
     """Whether it was admitted before, to a worker that is gone."""
     grammar: Grammar | None = None
     """What its text has to be; None: anything."""
+    replay_identical: bool = False
+    """Whether every verifier of the same numerics would give the same ids."""
 
 
 def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Request:
@@ -100,6 +104,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
         logprobs=logprobs_from_wire(message.logprobs) if message.HasField("logprobs") else None,
         recovered=message.recovered,
         grammar=_grammar(message, params),
+        replay_identical=served.replay_identical,
     )
 
 

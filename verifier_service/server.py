@@ -232,7 +232,9 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             max_length,
             settings.node_limit,
             frozenset(target.eos_ids),
+            settings.deterministic,
         )
+        numerics = target.numerics if settings.deterministic else f"{settings.device} {settings.dtype}"
         self._description = verifier_pb2.VerifierDescription(
             model=self._served.model,
             max_length=max_length,
@@ -243,7 +245,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             node_limit=MAX_NODES,
             max_sessions=settings.max_sessions,
             model_type=target.model_type,
-            numerics=f"{settings.device} {settings.dtype}{self._split}",
+            numerics=numerics + self._split,
         )
         self._hub = Hub(
             self._served,
@@ -281,11 +283,17 @@ async def _read_cursors(reader: Reader, requests: AsyncIterator[verifier_pb2.Wat
 
 
 def load_target(settings: VerifierSettings) -> PackedLM:
-    """The settings' model, checked. Raises OutriderError."""
+    """The settings' model, checked. Raises OutriderError.
+
+    The deterministic profile computes on one thread unless the settings say otherwise, which is refused.
+    """
+    chosen = "threads" in settings.model_fields_set
+    threads = settings.threads if chosen or not settings.deterministic else 1
     return PackedLM.load(
         settings.model,
         device=settings.device,
         dtype=settings.dtype,
-        threads=settings.threads,
+        threads=threads,
         kv_mb=settings.kv_mb,
+        deterministic=settings.deterministic,
     )

@@ -85,7 +85,9 @@ class Session:
             limit=request.limit,
             judge=self._worth,
         )
-        self._usage = usage or UsageCount(prompt_tokens=request.prompt_length)
+        self._usage = usage or UsageCount(
+            prompt_tokens=request.prompt_length, replay_identical=request.replay_identical
+        )
         self._drafted_before = dict(self._usage.drafted)
         self._asking: dict[int, Asking] = {}
         self._heard: set[int] = set()

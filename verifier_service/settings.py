@@ -22,6 +22,9 @@ class VerifierSettings(ServiceSettings):
     """The torch device."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """What it computes in."""
+    deterministic: bool = False
+    """Whether a row of logits is bit for bit a function of weights and ids, whatever shares its pass; on one
+    thread."""
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
     """Threads of one pass on the CPU; by default all cores but one."""
     kv_mb: Annotated[int, Field(ge=1)] = 1024

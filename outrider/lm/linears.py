@@ -9,6 +9,7 @@ same input is seen by watching one row go through.
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -24,6 +25,24 @@ _DENSE_ELEMENTS = 2**21
 """Up to this size a dense copy is kept for single rows, where oneDNN's fixed cost of a call would show."""
 
 
+class Product(Protocol):
+    """What multiplies for the layers that read one input."""
+
+    out_features: int
+    bias: torch.Tensor | None
+    rows: torch.Tensor | None
+    """The input of `result`, until the last reader has had its part."""
+    result: torch.Tensor
+
+    def compute(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` times the stacked weights, plus the bias."""
+        ...
+
+    def weight(self) -> torch.Tensor:
+        """The stacked weights, ``[out, in]``."""
+        ...
+
+
 class _Product:
     """The stacked weights of layers with one input, and the last product until its last reader has had its
     part."""
@@ -32,7 +51,7 @@ class _Product:
         weight = torch.cat([layer.weight.detach() for layer in layers])
         self.out_features, self.in_features = weight.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self.bias = _stacked_bias(layers)
+        self.bias = stacked_bias(layers)
         self.dense: torch.Tensor | None = None
         if weight.numel() <= _DENSE_ELEMENTS:
             # A product of one row reads a tall weight faster by columns.
@@ -65,7 +84,7 @@ class _Product:
 class PackedLinear(nn.Module):
     """Stands in for an ``nn.Linear``, alone or as one of several with the same input."""
 
-    def __init__(self, layer: nn.Linear, product: _Product, low: int, last: bool) -> None:
+    def __init__(self, layer: nn.Linear, product: Product, low: int, last: bool) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self._product = product
@@ -109,10 +128,15 @@ def can_pack(model: nn.Module) -> bool:
     )
 
 
-def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
+def pack_linears(
+    model: nn.Module,
+    run_once: Callable[[], object],
+    product_of: Callable[[list[nn.Linear]], Product] = _Product,
+) -> int:
     """Replaces every plain ``nn.Linear`` of the model; returns how many. Their own weights are let go.
 
-    ``run_once`` sends one row through the model.
+    ``run_once`` sends one row through the model; ``product_of`` makes what multiplies for layers with one
+    input.
     """
     parents = {
         child: (parent, name)
@@ -122,7 +146,7 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
     }
     groups = _siblings(parents, run_once)
     for layers in groups:
-        product = _Product(layers)
+        product = product_of(layers)
         low = 0
         for layer in layers:
             parent, name = parents[layer]
@@ -155,7 +179,7 @@ def _siblings(
     return found + [[layer] for layer in parents if layer not in set(called)]
 
 
-def _stacked_bias(layers: list[nn.Linear]) -> torch.Tensor | None:
+def stacked_bias(layers: list[nn.Linear]) -> torch.Tensor | None:
     """Their biases one after another, zero for a layer without; None if none has one."""
     if all(layer.bias is None for layer in layers):
         return None

@@ -18,6 +18,7 @@ from outrider.lm import transfer
 from outrider.lm.attention import ACTIVE, ATTENTION, PackedCache, SlotCache
 from outrider.lm.checks import Trial
 from outrider.lm.choice import choose_steps
+from outrider.lm.deterministic import Deterministic, check_threads
 from outrider.lm.layout import Found, find_layout
 from outrider.lm.linears import can_pack, pack_linears
 from outrider.lm.loading import FoundTokenizer, end_ids, load_model, load_tokenizer, longest_context
@@ -26,7 +27,7 @@ from outrider.lm.pool import SlotPool
 from outrider.lm.ranks import Crew
 from outrider.lm.steps import StaticSteps
 from outrider.lm.table import SlotTable
-from speculative.errors import ModelRefused
+from speculative.errors import InvalidRequest, ModelRefused
 
 
 class PackedLM:
@@ -39,11 +40,13 @@ class PackedLM:
         name: str = "",
         kv_mb: int = 1024,
         tokenizer: FoundTokenizer | None = None,
+        deterministic: bool = False,
     ) -> None:
         """Takes over ``model``: from now on it runs packed passes only.
 
-        ``kv_mb`` bounds the keys and values of all sessions together. Raises ModelRefused if not every layer
-        attends through the attention interface.
+        ``kv_mb`` bounds the keys and values of all sessions together. ``deterministic`` chooses the profile
+        of that name, which holds once ``pack`` was called. Raises ModelRefused if not every layer attends
+        through the attention interface.
         """
         text = model.config.get_text_config()
         self.model = model
@@ -62,7 +65,9 @@ class PackedLM:
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.config._attn_implementation = ATTENTION
         self._layers: int = text.num_hidden_layers
-        found = self._find_layout()
+        self.profile = Deterministic() if deterministic else None
+        """What the deterministic profile changes, where it was chosen."""
+        found = self.find_layout()
         self.max_length = longest_context(model.config)
         """Positions that a session may have."""
         self.vocabulary_size = found.vocabulary_size
@@ -73,10 +78,11 @@ class PackedLM:
         """Query heads that share a key head, at most."""
         self.steps: StaticSteps | None = None
         """How passes of few rows run where they have static shapes: on a GPU; see `outrider.lm.choice`."""
-        max_slots = kv_mb * 2**20 // found.layout.slot_bytes
+        layout = found.layout if self.profile is None else self.profile.layout(found.layout)
+        max_slots = kv_mb * 2**20 // layout.slot_bytes
         # On a GPU there is all storage from the start: growing would move what captured graphs read.
         first = {} if self._device.type == "cpu" else {"initial_slots": max_slots}
-        self.pool = SlotPool(found.layout, max_slots=max_slots, **first)
+        self.pool = SlotPool(layout, max_slots=max_slots, **first)
         self._mask_dtype = found.layout.dtype
         if tokenizer is not None and tokenizer.highest_id >= self.vocabulary_size:
             why = f"its tokenizer gives ids up to {tokenizer.highest_id}, it knows {self.vocabulary_size}"
@@ -93,32 +99,52 @@ class PackedLM:
         check: bool = True,
         kv_mb: int = 1024,
         crew: Crew | None = None,
+        deterministic: bool = False,
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id and checks that the packed pass computes what the model does.
 
         ``threads`` sets torch's threads for the whole process. Each rank of a ``crew`` gets its part of the
         model; all of them call this alike. Raises InvalidRequest if there is no such model, ModelRefused
-        (naming the model type) if it cannot be served exactly.
+        (naming the model type) if it cannot be served exactly, or under the ``deterministic`` profile not to
+        the bit.
         """
+        if deterministic:
+            check_threads(device, threads)
+            if crew is not None:
+                raise InvalidRequest("the deterministic profile is of one process; serve without ranks")
         torch.set_num_threads(threads)
         source = str(path_or_id)
         model = load_model(source, device=device, dtype=dtype, ranks=1 if crew is None else crew.place.size)
         if crew is not None:
             crew.meet("loaded")
         name = Path(source).name if Path(source).is_dir() else source
-        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=load_tokenizer(source))
+        tokenizer = load_tokenizer(source)
+        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, deterministic=deterministic)
         trial = Trial.of(lm) if check else None
-        if crew is None and can_pack(model):
+        if deterministic or (crew is None and can_pack(model)):
             lm.pack()
         if trial is not None:
             trial.verify(lm)
-        if crew is None:  # other ranks replay ragged passes alone
+        if lm.profile is not None:
+            lm.profile.verify(lm)
+        elif crew is None:  # other ranks replay ragged passes alone
             choose_steps(lm, trial)
         return lm
 
     def pack(self) -> None:
-        """Lays out linear layers for few rows (float32 on the CPU only); their own weights are let go."""
-        pack_linears(self.model, self._find_layout)
+        """Lays out linear layers for few rows (float32 on the CPU only) or in tiles (deterministic profile);
+        their own weights are let go."""
+        if self.profile is None:
+            pack_linears(self.model, self.find_layout)
+        else:
+            self.profile.take_over(self)
+
+    @property
+    def numerics(self) -> str:
+        """Where and how it computes. Under the deterministic profile models of one such string give the same
+        bits: it ends in a digest of some that depend on weights, kernels and their versions."""
+        made = f"{self._device.type} {str(self.model.dtype).removeprefix('torch.')}"
+        return made if self.profile is None else f"{made} deterministic {self.profile.digest}"
 
     def table(self, reserve: int = 0, room: int = 0) -> SlotTable:
         """A new session's slots: ``reserve`` of them at once, more as passes need them.
@@ -165,8 +191,10 @@ class PackedLM:
     def _run_ragged(self, plan: PassPlan, ids: list[int], wanted: list[int]) -> torch.Tensor:
         """A pass whose shapes are those of its sessions."""
         self.pool.settle()
-        cache = SlotCache(self.model_type, self.pool, plan)
-        rows = transfer.indices([ids, plan.positions()], self._device)
+        fill = [0] * (0 if self.profile is None else -plan.row_count % self.profile.multiple)
+        make_cache = SlotCache if self.profile is None else self.profile.cache
+        cache = make_cache(self.model_type, self.pool, plan)
+        rows = transfer.indices([ids + fill, plan.positions() + fill], self._device)
         logits = self.run_model(cache, rows[:1], rows[1:], wanted)
         cache.finish(self.pool.layout.layers)
         return logits
@@ -195,7 +223,8 @@ class PackedLM:
             logits = logits[-kept:] if isinstance(kept, int) else logits[kept]
         return logits
 
-    def _find_layout(self) -> Found:
+    def find_layout(self) -> Found:
+        """What one row shows of the layers, by sending it through the model."""
         return find_layout(self.run_model, self.model_type, self._device, self._layers)
 
     def _kept(self, wanted: Sequence[int], rows: int) -> int | torch.Tensor:

@@ -398,6 +398,7 @@ class Usage(_message.Message):
     DRAFTED_BY_SOURCE_FIELD_NUMBER: _builtins.int
     ADMITTED_FIELD_NUMBER: _builtins.int
     RECOVERIES_FIELD_NUMBER: _builtins.int
+    REPLAY_IDENTICAL_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Ids of the prompt; at least 1."""
     completion_tokens: _builtins.int
@@ -409,6 +410,11 @@ class Usage(_message.Message):
     recoveries: _builtins.int
     """How often the choice went on elsewhere after its verifier was lost. What a lost verifier had been offered
     after its last message is not in drafted_by_source.
+    """
+    replay_identical: _builtins.bool
+    """Which promise held. True: replay-identical, any verifier of the same VerifierDescription.numerics gives
+    these very ids, however its passes are packed. False: prefix-safe, nothing that was sent is ever changed,
+    but computed again a near tie may fall the other way.
     """
     @_builtins.property
     def accepted_by_source(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -430,10 +436,11 @@ class Usage(_message.Message):
         drafted_by_source: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         admitted: _builtins.int = ...,
         recoveries: _builtins.int = ...,
+        replay_identical: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_source", b"accepted_by_source", "admitted", b"admitted", "completion_tokens", b"completion_tokens", "drafted_by_source", b"drafted_by_source", "prompt_tokens", b"prompt_tokens", "recoveries", b"recoveries", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_source", b"accepted_by_source", "admitted", b"admitted", "completion_tokens", b"completion_tokens", "drafted_by_source", b"drafted_by_source", "prompt_tokens", b"prompt_tokens", "recoveries", b"recoveries", "replay_identical", b"replay_identical", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

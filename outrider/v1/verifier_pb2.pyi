@@ -63,7 +63,10 @@ class VerifierDescription(_message.Message):
     model_type: _builtins.str
     """The transformers model type."""
     numerics: _builtins.str
-    """Where and how it computes, for instance "cpu float32"."""
+    """Where and how it computes, for instance "cpu float32". Under the deterministic profile, for instance
+    "cpu float32 deterministic 0123456789abcdef": verifiers that say the same give the same bits, as the
+    digest is of bits that weights, kernels and versions decide.
+    """
     @_builtins.property
     def eos_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """End-of-sequence ids, from the target's generation config."""

@@ -187,6 +187,7 @@ def usage_to_wire(usage: UsageCount) -> common_pb2.Usage:
         accepted_by_source=usage.accepted,
         drafted_by_source=usage.drafted,
         admitted=usage.admitted,
+        replay_identical=usage.replay_identical,
     )
 
 
@@ -198,6 +199,7 @@ def usage_from_wire(message: common_pb2.Usage) -> UsageCount:
         admitted=message.admitted,
         accepted=dict(message.accepted_by_source),
         drafted=dict(message.drafted_by_source),
+        replay_identical=message.replay_identical,
     )
 
 

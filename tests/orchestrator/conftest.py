@@ -65,6 +65,7 @@ class FakeVerifier(VerifierServicer):
     highest: int = 0
     address: str = ""
     server: Any = None
+    numerics: str = "toy"
     fault: verifier_pb2.Committed | None = None
     """Sent in place of what was committed."""
 
@@ -81,6 +82,7 @@ class FakeVerifier(VerifierServicer):
             local_sources=["lookup"],
             node_limit=16,
             max_sessions=8,
+            numerics=self.numerics,
         )
 
     async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[verifier_pb2.TokenizerChunk]:
@@ -171,6 +173,7 @@ class FakeVerifier(VerifierServicer):
         if session.finished is not None:
             committed.usage.completion_tokens = session.length - len(session.message.ids)
             committed.usage.rounds = committed.usage.completion_tokens
+            committed.usage.replay_identical = True
             del cursors[cursor.alias]
         return committed
 

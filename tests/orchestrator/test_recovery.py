@@ -219,3 +219,23 @@ async def test_a_let_go_session_is_opened_where_it_was(world: Any) -> None:
     await busy.completion()
     await asked(front, session="mine", seed=1, have=have(0), max_tokens=4)
     assert [opened.key.session for opened in second.opened] == ["mine", "mine"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_only_verifiers_of_one_numerics_promise_a_replay(world: Any, same: bool) -> None:
+    front, first, second = await two(world)
+    assert (await front.client.generate(ids=[5], max_tokens=4)).usage.replay_identical
+    if not same:
+        await second.server.stop(0)
+        await world.until(lambda: not front.sample("peer_up", peer=second.address))
+        second.numerics = "another"
+        await world.serve(second)
+        await world.until(lambda: front.sample("peer_up", peer=second.address))
+    first.opened.clear()
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1)
+    await anext(stream)
+    lost = first if first.opened else second
+    await lost.server.stop(0)
+    completion = await stream.completion()
+    assert completion.usage.recoveries == 1
+    assert completion.usage.replay_identical is same

@@ -261,6 +261,7 @@ def test_usage_arrives_as_it_was_counted() -> None:
         admitted=20,
         accepted={"lookup": 5},
         drafted={"lookup": 30},
+        replay_identical=True,
     )
     assert codec.usage_from_wire(codec.usage_to_wire(sent)) == sent
 

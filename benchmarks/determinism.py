@@ -1,0 +1,241 @@
+"""What the deterministic profile costs, and what it is for: ids that depend on how a pass was packed.
+
+Run as `outrider bench determinism --json`. The embedded target reads the standard library's own source in
+pieces. Each piece is computed in three packings: as one prefill; beside seven others as trees with wrong
+branches, the right ones committed; and, for the first of them, alone, one id at a time. Where the choice of
+a row differs between two packings, the margin by which the first one chose is kept. docs/figures.md says
+what each field means.
+"""
+
+import argparse
+import statistics
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from envelope import REPOSITORY, print_result
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from outrider.lm import PackedLM, Share
+from speculative.noise import gumbel
+
+SESSIONS = 8
+LENGTH = 256
+"""Ids of a piece."""
+
+DEPTH = 8
+"""Right ids of a tree; each has one wrong sibling."""
+
+TEMPERATURE = 0.8
+DTYPES = ("float32", "bfloat16")
+SHAPES = ((1, 1), (1, 16), (8, 1), (8, 16))
+"""(sessions, rows each) of the timed passes."""
+
+CONTEXT = 256
+WARM_UP = 3
+Piece = Sequence[int]
+
+
+@dataclass(slots=True)
+class Count:
+    """Rows of two packings that were compared, and what differed."""
+
+    rows: int = 0
+    bits: int = 0
+    differing: dict[str, int] = field(default_factory=lambda: {"greedy": 0, "sampled": 0})
+    margins: dict[str, list[float]] = field(default_factory=lambda: {"greedy": [], "sampled": []})
+    """Of the first difference in each piece."""
+
+    def add(self, one: torch.Tensor, other: torch.Tensor, noise: NDArray[np.float64]) -> None:
+        """Compares the logits ``[rows, vocabulary]`` of a piece in two packings."""
+        self.rows += len(one)
+        self.bits += int((one != other).any(-1).sum())
+        for kind, temperature, drawn in (("greedy", 1.0, 0.0), ("sampled", TEMPERATURE, noise[: len(one)])):
+            scores = one.numpy().astype(np.float64) / temperature + drawn
+            rival = (other.numpy().astype(np.float64) / temperature + drawn).argmax(-1)
+            chosen = scores.argmax(-1)
+            where = np.flatnonzero(chosen != rival)
+            self.differing[kind] += len(where)
+            if len(where):
+                row = where[0]
+                self.margins[kind].append(float(scores[row, chosen[row]] - scores[row, rival[row]]))
+
+    def figures(self) -> dict[str, Any]:
+        """As in the schema."""
+        told = {"rows": self.rows, "rows_with_other_bits": self.bits}
+        return told | {
+            kind: {
+                "differing": self.differing[kind],
+                "first_margins": [round(margin, 6) for margin in sorted(self.margins[kind])],
+            }
+            for kind in self.differing
+        }
+
+
+def pieces(tokens: int) -> Iterator[list[Piece]]:
+    """The standard library's source in batches of pieces, so many ids in all."""
+    tokenizer = Tokenizer.from_file(str(REPOSITORY / "models" / "target" / "tokenizer.json"))
+    batch: list[Piece] = []
+    made = 0
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        ids = tokenizer.encode(path.read_text(encoding="utf-8", errors="replace")).ids
+        for low in range(0, len(ids) - LENGTH + 1, LENGTH):
+            batch.append(ids[low : low + LENGTH])
+            made += LENGTH
+            if len(batch) == SESSIONS or made >= tokens:
+                yield batch
+                batch = []
+            if made >= tokens:
+                return
+
+
+def as_prefill(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
+    """Logits ``[pieces, LENGTH, vocabulary]``, each piece in one pass of its own."""
+    found = []
+    for ids in batch:
+        table = lm.table(reserve=len(ids))
+        found.append(lm.forward([Share(table, ids, range(-1, len(ids) - 1), range(len(ids)))]))
+        lm.release(table)
+    return torch.stack(found)
+
+
+def as_trees(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
+    """The same, all pieces in each pass, as trees in which a wrong id stands before each right one."""
+    tables = [lm.table(reserve=LENGTH + 2 * DEPTH) for _ in batch]
+    found = []
+    parents, right = [], []
+    for depth in range(DEPTH):
+        above = 2 * depth - 1
+        parents += [above, above]
+        right.append(2 * depth + 1)
+    for low in range(0, LENGTH, DEPTH):
+        shares = []
+        for table, ids in zip(tables, batch, strict=True):
+            tokens = [id_ for own in ids[low : low + DEPTH] for id_ in ((own * 7 + 1) % 4096, own)]
+            shares.append(Share(table, tokens, parents, right))
+        found.append(lm.forward(shares).view(len(batch), DEPTH, -1))
+        for table in tables:
+            table.commit(right)
+            table.drop_nodes()
+    for table in tables:
+        lm.release(table)
+    return torch.cat(found, dim=1)
+
+
+def alone(lm: PackedLM, ids: Piece) -> torch.Tensor:
+    """Logits ``[LENGTH, vocabulary]`` of plain decoding with nothing beside it."""
+    table = lm.table(reserve=len(ids))
+    found = []
+    for token in ids:
+        found.append(lm.forward([Share(table, [token], [-1], [0])]))
+        table.commit([0])
+    lm.release(table)
+    return torch.cat(found)
+
+
+def differences(lm: PackedLM, tokens: int, singly: int) -> dict[str, Any]:
+    """Rows compared between the packings, `singly` of them with plain decoding alone."""
+    noise = np.stack([gumbel(0, position, lm.vocabulary_size) for position in range(LENGTH)])
+    counts = {"prefill_and_trees": Count(), "alone_and_trees": Count()}
+    for batch in pieces(tokens):
+        one, trees = as_prefill(lm, batch), as_trees(lm, batch)
+        for at, ids in enumerate(batch):
+            counts["prefill_and_trees"].add(one[at], trees[at], noise)
+            if counts["alone_and_trees"].rows < singly:
+                counts["alone_and_trees"].add(alone(lm, ids), trees[at], noise)
+    return {name: count.figures() for name, count in counts.items()}
+
+
+def packed_pass(lm: PackedLM, sessions: int, rows: int) -> Callable[[], float]:
+    """One pass over trees of so many rows each, two children a node; a call returns its milliseconds."""
+    tables = [lm.table(reserve=CONTEXT + rows) for _ in range(sessions)]
+    for table in tables:
+        lm.forward([Share(table, range(CONTEXT), range(-1, CONTEXT - 1), ())])
+        table.commit(range(CONTEXT))
+    parents = [(row + 1) // 2 - 1 for row in range(rows)]
+
+    def once() -> float:
+        started = time.perf_counter()
+        lm.forward([Share(table, range(rows), parents, range(rows)) for table in tables])
+        spent = time.perf_counter() - started
+        for table in tables:
+            table.drop_nodes()
+        return spent * 1e3
+
+    return once
+
+
+def costs(without: PackedLM, under: PackedLM, repeats: int) -> dict[str, Any]:
+    """Medians of passes with and without the profile, which take turns, and of the ratio of each pair."""
+    found = {}
+    for sessions, rows in SHAPES:
+        cases = [packed_pass(lm, sessions, rows) for lm in (without, under)]
+        pairs = [tuple(case() for case in cases) for _ in range(repeats + WARM_UP)][WARM_UP:]
+        found[f"{sessions}x{rows}"] = {
+            "without_ms": round(statistics.median(own for own, _ in pairs), 3),
+            "with_ms": round(statistics.median(tiled for _, tiled in pairs), 3),
+            "ratio": round(statistics.median(tiled / own for own, tiled in pairs), 3),
+        }
+    return found
+
+
+def measure(settings: argparse.Namespace) -> dict[str, Any]:
+    """All figures, by dtype."""
+    fields: dict[str, Any] = {"cost": {}, "without_profile": {}, "with_profile": {}}
+    for dtype in DTYPES:
+        source = REPOSITORY / "models" / "target"
+        without = PackedLM.load(source, dtype=dtype)
+        under = PackedLM.load(source, dtype=dtype, deterministic=True)
+        fields["cost"][dtype] = costs(without, under, settings.repeats)
+        print(f"{dtype}: {fields['cost'][dtype]}", file=sys.stderr)
+        for name, lm, singly in (
+            ("without_profile", without, settings.alone),
+            ("with_profile", under, settings.alone_with),
+        ):
+            found = fields[name][dtype] = differences(lm, settings.tokens, singly)
+            for pair, of in found.items():
+                greedy, sampled = of["greedy"]["differing"], of["sampled"]["differing"]
+                print(
+                    f"{dtype} {name} {pair}: of {of['rows']} rows {of['rows_with_other_bits']} have other "
+                    f"bits, {greedy} another greedy id, {sampled} another sampled one",
+                    file=sys.stderr,
+                )
+    return fields
+
+
+def main() -> None:
+    """Measures, tells to stderr, and prints the result as the last line of stdout."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--json", action="store_true", help="accepted for symmetry; the last line is always JSON"
+    )
+    parser.add_argument("--tokens", type=int, default=50_000, help="rows compared (default 50000)")
+    parser.add_argument("--alone", type=int, default=1000, help="of these also decoded alone (default 1000)")
+    parser.add_argument(
+        "--alone-with", type=int, default=1000, help="the same under the profile (default 1000)"
+    )
+    parser.add_argument("--repeats", type=int, default=40, help="repeats of each timed pass (default 40)")
+    settings = parser.parse_args()
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    shape = {
+        "tokens": settings.tokens,
+        "alone": settings.alone,
+        "alone_with": settings.alone_with,
+        "repeats": settings.repeats,
+        "context": CONTEXT,
+        "temperature": TEMPERATURE,
+        "threads": 1,
+    }
+    print_result("determinism", shape, started, measure(settings))
+
+
+if __name__ == "__main__":
+    main()
