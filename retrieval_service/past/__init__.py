@@ -1,0 +1,1 @@
+"""What a tenant's sessions produced, kept to draft from."""
