@@ -187,4 +187,6 @@ def _open_message(
         node_limit=request.speculation.node_limit,
         sources=[verifier_pb2.Source(name=source.name, address=source.address) for source in sources],
         logprobs=None if request.logprobs is None else logprobs_to_wire(request.logprobs),
+        learn=request.speculation.learn,
+        corpora=request.speculation.corpora,
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import SessionKey, key_from_wire, logprobs_from_wire, sampling_from_wire
-from outrider.wire.names import checked_source_name
+from outrider.wire.names import checked_corpora, checked_source_name
 from speculative.commit import stop_bytes
 from speculative.errors import InvalidRequest, UnknownModel
 from speculative.logprobs import Logprobs
@@ -58,6 +58,10 @@ class Request:
     """All ids that end it."""
     logprobs: Logprobs | None = None
     """What is told of its ids; None: nothing."""
+    learn: bool = False
+    """Whether sources may keep its output to draft from."""
+    corpora: tuple[str, ...] = ()
+    """Corpora that sources may draft from, by name; empty: all that its tenant may."""
 
 
 def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Request:
@@ -87,6 +91,8 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
         sources=_sources(message) if speculates else (),
         end_ids=params.end_ids(served.eos_ids),
         logprobs=logprobs_from_wire(message.logprobs) if message.HasField("logprobs") else None,
+        learn=message.learn,
+        corpora=checked_corpora(message.corpora),
     )
 
 
@@ -135,7 +141,4 @@ def _sources(message: verifier_pb2.OpenRequest) -> tuple[SourceAddress, ...]:
         _check_source(source)
     if len({source.name for source in sources}) < len(sources):
         raise InvalidRequest(f"two sources have one name: {', '.join(source.name for source in sources)}")
-    addresses = [source.address for source in sources if source.address]
-    if len(set(addresses)) < len(addresses):
-        raise InvalidRequest(f"two sources have one address: {', '.join(addresses)}")
     return sources

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from outrider.cli import index
 from outrider.cli.failures import INTERRUPTED, OUTPUT_ERRORS, CommandFailed, fail, lose_output, usage
 from speculative.errors import OutriderError
 
@@ -25,6 +26,7 @@ serve = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(serve, name="serve")
+app.add_typer(index.app, name="index")
 
 
 class Switch(StrEnum):
@@ -144,6 +146,10 @@ def generate(
     ] = Switch.ON,
     sources: Annotated[str, typer.Option(help="Draft from these alone: lookup,drafter. Default: all.")] = "",
     nodes: Annotated[Whole, typer.Option(help="The most drafted nodes in one round; 0: plain.")] = None,
+    learn: Annotated[
+        Switch, typer.Option(help="off: what is generated is not kept to draft from. Default: on.")
+    ] = Switch.ON,
+    corpora: Annotated[str, typer.Option(help="Draft from these corpora alone: A,B. Default: all.")] = "",
     model: Annotated[str, typer.Option(help="Which target, where several are served.")] = "",
     session: Annotated[str, typer.Option(help="The session's name. Default: a new one.")] = "",
     tenant: Annotated[str, typer.Option(help="Who asks.")] = "",
@@ -187,6 +193,8 @@ def generate(
         speculation=speculation is Switch.ON,
         sources=parse_names(sources),
         nodes=nodes,
+        learn=learn is Switch.ON,
+        corpora=parse_names(corpora),
         model=model,
         session=session,
         tenant=tenant,

@@ -147,6 +147,8 @@ class OpenRequest(_message.Message):
     NODE_LIMIT_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    LEARN_FIELD_NUMBER: _builtins.int
+    CORPORA_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Which incarnation of the session; the highest wins. Upper 44 bits milliseconds, lower 20 random."""
     model: _builtins.str
@@ -163,6 +165,8 @@ class OpenRequest(_message.Message):
     """Whether drafts are used at all; default false."""
     node_limit: _builtins.int
     """The most drafted nodes in one round; default: the worker's setting."""
+    learn: _builtins.bool
+    """See Follow.learn."""
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:
         """Whose session."""
@@ -187,6 +191,10 @@ class OpenRequest(_message.Message):
     def logprobs(self) -> _common_pb2.Logprobs:
         """Whether Committed.logprobs are wanted, and which; default: none."""
 
+    @_builtins.property
+    def corpora(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """See Speculation.corpora."""
+
     def __init__(
         self,
         *,
@@ -204,10 +212,12 @@ class OpenRequest(_message.Message):
         node_limit: _builtins.int | None = ...,
         sources: _abc.Iterable[Global___Source] | None = ...,
         logprobs: _common_pb2.Logprobs | None = ...,
+        learn: _builtins.bool = ...,
+        corpora: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "key", b"key", "logprobs", b"logprobs", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "epoch", b"epoch", "ids", b"ids", "key", b"key", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "corpora", b"corpora", "epoch", b"epoch", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_limit: _TypeAlias = _typing.Literal["node_limit"]  # noqa: Y015
     _WhichOneofArgType__node_limit: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit"]  # noqa: Y015
@@ -217,7 +227,7 @@ Global___OpenRequest: _TypeAlias = OpenRequest  # noqa: Y015
 
 @_typing.final
 class Source(_message.Message):
-    """A source of drafts."""
+    """A source of drafts. Those of one address are the names of one process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
