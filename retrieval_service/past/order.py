@@ -15,6 +15,7 @@ BLOCK = 256
 ABOVE = 0xFFFFFFFF
 """Greater than whatever follows a shared beginning in a key: ids are below 2**31, positions below this."""
 
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """Neighbours in the order: from `start` inclusive to `end` exclusive, each a block and an index in it."""

@@ -186,9 +186,13 @@ class PastText:
                 steps -= 1
         return bool(self._leaving) or self.cost > self.token_limit
 
+    def held(self) -> list[tuple[int, str, "array[int]", int]]:
+        """Serial, session, ids and how many of them, oldest first; the ids themselves, which may grow."""
+        return [(one.serial, one.session, one.ids, len(one.ids)) for one in self._sequences.values()]
+
     def sequences(self) -> list[tuple[int, str, "array[int]"]]:
         """Serial, session and ids of what is held, oldest first; the ids are copies."""
-        return [(one.serial, one.session, one.ids[:]) for one in self._sequences.values()]
+        return [(serial, session, ids[:size]) for serial, session, ids, size in self.held()]
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -251,7 +255,9 @@ def checked(ids: Sequence[int]) -> "array[int]":
     """Ids as they are kept; ValueError naming the first that is none."""
     for at, token in enumerate(ids):
         if not 0 <= token < ID_END:
-            raise ValueError(f"id {token} at {at} is not within 0 .. {ID_END - 1}: nothing was kept of these ids")
+            raise ValueError(
+                f"id {token} at {at} is not within 0 .. {ID_END - 1}: nothing was kept of these ids"
+            )
     return array("I", ids)
 
 

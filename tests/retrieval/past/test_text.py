@@ -27,9 +27,7 @@ def occurrences(sequences: Sequence[Sequence[int]], suffix: Sequence[int]) -> li
     ]
 
 
-def longest(
-    sequences: Sequence[Sequence[int]], ids: Sequence[int]
-) -> tuple[int, list[tuple[int, int]]]:
+def longest(sequences: Sequence[Sequence[int]], ids: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
     for length in range(min(CONTEXT, len(ids)), 0, -1):
         if found := occurrences(sequences, ids[-length:]):
             return length, found
@@ -97,7 +95,7 @@ def test_the_oldest_sequences_are_given_up_whole_and_no_more_of_them_than_must_b
     written: dict[int, Added] = {}
     text = fed(PastText(limit), pieces, written)
     kept = text.sequences()
-    assert sum(cost(one) for one in kept) == text.cost <= limit
+    assert sum(cost(one) for _, _, one in kept) == text.cost <= limit
     assert text.tokens + text.evicted == sum(len(ids) for _, ids in pieces)
     # Whoever takes them all in at once keeps the same: so does a log that is read again.
     again = PastText(limit)
