@@ -1,4 +1,4 @@
-"""Python source with its identifiers renamed and its comments and docstrings rewritten, layout and logic kept.
+"""Python source with its identifiers renamed and its comments and docstrings rewritten, its logic kept.
 
 What a colleague's version of a module looks like: the same statements in other words. Deterministic: a name's
 new spelling depends on the name and the seed alone. Knows nothing of models or memories.
@@ -11,13 +11,15 @@ import io
 import keyword
 import tokenize
 
-WORDS = (
-    "account amount anchor batch border bucket cell chunk client column cursor delta digit edge entry epoch "
-    "factor field frame gauge grade group handle hook input label layer ledger level limit line margin mask "
-    "member meter mode node offer option order owner packet page panel part pile plan point pool probe quota "
-    "range record region report room route sample scope score seat shape share sheet shift side slice slot "
-    "sort span stage stamp step stock strip table tally target term ticket token total track trail unit view"
-).split()
+_TEXT = """
+account amount anchor batch border bucket cell chunk client column cursor delta digit edge entry
+epoch factor field frame gauge grade group handle hook input label layer ledger level limit
+line margin mask member meter mode node offer option order owner packet page panel part
+pile plan point pool probe quota range record region report room route sample scope score
+seat shape share sheet shift side slice slot sort span stage stamp step stock strip
+table tally target term ticket token total track trail unit view
+"""
+WORDS = tuple(_TEXT.split())
 
 
 def renamed(source: str, seed: int = 0) -> str:

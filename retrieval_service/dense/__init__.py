@@ -1,1 +1,1 @@
-"""Dense references: documents found by what they are about, and copied from (LLMA, Yang et al., arXiv 2304.04487)."""
+"""Dense references: documents found by what they are about, and copied from."""

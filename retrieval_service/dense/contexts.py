@@ -44,6 +44,6 @@ class NearestContexts:
             return None
         tokens = self._embedder.token_vectors(ids[-WIDTH:])
         weights = _FADING ** np.arange(len(tokens) - 1, -1, -1, dtype=np.float32)
-        scores = self._vectors @ unit((weights @ tokens).reshape(1, -1))[0]
+        scores = self._vectors @ unit((weights @ tokens).reshape(1, -1).astype(np.float32))[0]
         best = np.argsort(-scores, kind="stable")[:_NEAREST]
         return self._text.continued(self._places[best], 1, node_limit=node_limit, depth=depth)

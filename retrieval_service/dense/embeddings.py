@@ -71,7 +71,7 @@ class TableEmbedder:
             if not len(filled):
                 continue
             # One gather for the batch; `reduceat` sums from each window's start to the next one's.
-            ids = np.concatenate([np.asarray(batch[at], dtype=np.int64) for at in filled])
+            ids = np.concatenate([np.asarray(window, dtype=np.int64) for window in batch if len(window)])
             starts = np.concatenate([[0], np.cumsum(lengths[filled])[:-1]])
             sums = np.add.reduceat(self._table.rows(ids), starts, axis=0)
             pooled[start + filled] = sums if self._projection is None else sums @ self._projection
@@ -91,4 +91,5 @@ def _projection(width: int, dimensions: int) -> Vectors | None:
         return None
     # The raw generator is the same in every version of numpy; its distributions are not.
     bits = np.random.PCG64(0).random_raw(width * dimensions).reshape(width, dimensions) & np.uint64(1)
-    return ((bits.astype(np.float32) * 2 - 1) / np.sqrt(dimensions)).astype(np.float32)
+    signs: Vectors = (bits.astype(np.float32) * 2 - 1) / np.float32(np.sqrt(dimensions))
+    return signs

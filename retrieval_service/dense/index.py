@@ -5,15 +5,18 @@ docs/dense.md has the measurements. FAISS runs on one thread, and torch is never
 from several threads: the shelf that owns an index locks.
 """
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from retrieval_service.dense.embeddings import Vectors
+
+# Its stubs do not know what it adds to its classes when it is imported.
+faiss: Any = importlib.import_module("faiss")
 
 Kind = Literal["flat", "hnsw", "ivfpq"]
 
@@ -102,9 +105,7 @@ class VectorIndex:
         wanted = min(count, len(self))
         parameters = self._parameters(wanted, options)
         scores, rows = self._index.search(vector.reshape(1, -1), wanted, params=parameters)
-        return [
-            (int(row), float(score)) for row, score in zip(rows[0], scores[0], strict=True) if row >= 0
-        ]
+        return [(int(row), float(score)) for row, score in zip(rows[0], scores[0], strict=True) if row >= 0]
 
     def _parameters(self, wanted: int, options: dict[str, Any]) -> Any:
         if self.kind == "hnsw":

@@ -41,6 +41,10 @@ class Chunking:
     stride: int = 32
 
 
+CHUNKING = Chunking()
+SIZES = Sizes()
+
+
 @dataclass(frozen=True, slots=True)
 class _Saved:
     """A shelf as it was when it had so many changes, and the files that say so."""
@@ -58,8 +62,8 @@ class Library:
         embedder: Embedder,
         tokenizer_digest: str,
         *,
-        chunking: Chunking = Chunking(),  # noqa: B008 - frozen
-        sizes: Sizes = Sizes(),  # noqa: B008 - frozen
+        chunking: Chunking = CHUNKING,
+        sizes: Sizes = SIZES,
     ) -> None:
         self.embedder = embedder
         self.chunking = chunking
@@ -86,10 +90,10 @@ class Library:
         embedder: Embedder,
         tokenizer_digest: str,
         *,
-        chunking: Chunking = Chunking(),  # noqa: B008 - frozen
-        sizes: Sizes = Sizes(),  # noqa: B008 - frozen
+        chunking: Chunking = CHUNKING,
+        sizes: Sizes = SIZES,
     ) -> "Library":
-        """What `save` wrote. Raises NoLibrary, LibraryDamaged naming the file, LibraryMismatch naming both."""
+        """What `save` wrote. Raises NoLibrary, LibraryDamaged (which file), LibraryMismatch (both)."""
         library = cls(embedder, tokenizer_digest, chunking=chunking, sizes=sizes)
         saved, library._generation, shelves = read_manifest(folder)
         check_maker(folder, saved, library.maker)
@@ -152,11 +156,12 @@ class Library:
         with self._lock:
             return {tenant: shelf.kind for tenant, shelf in self._shelves.items()}
 
-    def save(self, folder: Path, disk: Disk = Disk()) -> None:  # noqa: B008 - holds nothing
+    def save(self, folder: Path, disk: Disk | None = None) -> None:
         """Writes what changed since the last save there; searches and removals go on. Raises OSError.
 
         Whenever it is stopped, `load` finds what was saved before or all of this.
         """
+        disk = disk or Disk()
         with self._saving:
             make_folder(folder)
             with self._lock:

@@ -1,4 +1,4 @@
-"""Match, then copy (LLMA, Yang et al., arXiv 2304.04487): the longest suffix of a session found in its references.
+"""Match, then copy (LLMA, Yang et al., arXiv 2304.04487): the longest suffix found in the references.
 
 The texts stand one after another, and every id's places and every pair's places are sorted once. A lookup
 begins with the places of the session's last pair and keeps those that also match one id further back, until
@@ -44,8 +44,10 @@ class ReferenceText:
         self._by_pair = np.argsort(pairs, kind="stable").astype(np.int32)
         self._pairs = pairs[self._by_pair]
 
-    def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int, shortest: int = 1) -> CountedTrie | None:
-        """What followed the longest suffix of `ids`, at least `shortest` and counted up to LONGEST, found here."""
+    def lookup(
+        self, ids: Sequence[int], *, node_limit: int, depth: int, shortest: int = 1
+    ) -> CountedTrie | None:
+        """What followed the longest suffix of `ids` found here, if at least `shortest`; LONGEST at most."""
         tail = np.array(ids[-LONGEST:], dtype=np.int64)
         tail[(tail < 0) | (tail > np.iinfo(np.int32).max)] = _NOWHERE
         places, length = self._longest(tail)
@@ -103,7 +105,8 @@ class ReferenceText:
 
     def _going_on(self, places: NDArray[np.int32]) -> NDArray[np.int32]:
         """Those that something follows; every text ends with BETWEEN, so there is a next id."""
-        return places[self.ids[places + 1] != BETWEEN]
+        going_on: NDArray[np.int32] = places[self.ids[places + 1] != BETWEEN]
+        return going_on
 
 
 def _pair(first: Any, second: Any) -> Any:
@@ -113,4 +116,5 @@ def _pair(first: Any, second: Any) -> Any:
 
 def _equal(ordered: NDArray[Any], places: NDArray[np.int32], value: Any) -> NDArray[np.int32]:
     low, high = np.searchsorted(ordered, value, "left"), np.searchsorted(ordered, value, "right")
-    return places[low:high]
+    found: NDArray[np.int32] = places[low:high]
+    return found

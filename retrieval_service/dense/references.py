@@ -40,6 +40,10 @@ class Limits:
     contexts_below: int = 4
 
 
+RULE = TopicRule()
+LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     documents: tuple[Document, ...]
@@ -90,8 +94,8 @@ class References:
         self,
         library: Library,
         *,
-        rule: TopicRule = TopicRule(),  # noqa: B008 - frozen
-        limits: Limits = Limits(),  # noqa: B008 - frozen
+        rule: TopicRule = RULE,
+        limits: Limits = LIMITS,
         contexts: TableEmbedder | None = None,
         capacity: int = 256,
     ) -> None:

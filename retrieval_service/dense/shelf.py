@@ -212,7 +212,7 @@ class Shelf:
         """Puts a built index in place; what was removed while it was built stays removed."""
         rows = list(entries)
         with self._lock:
-            # Nothing was here before where a shelf is restored; otherwise only removals can have come between.
+            # A shelf that is restored held nothing before; in any other, only removals can have come between.
             known = self._entries if self._rows else {entry.document.name: entry for entry in rows}
             self._rows, self._index, self._total = rows, index, len(index)
             self._starts = [entry.first for entry in rows]

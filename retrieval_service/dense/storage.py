@@ -28,7 +28,7 @@ _ENDINGS = (".names", ".ids", ".vectors", ".index")
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What a library was made with; another one cannot read it. Digests are compared, names are for people."""
+    """What a library was made with; another one cannot read it. Digests are compared; names are to read."""
 
     embedder: str
     embedder_digest: str
@@ -69,18 +69,22 @@ def write_shelf(disk: Disk, folder: Path, stem: str, tenant: str, snapshot: Snap
         path = folder / f"{stem}.index"
         snapshot.index.write(path)
         with path.open("rb") as written:
-            disk.sync(written)  # type: ignore[arg-type]
+            disk.sync(written)
         files[path.name] = (path.stat().st_size, _sha256(path))
     return StoredShelf(tenant, snapshot.index.kind, files)
 
 
-def write_manifest(disk: Disk, folder: Path, maker: Maker, generation: int, shelves: list[StoredShelf]) -> None:
+def write_manifest(
+    disk: Disk, folder: Path, maker: Maker, generation: int, shelves: list[StoredShelf]
+) -> None:
     """From here on the library is what these shelves say; files that none of them names are removed."""
     disk.sync_folder(folder)
     body = json.dumps(
         {"generation": generation, "maker": asdict(maker), "shelves": [asdict(shelf) for shelf in shelves]}
     )
-    disk.put(folder / MANIFEST, f"{_MAGIC} {VERSION} {hashlib.sha256(body.encode()).hexdigest()}\n{body}".encode())
+    disk.put(
+        folder / MANIFEST, f"{_MAGIC} {VERSION} {hashlib.sha256(body.encode()).hexdigest()}\n{body}".encode()
+    )
     named = {name for shelf in shelves for name in shelf.files}
     for path in folder.iterdir():
         if path.suffix in _ENDINGS and path.name not in named:
@@ -98,7 +102,9 @@ def read_manifest(folder: Path) -> tuple[Maker, int, list[StoredShelf]]:
     if len(parts) != 3 or parts[0] != _MAGIC:
         raise LibraryDamaged(f"{path}: is no manifest of a library; restore it or add the documents again")
     if parts[1] != str(VERSION):
-        raise LibraryMismatch(f"{path}: is of version {parts[1]}, this program reads {VERSION}; make it again")
+        raise LibraryMismatch(
+            f"{path}: is of version {parts[1]}, this program reads {VERSION}; make it again"
+        )
     if hashlib.sha256(body).hexdigest() != parts[2]:
         raise LibraryDamaged(f"{path}: does not match its checksum; restore it or add the documents again")
     told: dict[str, Any] = json.loads(body)
@@ -133,7 +139,9 @@ def read_shelf(folder: Path, shelf: StoredShelf, maker: Maker) -> Snapshot:
             state = "is missing" if found is None else f"has {found} bytes of {size}"
             raise LibraryDamaged(f"{path}: {state}; restore it or add the documents again")
         if _sha256(path) != checksum:
-            raise LibraryDamaged(f"{path}: does not match its checksum; restore it or add the documents again")
+            raise LibraryDamaged(
+                f"{path}: does not match its checksum; restore it or add the documents again"
+            )
     ids = _mapped(paths[".ids"], np.dtype("<i4"), 1)
     vectors = _mapped(paths[".vectors"], np.dtype("<f2"), maker.dimensions)
     entries = tuple(_entries(json.loads(paths[".names"].read_bytes()), ids, vectors))

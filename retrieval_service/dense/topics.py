@@ -27,9 +27,9 @@ class TopicRule:
             raise ValueError(f"window and every are at least 1, threshold is finite, not {self}")
 
     def is_due(self, length: int, looked_at: int | None) -> bool:
-        """Whether to look at the topic of a session of `length` ids, last looked at when it had `looked_at`."""
+        """Whether to look at a session of `length` ids, last looked at when it had `looked_at`."""
         return length > 0 and (looked_at is None or length - looked_at >= self.every or length < looked_at)
 
     def has_moved(self, now: Vectors, searched_with: Vectors | None) -> bool:
-        """Whether unit vectors, float32 [dimensions], are of different topics; always before a first search."""
+        """Whether two unit vectors are of different topics; always before a first search."""
         return searched_with is None or float(np.dot(now, searched_with)) < self.threshold

@@ -26,14 +26,14 @@ NAMES = (
 """How families call their input embeddings: the last parts of the tensor's name."""
 
 _LONGEST_HEADER = 100_000_000
-_STORED = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+_STORED: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 _SAMPLED_ROWS = 4096
 _HELD_BYTES = 64 * 2**20
 """A table no larger than this as float32 is held so; a larger one stays mapped."""
 
 
 class EmbeddingTable:
-    """One row per token id, mapped from disk. `digest` identifies its shape, dtype and a sample of its rows."""
+    """One row per token id. `digest` identifies its shape, dtype and a sample of its rows."""
 
     def __init__(self, stored: NDArray[Any], kind: str) -> None:
         self._stored = stored
@@ -47,12 +47,14 @@ class EmbeddingTable:
 
     @classmethod
     def read(cls, folder: Path) -> "EmbeddingTable":
-        """Finds the table in a Hugging Face folder, sharded or not. Raises UnfitWeights, which says what is wrong."""
+        """Of a Hugging Face folder, sharded or not. Raises UnfitWeights, which says what is wrong."""
         path, name = _find(folder)
         header, start = _header(path)
         entry = header.get(name)
         if not isinstance(entry, dict):
-            raise UnfitWeights(f"{path}: has no tensor {name}, though its index says so; copy the model again")
+            raise UnfitWeights(
+                f"{path}: has no tensor {name}, though its index says so; copy the model again"
+            )
         kind, shape = entry.get("dtype"), entry.get("shape")
         dtype = _STORED.get(str(kind))
         if dtype is None or not isinstance(shape, list) or len(shape) != 2:

@@ -76,7 +76,7 @@ LAYERS = {
     "retrieval_service.corpus": Layer((*MEMORY, "outrider.tokens"), ("numpy", "tokenizers", "pydivsufsort")),
     "retrieval_service.past": Layer(MEMORY, ("numpy",)),
     "retrieval_service.dense": Layer(
-        (*MEMORY, "outrider.tokens"),
+        (*MEMORY, "outrider.tokens", "retrieval_service.corpus.disk"),
         ("numpy", "faiss", "safetensors", "sentence_transformers"),
     ),
     "orchestrator": Layer(SHARED, (*RPC, "pydantic", "prometheus_client", "tokenizers")),
