@@ -106,7 +106,7 @@ class References:
         self._contexts = contexts
         self._sessions: dict[Hashable, SessionReferences] = {}
         self._lock = threading.Lock()
-        self._texts: OrderedDict[tuple[tuple[int, int, int], ...], _Held] = OrderedDict()
+        self._texts: OrderedDict[tuple[str, tuple[tuple[int, int, int], ...]], _Held] = OrderedDict()
         self._searcher = Searcher(capacity)
 
     @property
@@ -152,13 +152,16 @@ class References:
             return
         found = self._library.search(memory.tenant, vector, self._limits.documents)
         near = [one for one in found if one.score >= self._limits.nearest]
-        memory.hold(self._held(near) if near else None)
-        memory.searched_with = vector
+        memory.hold(self._held(memory.tenant, near) if near else None)
+        memory.searched_with = vector if near else None
 
-    def _held(self, found: Sequence[Found]) -> _Held:
-        """Texts are kept, for sessions with the same references; this thread alone does it."""
+    def _held(self, tenant: str, found: Sequence[Found]) -> _Held:
+        """Texts are kept for a tenant's sessions with the same references; the searcher's thread alone calls."""
+        for stale in [key for key, held in self._texts.items() if not self._still_there(key[0], held)]:
+            del self._texts[stale]
         spans = _excerpts(found, self._limits.tokens)
-        key = tuple((id(one.document), low, high) for one, (low, high) in zip(found, spans, strict=False))
+        parts = tuple((id(one.document), *span) for one, span in zip(found, spans, strict=False))
+        key = (tenant, parts)
         held = self._texts.get(key)
         if held is None:
             texts: list[Ids] = [
@@ -173,6 +176,9 @@ class References:
         while len(self._texts) > _TEXTS_KEPT:
             self._texts.popitem(last=False)
         return held
+
+    def _still_there(self, tenant: str, held: _Held) -> bool:
+        return all(self._library.holds(tenant, document) for document in held.documents)
 
 
 def _excerpts(found: Sequence[Found], tokens: int) -> list[tuple[int, int]]:
