@@ -28,19 +28,20 @@ class Follower:
         self.request = request
         self._shape = shape
         _check_ids(request.ids, request.vocabulary_size)
-        self._ids = array("Q", request.ids)
+        self.ids = array("Q", request.ids)
+        """Committed ids; to be read only."""
         self._hashes = array("Q", hashing.prefix_hashes(request.ids).tobytes())  # [n]: over the first n ids
         self._sent: dict[int, frozenset[int]] = {}
 
     @property
     def length(self) -> int:
         """Committed ids."""
-        return len(self._ids)
+        return len(self.ids)
 
     @property
     def recent(self) -> list[int]:
         """The last ids, at most WINDOW."""
-        return self._ids[-WINDOW:].tolist()
+        return self.ids[-WINDOW:].tolist()
 
     @property
     def wants_drafts(self) -> bool:
@@ -49,7 +50,7 @@ class Follower:
 
     def ids_from(self, position: int) -> list[int]:
         """Committed ids from an absolute position on."""
-        return self._ids[position:].tolist()
+        return self.ids[position:].tolist()
 
     def hash_at(self, length: int) -> int:
         """The prefix hash of the first `length` committed ids."""
@@ -68,7 +69,7 @@ class Follower:
         fresh = ids[known:]
         _check_ids(fresh, self.request.vocabulary_size)
         for token in fresh:
-            self._ids.append(token)
+            self.ids.append(token)
             self._hashes.append(hashing.extend(self._hashes[-1], token))
         end = position + len(ids)
         if self._hashes[end] != prefix_hash:

@@ -8,7 +8,7 @@ log(count share) + the session's noise, and greedily by count share. How likely 
   the session's end was found: what follows a long match is likely to follow again.
 - Greedy decoding takes the likeliest token, so that shares are sharpened.
 - With noise: what is not in the trie holds the rest of the probability, r, whose largest score is log(r) plus
-  one more Gumbel number, which nobody knows here. A token of score s beats it with probability exp(-r exp(-s)).
+  one more Gumbel number, which nobody knows here. A token of score s beats it with probability exp(-r e^-s).
 
 The verifier calibrates these online, so their order and shape matter, not their scale. Pure, deterministic.
 """

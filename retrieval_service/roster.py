@@ -6,7 +6,7 @@ Knows nothing of memories, threads, sockets or clocks (the time is an argument).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.source.events import Follow, NotFollowed
 from outrider.wire.codec import SessionKey
@@ -47,6 +47,7 @@ class Left:
 
     follower: Follower
     kept: int
+    learns: bool
     until_s: float
 
 
@@ -108,7 +109,8 @@ class Roster:
         kept = request.prompt_length if left is None else _agreed(left, follower)
         over = left is not None and kept == 0
         kept = max(kept, request.prompt_length)
-        followed = Followed(follow.stream, follow.alias, key, follower, kept, request.learn)
+        learns = request.learn and (over or left is None or left.learns)
+        followed = Followed(follow.stream, follow.alias, key, follower, kept, learns)
         self._by_alias[follow.stream, follow.alias] = self._by_key[key] = followed
         return followed, holder if holder is not namesake else None, over
 
@@ -122,13 +124,24 @@ class Roster:
         """The session may go on elsewhere, or here on another stream."""
         self.end(followed)
         self._left.pop(followed.key, None)
-        self._left[followed.key] = Left(followed.follower, followed.kept, now_s + self._grace_s)
+        self._left[followed.key] = Left(
+            followed.follower, followed.kept, followed.learns, now_s + self._grace_s
+        )
 
     def let_go_stream(self, stream: int, now_s: float) -> None:
         """A stream broke: so it is for all sessions on it."""
         for followed in self:
             if followed.stream == stream:
                 self.let_go(followed, now_s)
+
+    def unlearn(self, tenant: str, session: str | None) -> None:
+        """Nothing more is kept of a session with its choices, or of all of the tenant's, while it runs."""
+        keys = [one.key for one in self] + list(self._left)
+        named = {key for key in keys if key.tenant == tenant and session in (None, key.session)}
+        for followed in self:
+            followed.learns = followed.learns and followed.key not in named
+        for key in named & self._left.keys():
+            self._left[key] = replace(self._left[key], learns=False)
 
     def expire(self, now_s: float) -> tuple[list[SessionKey], float | None]:
         """Sessions that nobody took up again, which are over, and when the next one's time is up."""

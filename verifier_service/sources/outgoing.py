@@ -100,7 +100,7 @@ class Outgoing:
         return 1 <= alias <= self._highest
 
     def take(self) -> Message | None:
-        """The next message, or None where there is nothing to say: progress first, then ends, then follows."""
+        """The next message, or None where there is nothing to say: progress, then ends, then follows."""
         if not (self._follow or self._progress or self._end):
             return None
         message = Message(tuple(self._follow), self._progress, tuple(self._end))
