@@ -1,4 +1,4 @@
-"""Many continuations, most of them alike, as a counted trie: equal ones once, and only the nodes asked for."""
+"""Many continuations, most of them alike, as a counted trie: equal ones once, only the nodes asked for."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The few things done to files: written to stay, replaced at once, removed so that little can be read of them."""
+"""The few things done to files: written to stay, cut, and removed so that little can be read of them."""
 
 import os
 from collections.abc import Iterable

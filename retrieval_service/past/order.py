@@ -88,7 +88,7 @@ class ContextOrder:
             self._join(at)
 
     def find(self, ids: "array[int]") -> tuple[int, Span]:
-        """The longest beginning of `ids` (latest first) that some key has: its length and whose; 0 if none."""
+        """The longest beginning of `ids` (latest first) that some key has, and whose; of length 0 if none."""
         place = self._place(ids)
         length = max(
             (_shared(self._key(position), ids) for position in self._beside(place)),

@@ -1,4 +1,4 @@
-"""What every tenant's sessions produced: fed as ids are committed, looked up meanwhile, kept across restarts."""
+"""What tenants' sessions produced: fed as ids are committed, looked up meanwhile, kept across restarts."""
 
 import fcntl
 import logging
@@ -16,6 +16,8 @@ from retrieval_service.past.tenant_files import TenantFiles, finish_wiping, is_f
 from retrieval_service.past.text import TOKEN_LIMIT_END, Added, PastText, checked
 from retrieval_service.past.writer import DiskPolicy, Writer
 from retrieval_service.trie import CountedTrie
+
+_log = logging.getLogger(__name__)
 
 NAME_BYTES = 1024
 """Of a tenant's or a session's name in UTF-8."""
@@ -76,9 +78,9 @@ class PastOutputs:
         folder: Path | None,
         limits: Limits | None = None,
         policy: DiskPolicy | None = None,
-        say: Callable[[str], None] = logging.getLogger(__name__).warning,
+        say: Callable[[str], None] = _log.warning,
     ) -> None:
-        """Read what the folder holds. Raises PastError where it cannot be used, OSError where it cannot be read."""
+        """Read what the folder holds. Raises PastError where it is not fit for use, OSError if unreadable."""
         self._limits = limits or Limits()
         self._folder = folder
         self._say = say
@@ -136,9 +138,8 @@ class PastOutputs:
         Stop feeding the session first: what comes afterwards is new text. The number of ids that were held.
         Raises OSError where files could not be removed, TimeoutError where they were not yet.
         """
-        known = self._tenants.get(tenant)
-        if known is None:
-            return 0
+        # Not known here its files may be there all the same, damaged beyond reading whose they are.
+        known = self._tenants.get(tenant) or self._new(tenant)
         count = known.forget(session)
         if self._writer is not None:
             self._writer.forget(known, session, timeout)
@@ -148,10 +149,7 @@ class PastOutputs:
         """Remove all of a tenant's text; as `forget`."""
         _check_name("tenant", tenant)
         with self._lock:
-            known = self._tenants.pop(tenant, None)
-            if known is None:
-                # Its files may be there all the same, damaged beyond reading whose they are.
-                known = self._new(tenant)
+            known = self._tenants.pop(tenant, None) or self._new(tenant)
         count = known.leave()
         if self._writer is not None:
             self._writer.wipe(known, timeout)
@@ -197,10 +195,10 @@ class PastOutputs:
             assert tenant.files is not None
             if tenant.files.folder != path:
                 raise PastError(
-                    f"{path} holds the outputs of tenant {name!r}, which belong elsewhere: it was copied there; "
-                    "move it away"
+                    f"{path} holds the outputs of tenant {name!r}, which belong elsewhere: it was copied "
+                    "there; move it away"
                 )
-            replayed = tenant.files.open()
+            replayed = tenant.files.open(self._limits.tenant_tokens)
             tenant.text.restore(replayed.listed(), replayed.next_serial)
             tenant.behind = not tenant.files.generation
             self._tenants[name] = tenant

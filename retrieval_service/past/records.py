@@ -119,7 +119,7 @@ def unpack_records(data: bytes, at: int, generation: int) -> Iterator[tuple[Reco
     while at + _FRAME.size <= len(data):
         length, crc = _FRAME.unpack_from(data, at)
         at += _FRAME.size
-        # Where power failed a file may end in zeros, and those are a frame with the right checksum of nothing.
+        # Where power failed a file may end in zeros: a frame with the right checksum of nothing.
         if not length or at + length > len(data):
             return
         payload = data[at : at + length]

@@ -4,7 +4,8 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from retrieval_service.past.records import Added, End, Record, unpack_header, unpack_records
+from retrieval_service.past.records import End, Record, unpack_header, unpack_records
+from retrieval_service.past.text import Added, Held, fitting
 
 
 @dataclass(slots=True)
@@ -14,11 +15,17 @@ class Replayed:
     sequences: "dict[int, tuple[str, array[int]]]" = field(default_factory=dict)
     next_serial: int = 0
 
-    def listed(self) -> "list[tuple[int, str, array[int]]]":
+    def listed(self) -> list[Held]:
         """As `PastText.restore` takes them."""
         return [(serial, session, ids) for serial, (session, ids) in self.sequences.items()]
 
-    def without(self, session: str) -> None:
+    def fit(self, token_limit: int) -> None:
+        """Give up what the text gave up, or would now."""
+        self.sequences = {
+            serial: (session, ids) for serial, session, ids in fitting(self.listed(), token_limit)
+        }
+
+    def forget(self, session: str) -> None:
         """Drop a session's."""
         self.sequences = {key: one for key, one in self.sequences.items() if one[0] != session}
 
@@ -69,7 +76,7 @@ def _take(replayed: Replayed, record: Record, known: int) -> bool:
     return True
 
 
-def whole(sequences: "Iterable[tuple[int, str, array[int]]]") -> Iterator[Record]:
+def whole(sequences: Iterable[Held]) -> Iterator[Record]:
     """A snapshot's records."""
     count = tokens = 0
     for serial, session, ids in sequences:

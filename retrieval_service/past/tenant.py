@@ -1,12 +1,11 @@
 """One tenant's text behind a lock: fed and tidied in small steps, so that a lookup never waits long."""
 
 import threading
-from array import array
 from collections.abc import Callable, Sequence
 
 from retrieval_service.past.best_first import best_first
 from retrieval_service.past.tenant_files import TenantFiles
-from retrieval_service.past.text import Added, PastText
+from retrieval_service.past.text import Added, Held, PastText
 from retrieval_service.trie import CountedTrie
 
 STEP = 32
@@ -83,7 +82,7 @@ class Tenant:
             with self._lock:
                 more = self.text.tidy(STEP)
 
-    def copy(self) -> "tuple[list[tuple[int, str, array[int]]], int]":
+    def copy(self) -> tuple[list[Held], int]:
         """What a snapshot holds; records from here on are to be appended behind it."""
         with self._lock:
             self.behind = False

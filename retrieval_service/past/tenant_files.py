@@ -7,7 +7,6 @@ moment exactly one state that a reader finds, and what is torn can only be the e
 
 import hashlib
 import re
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +26,7 @@ from retrieval_service.past.records import (
     unpack_records,
 )
 from retrieval_service.past.replay import Replayed, read_snapshot, replay_log, whole
-from retrieval_service.past.text import Added
+from retrieval_service.past.text import Added, Held
 
 _GENERATION = re.compile(r"(\d{10})\.(snapshot|log)(\.part)?")
 _INTENT = "forget"
@@ -37,7 +36,7 @@ Say = Callable[[str], None]
 
 
 def folder_name(tenant: str) -> str:
-    """A name that any file system takes, of any tenant: the SHA-256 of it. The name itself is in the files."""
+    """A name that any file system takes, of any tenant: the SHA-256 of it. It is in the files too."""
     return hashlib.sha256(tenant.encode()).hexdigest()
 
 
@@ -62,8 +61,11 @@ class TenantFiles:
         self.folder = root / folder_name(tenant)
         self._say = say
 
-    def open(self) -> Replayed:
-        """Read what is there and leave it fit to append to. Raises PastError for files that are not ours."""
+    def open(self, token_limit: int) -> Replayed:
+        """Read what is there, as much as there is room for, and leave it fit to append to.
+
+        Raises PastError for files that are not this tenant's or of another version.
+        """
         if not self.folder.is_dir():
             return Replayed()
         self._refuse_strangers()
@@ -71,9 +73,11 @@ class TenantFiles:
             (number for number, path in self._numbered() if path.suffix == ".snapshot"), default=0
         )
         replayed, sound = self._read()
+        # First: an evicted sequence must not come back for the room that a forgotten one makes.
+        replayed.fit(token_limit)
         forget = self._intended()
         if forget is not None:
-            replayed.without(forget)
+            replayed.forget(forget)
             self._say(f"past outputs of {self.tenant!r}: finished forgetting a session")
         if not sound or forget is not None:
             self._replace(replayed.listed(), replayed.next_serial)
@@ -91,7 +95,7 @@ class TenantFiles:
         if self.generation:
             disk.sync_file(self._log())
 
-    def snapshot(self, sequences: "Sequence[tuple[int, str, array[int]]]", next_serial: int) -> None:
+    def snapshot(self, sequences: Sequence[Held], next_serial: int) -> None:
         """Begin a generation with these sequences and an empty log, and shred the one before."""
         new = self.generation + 1
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -113,9 +117,7 @@ class TenantFiles:
         disk.sync_folder(self._root)
         self._remove_older()
 
-    def forget(
-        self, session: str, sequences: "Sequence[tuple[int, str, array[int]]]", next_serial: int
-    ) -> bool:
+    def forget(self, session: str, sequences: Sequence[Held], next_serial: int) -> bool:
         """Go on with `sequences`, which are without the session's, and shred every file that may hold those.
 
         False where there were no files, or no room for what remains: then the tenant has none any more.
@@ -137,8 +139,8 @@ class TenantFiles:
         disk.sync_folder(self._root)
         self.generation = self.log_bytes = self.snapshot_bytes = 0
 
-    def _replace(self, sequences: "Sequence[tuple[int, str, array[int]]]", next_serial: int) -> bool:
-        """A new generation or, where there is no room for one, none at all: either way the old one is gone."""
+    def _replace(self, sequences: Sequence[Held], next_serial: int) -> bool:
+        """A new generation or, where there is no room for one, none at all: the old one is gone."""
         try:
             self.snapshot(sequences, next_serial)
             fits = True
@@ -183,8 +185,8 @@ class TenantFiles:
                 header, _ = unpack_header(disk.beginning(path), path)
                 if header.tenant != self.tenant:
                     raise PastError(
-                        f"{path} is of tenant {header.tenant!r} but lies where {self.tenant!r}'s files do: it "
-                        "was copied there; move it away"
+                        f"{path} is of tenant {header.tenant!r} but lies where {self.tenant!r}'s files do: "
+                        "it was copied there; move it away"
                     )
 
     def _intend(self, session: str) -> None:

@@ -35,6 +35,10 @@ _PAGE = 256
 _FIRST_PAGE = 2**31 // _PAGE
 
 
+Held = tuple[int, str, "array[int]"]
+"""A sequence: its serial, its session, its ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class Added:
     """What was taken in, as it can be taken in again elsewhere: `ids` at `start` of sequence `serial`."""
@@ -113,15 +117,11 @@ class PastText:
             for page in sequence.pages:
                 self._pages[page] = sequence.ids, self._pages[page][1]
 
-    def restore(self, sequences: Iterable[tuple[int, str, "array[int]"]], next_serial: int) -> None:
-        """Fill an empty text with finished sequences (serial, session, ids), serials rising."""
-        for serial, session, ids in sequences:
+    def restore(self, sequences: Iterable[Held], next_serial: int) -> None:
+        """Fill an empty text with those finished sequences, serials rising, that it has room for."""
+        for serial, session, ids in fitting(sequences, self.token_limit):
             self._open(serial, session, ids)
         self.next_serial = max(self.next_serial, next_serial)
-        while self.cost > self.token_limit:
-            self.give_up_oldest()
-        # None of them has a place in the order yet.
-        self._leaving.clear()
         for sequence in self._sequences.values():
             while len(sequence.pages) * _PAGE < len(sequence.ids) - 1:
                 self._add_page(sequence)
@@ -168,11 +168,9 @@ class PastText:
 
         In steps, so that whoever holds a lock around this holds it for a moment only.
         """
-        while steps > 0:
-            if not self._leaving:
-                if self.cost <= self.token_limit:
-                    return False
-                self.give_up_oldest()
+        while self.cost > self.token_limit:
+            self.give_up_oldest()
+        while steps > 0 and self._leaving:
             sequence = self._leaving[0]
             while steps > 0 and sequence.indexed:
                 self._order.remove(sequence.position(sequence.indexed - 1))
@@ -184,13 +182,13 @@ class PastText:
                 self._free.extend(sequence.pages)
                 self._leaving.popleft()
                 steps -= 1
-        return bool(self._leaving) or self.cost > self.token_limit
+        return bool(self._leaving)
 
     def held(self) -> list[tuple[int, str, "array[int]", int]]:
         """Serial, session, ids and how many of them, oldest first; the ids themselves, which may grow."""
         return [(one.serial, one.session, one.ids, len(one.ids)) for one in self._sequences.values()]
 
-    def sequences(self) -> list[tuple[int, str, "array[int]"]]:
+    def sequences(self) -> list[Held]:
         """Serial, session and ids of what is held, oldest first; the ids are copies."""
         return [(serial, session, ids[:size]) for serial, session, ids, size in self.held()]
 
@@ -249,6 +247,17 @@ class PastText:
         order = context_order(np.concatenate(ids), np.concatenate(starts), CONTEXT)
         ordered = np.concatenate(positions)[order]
         self._order.load(array("I", ordered[ordered >= 0].astype(np.uint32).tobytes()))
+
+
+def fitting(sequences: Iterable[Held], token_limit: int) -> list[Held]:
+    """What is left of sequences, oldest first, once the oldest were given up until the rest fits."""
+    kept = []
+    for one in reversed(list(sequences)):
+        token_limit -= max(len(one[2]), LEAST_COST)
+        if token_limit < 0:
+            break
+        kept.append(one)
+    return kept[::-1]
 
 
 def checked(ids: Sequence[int]) -> "array[int]":

@@ -1,8 +1,8 @@
 """The thread that writes: records in the order they were made, snapshots, and forgetting.
 
 Records wait in a bounded queue. Where that is full or the disk is, a tenant goes on in memory, is marked
-behind, and a snapshot brings its files up to date once there is room. On the disk there is then for a while an
-earlier state, never a wrong one.
+behind, and a snapshot brings its files up to date once there is room. Until then an earlier state is on the
+disk, never a wrong one.
 """
 
 import queue
