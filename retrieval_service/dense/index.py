@@ -30,6 +30,7 @@ _CODE_BYTES = 32
 _TRAINED_ON = 40
 """Vectors that each list is trained on; FAISS asks for 39."""
 _CENTROIDS = 256
+_LEAST_TRAINED = 16
 _ROUNDS = 10
 """Of k-means, which gains little after these."""
 
@@ -40,6 +41,10 @@ class Sizes:
 
     flat: int = 50_000
     hnsw: int = 500_000
+
+    def __post_init__(self) -> None:
+        if not _LEAST_TRAINED <= self.hnsw:
+            raise ValueError(f"IVF-PQ is trained on {_LEAST_TRAINED} vectors at least, so hnsw is not {self.hnsw}")
 
     def kind(self, vectors: int) -> Kind:
         """The kind for so many vectors."""
@@ -127,6 +132,8 @@ def _compressed(vectors: NDArray[np.floating[Any]]) -> Any:
     quantizer.this.disown()
     made.cp.niter = made.pq.cp.niter = _ROUNDS
     made.pq.cp.max_points_per_centroid = _TRAINED_ON
+    # Fewer than FAISS likes is no reason to say so on stderr.
+    made.cp.min_points_per_centroid = made.pq.cp.min_points_per_centroid = 1
     stride = max(1, rows // (_TRAINED_ON * max(lists, _CENTROIDS)))
     made.train(np.ascontiguousarray(vectors[::stride], dtype=np.float32))
     return made
