@@ -25,7 +25,7 @@ def operations(seed: int) -> Iterator[Operation]:
     choose = random.Random(seed)
     while True:
         tenant, session = choose.choice(TENANTS), f"s{choose.randrange(4)}"
-        what = choose.choices(("extend", "finish", "flush", "forget"), (60, 5, 2, 2))[0]
+        what = choose.choices(("extend", "finish", "flush", "forget"), (300, 25, 1, 3))[0]
         yield what, tenant, session, [choose.randrange(50) for _ in range(choose.randrange(1, 30))]
 
 
@@ -129,7 +129,7 @@ def main() -> None:
         folder = root / str(kill // 10)
         if kill % 10 == 0:
             before = {name: [] for name in TENANTS}
-        acknowledged = killed(folder, seed + kill, choose.uniform(0, 0.06))
+        acknowledged = killed(folder, seed + kill, choose.uniform(0, 0.1))
         outputs = opened(folder)
         found = states(outputs)
         outputs.close()
