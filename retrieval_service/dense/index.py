@@ -44,7 +44,9 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if not _LEAST_TRAINED <= self.hnsw:
-            raise ValueError(f"IVF-PQ is trained on {_LEAST_TRAINED} vectors at least, so hnsw is not {self.hnsw}")
+            raise ValueError(
+                f"IVF-PQ is trained on {_LEAST_TRAINED} vectors at least, so hnsw is not {self.hnsw}"
+            )
 
     def kind(self, vectors: int) -> Kind:
         """The kind for so many vectors."""

@@ -58,7 +58,9 @@ def test_bfloat16_is_the_upper_half_of_a_float32(tmp_path: Path) -> None:
     assert rows.dtype == np.float32
 
 
-def test_a_large_table_stays_mapped_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_table_stays_mapped_and_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_bfloat16(tmp_path, np.random.default_rng(0).standard_normal((50, 8)))
     held = EmbeddingTable.read(tmp_path)
     monkeypatch.setattr("retrieval_service.dense.weights._HELD_BYTES", 0)
@@ -76,7 +78,9 @@ def test_an_unknown_id_is_nothing(table_folder: Path) -> None:
 def test_the_digest_tells_tables_apart(tmp_path: Path, table_folder: Path) -> None:
     (tmp_path / "other").mkdir()
     save_file({"wte.weight": np.ones((200, 24), dtype=np.float32)}, tmp_path / "other" / "model.safetensors")
-    digests = {EmbeddingTable.read(folder).digest for folder in (tmp_path / "other", table_folder, table_folder)}
+    digests = {
+        EmbeddingTable.read(folder).digest for folder in (tmp_path / "other", table_folder, table_folder)
+    }
     assert len(digests) == 2
 
 
