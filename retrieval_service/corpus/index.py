@@ -52,7 +52,7 @@ class CorpusIndex:
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
         """See `Memory` and `look_up`; None once closed."""
-        return look_up(self._shards, self.header.vocabulary, ids, node_limit=node_limit, depth=depth)
+        return look_up(self._shards, ids, node_limit=node_limit, depth=depth)
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -92,11 +92,8 @@ class Corpora:
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
         """See `Memory` and `look_up`."""
-        if not self._indexes:
-            return None
         shards = [shard for index in self._indexes for shard in index.shards]
-        vocabulary = self._indexes[0].header.vocabulary
-        return look_up(shards, vocabulary, ids, node_limit=node_limit, depth=depth)
+        return look_up(shards, ids, node_limit=node_limit, depth=depth)
 
 
 def _map(folder: Path, shard: ShardRecord, header: Header) -> Shard:
@@ -107,6 +104,7 @@ def _map(folder: Path, shard: ShardRecord, header: Header) -> Shard:
         suffixes=memoryview(_mapped(folder, shard.suffixes)).cast("I"),
         directory=[directory[start : start + size] for start in range(0, len(directory), size)],
         width=header.width,
+        vocabulary=header.vocabulary,
     )
 
 

@@ -28,12 +28,14 @@ class Shard(NamedTuple):
         suffixes: positions in the text, unsigned 32-bit.
         directory: the first `ENTRY_IDS` ids of every `STRIDE`th suffix.
         width: bytes of an id.
+        vocabulary: all ids are below it.
     """
 
     text: bytes
     suffixes: memoryview
     directory: Sequence[bytes]
     width: int
+    vocabulary: int
 
     def place(self, key: bytes) -> tuple[int, int]:
         """Where the reversed context stands among the suffixes, and how many of its ids are found there."""
@@ -66,24 +68,26 @@ class Shard(NamedTuple):
         """Up to `depth` ids after an occurrence, to the end of its document."""
         end = self.suffixes[index]
         start = max(0, end - depth)
-        code = "H" if self.width == 2 else "I"
-        separator = 0xFFFF if self.width == 2 else 0xFFFFFFFF
         raw = self.text[start * self.width : end * self.width]
-        ids: tuple[int, ...] = struct.unpack(f">{end - start}{code}", raw)[::-1]
-        return ids[: ids.index(separator)] if separator in ids else ids
+        code = "H" if self.width == 2 else "I"
+        ids: tuple[int, ...] = struct.unpack(f">{len(raw) // self.width}{code}", raw)[::-1]
+        if max(ids, default=0) < self.vocabulary:
+            return ids
+        # The separator; or the text is damaged, and no id that the target lacks may come of it.
+        return ids[: next(number for number, id_ in enumerate(ids) if id_ >= self.vocabulary)]
 
 
 def look_up(
-    shards: Sequence[Shard], vocabulary: int, ids: Sequence[int], *, node_limit: int, depth: int
+    shards: Sequence[Shard], ids: Sequence[int], *, node_limit: int, depth: int
 ) -> CountedTrie | None:
     """What followed the longest suffix of `ids` that stands, followed by something, in any of the shards.
 
-    All shards have the same width. At most `LONGEST_MATCH` ids are matched; counts are of the occurrences
+    All shards are of one tokenizer. At most `LONGEST_MATCH` ids are matched; counts are of the occurrences
     read, at most `MOST_READ` of all shards together, never scaled up. Depends on nothing but its arguments.
     """
     if not shards or node_limit < 1 or depth < 1:
         return None
-    key = _key(ids, vocabulary, shards[0].width)
+    key = _key(ids, shards[0].vocabulary, shards[0].width)
     places = [shard.place(key) for shard in shards] if key else []
     length = max((found for _, found in places), default=0)
     if not length:

@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class FileWriter:
-    """A file being written and hashed."""
+    """A file being written and hashed; closed at the end of a `with` block at the latest."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
@@ -36,6 +37,12 @@ class FileWriter:
             self._flush()
             self._disk.sync(self._file)
         return FileRecord(self._path.name, self._bytes, self._hash.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def abandon(self) -> None:
         """Closed and removed."""
@@ -83,16 +90,16 @@ class ShardWriter:
         self._text = None
         text: Ids = np.fromfile(self._folder / written.name, dtype=self._dtype)
         order = order_suffixes(text, 2 ** (8 * self._dtype.itemsize) - 1)
-        suffixes = FileWriter(self._disk, self._folder / f"{self._stem}.suffixes")
-        for start in range(0, len(order), CHUNK):
-            suffixes.write(order[start : start + CHUNK].data.cast("B"))
-        directory = FileWriter(self._disk, self._folder / f"{self._stem}.directory")
+        with FileWriter(self._disk, self._folder / f"{self._stem}.suffixes") as file:
+            for start in range(0, len(order), CHUNK):
+                file.write(order[start : start + CHUNK].data.cast("B"))
+            suffixes = file.finish()
         size = ENTRY_IDS * self._dtype.itemsize
-        for position in order[::STRIDE].tolist():
-            directory.write(text[position : position + ENTRY_IDS].tobytes().ljust(size, b"\0"))
-        return ShardRecord(
-            self.tokens, self.documents, len(order), written, suffixes.finish(), directory.finish()
-        )
+        with FileWriter(self._disk, self._folder / f"{self._stem}.directory") as file:
+            for position in order[::STRIDE].tolist():
+                file.write(text[position : position + ENTRY_IDS].tobytes().ljust(size, b"\0"))
+            directory = file.finish()
+        return ShardRecord(self.tokens, self.documents, len(order), written, suffixes, directory)
 
     def abandon(self) -> None:
         """Removes what has been written of the text; nothing after `finish`."""
