@@ -6,7 +6,7 @@ hundreds of bytes for each sequence (docs/past-outputs.md gives the measurement)
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,7 +84,7 @@ class PastText:
         # The page's ids, and what to add to a position to get the index among them.
         self._pages: dict[int, tuple[array[int], int]] = {}
         self._free: list[int] = []
-        self._order = ContextOrder(self._key)
+        self._order = ContextOrder(_keys(self._pages))
 
     def extend(self, session: str, ids: Sequence[int]) -> Added | None:
         """Append committed ids of a session; None where there are none.
@@ -221,13 +221,6 @@ class PastText:
         self._pages[page] = sequence.ids, (len(sequence.pages) - page) * _PAGE
         sequence.pages.append(page)
 
-    def _key(self, position: int) -> "array[int]":
-        text, shift = self._pages[position // _PAGE]
-        index = position + shift
-        key = text[index : index - CONTEXT if index >= CONTEXT else None : -1]
-        key.append(position)
-        return key
-
     def _sort(self) -> None:
         """Put every position of a text that was just filled in its order, at once."""
         held = [one for one in self._sequences.values() if len(one.ids) > 1]
@@ -247,6 +240,19 @@ class PastText:
         order = context_order(np.concatenate(ids), np.concatenate(starts), CONTEXT)
         ordered = np.concatenate(positions)[order]
         self._order.load(array("I", ordered[ordered >= 0].astype(np.uint32).tobytes()))
+
+
+def _keys(pages: "dict[int, tuple[array[int], int]]") -> "Callable[[int], array[int]]":
+    """Keys of positions as `ContextOrder` wants them; most of the time goes here."""
+
+    def key(position: int) -> "array[int]":
+        text, shift = pages[position // _PAGE]
+        index = position + shift
+        ids = text[index : index - CONTEXT if index >= CONTEXT else None : -1]
+        ids.append(position)
+        return ids
+
+    return key
 
 
 def fitting(sequences: Iterable[Held], token_limit: int) -> list[Held]:
