@@ -114,7 +114,7 @@ def acceptance_length(
 def with_references(
     written: Sequence[Written], model: Path, documents: Mapping[str, Sequence[int]], *, contexts: bool
 ) -> tuple[float, float]:
-    """Acceptance length with references from these documents, and how often the first ones had the right one."""
+    """Acceptance length with references from these documents; how often the right one was found at first."""
     from retrieval_service.dense.embeddings import TableEmbedder
     from retrieval_service.dense.library import PUBLIC, Library
     from retrieval_service.dense.references import References
@@ -144,7 +144,7 @@ def with_references(
 
 
 def held_out(tokenizer: Tokenizer, distractors: int) -> dict[str, dict[str, list[int]]]:
-    """Documents of each arm: held-out files verbatim or renamed, beside as many others of the library."""
+    """Documents of each arm: held-out files verbatim, renamed or not at all, beside other files."""
     from training.corpus import encode, split, stdlib, training_files
 
     files = stdlib()
@@ -153,7 +153,11 @@ def held_out(tokenizer: Tokenizer, distractors: int) -> dict[str, dict[str, list
     names = sorted(others)
     kept = {name: others[name] for name in names[:: max(1, len(names) // max(1, distractors))][:distractors]}
     copies = {name: renamed(text) for name, text in held.items()}
-    return {"verbatim": encode(tokenizer, held) | kept, "renamed": encode(tokenizer, copies) | kept}
+    return {
+        "verbatim": encode(tokenizer, held) | kept,
+        "renamed": encode(tokenizer, copies) | kept,
+        "absent": kept,
+    }
 
 
 def figures(model: Path, *, prompts: int = 24, tokens: int = 200, distractors: int = 200) -> dict[str, Any]:
@@ -176,19 +180,19 @@ def figures(model: Path, *, prompts: int = 24, tokens: int = 200, distractors: i
             for one, prompt, output in zip(held, ids, outputs, strict=True)
         ]
         by = {"session_only": acceptance_length(written, lambda _: lambda _: None)}
-        for arm in ("verbatim", "renamed"):
-            by[f"dense_{arm}"], told[f"found_{arm}"] = with_references(
-                written, model, documents[arm], contexts=False
-            )
-            by[f"dense_{arm}_contexts"], _ = with_references(written, model, documents[arm], contexts=True)
+        for arm in documents:
+            exact, told[f"found_{arm}"] = with_references(written, model, documents[arm], contexts=False)
+            nearest, _ = with_references(written, model, documents[arm], contexts=True)
+            by |= {f"dense_{arm}": exact, f"dense_{arm}_contexts": nearest}
         told[f"acceptance_length_{kind}"] = {arm: round(value, 3) for arm, value in by.items()}
     return told
 
 
 def index_kinds(sizes: Sequence[int], dimensions: int = 256) -> list[dict[str, Any]]:
-    """Each kind of index over synthetic clusters of 50: seconds, MB on disk, search time, recall of the nearest 5.
+    """Each kind of index over synthetic clusters of 50: time to build, MB on disk, search time, recall.
 
-    `recall` is of what the index returns first, `recall_ranked` after the 64 it returns are ranked anew.
+    Of the nearest 5: `recall` is of what the index returns first, `recall_ranked` of the 64 it returns when
+    they are ranked anew.
     """
     from retrieval_service.dense.embeddings import unit
     from retrieval_service.dense.index import VectorIndex

@@ -43,7 +43,7 @@ class Sizes:
     hnsw: int = 500_000
 
     def __post_init__(self) -> None:
-        if not _LEAST_TRAINED <= self.hnsw:
+        if self.hnsw < _LEAST_TRAINED:
             raise ValueError(
                 f"IVF-PQ is trained on {_LEAST_TRAINED} vectors at least, so hnsw is not {self.hnsw}"
             )

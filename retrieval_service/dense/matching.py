@@ -48,17 +48,21 @@ class ReferenceText:
         self, ids: Sequence[int], *, node_limit: int, depth: int, shortest: int = 1
     ) -> CountedTrie | None:
         """What followed the longest suffix of `ids` found here, if at least `shortest`; LONGEST at most."""
-        tail = np.array(ids[-LONGEST:], dtype=np.int64)
-        tail[(tail < 0) | (tail > np.iinfo(np.int32).max)] = _NOWHERE
-        places, length = self._longest(tail)
+        places, length = self.match(ids)
         if length < shortest:
             return None
         return self.continued(places, length, node_limit=node_limit, depth=depth)
 
+    def match(self, ids: Sequence[int]) -> tuple[NDArray[np.int32], int]:
+        """Where the longest suffix of `ids` ends that something follows here, and how long it is."""
+        tail = np.array(ids[-LONGEST:], dtype=np.int64)
+        tail[(tail < 0) | (tail > np.iinfo(np.int32).max)] = _NOWHERE
+        return self._longest(tail)
+
     def continued(
         self, places: NDArray[np.integer[Any]], match_length: int, *, node_limit: int, depth: int
     ) -> CountedTrie | None:
-        """What follows the ids at these places, of the first READ of them."""
+        """What follows the ids at the first READ of these places; a place given twice counts twice."""
         following = [self._copy(int(place) + 1, depth) for place in places[:READ]]
         return counted(following, match_length, node_limit) if depth > 0 else None
 

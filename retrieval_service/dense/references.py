@@ -84,7 +84,7 @@ class SessionReferences:
         found = held.text.lookup(ids, node_limit=node_limit, depth=depth, shortest=self._limits.shortest)
         if held.contexts is None or (found and found.match_length >= self._limits.contexts_below):
             return found
-        return held.contexts.lookup(ids, node_limit=node_limit, depth=depth) or found
+        return held.contexts.lookup(ids, node_limit=node_limit, depth=depth)
 
 
 class References:
@@ -156,7 +156,7 @@ class References:
         memory.searched_with = vector if near else None
 
     def _held(self, tenant: str, found: Sequence[Found]) -> _Held:
-        """Texts are kept for a tenant's sessions with the same references; the searcher's thread alone calls."""
+        """Texts are kept for a tenant's sessions with the same references; only the searcher calls this."""
         for stale in [key for key, held in self._texts.items() if not self._still_there(key[0], held)]:
             del self._texts[stale]
         spans = _excerpts(found, self._limits.tokens)
