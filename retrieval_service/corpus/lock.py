@@ -4,22 +4,30 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from retrieval_service.corpus.errors import Held
+from retrieval_service.corpus.errors import CorpusError, Held
 from retrieval_service.corpus.layout import LOCK
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Held inside the block. Raises Held, which names the holder, at once where another process has it."""
-    descriptor = _acquire(folder)
+    """Held inside the block. Raises Held, which names the holder, at once where another process has it,
+    CorpusError where the folder cannot be written.
+    """
     try:
-        os.ftruncate(descriptor, 0)
+        descriptor = _acquire(folder)
+    except OSError as error:
+        raise CorpusError(f"{folder}: cannot be written: {error}") from error
+    try:
         since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()} since {since}".encode(), 0)
+        with suppress(OSError):  # held all the same; a full disk is told by what comes next
+            os.ftruncate(descriptor, 0)
+            os.pwrite(
+                descriptor, f"process {os.getpid()} on {socket.gethostname()} since {since}".encode(), 0
+            )
         yield
     finally:
         os.close(descriptor)
