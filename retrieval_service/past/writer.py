@@ -17,6 +17,7 @@ from retrieval_service.past.tenant import Tenant
 from retrieval_service.past.text import Added
 
 Job = Callable[[], None]
+Item = tuple[Tenant, Added] | Job | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Writer:
     def __init__(self, policy: DiskPolicy, say: Callable[[str], None]) -> None:
         self._policy = policy
         self._say = say
-        self._queue: queue.Queue[tuple[Tenant, Added] | Job | None] = queue.Queue(policy.waiting)
+        self._queue: queue.Queue[Item] = queue.Queue(policy.waiting)
         self._tenants: set[Tenant] = set()
         # Touched by the thread alone: whose last records may be lost with the power, whose disk failed.
         self._unsynced: set[Tenant] = set()
@@ -102,25 +103,29 @@ class Writer:
         open_ = True
         while open_:
             records: dict[Tenant, list[Added]] = {}
-            try:
-                item = self._queue.get(timeout=max(self._next_tick - time.monotonic(), 0.001))
-                for _ in range(1000):
-                    if isinstance(item, tuple):
-                        records.setdefault(item[0], []).append(item[1])
-                    else:
-                        # Whatever comes before a job is on the disk when it runs.
-                        self._append(records)
-                        records = {}
-                        if item is None:
-                            open_ = False
-                            break
-                        item()
-                    item = self._queue.get_nowait()
-            except queue.Empty:
-                pass
+            for item in self._next_items():
+                if isinstance(item, tuple):
+                    records.setdefault(item[0], []).append(item[1])
+                    continue
+                # Whatever comes before a job is on the disk when it runs.
+                self._append(records)
+                records = {}
+                if item is None:
+                    open_ = False
+                else:
+                    item()
             self._append(records)
             if not open_ or time.monotonic() >= self._next_tick:
                 self._tick()
+
+    def _next_items(self) -> list[Item]:
+        """What waits, up to a thousand; none where nothing comes until something is due."""
+        items: list[Item] = []
+        with suppress(queue.Empty):
+            items.append(self._queue.get(timeout=max(self._next_tick - time.monotonic(), 0.001)))
+            while len(items) < 1000:
+                items.append(self._queue.get_nowait())
+        return items
 
     def _append(self, records: dict[Tenant, list[Added]]) -> None:
         for tenant, added in records.items():

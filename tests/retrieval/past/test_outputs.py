@@ -307,6 +307,28 @@ def test_a_full_disk_costs_nothing_but_what_a_restart_meanwhile_would_lose(tmp_p
     outputs.close()
 
 
+def test_thousands_of_records_that_wait_at_once_are_all_written_in_order(tmp_path: Path) -> None:
+    outputs = PastOutputs(tmp_path, policy=DiskPolicy(sync_s=0.02))
+    outputs.extend("one", "s", [0])
+    outputs.extend("other", "s", [0])
+    assert outputs.flush()
+    other = outputs._tenants["other"]
+    with other._lock:
+        # The writer waits for it, and meanwhile for nothing else.
+        other.behind = True
+        time.sleep(0.2)
+        for number in range(1, 7_000):
+            outputs.extend("one", "s", [number])
+        assert outputs.stats().waiting_records == 6_999
+    outputs.close()
+    said: list[str] = []
+    again = PastOutputs(tmp_path, say=said.append)
+    assert not said
+    assert again.stats().tokens == 7_001
+    assert first(again, "one", [5_000]) == (5_001, 5_002, 5_003)
+    again.close()
+
+
 def test_where_too_many_records_wait_a_snapshot_makes_up_for_them(tmp_path: Path) -> None:
     outputs = PastOutputs(tmp_path, policy=DiskPolicy(sync_s=0.05, waiting=2))
     for number in range(300):
