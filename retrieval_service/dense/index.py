@@ -84,8 +84,11 @@ class VectorIndex:
         return cls(faiss.read_index(str(path)), kind)
 
     def write(self, path: Path) -> None:
-        """The whole index as one file."""
-        faiss.write_index(self._index, str(path))
+        """The whole index as one file. Raises OSError."""
+        try:
+            faiss.write_index(self._index, str(path))
+        except RuntimeError as error:
+            raise OSError(f"{path}: the index cannot be written: {error}") from error
 
     def __len__(self) -> int:
         return int(self._index.ntotal)

@@ -56,3 +56,8 @@ def test_a_handful_of_vectors_is_enough_for_any_kind(kind: Kind) -> None:
     vectors = clusters(32)
     index = VectorIndex.build(vectors, kind)
     assert index.search(vectors[3], 1)[0][0] == 3
+
+
+def test_a_disk_that_takes_no_more_is_an_error_of_the_disk() -> None:
+    with pytest.raises(OSError, match="cannot be written"):
+        VectorIndex.build(clusters(2000), "hnsw").write(Path("/dev/full"))
