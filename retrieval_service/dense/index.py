@@ -40,7 +40,7 @@ class Sizes:
     """Up to how many vectors an index is of which kind; IVF-PQ beyond."""
 
     flat: int = 50_000
-    hnsw: int = 500_000
+    hnsw: int = 200_000
 
     def __post_init__(self) -> None:
         if self.hnsw < _LEAST_TRAINED:

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval_service.dense.matching import LONGEST, READ, ReferenceText
@@ -31,6 +31,7 @@ def by_trying(texts: list[list[int]], ids: list[int], node_limit: int, depth: in
     return None
 
 
+@settings(deadline=None)
 @given(texts=st.lists(IDS, max_size=4), ids=IDS, node_limit=st.integers(1, 30), depth=st.integers(1, 8))
 def test_the_longest_match_is_found(
     texts: list[list[int]], ids: list[int], node_limit: int, depth: int
