@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 NAME_BYTES = 1024
 """Of a tenant's or a session's name in UTF-8."""
 
-_ROOM_EVERY = 1024
+_ROOM_EVERY = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Limits:
 
     Attributes:
         tenant_tokens: of one tenant; its oldest sequences go first.
-        total_tokens: of all; the tenant with the most gives up its oldest. Exceeded by 1,024 at most.
+        total_tokens: of all; the tenant with the most gives up its oldest. Looked after every 128 ids.
         tenants: more of them are not taken on.
     """
 
@@ -228,12 +228,13 @@ class PastOutputs:
 
     def _make_room(self) -> None:
         self._since_room = 0
-        while True:
-            tenants = list(self._tenants.values())
-            if sum(one.text.cost for one in tenants) <= self._limits.total_tokens:
-                return
+        tenants = list(self._tenants.values())
+        while sum(one.text.cost for one in tenants) > self._limits.total_tokens:
             if not max(tenants, key=lambda one: one.text.cost).give_up_oldest():
-                return
+                break
+        for tenant in tenants:
+            # More than came in, so that it does not pile up, but not all at once: the caller waits.
+            tenant.settle(4 * _ROOM_EVERY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,9 @@ class Tenant:
         return best_first(found, length, node_limit) if found else None
 
     def give_up_oldest(self) -> bool:
-        """Drop the oldest sequence for room elsewhere; False where there is none."""
+        """Begin to drop the oldest sequence for room elsewhere; False where there is none."""
         with self._lock:
-            some = self.text.give_up_oldest()
-        self.settle()
-        return some
+            return self.text.give_up_oldest()
 
     def forget(self, session: str) -> int:
         """Drop a session's text; the number of ids that were held."""
@@ -75,12 +73,13 @@ class Tenant:
             self.text = PastText(self.text.token_limit)
         return count
 
-    def settle(self) -> None:
-        """Do all the dropping that is due."""
-        more = True
-        while more:
+    def settle(self, steps: int | None = None) -> None:
+        """Do the dropping that is due: all of it, or about so many ids' worth."""
+        done = 0
+        while self.text.leaving and (steps is None or done < steps):
             with self._lock:
-                more = self.text.tidy(STEP)
+                self.text.tidy(STEP)
+            done += STEP
 
     def copy(self) -> tuple[list[Held], int]:
         """What a snapshot holds; records from here on are to be appended behind it."""

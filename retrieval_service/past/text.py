@@ -163,6 +163,11 @@ class PastText:
             self._leave(sequence)
         return sum(len(sequence.ids) for sequence in sequences)
 
+    @property
+    def leaving(self) -> bool:
+        """Whether anything is still to be dropped."""
+        return bool(self._leaving)
+
     def tidy(self, steps: int) -> bool:
         """Do up to `steps` positions' worth of the dropping and evicting that is due; whether more is.
 
