@@ -4,11 +4,13 @@ A corpus says how often each token followed; the target takes the argmax of its 
 noise, and the noise at a position is the same on both sides. So at temperature > 0 children are ranked by
 log(count share) + the session's noise, and greedily by count share. How likely is the best of them?
 
-- The estimate of a token's probability is its share of the counts, times a prior that grows with how much of
-  the session's end was found: what follows a long match is likely to follow again.
-- Greedy decoding takes the likeliest token, so that shares are sharpened.
-- With noise: what is not in the trie holds the rest of the probability, r, whose largest score is log(r) plus
-  one more Gumbel number, which nobody knows here. A token of score s beats it with probability exp(-r e^-s).
+- Either what was found is what the session is about, or it is not. How likely it is grows with how much of
+  the session's end was found: a prior per token, since what follows a long match is likely to follow again.
+  It multiplies everything else.
+- If it is, greedy decoding takes the likeliest token, so that shares are sharpened.
+- If it is, and with noise: what was not seen holds the rest of the probability, r, which shrinks as more was
+  seen; its largest score is log(r) plus one more Gumbel number, which nobody knows here. A token of score s
+  beats it with probability exp(-r e^-s). Among what was seen the larger score is the likelier winner.
 
 The verifier calibrates these online, so their order and shape matter, not their scale. Pure, deterministic.
 """
@@ -35,8 +37,10 @@ class Shape:
     """Survival below which a node is not sent."""
     sharpness: float = 2.0
     """Greedy: the power of the count shares that says how sure the likeliest is."""
-    softness: float = 0.5
+    softness: float = 1.0
     """With noise: how far the counts stray from the target's log-probabilities, in nats."""
+    unseen: float = 0.2
+    """With noise: how many occurrences more what was never seen is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ def _survival(
         if noise is None:
             given = _greedily(shares, prior, shape.sharpness)
         else:
-            given = _with_noise(shares, prior, [noise[node] for node in family], shape.softness)
+            given = _with_noise(shares, total, prior, [noise[node] for node in family], shape)
         for node, probability in zip(family, given, strict=True):
             survival[node] = above * probability
     return survival
@@ -104,14 +108,16 @@ def _greedily(shares: list[float], prior: float, sharpness: float) -> list[float
     return [prior * weight / total for weight in weights]
 
 
-def _with_noise(shares: list[float], prior: float, noise: list[float], softness: float) -> list[float]:
+def _with_noise(
+    shares: list[float], total: int, prior: float, noise: list[float], shape: Shape
+) -> list[float]:
     """Probability of each sibling to win, as its own noise is known and that of all other tokens is not."""
-    estimates = [prior * share for share in shares]
-    scores = [math.log(estimate) + drawn for estimate, drawn in zip(estimates, noise, strict=True)]
+    seen = total / (total + shape.unseen)
+    scores = [math.log(seen * share) + drawn for share, drawn in zip(shares, noise, strict=True)]
     best = max(scores)
-    weights = [math.exp((score - best) / softness) for score in scores]
-    total, rest = sum(weights), max(0.0, 1.0 - sum(estimates))
+    weights = [math.exp((score - best) / shape.softness) for score in scores]
+    sum_of_weights, rest = sum(weights), 1.0 - seen * sum(shares)
     return [
-        weight / total * math.exp(-rest * math.exp(min(-score, 50.0)))
+        prior * weight / sum_of_weights * math.exp(-rest * math.exp(min(-score, 50.0)))
         for weight, score in zip(weights, scores, strict=True)
     ]
