@@ -243,10 +243,11 @@ async def test_references_are_found_copied_from_and_removed(tiny_llama: Path, tm
         await live.retrieval.Forget(retrieval_pb2.ForgetRequest(tenant=""), timeout=10)
         assert (await live.stats()).references == 0
         await attached.follow(ids[:30], alias=251)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                while "dense" not in await attached.drafts():
-                    pass
+        reading = asyncio.create_task(attached.drafts())
+        await attached.commit(*ids[30:33], alias=251)
+        await asyncio.wait({reading}, timeout=0.5)
+        assert not reading.done() or "dense" not in reading.result()
+        reading.cancel()
 
 
 BAD = {
