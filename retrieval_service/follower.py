@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 
 from outrider.source.events import NotFollowed, Request
-from retrieval_service.ranking import Shape, rank
+from retrieval_service.ranking import Shape, rank, reach
 from retrieval_service.trie import CountedTrie
 from speculative import hashing
 from speculative.fragment import Fragment
@@ -83,7 +83,8 @@ class Follower:
         """What was found under one of the session's names, from 1; None where it has nothing that is new."""
         request = self.request
         limit = min(request.node_limit, self._shape.nodes)
-        trie = _readable(trie, self._shape.depth, request.limit - 1 - self.length, request.vocabulary_size)
+        depth = min(reach(trie.match_length, self._shape), request.limit - 1 - self.length)
+        trie = _readable(trie, depth, request.vocabulary_size)
         ranked = rank(trie, request.params, request.seed, self.length, self._shape, limit)
         if ranked is None:
             return None
@@ -106,14 +107,13 @@ class Follower:
         )
 
 
-def _readable(trie: CountedTrie, depth: int, room: int, vocabulary_size: int) -> CountedTrie:
+def _readable(trie: CountedTrie, depth: int, vocabulary_size: int) -> CountedTrie:
     """Without what lies too deep, or is no id of the target's, and what hangs below that."""
     depths: list[int] = []
     kept: dict[int, int] = {}
-    most = min(depth, room)
     for node, (token, parent) in enumerate(zip(trie.tokens, trie.parents, strict=True)):
         depths.append(1 if parent == ROOT else depths[parent] + 1)
-        if depths[node] <= most and token < vocabulary_size and (parent == ROOT or parent in kept):
+        if depths[node] <= depth and token < vocabulary_size and (parent == ROOT or parent in kept):
             kept[node] = len(kept)
     if len(kept) == len(trie):
         return trie

@@ -17,6 +17,7 @@ The verifier calibrates these online, so their order and shape matter, not their
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from retrieval_service.trie import CountedTrie
 from speculative.lookup import survival as per_token
@@ -50,6 +51,15 @@ class Draft:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     survival: tuple[float, ...]
+
+
+@lru_cache(maxsize=4096)
+def reach(match_length: int, shape: Shape) -> int:
+    """How deep a node may lie and still be worth sending below a match of this length, whatever was counted."""
+    survival, depth = 1.0, 0
+    while depth < shape.depth and (survival := survival * per_token(match_length + depth)) >= shape.floor:
+        depth += 1
+    return depth
 
 
 def rank(

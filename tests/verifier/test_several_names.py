@@ -1,4 +1,4 @@
-"""One process that drafts under several names: credited apart, followed once, told of the end where it learns."""
+"""One process that drafts under several names: credited apart, followed once, told of the end if it learns."""
 
 import asyncio
 import itertools

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_service.ranking import Draft, Shape, rank
+from retrieval_service.ranking import Draft, Shape, rank, reach
 from retrieval_service.trie import CountedTrie, counted
 from speculative.lookup import survival as per_token
 from speculative.noise import gumbel
@@ -95,3 +95,14 @@ def test_a_draft_is_a_tree_within_its_bounds(
     for node, parent in enumerate(draft.parents):
         assert ROOT <= parent < node
         assert 0 <= draft.survival[node] <= (1.0 if parent == ROOT else draft.survival[parent])
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_nothing_beyond_the_reach_of_a_match_would_have_been_sent(params: SamplingParams) -> None:
+    shape = Shape(floor=0.05)
+    reached = [reach(length, shape) for length in (1, 2, 3, 5, 20)]
+    assert reached == sorted(reached)
+    for length in (1, 2, 3, 5):
+        draft = rank(found(tuple(range(16)), match_length=length), params, 3, 40, shape, 255)
+        assert draft is None or len(draft.tokens) <= reach(length, shape)
+    assert reach(1, shape) < reach(20, shape) == 16
