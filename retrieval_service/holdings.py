@@ -78,8 +78,6 @@ class Holdings:
     def __init__(self, past: PastMemory | None = None, references: ReferenceMemory | None = None) -> None:
         self.past = past
         self.references = references
-        self.changes = 0
-        """Counts changes of the corpora: what was drawn on before one is to be asked for again."""
         self._corpora: dict[str | None, dict[str, CorpusIndex]] = {}
         self._drawn: dict[tuple[str, tuple[str, ...]], Corpora] = {}
 
@@ -142,7 +140,6 @@ class Holdings:
             self.remove(key)
 
     def _changed(self, gone: CorpusIndex | None) -> None:
-        self.changes += 1
         self._drawn.clear()
         if gone is not None:
             gone.close()

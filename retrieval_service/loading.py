@@ -3,16 +3,19 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.documents import Documents
 from retrieval_service.holdings import CorpusKey, Holdings
 from retrieval_service.past.outputs import Limits, PastOutputs
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.store import CorpusStore
 from speculative.errors import InvalidRequest, OutriderError
+
+if TYPE_CHECKING:
+    from retrieval_service.documents import Documents
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ class Loaded:
     holdings: Holdings
     store: CorpusStore
     past: PastOutputs | None
-    documents: Documents | None
+    documents: "Documents | None"
 
     def close(self) -> None:
         """Writes what is to last; corpora are the engine's to close."""
@@ -54,6 +57,8 @@ def load(settings: RetrievalSettings) -> Loaded:
     named = [open_corpus(Path(path).expanduser(), tokens) for path in settings.corpus]
     documents = None
     if settings.embeddings:
+        from retrieval_service.documents import Documents  # FAISS, which nothing else needs
+
         documents = Documents(Path(settings.embeddings), digest, settings.below("references"))
     past = None
     if settings.past:

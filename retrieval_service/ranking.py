@@ -55,7 +55,7 @@ class Draft:
 
 @lru_cache(maxsize=4096)
 def reach(match_length: int, shape: Shape) -> int:
-    """How deep a node may lie and still be worth sending below a match of this length, whatever was counted."""
+    """How deep a node may lie and still be worth sending below a match of this length, at best."""
     survival, depth = 1.0, 0
     while depth < shape.depth and (survival := survival * per_token(match_length + depth)) >= shape.floor:
         depth += 1

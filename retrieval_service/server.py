@@ -5,7 +5,7 @@ Whatever takes longer than a lookup happens in another thread or process; the en
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
 
@@ -15,13 +15,15 @@ from outrider.wire.codec import MAX_CHOICES, MAX_NAME, SessionKey, checked_sessi
 from outrider.wire.status import guarded
 from retrieval_service.building import Builds, NoTokenizer, Spool, document_ids
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.documents import Documents
 from retrieval_service.engine import Engine
 from retrieval_service.holdings import CorpusKey, name_of, scope
 from retrieval_service.loading import Loaded, open_corpus
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.state import held
 from speculative.errors import InvalidRequest, OutriderError
+
+if TYPE_CHECKING:
+    from retrieval_service.documents import Documents
 
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
@@ -199,7 +201,7 @@ def _tokens(loaded: Loaded) -> TokenTable:
     return loaded.tokens
 
 
-def _documents(loaded: Loaded) -> Documents:
+def _documents(loaded: Loaded) -> "Documents":
     if loaded.documents is None:
         raise NoReferences(
             "this service has no embeddings to find documents with; start it with --embeddings PATH"

@@ -1,4 +1,4 @@
-"""One process that drafts under several names: credited apart, followed once, told of the end if it learns."""
+"""One process of several names: credited apart, followed once, told of the end where it may learn from it."""
 
 import asyncio
 import itertools

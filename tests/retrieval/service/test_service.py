@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from outrider.runtime.children import ServiceFailed, ServiceProcess
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
 from outrider.tokens import TokenTable
@@ -26,7 +27,7 @@ Code = grpc.StatusCode
 class Live:
     """A service, and what a verifier and an operator can call of it."""
 
-    def __init__(self, channel: grpc.aio.Channel, tokens: TokenTable, metrics: Metrics) -> None:
+    def __init__(self, channel: grpc.aio.Channel, tokens: TokenTable, metrics: Metrics | None = None) -> None:
         self.retrieval: Any = retrieval_pb2_grpc.RetrievalStub(channel)
         self.source: Any = draft_source_pb2_grpc.DraftSourceStub(channel)
         self.tokens = tokens
@@ -104,9 +105,7 @@ class Attached:
 
 @asynccontextmanager
 async def serving(model: Path, folder: Path | None = None, **settings: Any) -> AsyncIterator[Live]:
-    told = RetrievalSettings(
-        tokenizer=str(model), embeddings=str(model), folder="" if folder is None else str(folder), **settings
-    )
+    told = RetrievalSettings(tokenizer=str(model), folder="" if folder is None else str(folder), **settings)
     metrics = Metrics("retrieval")
     server = grpc.aio.server(options=server_options())
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -122,6 +121,19 @@ async def serving(model: Path, folder: Path | None = None, **settings: Any) -> A
         await service.start()
         yield Live(channel, tokens, metrics)
     assert not failures
+
+
+@asynccontextmanager
+async def apart(model: Path, *flags: str) -> AsyncIterator[Live]:
+    """A service as a process: FAISS and torch, which made the model, do not go together in one."""
+    process = ServiceProcess.start("retrieval", "retrieval_service", ["--tokenizer", str(model), *flags])
+    try:
+        await asyncio.to_thread(process.wait_ready, 60.0)
+        tokens = TokenTable.from_json((model / "tokenizer.json").read_text())
+        async with open_channel(process.address) as channel:
+            yield Live(channel, tokens)
+    finally:
+        assert process.stop(10.0) == 0
 
 
 async def until_drafts(attached: Attached, source: str, ids: Iterable[int]) -> list[int]:
@@ -145,7 +157,7 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:
 async def test_it_says_under_which_names_it_drafts(tiny_llama: Path) -> None:
     async with serving(tiny_llama) as live:
         said = await live.source.Describe(draft_source_pb2.SourceDescribeRequest())
-        assert list(said.names) == ["corpus", "past", "dense"]
+        assert list(said.names) == ["corpus", "past"], "there is nothing to find references with"
         assert said.tokenizer_digest == live.tokens.digest
 
 
@@ -225,7 +237,10 @@ async def test_past_output_lasts_and_is_forgotten_for_good(tiny_llama: Path, tmp
 
 
 async def test_references_are_found_copied_from_and_removed(tiny_llama: Path, tmp_path: Path) -> None:
-    async with serving(tiny_llama, tmp_path) as live, live.attached() as attached:
+    flags = ("--folder", str(tmp_path), "--embeddings", str(tiny_llama))
+    async with apart(tiny_llama, *flags) as live, live.attached() as attached:
+        said = await live.source.Describe(draft_source_pb2.SourceDescribeRequest())
+        assert list(said.names) == ["corpus", "past", "dense"]
         messages = [
             retrieval_pb2.AddReferencesRequest(reference=retrieval_pb2.Reference(name="lines", text=LINE * 3))
         ]
@@ -339,6 +354,7 @@ async def test_its_metrics_say_what_it_holds_and_how_long_lookups_take(
     async with serving(tiny_llama, tmp_path) as live, live.attached() as attached:
         await live.build("lines", LINE)
         await until_drafts(attached, "corpus", live.tokens.encode(LINE)[:8])
+        assert live.metrics is not None
         shown = live.metrics.exposition().decode()
         for line in (
             "outrider_retrieval_corpora 1.0",
@@ -347,3 +363,31 @@ async def test_its_metrics_say_what_it_holds_and_how_long_lookups_take(
         ):
             assert line in shown
         assert "outrider_retrieval_mapped_bytes 0.0" not in shown
+
+
+async def test_without_embeddings_there_are_no_references(tiny_llama: Path) -> None:
+    async with serving(tiny_llama) as live:
+        messages = [retrieval_pb2.AddReferencesRequest(reference=retrieval_pb2.Reference(name="a", text="b"))]
+        error = await refused(live.retrieval.AddReferences(iter(messages), timeout=10))
+        assert (error.code(), "--embeddings" in (error.details() or "")) == (Code.FAILED_PRECONDITION, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--corpus", "/nowhere/corpus"), "no corpus there"),
+        (("--tokenizer", "/nowhere"), "no tokenizer at '/nowhere'"),
+        (("--embeddings", "/nowhere"), "/nowhere"),
+        (("--past-tokens", "5"), "past_tokens"),
+    ],
+)
+def test_what_cannot_be_used_is_a_reason_not_to_start(
+    tiny_llama: Path, flags: tuple[str, ...], says: str
+) -> None:
+    told = ("--tokenizer", str(tiny_llama)) if "--tokenizer" not in flags else ()
+    process = ServiceProcess.start("retrieval", "retrieval_service", [*told, *flags])
+    try:
+        with pytest.raises(ServiceFailed, match=says):
+            process.wait_ready(60.0)
+    finally:
+        process.stop(5.0)
