@@ -1,6 +1,6 @@
 # `make` says what there is. Everything is set up on first use, in .venv; .venv-proto holds the stub generator.
 
-PYTHON_PACKAGES := $(wildcard speculative outrider verifier_service drafter_service orchestrator training)
+PYTHON_PACKAGES := $(wildcard speculative outrider verifier_service drafter_service retrieval_service orchestrator training)
 BENCH ?= offline
 
 # One thread per process: processes that each compute on all cores stall one another.

@@ -27,7 +27,8 @@ class Stack:
     def __init__(self, target: str, drafter: str, **variables: str) -> None:
         """`variables` are added to the environment of its processes."""
         command = [sys.executable, "-m", "outrider.cli", "up", "--json", "--threads", "1"]
-        command += ["--target", target, "--drafter", drafter]
+        # Requests are repeated here, which past outputs would remember.
+        command += ["--target", target, "--drafter", drafter, "--retrieval", "none"]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=os.environ | variables
         )

@@ -8,68 +8,22 @@ Knows nothing of sockets: events come in through `submit`, and whatever goes out
 import logging
 import queue
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters import Drafter
-from drafter_service.follower import NotFollowed, Rows
-from drafter_service.roster import Follow, Followed, Roster
+from drafter_service.follower import Rows
+from drafter_service.roster import Followed, Roster
+from outrider.source.events import Broken, End, Event, Follow, NotFollowed, Outgoing, Progress, Wrong
 from speculative.errors import EmptySupport, Overloaded
-from speculative.fragment import Fragment
 
 log = logging.getLogger(__name__)
 
 Batch = list[tuple[Followed, Rows]]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The target has committed ids of a session."""
-
-    stream: int
-    alias: int
-    position: int
-    ids: Sequence[int]
-    prefix_hash: int
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """A session ended."""
-
-    stream: int
-    alias: int
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A stream broke, or was closed."""
-
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """A follow that no drafter could make sense of; refused like one that this drafter cannot follow."""
-
-    stream: int
-    alias: int
-    why: str
-
-
-Event = Follow | Progress | End | Broken | Wrong
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """What goes out on one stream: fragments and refusals, each under its alias."""
-
-    drafts: list[tuple[int, Fragment]] = field(default_factory=list)
-    refusals: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

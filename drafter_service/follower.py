@@ -21,14 +21,9 @@ from numpy.typing import NDArray
 from drafter_service.draft_tree import DraftTree, Growth, Node, Rerooted
 from drafter_service.fragments import pack
 from drafter_service.ranking import Ranking
+from outrider.source.events import NotFollowed, Request
 from speculative import hashing
-from speculative.errors import OutriderError
 from speculative.fragment import Fragment
-from speculative.params import SamplingParams
-
-
-class NotFollowed(OutriderError):
-    """A session that cannot be followed, or no longer; the message says why, with the numbers."""
 
 
 class Cache(Protocol):
@@ -41,20 +36,6 @@ class Cache(Protocol):
 
     def drop_nodes(self) -> None:
         """Forgets every node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a follow says about decoding; see `Follow` in draft_source.proto."""
-
-    epoch: int
-    ids: tuple[int, ...]
-    prompt_length: int
-    limit: int
-    params: SamplingParams
-    seed: int
-    node_limit: int
-    vocabulary_size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,13 @@ from dataclasses import dataclass
 
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters import Drafter
-from drafter_service.follower import Cache, Follower, NotFollowed, Request, check_readable
+from drafter_service.follower import Cache, Follower, check_readable
+from outrider.source.events import Follow, NotFollowed, Request
 from outrider.wire.codec import SessionKey
 from speculative.errors import Overloaded
 
 SPARE = 64
 """Cache room beyond committed ids that a session takes from the start, for drafted nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """A request to follow a session, as it came over a stream."""
-
-    stream: int
-    alias: int
-    key: SessionKey
-    request: Request
 
 
 @dataclass(slots=True, eq=False)

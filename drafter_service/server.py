@@ -1,27 +1,23 @@
 """The drafter's DraftSource service: streams in, the engine's thread behind, streams out.
 
-The event loop only moves messages; every decision is the engine's, or `messages`' where a message is wrong in
-itself.
+The event loop only moves messages; every decision is the engine's.
 """
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import grpc.aio
 
 from drafter_service.drafters import Drafter
-from drafter_service.engine import Broken, Engine, Outgoing
-from drafter_service.messages import events_from_wire, outgoing_to_wire
+from drafter_service.engine import Engine
 from drafter_service.metrics import EngineCollector
-from drafter_service.outbox import Outbox
 from drafter_service.settings import DrafterSettings
 from outrider.runtime.metrics import Metrics
+from outrider.source.streams import AttachStreams, Context, Requests
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.status import guarded
 from speculative.errors import Unavailable
@@ -30,9 +26,6 @@ log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0002
 """How long one thread may keep the interpreter from another; the default, 5 ms, is longer than a pass."""
-
-Requests = AsyncIterator[draft_source_pb2.AttachRequest]
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DraftSourceServer(draft_source_pb2_grpc.DraftSourceServicer):
@@ -55,10 +48,8 @@ class DraftSourceServer(draft_source_pb2_grpc.DraftSourceServicer):
         self._fail = fail
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
-        self._loop = asyncio.get_running_loop()
-        self._streams = itertools.count()
-        self._outboxes: dict[int, Outbox] = {}
-        self._dropped = metrics.counter("nodes_unread", "Nodes dropped because a verifier did not read them.")
+        dropped = metrics.counter("nodes_unread", "Nodes dropped because a verifier did not read them.")
+        self._streams = AttachStreams(dropped.inc)
         metrics.registry.register(EngineCollector(lambda: self._engine))
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
@@ -73,7 +64,7 @@ class DraftSourceServer(draft_source_pb2_grpc.DraftSourceServicer):
         settings = self._settings
         self._engine = Engine(
             drafter,
-            self._publish,
+            self._streams.publish,
             growth=settings.growth,
             nodes_per_pass=settings.nodes_per_pass,
             chunk=settings.prefill_chunk,
@@ -85,8 +76,7 @@ class DraftSourceServer(draft_source_pb2_grpc.DraftSourceServicer):
 
     async def stop(self, grace: float) -> None:
         """Ends held streams and the engine."""
-        for outbox in self._outboxes.values():
-            outbox.close()
+        self._streams.close()
         if self._engine is not None and self._thread is not None:
             self._engine.stop()
             await asyncio.to_thread(self._thread.join, grace)
@@ -111,43 +101,17 @@ class DraftSourceServer(draft_source_pb2_grpc.DraftSourceServicer):
     ) -> AsyncIterator[draft_source_pb2.AttachResponse]:
         """One verifier's stream. UNAVAILABLE while the model loads."""
         engine = self._ready()
-        stream = next(self._streams)
-        outbox = self._outboxes[stream] = Outbox()
-        reader = asyncio.create_task(self._read(request_iterator, engine, stream, outbox))
-        log.info("stream opened", extra={"fields": {"peer": context.peer(), "stream": stream}})
-        try:
-            while (outgoing := await outbox.take()) is not None:
-                yield outgoing_to_wire(outgoing)
-        finally:
-            del self._outboxes[stream]
-            engine.submit(Broken(stream))
-            reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reader
-            log.info("stream closed", extra={"fields": {"stream": stream}})
-
-    async def _read(self, requests: Requests, engine: Engine, stream: int, outbox: Outbox) -> None:
         drafter = engine.drafter
-        try:
-            async for message in requests:
-                events = events_from_wire(
-                    message, stream, model=drafter.model, tokenizer_digest=drafter.tokenizer_digest
-                )
-                for event in events:
-                    engine.submit(event)
-        finally:
-            outbox.close()
-
-    def _publish(self, outgoing: dict[int, Outgoing]) -> None:
-        """Called by the engine's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
-            self._loop.call_soon_threadsafe(self._put, outgoing)
-
-    def _put(self, outgoing: dict[int, Outgoing]) -> None:
-        for stream, what in outgoing.items():
-            outbox = self._outboxes.get(stream)
-            if outbox is not None:
-                self._dropped.inc(outbox.put(what))
+        responses = self._streams.attach(
+            request_iterator,
+            context,
+            engine.submit,
+            model=drafter.model,
+            tokenizer_digest=drafter.tokenizer_digest,
+        )
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                yield response
 
     def _run(self, engine: Engine) -> None:
         try:

@@ -33,7 +33,8 @@ ASK_KNOWN_S = 2.0
 class SourceName:
     """What a source said of itself."""
 
-    name: str
+    names: tuple[str, ...]
+    """Under which it drafts; several where one process is several sources."""
     tokenizer_digest: str
 
 
@@ -51,13 +52,15 @@ class SourceLink:
         self._channel = open_channel(address, max_message_mb)
         self._stub: DraftSourceAsyncStub = DraftSourceStub(self._channel)
 
-    def drafting(self) -> Drafting | None:
-        """As placement sees it; None while nobody knows what it is."""
-        if self.said is None:
-            return None
-        return Drafting(
-            self.address, self.said.name, self.said.tokenizer_digest, self.sessions, self.reachable
-        )
+    def drafting(self) -> list[Drafting]:
+        """As placement sees it, under each of its names; none while nobody knows what it is."""
+        said = self.said
+        if said is None:
+            return []
+        return [
+            Drafting(self.address, name, said.tokenizer_digest, self.sessions, self.reachable)
+            for name in said.names
+        ]
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -91,7 +94,8 @@ class SourceLink:
 
     def _checked(self, said: draft_source_pb2.SourceDescription) -> SourceName | None:
         try:
-            return SourceName(checked_source_name(said.name), said.tokenizer_digest)
+            names = tuple(dict.fromkeys(checked_source_name(name) for name in said.names or (said.name,)))
+            return SourceName(names, said.tokenizer_digest)
         except InvalidRequest as error:
             self.ignored(str(error))
             return None

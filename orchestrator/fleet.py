@@ -92,21 +92,18 @@ class Fleet:
 
     def count_sessions(self, sources: Sequence[ChosenSource], change: int) -> None:
         """So many sessions that use these sources began, or ended (below 0)."""
-        for source in sources:
-            if source.address:
-                self.sources[source.address].sessions += change
+        for address in {source.address for source in sources if source.address}:
+            self.sources[address].sessions += change
 
     def _fitting(self, target: Target) -> list[Drafting]:
         known = []
         for link in self.sources.values():
-            drafting = link.drafting()
-            if drafting is None:
-                continue
-            if drafting.name in target.local_sources:
-                link.ignored(
-                    f"it calls itself {drafting.name!r}, as does a source inside the verifier of "
-                    f"{target.name!r}; give it another --name"
-                )
-                continue
-            known.append(drafting)
+            for drafting in link.drafting():
+                if drafting.name in target.local_sources:
+                    link.ignored(
+                        f"it calls itself {drafting.name!r}, as does a source inside the verifier of "
+                        f"{target.name!r}; give it another --name"
+                    )
+                else:
+                    known.append(drafting)
         return fitting_sources(known, target.tokenizer_digest)

@@ -220,4 +220,6 @@ def _open_message(
         logprobs=None if request.logprobs is None else logprobs_to_wire(request.logprobs),
         recovered=recovered,
         grammar=None if request.grammar is None else grammar_to_wire(request.grammar),
+        learn=request.speculation.learn,
+        corpora=request.speculation.corpora,
     )

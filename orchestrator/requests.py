@@ -19,6 +19,7 @@ from outrider.wire.codec import (
     logprobs_from_wire,
     sampling_from_wire,
 )
+from outrider.wire.names import checked_corpora
 from speculative.commit import stop_bytes
 from speculative.errors import InvalidRequest, Unavailable, UnknownModel
 from speculative.grammar import Grammar
@@ -53,6 +54,10 @@ class Speculation:
     """Empty: all there are."""
     node_limit: int | None
     """None: the verifier's own."""
+    learn: bool = True
+    """Whether sources may keep the output to draft from, for the same tenant."""
+    corpora: tuple[str, ...] = ()
+    """Empty: all that the tenant may draw on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,4 +251,10 @@ def _speculation(asked: generation_pb2.Speculation) -> Speculation:
     if node_limit is not None and not 0 <= node_limit <= MAX_NODE_LIMIT:
         raise InvalidRequest(f"speculation.node_limit is {node_limit}; 0 to {MAX_NODE_LIMIT} are possible")
     enabled = asked.enabled if asked.HasField("enabled") else True
-    return Speculation(enabled and node_limit != 0, tuple(dict.fromkeys(asked.sources)), node_limit)
+    return Speculation(
+        enabled and node_limit != 0,
+        tuple(dict.fromkeys(asked.sources)),
+        node_limit,
+        learn=asked.learn if asked.HasField("learn") else True,
+        corpora=checked_corpora(asked.corpora),
+    )

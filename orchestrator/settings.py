@@ -17,6 +17,8 @@ class OrchestratorSettings(ServiceSettings):
     drafter: Peers = ()
     """Addresses of sources that draft, host:port, separated by commas; a session gets those that have
     its target's tokenizer."""
+    retrieval: Peers = ()
+    """Addresses of retrieval workers, likewise; each drafts under the names of its memories."""
     store: Literal["memory"] = "memory"
     """Where sessions are recorded."""
     max_streams: Annotated[int, Field(ge=1)] = 256

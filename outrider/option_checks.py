@@ -147,5 +147,7 @@ _CHECKS: dict[str, Check] = {
     "speculation": _flag,
     "sources": _texts,
     "nodes": _SIGNED,
+    "learn": _flag,
+    "corpora": _texts,
     "timeout": _seconds,
 }

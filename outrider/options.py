@@ -64,6 +64,10 @@ class Options(TypedDict, total=False):
     """Names of the sources to draft from; default all."""
     nodes: int | None
     """The most drafted nodes in one round."""
+    learn: bool | None
+    """Whether what is generated may be kept to draft from, for the same tenant; default true."""
+    corpora: Sequence[str] | str | None
+    """Names of the corpora to draft from; default all that the tenant may."""
     timeout: float | None
     """Seconds for the whole request, above 0; then Unavailable is raised. Default: no end."""
 
@@ -72,7 +76,7 @@ def build_request(prompt: str | None, options: Options) -> generation_pb2.Genera
     """The request's message. Raises InvalidRequest for what no message can hold; the rest is the server's."""
     check_options(prompt, options)
     stop, sources = options.get("stop") or (), options.get("sources") or ()
-    ids = options.get("ids")
+    corpora, ids = options.get("corpora") or (), options.get("ids")
     try:
         start = generation_pb2.GenerateStart(
             tenant=options.get("tenant", ""),
@@ -87,6 +91,8 @@ def build_request(prompt: str | None, options: Options) -> generation_pb2.Genera
                 enabled=options.get("speculation", True),
                 sources=(sources,) if isinstance(sources, str) else sources,
                 node_limit=options.get("nodes"),
+                learn=options.get("learn"),
+                corpora=(corpora,) if isinstance(corpora, str) else corpora,
             ),
             n=options.get("n"),
             logprobs=_logprobs(options),

@@ -6,6 +6,8 @@ counter (b, t, 0, 0), whose four output words in order are the bits of ids 4b to
 the argmax of logprob plus noise is a sample (Gumbel). docs/exactness.md publishes vectors.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,22 +26,26 @@ def raw_bits(seed: int, position: int, vocabulary_size: int) -> NDArray[np.uint6
 
 def uniform(seed: int, position: int, vocabulary_size: int) -> NDArray[np.float64]:
     """A uniform number per id, from 2**-53 to 1 - 2**-53: float64[vocabulary_size]."""
-    # The shifted bits fit a signed integer, whose conversion to float64 is exact and much faster.
-    bits = (raw_bits(seed, position, vocabulary_size) >> np.uint64(12)).view(np.int64)
-    numbers = bits.astype(np.float64)
-    numbers += 0.5
-    numbers *= 2.0**-52
-    return numbers
+    return _uniform_of(raw_bits(seed, position, vocabulary_size))
 
 
 def gumbel(seed: int, position: int, vocabulary_size: int) -> NDArray[np.float64]:
     """The noise of each id at `position`: float64[vocabulary_size], from -3.7 to 36.8."""
-    noise = uniform(seed, position, vocabulary_size)
-    np.log(noise, out=noise)
-    np.negative(noise, out=noise)
-    np.log(noise, out=noise)
-    np.negative(noise, out=noise)
-    return noise
+    return _gumbel_of(raw_bits(seed, position, vocabulary_size))
+
+
+def gumbel_at(seed: int, positions: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float64]:
+    """The noise of single ids, `tokens[i]` at `positions[i]`: float64[n], bit for bit as `gumbel` draws it.
+
+    For few ids of wide vocabularies: about a quarter of a millisecond for up to a hundred.
+    """
+    ids = np.asarray(tokens, dtype=np.uint64)
+    counters = np.zeros((4, len(ids)), dtype=np.uint64)
+    counters[0] = ids >> np.uint64(2)
+    counters[1] = np.asarray(positions, dtype=np.uint64)
+    words = _philox(counters, seed)
+    bits = words[(ids & np.uint64(3)).astype(np.intp), np.arange(len(ids))]
+    return _gumbel_of(bits)
 
 
 def derive(seed: int, choice: int) -> int:
@@ -83,6 +89,51 @@ class NoiseRows:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+def _uniform_of(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    # The shifted bits fit a signed integer, whose conversion to float64 is exact and much faster.
+    numbers = (bits >> np.uint64(12)).view(np.int64).astype(np.float64)
+    numbers += 0.5
+    numbers *= 2.0**-52
+    return numbers
+
+
+def _gumbel_of(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    noise = _uniform_of(bits)
+    np.log(noise, out=noise)
+    np.negative(noise, out=noise)
+    np.log(noise, out=noise)
+    np.negative(noise, out=noise)
+    return noise
+
+
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+def _philox(counters: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+    """Philox4x64-10 of many counters at once: uint64[4, n] to the four output words of each."""
+    a, b, c, d = counters
+    key = [seed, DOMAIN]
+    for _ in range(_ROUNDS):
+        high_a, low_a = _multiply(a, _MULTIPLIERS[0])
+        high_c, low_c = _multiply(c, _MULTIPLIERS[1])
+        a, b, c, d = high_c ^ b ^ np.uint64(key[0]), low_c, high_a ^ d ^ np.uint64(key[1]), low_a
+        key = [(word + step) & _MASK for word, step in zip(key, _KEY_STEPS, strict=True)]
+    return np.stack((a, b, c, d))
+
+
+def _multiply(words: NDArray[np.uint64], by: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The upper and the lower 64 bits of the products."""
+    low, high = words & _LOW, words >> _HALF
+    by_low, by_high = np.uint64(by & 0xFFFFFFFF), np.uint64(by >> 32)
+    carried = low * by_high + ((low * by_low) >> _HALF)
+    middle = high * by_low + (carried & _LOW)
+    return high * by_high + (carried >> _HALF) + (middle >> _HALF), words * np.uint64(by)
 
 
 def _words(seed: int, domain: int, counter: int, count: int) -> NDArray[np.uint64]:

@@ -6,7 +6,7 @@ Knows nothing of gRPC servers; the engine is an inbox to it.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from outrider.tokens import TokenTable
@@ -19,7 +19,7 @@ from speculative.stats import UsageCount
 from verifier_service.commands import Batch, Cancel, Command, Finish, Open, Park, Sources
 from verifier_service.registry import Mirror, Registry
 from verifier_service.reputation import Reputations
-from verifier_service.request import Request, Served
+from verifier_service.request import Request, Served, SourceAddress
 from verifier_service.sessions import Session
 from verifier_service.sources import SourceSet
 from verifier_service.sources.following import Following
@@ -183,8 +183,8 @@ class Hub:
             mirror.grammar,
         )
         self._put(Open(session))
-        for credit in mirror.sources:
-            self._follow(mirror, credit)
+        for address, credits in _by_address(mirror.sources).items():
+            self._follow(mirror, address, credits)
 
     def _replace(self, older: Mirror | None, mirror: Mirror) -> None:
         if older is not None:
@@ -211,21 +211,30 @@ class Hub:
         if not mirror.runs:
             return
         self._put(Sources(mirror.handle, _source_set(mirror)))
-        for credit in before.keys() | after.keys():
-            if before.get(credit) != after.get(credit):
-                self._links.unfollow(mirror.handle, credit)
-                self._follow(mirror, credit)
+        old, new = _by_address(before), _by_address(after)
+        for address, credits in old.items():
+            if new.get(address) != credits:
+                self._links.unfollow(mirror.handle, credits)
+        for address, credits in new.items():
+            if old.get(address) != credits:
+                self._follow(mirror, address, credits)
 
-    def _follow(self, mirror: Mirror, credit: int) -> None:
-        source = mirror.sources.get(credit)
-        if source is None or not source.address:
-            return
+    def _follow(self, mirror: Mirror, address: str, credits: tuple[int, ...]) -> None:
         digest = "" if self._tokens is None else self._tokens.digest
+        names = tuple(mirror.sources[credit].name for credit in credits)
         served = self._served
         self._links.follow(
-            source.address,
-            Following(mirror, credit, source.name, served.model, digest, served.vocabulary_size),
+            address, Following(mirror, credits, names, served.model, digest, served.vocabulary_size)
         )
+
+
+def _by_address(sources: Mapping[int, SourceAddress]) -> dict[str, tuple[int, ...]]:
+    """Credits of the sources outside this worker, by the address that they share."""
+    found: dict[str, tuple[int, ...]] = {}
+    for credit, source in sources.items():
+        if source.address:
+            found[source.address] = (*found.get(source.address, ()), credit)
+    return found
 
 
 def _source_set(mirror: Mirror) -> SourceSet:

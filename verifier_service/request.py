@@ -10,7 +10,7 @@ from outrider.wire.codec import (
     logprobs_from_wire,
     sampling_from_wire,
 )
-from outrider.wire.names import checked_source_name
+from outrider.wire.names import checked_corpora, checked_source_name
 from speculative.commit import stop_bytes
 from speculative.errors import InvalidRequest, UnknownModel
 from speculative.grammar import Grammar
@@ -73,6 +73,10 @@ class Request:
     """What its text has to be; None: anything."""
     replay_identical: bool = False
     """Whether every verifier of the same numerics would give the same ids."""
+    learn: bool = False
+    """Whether sources may keep its output to draft from."""
+    corpora: tuple[str, ...] = ()
+    """Corpora that sources may draft from, by name; empty: all that its tenant may."""
 
 
 def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Request:
@@ -105,6 +109,8 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
         recovered=message.recovered,
         grammar=_grammar(message, params),
         replay_identical=served.replay_identical,
+        learn=message.learn,
+        corpora=checked_corpora(message.corpora),
     )
 
 
@@ -161,7 +167,4 @@ def _sources(message: verifier_pb2.OpenRequest) -> tuple[SourceAddress, ...]:
         _check_source(source)
     if len({source.name for source in sources}) < len(sources):
         raise InvalidRequest(f"two sources have one name: {', '.join(source.name for source in sources)}")
-    addresses = [source.address for source in sources if source.address]
-    if len(set(addresses)) < len(addresses):
-        raise InvalidRequest(f"two sources have one address: {', '.join(addresses)}")
     return sources

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from outrider.cli import index, roles
 from outrider.cli.failures import INTERRUPTED, OUTPUT_ERRORS, CommandFailed, fail, lose_output, usage
 from speculative.errors import OutriderError
 
@@ -20,11 +21,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-serve = typer.Typer(
-    help="Run one service as this process; `outrider serve ROLE --help` lists its settings.",
-    rich_markup_mode=None,
-)
-app.add_typer(serve, name="serve")
+app.add_typer(roles.app, name="serve")
+app.add_typer(index.app, name="index")
 
 
 class Switch(StrEnum):
@@ -77,10 +75,17 @@ def up(
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the models compute in.")] = Dtype.FLOAT32,
     device: Annotated[str, typer.Option(help="The torch device.")] = "cpu",
+    retrieval: Annotated[
+        str, typer.Option(help="`none` leaves the retrieval worker out. Default: it runs.")
+    ] = "",
+    corpus: Annotated[
+        list[str] | None, typer.Option(help="A corpus of `outrider index build` to draft from; repeatable.")
+    ] = None,
+    folder: Annotated[str, typer.Option(help="Where past outputs are kept. Default: in memory.")] = "",
     log_level: Annotated[Level, typer.Option(help="What the services log.")] = Level.WARNING,
     json_: Json = False,
 ) -> None:
-    """Run verifier, drafter and orchestrator on this machine, until SIGTERM or Ctrl-C.
+    """Run verifier, drafter, retrieval and orchestrator on this machine, until SIGTERM or Ctrl-C.
 
     \b
     Examples:
@@ -98,6 +103,9 @@ def up(
         dtype=dtype.value,
         device=device,
         log_level=log_level.value,
+        retrieval=retrieval != "none",
+        corpora=tuple(corpus or ()),
+        folder=folder,
     )
     raise typer.Exit(run_up(options, as_json=json_))
 
@@ -149,6 +157,10 @@ def generate(
     ] = Switch.ON,
     sources: Annotated[str, typer.Option(help="Draft from these alone: lookup,drafter. Default: all.")] = "",
     nodes: Annotated[Whole, typer.Option(help="The most drafted nodes in one round; 0: plain.")] = None,
+    learn: Annotated[
+        Switch, typer.Option(help="off: what is generated is not kept to draft from. Default: on.")
+    ] = Switch.ON,
+    corpora: Annotated[str, typer.Option(help="Draft from these corpora alone: A,B. Default: all.")] = "",
     model: Annotated[str, typer.Option(help="Which target, where several are served.")] = "",
     session: Annotated[str, typer.Option(help="The session's name. Default: a new one.")] = "",
     tenant: Annotated[str, typer.Option(help="Who asks.")] = "",
@@ -195,6 +207,8 @@ def generate(
         speculation=speculation is Switch.ON,
         sources=parse_names(sources),
         nodes=nodes,
+        learn=learn is Switch.ON,
+        corpora=parse_names(corpora),
         model=model,
         session=session,
         tenant=tenant,
@@ -203,33 +217,9 @@ def generate(
     run_generate(address, prompt, options, as_json=json_)
 
 
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
-
-@serve.command("verifier", context_settings=_PASS_ON, help="Decodes: one target, many sessions.")
-def serve_verifier(context: typer.Context) -> None:
-    _serve("verifier_service", context)
-
-
-@serve.command("drafter", context_settings=_PASS_ON, help="Drafts for verifiers with a small model.")
-def serve_drafter(context: typer.Context) -> None:
-    _serve("drafter_service", context)
-
-
-@serve.command(
-    "orchestrator", context_settings=_PASS_ON, help="The front door: --verifier A,B --drafter C,D."
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
-def serve_orchestrator(context: typer.Context) -> None:
-    _serve("orchestrator", context)
-
-
-def _serve(module: str, context: typer.Context) -> NoReturn:
-    from outrider.cli.modules import become
-
-    become(["-m", module, *context.args])
-
-
-@app.command(context_settings=_PASS_ON)
 def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which benchmark; a wrong name lists them.")],

@@ -31,7 +31,13 @@ WARM_UP_TOKENS = 16
 PROMPT_LINES = 4
 WIDTH = 150
 TERMINATED = 143
-STYLES = {TARGET: "default", "lookup": "bold green", "drafter": "bold cyan"}
+STYLES = {
+    TARGET: "default",
+    "lookup": "bold green",
+    "drafter": "bold cyan",
+    "corpus": "bold yellow",
+    "past": "bold magenta",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,13 @@ class Prompt:
     temperature: float
     seed: int
 
-    def options(self, *, speculation: bool, tokens: int = TOKENS) -> Options:
+    def options(self, *, speculation: bool, tokens: int = TOKENS, learn: bool = True) -> Options:
         return Options(
-            max_tokens=tokens, temperature=self.temperature, seed=self.seed, speculation=speculation
+            max_tokens=tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            speculation=speculation,
+            learn=learn,
         )
 
 
@@ -63,7 +73,7 @@ def run_demo() -> int:
     prompts = read_prompts(EMBEDDED / "heldout.jsonl")
     table = TokenTable.from_json((embedded("target") / "tokenizer.json").read_text(encoding="utf-8"))
     try:
-        with stoppable(TERMINATED), closing(Stack(StackOptions())) as stack:
+        with stoppable(TERMINATED), closing(Stack(StackOptions(corpora=_corpora(table, console)))) as stack:
             _start(stack, console)
             with Client(stack.address) as client:
                 speculative, plain = _decode_all(client, prompts, Painter(console, table), console)
@@ -120,9 +130,25 @@ class Painter:
         self._console.out(shown, style=style, end="", highlight=False)
 
 
+def _corpora(table: TokenTable, console: Console) -> tuple[str, ...]:
+    """The corpus to draft from; none where it cannot be made, which costs speed alone."""
+    from outrider.cli.demo_corpus import demo_corpus
+    from retrieval_service.corpus.errors import CorpusError
+
+    began = time.perf_counter()
+    try:
+        folder = demo_corpus(table, EMBEDDED / "heldout.jsonl")
+    except (CorpusError, OSError) as error:
+        console.print(f"there is no corpus of installed packages to draft from: {error}", soft_wrap=True)
+        return ()
+    took = time.perf_counter() - began
+    console.print(f"a corpus of installed packages' source is at {folder} ({took:.1f} s)", soft_wrap=True)
+    return (str(folder),)
+
+
 def _start(stack: Stack, console: Console) -> None:
     began = time.perf_counter()
-    console.print("starting verifier, drafter and orchestrator, each a process of its own ...")
+    console.print("starting verifier, drafter, retrieval and orchestrator, each a process of its own ...")
     stack.start()
     for child in stack.wait_ready():
         console.print(
@@ -135,7 +161,8 @@ def _decode_all(
 ) -> tuple[list[Answer], list[Answer]]:
     """Every prompt with speculation, in colour; then every one again, plainly and silently."""
     for speculation in (True, False):
-        client.generate(prompts[0].text, **prompts[0].options(speculation=speculation, tokens=WARM_UP_TOKENS))
+        warming = prompts[0].options(speculation=speculation, tokens=WARM_UP_TOKENS, learn=False)
+        client.generate(prompts[0].text, **warming)
     painter.legend()
     speculative = []
     for number, prompt in enumerate(prompts, start=1):

@@ -28,7 +28,9 @@ START_S = 900.0
 JOIN_S = 30.0
 STOP_S = 5.0
 RESTART_S = (0.5, 30.0)
-"""First and longest wait before a drafter is started again."""
+"""First and longest wait before a source is started again."""
+SOURCES = ("drafter", "retrieval")
+"""Roles that requests go on without."""
 CALL_S = 10.0
 
 
@@ -43,6 +45,11 @@ class StackOptions:
     dtype: str = "float32"
     device: str = "cpu"
     log_level: str = "warning"
+    retrieval: bool = True
+    corpora: tuple[str, ...] = ()
+    """Folders of corpora to draft from."""
+    folder: str = ""
+    """Where the retrieval worker keeps what it learns; empty: nowhere."""
 
     def models(self) -> tuple[str, str]:
         """Target and drafter; an empty drafter is none. Raises CommandFailed where the pair is not there."""
@@ -91,15 +98,32 @@ class _Role:
     flags: list[str]
     env: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def bind(self) -> str:
+        """Where it serves."""
+        return self.flags[1]
+
     def start(self) -> ServiceProcess:
         return ServiceProcess.start(self.name, self.module, self.flags, env=self.env)
 
 
-def check_pair(target: verifier_pb2.VerifierDescription, source: draft_source_pb2.SourceDescription) -> None:
+@dataclass(slots=True)
+class _Lost:
+    """A source that ended: when it is due to be started again, and how long the wait after that is."""
+
+    wait_s: float = RESTART_S[0]
+    due_s: float = 0.0
+
+
+def check_pair(
+    target: verifier_pb2.VerifierDescription,
+    source: draft_source_pb2.SourceDescription,
+    role: str = "drafter",
+) -> None:
     """Raises CommandFailed, naming both, where the tokenizers differ, so that nothing could be drafted."""
     if source.tokenizer_digest not in ("", target.tokenizer_digest):
         raise CommandFailed(
-            f"drafter: the tokenizer of {source.model} ({source.tokenizer_digest[:12]}) is not that of "
+            f"{role}: the tokenizer of {source.model} ({source.tokenizer_digest[:12]}) is not that of "
             f"{target.model} ({target.tokenizer_digest[:12] or 'none'}); give one that shares it, or none"
         )
 
@@ -115,12 +139,15 @@ class Stack:
         self._roles = [self._model_role("verifier", target, verifier_threads, options)]
         if drafter:
             self._roles.append(self._model_role("drafter", drafter, drafter_threads, options))
-        binds = [role.flags[1] for role in self._roles]
-        sources = ["--drafter", binds[1]] if drafter else []
-        flags = ["--bind", options.bind, "--log-level", options.log_level, "--verifier", binds[0], *sources]
+        if options.retrieval:
+            self._roles.append(self._retrieval_role(target, options))
+        flags = ["--bind", options.bind, "--log-level", options.log_level]
+        for role in self._roles:
+            flags += [f"--{role.name}", role.bind]
         self._roles.append(_Role("orchestrator", "orchestrator", flags))
         self._children: dict[str, ServiceProcess] = {}
-        self._drafter_wait, self._drafter_due = RESTART_S[0], 0.0
+        self._wanted: set[str] = set()
+        self._lost = {role: _Lost() for role in SOURCES}
 
     @property
     def address(self) -> str:
@@ -157,24 +184,25 @@ class Stack:
         for role in self._roles:
             child = self._children.get(role.name)
             if child is None:
-                if time.monotonic() >= self._drafter_due:
+                if time.monotonic() >= self._lost[role.name].due_s:
                     child = self._children[role.name] = role.start()
                     yield f"{role.name} was started again as process {child.pid}"
             elif (status := child.poll()) is not None:
-                if role.name != "drafter":
+                if role.name not in SOURCES:
                     raise CommandFailed(f"{role.name} ended with exit status {status}", "UNAVAILABLE")
-                yield self._lost_drafter(child, status)
+                yield self._lost_source(child, status)
 
     def close(self) -> None:
         """None is left when this returns."""
         stop_all(self._children.values(), STOP_S)
         self._held.close()
 
-    def _lost_drafter(self, child: ServiceProcess, status: int) -> str:
+    def _lost_source(self, child: ServiceProcess, status: int) -> str:
         child.stop(0.0)
         del self._children[child.role]
-        wait, longest = self._drafter_wait, RESTART_S[1]
-        self._drafter_due, self._drafter_wait = time.monotonic() + wait, min(2 * wait, longest)
+        lost = self._lost[child.role]
+        wait = lost.wait_s
+        lost.due_s, lost.wait_s = time.monotonic() + wait, min(2 * wait, RESTART_S[1])
         return (
             f"{child.role} ended with exit status {status}; requests go on, it is started again in {wait:g} s"
         )
@@ -188,6 +216,21 @@ class Stack:
             env["HF_HUB_OFFLINE"] = "1"
         return _Role(name, f"{name}_service", flags, env)
 
+    def _retrieval_role(self, target: str, options: StackOptions) -> _Role:
+        """Of a folder it takes the tokenizer and the embeddings that are there; of an id the tokenizer."""
+        flags = ["--bind", self._reserve(), "--metrics-bind", self._reserve()]
+        flags += ["--log-level", options.log_level]
+        folder = Path(target)
+        if not folder.is_dir() or (folder / "tokenizer.json").is_file():
+            flags += ["--tokenizer", target]
+        if any(folder.glob("model.safetensors*")):
+            flags += ["--embeddings", target]
+        if options.corpora:
+            flags += ["--corpus", ",".join(options.corpora)]
+        if options.folder:
+            flags += ["--folder", options.folder]
+        return _Role("retrieval", "retrieval_service", flags, {"OMP_NUM_THREADS": "1"})
+
     def _reserve(self) -> str:
         """A free port that stays ours: bound here without listening, so that only a child that asks for it by
         number can serve on it, now or when it is started again."""
@@ -197,23 +240,22 @@ class Stack:
         return f"127.0.0.1:{holder.getsockname()[1]}"
 
     def _check_pair(self) -> None:
-        """Raises CommandFailed where the drafter cannot draft for the target."""
-        if "drafter" not in self._children:
-            return
+        """Raises CommandFailed where a source cannot draft for the target."""
         with rpc_errors(), _channel(self._children["verifier"]) as channel:
             target = VerifierStub(channel).Describe(verifier_pb2.VerifierDescribeRequest(), timeout=CALL_S)
-        with rpc_errors(), _channel(self._children["drafter"]) as channel:
-            source = DraftSourceStub(channel).Describe(
-                draft_source_pb2.SourceDescribeRequest(), timeout=CALL_S
-            )
-        check_pair(target, source)
+        for role in self._children.keys() & set(SOURCES):
+            with rpc_errors(), _channel(self._children[role]) as channel:
+                source = DraftSourceStub(channel).Describe(
+                    draft_source_pb2.SourceDescribeRequest(), timeout=CALL_S
+                )
+            check_pair(target, source, role)
+            self._wanted |= set(source.names or (source.name,))
 
     def _join(self) -> None:
         """Until the orchestrator has found the others."""
         deadline = time.monotonic() + JOIN_S
-        wanted = {"drafter"} & self._children.keys()
         with Client(self.address) as client:
-            while not any(wanted <= set(model.sources) for model in client.models()):
+            while not any(self._wanted <= set(model.sources) for model in client.models()):
                 if time.monotonic() > deadline:
                     raise Unavailable(f"the orchestrator did not find the other services within {JOIN_S:g} s")
                 time.sleep(0.02)

@@ -43,6 +43,7 @@ class SourceDescription(_message.Message):
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The source's name in usage and metrics; see Source.name in verifier.proto."""
     model: _builtins.str
@@ -53,6 +54,10 @@ class SourceDescription(_message.Message):
     """Ids it drafts are below this."""
     max_length: _builtins.int
     """The most ids of a session that it can follow."""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where it drafts under several names: all of them, each as Source.name in verifier.proto; else empty."""
+
     def __init__(
         self,
         *,
@@ -61,10 +66,11 @@ class SourceDescription(_message.Message):
         tokenizer_digest: _builtins.str = ...,
         vocabulary_size: _builtins.int = ...,
         max_length: _builtins.int = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_length", b"max_length", "model", b"model", "name", b"name", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_length", b"max_length", "model", b"model", "name", b"name", "names", b"names", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -72,6 +78,8 @@ Global___SourceDescription: _TypeAlias = SourceDescription  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):
+    """Progress is first, then ends, then follows: an alias may end with its last ids, and begin again."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FOLLOW_FIELD_NUMBER: _builtins.int
@@ -83,7 +91,9 @@ class AttachRequest(_message.Message):
 
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
-        """What their targets have committed since the last message."""
+        """What their targets have committed since the last message; of a session that ends in this one only where it
+        learns.
+        """
 
     @_builtins.property
     def end(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -122,6 +132,9 @@ class Follow(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     NODE_LIMIT_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    LEARN_FIELD_NUMBER: _builtins.int
+    CORPORA_FIELD_NUMBER: _builtins.int
     alias: _builtins.int
     """Chosen by the verifier, unique on this stream until it is ended."""
     epoch: _builtins.int
@@ -140,6 +153,8 @@ class Follow(_message.Message):
     """The most nodes worth keeping in flight for this session."""
     vocabulary_size: _builtins.int
     """Width of the target's logits: ids drafted are below it."""
+    learn: _builtins.bool
+    """Whether the session's output may be kept to draft from, for its own tenant alone; default false."""
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:
         """Whose session."""
@@ -151,6 +166,14 @@ class Follow(_message.Message):
     @_builtins.property
     def sampling(self) -> _common_pb2.Sampling:
         """The request's own parameters, so that drafts rank tokens as the target will."""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Under which of the source's names the session listens to it; at least one."""
+
+    @_builtins.property
+    def corpora(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of corpora to draft from; empty: all that the tenant may. A source without corpora ignores it."""
 
     def __init__(
         self,
@@ -167,10 +190,13 @@ class Follow(_message.Message):
         seed: _builtins.int = ...,
         node_limit: _builtins.int = ...,
         vocabulary_size: _builtins.int = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+        learn: _builtins.bool = ...,
+        corpora: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "epoch", b"epoch", "ids", b"ids", "key", b"key", "limit", b"limit", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "corpora", b"corpora", "epoch", b"epoch", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,6 +244,9 @@ class AttachResponse(_message.Message):
 
     DRAFTS_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    sources: _builtins.bytes
+    """One byte per draft: which of Follow.sources it is of, from 0. Empty: the first, all of them."""
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Draft]:
         """Fragments of draft trees, of any followed sessions."""
@@ -231,10 +260,11 @@ class AttachResponse(_message.Message):
         *,
         drafts: _abc.Iterable[Global___Draft] | None = ...,
         refusals: _abc.Iterable[Global___Refusal] | None = ...,
+        sources: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "refusals", b"refusals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "refusals", b"refusals", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -195,13 +195,21 @@ class Speculation(_message.Message):
     ENABLED_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     NODE_LIMIT_FIELD_NUMBER: _builtins.int
+    LEARN_FIELD_NUMBER: _builtins.int
+    CORPORA_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Default true."""
     node_limit: _builtins.int
     """The most drafted nodes in one round; 0 (plain decoding) to 256; default: the verifier's setting."""
+    learn: _builtins.bool
+    """Whether what is generated may be kept to draft from, for requests of the same tenant; default true."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the sources to draft from, of those `started` could name; default all there are."""
+
+    @_builtins.property
+    def corpora(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the corpora to draft from, of those that are public or the tenant's own; at most 16; default all."""
 
     def __init__(
         self,
@@ -209,17 +217,23 @@ class Speculation(_message.Message):
         enabled: _builtins.bool | None = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         node_limit: _builtins.int | None = ...,
+        learn: _builtins.bool | None = ...,
+        corpora: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_node_limit", b"_node_limit", "enabled", b"enabled", "node_limit", b"node_limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_learn", b"_learn", "_node_limit", b"_node_limit", "enabled", b"enabled", "learn", b"learn", "node_limit", b"node_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_node_limit", b"_node_limit", "enabled", b"enabled", "node_limit", b"node_limit", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_learn", b"_learn", "_node_limit", b"_node_limit", "corpora", b"corpora", "enabled", b"enabled", "learn", b"learn", "node_limit", b"node_limit", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__learn: _TypeAlias = _typing.Literal["learn"]  # noqa: Y015
+    _WhichOneofArgType__learn: _TypeAlias = _typing.Literal["_learn", b"_learn"]  # noqa: Y015
     _WhichOneofReturnType__node_limit: _TypeAlias = _typing.Literal["node_limit"]  # noqa: Y015
     _WhichOneofArgType__node_limit: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learn) -> _WhichOneofReturnType__learn | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__node_limit) -> _WhichOneofReturnType__node_limit | None: ...
 

@@ -152,6 +152,8 @@ class OpenRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     RECOVERED_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    LEARN_FIELD_NUMBER: _builtins.int
+    CORPORA_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Which incarnation of the session; the highest wins. Upper 44 bits milliseconds, lower 20 random."""
     model: _builtins.str
@@ -172,6 +174,8 @@ class OpenRequest(_message.Message):
     """The session was admitted before, to a worker that is gone: it goes ahead of new ones and is not refused
     for want of room among them.
     """
+    learn: _builtins.bool
+    """See Follow.learn."""
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:
         """Whose session."""
@@ -202,6 +206,10 @@ class OpenRequest(_message.Message):
         (also where ids that came with Open are none that it allows), RESOURCE_EXHAUSTED (too many at once).
         """
 
+    @_builtins.property
+    def corpora(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """See Speculation.corpora."""
+
     def __init__(
         self,
         *,
@@ -221,10 +229,12 @@ class OpenRequest(_message.Message):
         logprobs: _common_pb2.Logprobs | None = ...,
         recovered: _builtins.bool = ...,
         grammar: _common_pb2.Grammar | None = ...,
+        learn: _builtins.bool = ...,
+        corpora: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "grammar", b"grammar", "key", b"key", "logprobs", b"logprobs", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "epoch", b"epoch", "grammar", b"grammar", "ids", b"ids", "key", b"key", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "recovered", b"recovered", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "corpora", b"corpora", "epoch", b"epoch", "grammar", b"grammar", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "recovered", b"recovered", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_limit: _TypeAlias = _typing.Literal["node_limit"]  # noqa: Y015
     _WhichOneofArgType__node_limit: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit"]  # noqa: Y015
@@ -234,7 +244,7 @@ Global___OpenRequest: _TypeAlias = OpenRequest  # noqa: Y015
 
 @_typing.final
 class Source(_message.Message):
-    """A source of drafts."""
+    """A source of drafts. Those of one address are the names of one process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -4,6 +4,7 @@ Receiving checks ranges and names the field and the value; sending trusts its ow
 sockets, sessions or models.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 from outrider.v1 import common_pb2, draft_source_pb2
@@ -177,6 +178,22 @@ def fragment_from_wire(draft: draft_source_pb2.Draft, source: int) -> Fragment:
         parents=tuple(byte - 1 for byte in draft.parents) if draft.parents else tuple(range(-1, count - 1)),
         survival=tuple(byte / FULL for byte in draft.survival),
     )
+
+
+def credit_from_wire(response: draft_source_pb2.AttachResponse, place: int, credits: Sequence[int]) -> int:
+    """Of the credits that the receiver has for a peer's names, the one of the draft at this place.
+
+    Raises MalformedDraft where the message does not say, or means a name that was not asked for.
+    """
+    if not response.sources:
+        return credits[0]
+    if len(response.sources) != len(response.drafts):
+        raise MalformedDraft(
+            f"{len(response.drafts)} drafts have {len(response.sources)} sources; send as many"
+        )
+    if response.sources[place] >= len(credits):
+        raise MalformedDraft(f"a draft is of source {response.sources[place]} of {len(credits)}")
+    return credits[response.sources[place]]
 
 
 def usage_to_wire(usage: UsageCount) -> common_pb2.Usage:

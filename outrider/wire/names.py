@@ -1,10 +1,15 @@
 """What a source may be called: one rule for those who name one, place it, or count by it."""
 
+import re
+from collections.abc import Sequence
+
 from speculative.errors import InvalidRequest
 
 TARGET = "target"
 """Where a token comes from that no source drafted: no source may be called so."""
 MAX_SOURCE_NAME = 64
+MAX_CORPORA = 16
+_CORPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def checked_source_name(name: str) -> str:
@@ -18,3 +23,20 @@ def checked_source_name(name: str) -> str:
     if name == TARGET:
         raise InvalidRequest(f"{name!r} cannot name a source: it is what the target itself is called")
     return name
+
+
+def checked_corpus_name(name: str) -> str:
+    """Raises InvalidRequest for what cannot be a corpus's name, which is also that of its folder."""
+    if not _CORPUS.fullmatch(name):
+        raise InvalidRequest(
+            f"{name!r} cannot name a corpus: 1 to 64 letters, digits, dots, dashes and underscores, a letter "
+            f"or digit first"
+        )
+    return name
+
+
+def checked_corpora(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of corpora, each once. Raises InvalidRequest for more than 16, and for what cannot be one."""
+    if len(names) > MAX_CORPORA:
+        raise InvalidRequest(f"there are {len(names)} corpora; name at most {MAX_CORPORA}, or none for all")
+    return tuple(dict.fromkeys(map(checked_corpus_name, names)))

@@ -57,13 +57,22 @@ def status_of(error: BaseException) -> Status:
         return Status(
             grpc.StatusCode.INTERNAL, f"internal error {incident}; the log of that process has it", ()
         )
-    code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), grpc.StatusCode.INTERNAL)
+    code = _code_of(error)
     metadata = [(ERROR_KEY, type(error).__name__)]
     if isinstance(error, errors.StaleEpoch):
         metadata.append((EPOCH_KEY, epoch_to_text(error.highest)))
     if isinstance(error, errors.Overloaded):
         metadata.append((RETRY_KEY, f"{error.retry_after_s:g}"))
     return Status(code, shortened(str(error)), tuple(metadata))
+
+
+def _code_of(error: OutriderError) -> grpc.StatusCode:
+    """By the table; an error outside it may name its own as `code`."""
+    known = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
+    named = getattr(error, "code", "")
+    if known is None and isinstance(named, str) and named in grpc.StatusCode.__members__:
+        return grpc.StatusCode[named]
+    return known or grpc.StatusCode.INTERNAL
 
 
 def shortened(message: str, longest: int = LONGEST_MESSAGE) -> str:

@@ -126,7 +126,8 @@ def test_the_command_works_as_a_program(up: Up) -> None:
 
 
 def test_up_says_who_runs_where(up: Up) -> None:
-    assert [process["role"] for process in up.processes] == ["verifier", "drafter", "orchestrator"]
+    roles = [process["role"] for process in up.processes]
+    assert roles == ["verifier", "drafter", "retrieval", "orchestrator"]
     assert up.address == up.processes[-1]["address"]
     running = up.children()
     assert {process["pid"] for process in up.processes} - {running["drafter"]} <= {
@@ -149,4 +150,4 @@ async def test_the_asyncio_client_says_the_same(up: Up, client: Client) -> None:
 def test_the_model_describes_itself(client: Client) -> None:
     (model,) = client.models()
     assert (model.max_length, model.vocabulary_size, model.has_tokenizer) == (256, 96, True)
-    assert set(model.sources) == {"lookup", "drafter"}
+    assert set(model.sources) == {"lookup", "drafter", "corpus", "past", "dense"}

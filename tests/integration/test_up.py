@@ -23,7 +23,8 @@ def test_children_die_with_an_up_that_is_killed(tiny_llama: Path, tmp_path: Path
     up = start_up("--target", str(tiny_llama), log=tmp_path / "stderr")
     up.wait_ready()
     try:
-        assert [process["role"] for process in up.processes] == ["verifier", "orchestrator"], "no drafter"
+        roles = [process["role"] for process in up.processes]
+        assert roles == ["verifier", "retrieval", "orchestrator"], "no drafter"
         with Client(up.address) as client:
             assert len(client.generate(ids=[5], max_tokens=3).ids) <= 3
     finally:
@@ -70,8 +71,9 @@ def save_mamba(path: Path) -> Path:
 def test_ctrl_c_ends_the_demonstration_with_130_and_leaves_nothing(tmp_path: Path) -> None:
     demo = start_demo(tmp_path / "stderr")
     assert demo.process.stdout is not None
+    assert demo.process.stdout.readline().startswith(b"a corpus of installed packages")
     assert demo.process.stdout.readline().startswith(b"starting verifier")
-    until(lambda: len(demo.children()) == 3)
+    until(lambda: len(demo.children()) == 4)
     pids = list(demo.children().values())
     demo.process.send_signal(signal.SIGINT)
     assert demo.process.wait(20) == 130

@@ -184,9 +184,12 @@ class FakeSource(DraftSourceServicer):
 
     name: str = "drafter"
     digest: str = ""
+    names: tuple[str, ...] = ()
 
     async def Describe(self, request: Any, context: Any) -> draft_source_pb2.SourceDescription:
-        return draft_source_pb2.SourceDescription(name=self.name, tokenizer_digest=self.digest)
+        return draft_source_pb2.SourceDescription(
+            name=self.name, tokenizer_digest=self.digest, names=self.names
+        )
 
 
 @dataclass

@@ -225,6 +225,21 @@ async def test_a_source_with_a_name_that_cannot_be_its_own_is_ignored_and_told_o
     ][:1]
 
 
+async def test_a_process_of_several_names_is_a_source_under_each(world: Any) -> None:
+    verifier = await world.verifier()
+    retrieval = await world.source(name="retrieval", names=("corpus", "past"))
+    front = await world.ready(await world.front([verifier.address], retrieval=(retrieval,)), sources=3)
+    await front.client.generate(ids=[5], max_tokens=2, learn=False, corpora="code")
+    await front.client.generate(ids=[5], max_tokens=2, sources=["past"])
+    named = [[(source.name, source.address) for source in m.sources] for m in verifier.opened]
+    both = [("lookup", ""), ("corpus", retrieval), ("past", retrieval)]
+    assert named == [both, [("past", retrieval)]]
+    assert [(m.learn, list(m.corpora)) for m in verifier.opened] == [(False, ["code"]), (True, [])]
+    assert front.sample("peer_sessions", peer=retrieval) == 0, "each session was counted once"
+    with pytest.raises(InvalidRequest, match="cannot name a corpus"):
+        await front.client.generate(ids=[5], corpora=["../x"])
+
+
 async def test_several_drafters_share_the_sessions(world: Any) -> None:
     verifier = await world.verifier(per_tick=0)
     drafters = (await world.source(), await world.source())

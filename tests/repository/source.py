@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("speculative", "outrider", "verifier_service", "drafter_service", "orchestrator", "training")
+PACKAGES = (
+    "speculative",
+    "outrider",
+    "verifier_service",
+    "drafter_service",
+    "retrieval_service",
+    "orchestrator",
+    "training",
+)
 NOT_OURS = {".git", "__pycache__", "build", "dist"}
 # "package.module:name", as tables of implementations have it.
 ENTRY = re.compile(r"[a-z_][\w.]*\.[\w.]*:\w+")

@@ -31,6 +31,7 @@ CLIENT = Layer(
     ),
     RPC,
 )
+MEMORY = ("speculative", "retrieval_service.trie", "retrieval_service.memories")
 # The longest name that a module's begins with counts.
 LAYERS = {
     "speculative": Layer((), ("numpy",), ("asyncio", "socket", "threading", "time")),
@@ -49,6 +50,7 @@ LAYERS = {
             "uvloop",
         ),
     ),
+    "outrider.source": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
     "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
     "outrider.option_checks": Layer(("speculative",), ()),
     "outrider.options": Layer(("speculative", "outrider.wire", "outrider.v1", "outrider.option_checks"), RPC),
@@ -67,7 +69,14 @@ LAYERS = {
     ),
     "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", "triton", *TORCH)),
     "outrider.cli": Layer(
-        (*SHARED, "outrider", "outrider.client", "outrider.completions", "outrider.options"),
+        (
+            *SHARED,
+            "outrider",
+            "outrider.client",
+            "outrider.completions",
+            "outrider.options",
+            "retrieval_service.corpus",
+        ),
         (*RPC, "typer", "rich"),
     ),
     "verifier_service": Layer(
@@ -76,7 +85,23 @@ LAYERS = {
     ),
     "verifier_service.grammar": Layer(("speculative", "outrider.tokens"), ("numpy", "llguidance")),
     "drafter_service": Layer(
-        (*SHARED, "outrider.lm"), (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH)
+        (*SHARED, "outrider.source", "outrider.lm"), (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH)
+    ),
+    "retrieval_service": Layer(
+        (
+            *SHARED,
+            "outrider.source",
+            "retrieval_service.corpus",
+            "retrieval_service.past",
+            "retrieval_service.dense",
+        ),
+        (*RPC, "numpy", "pydantic", "prometheus_client", "tokenizers", "huggingface_hub"),
+    ),
+    "retrieval_service.corpus": Layer((*MEMORY, "outrider.tokens"), ("numpy", "tokenizers", "pydivsufsort")),
+    "retrieval_service.past": Layer(MEMORY, ("numpy",)),
+    "retrieval_service.dense": Layer(
+        (*MEMORY, "outrider.tokens", "retrieval_service.corpus.disk"),
+        ("numpy", "faiss", "safetensors", "sentence_transformers"),
     ),
     "orchestrator": Layer(SHARED, (*RPC, "pydantic", "prometheus_client", "tokenizers")),
     "training": Layer(("speculative", "outrider.lm", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
@@ -148,6 +173,11 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("outrider.tokens", "import transformers"),
         ("outrider.client", "from outrider.runtime import serve"),
         ("outrider.cli.app", "import torch"),
+        ("outrider.source.events", "from drafter_service import engine"),
+        ("retrieval_service.engine", "import torch"),
+        ("retrieval_service.engine", "from outrider.lm import packed"),
+        ("retrieval_service.engine", "from drafter_service import engine"),
+        ("retrieval_service.past.store", "import grpc"),
         ("training.loop", "from verifier_service import engine"),
     ],
 )
@@ -165,6 +195,12 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_the_orchestrator_runs_without_torch() -> None:
     loaded = loaded_by("import orchestrator.__main__, orchestrator.service, orchestrator.settings")
+    assert "grpc" in loaded
+    assert not loaded & {"torch", "transformers", "outrider.lm"}
+
+
+def test_the_retrieval_service_runs_without_torch() -> None:
+    loaded = loaded_by("import retrieval_service.__main__, retrieval_service.service")
     assert "grpc" in loaded
     assert not loaded & {"torch", "transformers", "outrider.lm"}
 

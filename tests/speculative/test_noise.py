@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from speculative.noise import CHOICE_DOMAIN, DOMAIN, NoiseRows, derive, gumbel, raw_bits, uniform
+from speculative.noise import CHOICE_DOMAIN, DOMAIN, NoiseRows, derive, gumbel, gumbel_at, raw_bits, uniform
 
 MASK = (1 << 64) - 1
 
@@ -151,3 +153,13 @@ def test_neighbours_are_independent(
     for bit in range(64):
         share = float(((differing >> np.uint64(bit)) & np.uint64(1)).mean())
         assert abs(share - 0.5) < 5 * 0.5 / len(differing) ** 0.5, bit
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    places=st.lists(st.tuples(st.integers(0, 2**32), st.integers(0, 300)), min_size=1, max_size=20),
+)
+def test_noise_of_single_ids_is_that_of_their_rows(seed: int, places: list[tuple[int, int]]) -> None:
+    positions, tokens = zip(*places, strict=True)
+    drawn = gumbel_at(seed, positions, tokens)
+    assert drawn.tolist() == [gumbel(seed, position, 301)[token] for position, token in places]

@@ -88,3 +88,19 @@ def test_delays_double_up_to_the_most_and_start_over() -> None:
     assert [backoff.failed(chance=1.0) for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
     backoff.succeeded()
     assert backoff.failed(chance=0.0) == pytest.approx(0.5)
+
+
+def test_where_it_is_to_be_told_an_end_comes_with_all_the_progress() -> None:
+    outgoing = Outgoing()
+    for handle in (7, 8):
+        outgoing.follow(handle)
+    first = outgoing.take()
+    outgoing.progress(7, 3, (10,), 100)
+    outgoing.progress(8, 3, (20,), 200, tell=False)
+    for handle in (7, 8):
+        assert outgoing.end(handle, told=True)
+    message = outgoing.take()
+    assert first is not None
+    assert message is not None
+    assert message.end == first.follow
+    assert [progressed.ids for progressed in message.progress.values()] == [[10], [20]]

@@ -114,10 +114,10 @@ BAD: dict[str, tuple[dict[str, Any], Code, str]] = {
     ),
     "an endless address": ({"sources": [("a", "x" * 300)]}, Code.INVALID_ARGUMENT, "has 300 characters"),
     "an epoch of the far future": ({"epoch": 2**64 - 1}, Code.INVALID_ARGUMENT, "days ahead"),
-    "two sources at one address": (
-        {"sources": [("a", "x:1"), ("b", "x:1")]},
+    "a corpus that cannot be one": (
+        {"corpora": ["../etc"]},
         Code.INVALID_ARGUMENT,
-        "one address",
+        "'../etc' cannot name a corpus",
     ),
 }
 

@@ -285,3 +285,16 @@ def test_epochs_as_text_sort_as_epochs(one: int, other: int) -> None:
 def test_a_text_that_is_no_epoch_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"16 hexadecimal|invalid literal"):
         codec.epoch_from_text(text)
+
+
+@pytest.mark.parametrize(("sources", "credit"), [(b"", 4), (b"\x00\x00", 4), (b"\x01\x02", 9)])
+def test_the_bytes_beside_drafts_say_of_which_name_they_are(sources: bytes, credit: int) -> None:
+    response = draft_source_pb2.AttachResponse(drafts=[draft_source_pb2.Draft()] * 2, sources=sources)
+    assert codec.credit_from_wire(response, 1, (4, 8, 9)) == credit
+
+
+@pytest.mark.parametrize("sources", [b"\x00", b"\x00\x00\x00", b"\x00\x03"])
+def test_bytes_that_name_nothing_are_malformed(sources: bytes) -> None:
+    response = draft_source_pb2.AttachResponse(drafts=[draft_source_pb2.Draft()] * 2, sources=sources)
+    with pytest.raises(MalformedDraft):
+        codec.credit_from_wire(response, 1, (4, 8, 9))

@@ -38,12 +38,18 @@ class Following:
     """A session as a source has to know it."""
 
     mirror: Mirror
-    source: int
-    """The source's credit index in that session."""
-    name: str
+    credits: tuple[int, ...]
+    """The source's credit indices in that session, one for each of its names there."""
+    names: tuple[str, ...]
+    """As the session calls them."""
     model: str
     tokenizer_digest: str
     vocabulary_size: int
+
+    @property
+    def name(self) -> str:
+        """What is counted where it does not matter which of the names it is."""
+        return self.names[0]
 
     def message(self, alias: int) -> draft_source_pb2.Follow:
         """As it goes out, with the ids of this moment."""
@@ -61,4 +67,7 @@ class Following:
             seed=request.seed,
             node_limit=min(_AHEAD * request.node_limit, MAX_FRAGMENT_NODES),
             vocabulary_size=self.vocabulary_size,
+            sources=self.names,
+            learn=request.learn,
+            corpora=request.corpora,
         )

@@ -19,7 +19,7 @@ import grpc.aio
 
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.channel import open_channel
-from outrider.wire.codec import fragment_from_wire
+from outrider.wire.codec import credit_from_wire, fragment_from_wire
 from outrider.wire.status import peer_text
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
@@ -86,10 +86,18 @@ class SourceLink:
         ):
             self._wake.set()
 
-    def end(self, handle: int) -> None:
-        """The session ended, or listens to this source no longer."""
+    def finish(self, update: Update) -> None:
+        """The session ended with these ids, which a source that learns from it is still told."""
+        following = self._following.get(update.handle)
+        learns = following is not None and following.mirror.request.learn
+        if learns and update.ids:
+            self.progress(update, tell=True)
+        self.end(update.handle, told=learns)
+
+    def end(self, handle: int, *, told: bool = False) -> None:
+        """The session ended, or listens to this source no longer; `told`: once it has heard what there is."""
         self._struck.discard(handle)
-        self._unfollow(handle)
+        self._unfollow(handle, told=told)
 
     def strike(self, handle: int, why: str) -> None:
         """The source sent this session something malformed: the session is deaf to it from now on."""
@@ -115,9 +123,9 @@ class SourceLink:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    def _unfollow(self, handle: int) -> None:
+    def _unfollow(self, handle: int, *, told: bool = False) -> None:
         self._following.pop(handle, None)
-        if self._outgoing is not None and self._outgoing.end(handle):
+        if self._outgoing is not None and self._outgoing.end(handle, told=told):
             self._wake.set()
         if not self._following:
             self._wanted.clear()
@@ -199,7 +207,7 @@ class SourceLink:
             for refusal in response.refusals:
                 self._refused(refusal, outgoing)
             room = self._limits.inbox - self._in_flight.count
-            drafts = self._decode(response.drafts[: max(0, room)], outgoing)
+            drafts = self._decode(response, max(0, room), outgoing)
             if drafts:
                 self._in_flight.put += len(drafts)
                 self._put(Offers(tuple(drafts), time.perf_counter(), self._in_flight))
@@ -208,15 +216,18 @@ class SourceLink:
                 await asyncio.sleep(self._limits.flood_pause_s)
         raise _Reset("the source closed the stream")
 
-    def _decode(self, drafts: list[draft_source_pb2.Draft], outgoing: Outgoing) -> list[tuple[int, Fragment]]:
+    def _decode(
+        self, response: draft_source_pb2.AttachResponse, most: int, outgoing: Outgoing
+    ) -> list[tuple[int, Fragment]]:
         decoded = []
-        for draft in drafts:
+        for place, draft in enumerate(response.drafts[:most]):
             following = self._named(draft.alias, outgoing)
             if following is None:
                 self._unnamed(draft, outgoing)
                 continue
             try:
-                fragment = fragment_from_wire(draft, following.source)
+                credit = credit_from_wire(response, place, following.credits)
+                fragment = fragment_from_wire(draft, credit)
             except MalformedDraft as error:
                 self._counts[following.name].malformed += 1
                 self.strike(following.mirror.handle, str(error))

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from verifier_service.commands import Batch, Offers
 from verifier_service.counts import CountsByName
@@ -28,22 +28,22 @@ class Links:
         return sum(link.attached for link in list(self._links.values()))
 
     def follow(self, address: str, following: Following) -> None:
-        """The source at `address` drafts for a session from now on."""
+        """The source at `address` drafts for a session from now on, under all of its names there."""
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = SourceLink(address, self._put, self.counts, self._limits)
-        self._by_session[following.mirror.handle][following.source] = link
+        self._by_session[following.mirror.handle].update(dict.fromkeys(following.credits, link))
         link.follow(following)
 
-    def unfollow(self, handle: int, source: int) -> None:
-        """A session listens to one of its sources no longer."""
-        link = self._by_session.get(handle, {}).pop(source, None)
-        if link is not None:
+    def unfollow(self, handle: int, credits: Sequence[int]) -> None:
+        """A session listens to one of its sources, which has these credits there, no longer."""
+        by_credit = self._by_session.get(handle, {})
+        for link in {by_credit.pop(credit) for credit in credits if credit in by_credit}:
             link.end(handle)
 
     def end(self, handle: int) -> None:
-        """A session ended."""
-        for link in self._by_session.pop(handle, {}).values():
+        """A session is no longer decoded here."""
+        for link in set(self._by_session.pop(handle, {}).values()):
             link.end(handle)
 
     def absorb(self, batch: Batch) -> None:
@@ -53,11 +53,16 @@ class Links:
             if link is not None:
                 link.strike(strike.handle, strike.why)
         for update in batch.updates:
-            if update.finish is not None or update.parked is not None:
+            by_credit = self._by_session.get(update.handle, {})
+            if update.finish is not None:
+                for link in set(self._by_session.pop(update.handle, {}).values()):
+                    link.finish(update)
+            elif update.parked is not None:
                 self.end(update.handle)
-            elif update.handle in self._by_session:
-                for source, link in self._by_session[update.handle].items():
-                    link.progress(update, tell=source not in update.resting)
+            else:
+                awake = {link for credit, link in by_credit.items() if credit not in update.resting}
+                for link in set(by_credit.values()):
+                    link.progress(update, tell=link in awake)
 
     async def drop_idle(self) -> None:
         """Closes links that have had nothing to follow for a minute."""

@@ -76,14 +76,18 @@ class Outgoing:
         (self._progress if told else self._held)[alias] = untold
         return told
 
-    def end(self, handle: int) -> bool:
-        """A session is no longer followed. Returns whether the source has to be told of it."""
+    def end(self, handle: int, *, told: bool = False) -> bool:
+        """A session is no longer followed; where `told`, the source hears first what it has not been told.
+
+        Returns whether the source has to be told of it.
+        """
         alias = self._aliases.pop(handle, None)
         if alias is None:
             return False
         del self.handles[alias]
-        self._progress.pop(alias, None)
-        self._held.pop(alias, None)
+        untold = self._progress.pop(alias, None) or self._held.pop(alias, None)
+        if told and untold is not None:
+            self._progress[alias] = untold
         if alias in self._follow:
             del self._follow[alias]
             self._free.append(alias)
@@ -96,7 +100,7 @@ class Outgoing:
         return 1 <= alias <= self._highest
 
     def take(self) -> Message | None:
-        """The next message, or None where there is nothing to say. No alias is in it twice."""
+        """The next message, or None where there is nothing to say: progress, then ends, then follows."""
         if not (self._follow or self._progress or self._end):
             return None
         message = Message(tuple(self._follow), self._progress, tuple(self._end))

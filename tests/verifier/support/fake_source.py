@@ -61,6 +61,10 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
         self.messages = 0
         self.follows: list[draft_source_pb2.Follow] = []
         self.ended = 0
+        self.past: list[list[int]] = []
+        """What was known of sessions when they ended."""
+        self.names: Callable[[list[Draft]], bytes] = lambda drafts: b""
+        """Of which of the session's names each draft is."""
         self.views: dict[int, View] = {}
         self.address = ""
 
@@ -82,23 +86,24 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
                 continue
             drafts = [draft for alias in touched for draft in self.behave(self.views[alias])]
             if drafts:
-                yield draft_source_pb2.AttachResponse(drafts=drafts)
+                yield draft_source_pb2.AttachResponse(drafts=drafts, sources=self.names(drafts))
 
     def _take(self, request: Any) -> list[int]:
-        for alias in request.end:
-            del self.views[alias]
-            self.ended += 1
-        for follow in request.follow:
-            assert follow.alias not in self.views, "an alias is unique until it is ended"
-            self.follows.append(follow)
-            self.views[follow.alias] = View(follow, list(follow.ids))
+        told = [progress.alias for progress in request.progress]
         for progress in request.progress:
             view = self.views[progress.alias]
             assert progress.position == len(view.ids), "progress leaves no gap"
             view.ids.extend(progress.ids)
             assert progress.prefix_hash == prefix_hash(view.ids)
-        told = [follow.alias for follow in request.follow] + [p.alias for p in request.progress]
-        return list(dict.fromkeys(told))
+        for alias in request.end:
+            self.past.append(self.views.pop(alias).ids)
+            self.ended += 1
+        for follow in request.follow:
+            assert follow.alias not in self.views, "an alias is unique until it is ended"
+            self.follows.append(follow)
+            self.views[follow.alias] = View(follow, list(follow.ids))
+            told.append(follow.alias)
+        return [alias for alias in dict.fromkeys(told) if alias in self.views]
 
 
 @dataclass

@@ -7,7 +7,7 @@ time. Belongs to the event loop; knows nothing of protobuf.
 import asyncio
 from collections import deque
 
-from drafter_service.engine import Outgoing
+from outrider.source.events import Outgoing
 from speculative.fragment import Fragment
 
 MOST_DRAFTS = 512

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from drafter_service.engine import Outgoing
-from drafter_service.outbox import Outbox
+from outrider.source.events import Outgoing
+from outrider.source.outbox import Outbox
 from speculative.fragment import Fragment
 
 

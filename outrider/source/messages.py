@@ -1,8 +1,6 @@
-"""Attach's messages to the engine's events and back: checks what a peer may get wrong; knows no sockets."""
+"""Attach's messages to events and back: checks what a peer may get wrong; knows no sockets."""
 
-from drafter_service.engine import End, Event, Outgoing, Progress, Wrong
-from drafter_service.follower import NotFollowed, Request
-from drafter_service.roster import Follow
+from outrider.source.events import End, Event, Follow, NotFollowed, Outgoing, Progress, Request, Wrong
 from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import fragment_to_wire, key_from_wire, sampling_from_wire
 from outrider.wire.status import peer_text
@@ -12,7 +10,7 @@ from speculative.errors import InvalidRequest
 def follow_from_wire(
     message: draft_source_pb2.Follow, stream: int, *, model: str, tokenizer_digest: str
 ) -> Follow:
-    """A follow for the drafter of this model and tokenizer.
+    """A follow for the source of this model and tokenizer.
 
     Raises:
         NotFollowed: the tokenizers differ. InvalidRequest: a value out of its range.
@@ -20,7 +18,7 @@ def follow_from_wire(
     if tokenizer_digest and message.tokenizer_digest != tokenizer_digest:
         theirs = message.tokenizer_digest or "none at all"
         raise NotFollowed(
-            f"target {message.model!r} has tokenizer {theirs}, drafter {model!r} has {tokenizer_digest}: "
+            f"target {message.model!r} has tokenizer {theirs}, source {model!r} has {tokenizer_digest}: "
             f"their ids mean different tokens"
         )
     if not 1 <= message.prompt_length <= len(message.ids):
@@ -36,6 +34,9 @@ def follow_from_wire(
         seed=message.seed,
         node_limit=message.node_limit,
         vocabulary_size=message.vocabulary_size,
+        sources=tuple(message.sources),
+        learn=message.learn,
+        corpora=tuple(message.corpora),
     )
     return Follow(stream, message.alias, key_from_wire(message.key), request)
 
@@ -43,23 +44,25 @@ def follow_from_wire(
 def events_from_wire(
     message: draft_source_pb2.AttachRequest, stream: int, *, model: str, tokenizer_digest: str
 ) -> list[Event]:
-    """What a message tells the engine. Ends come first: their aliases may be in use again."""
-    events: list[Event] = [End(stream, alias) for alias in message.end]
+    """What a message tells. Follows come last: an alias that ends in it may be in use again."""
+    events: list[Event] = [
+        Progress(stream, one.alias, one.position, tuple(one.ids), one.prefix_hash) for one in message.progress
+    ]
+    events.extend(End(stream, alias) for alias in message.end)
     for follow in message.follow:
         try:
             events.append(follow_from_wire(follow, stream, model=model, tokenizer_digest=tokenizer_digest))
         except (NotFollowed, InvalidRequest) as error:
             events.append(Wrong(stream, follow.alias, peer_text(str(error))))
-    events.extend(
-        Progress(stream, one.alias, one.position, tuple(one.ids), one.prefix_hash) for one in message.progress
-    )
     return events
 
 
 def outgoing_to_wire(outgoing: Outgoing) -> draft_source_pb2.AttachResponse:
     """One message with all of it."""
+    sources = bytes(fragment.source - 1 for _, fragment in outgoing.drafts)
     return draft_source_pb2.AttachResponse(
         drafts=[fragment_to_wire(fragment, alias) for alias, fragment in outgoing.drafts],
+        sources=sources if any(sources) else b"",
         refusals=[
             draft_source_pb2.Refusal(alias=alias, message=message) for alias, message in outgoing.refusals
         ],

@@ -1,0 +1,20 @@
+"""`python -m retrieval_service`: runs a retrieval worker as a process."""
+
+import sys
+
+from outrider.runtime.lifeline import die_with_told_parent
+
+
+def main() -> None:
+    """Ties itself to its parent before it imports what takes a while."""
+    die_with_told_parent(sys.argv[1:])
+    from outrider.runtime.serve import run
+    from outrider.runtime.settings import settings_or_exit
+    from retrieval_service.service import build
+    from retrieval_service.settings import RetrievalSettings
+
+    run("retrieval", build, settings_or_exit(RetrievalSettings))
+
+
+if __name__ == "__main__":
+    main()

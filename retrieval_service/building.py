@@ -1,0 +1,133 @@
+"""Builds of corpora over the wire: what comes in is spooled to disk, and built by a process of its own."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from outrider.tokens import TokenTable
+from outrider.v1 import retrieval_pb2
+from retrieval_service.corpus.texts import PIECE
+from speculative.errors import InvalidRequest, OutriderError, Overloaded, Superseded
+
+RETRY_AFTER_S = 60.0
+
+
+class NoTokenizer(OutriderError):
+    """This service has no tokenizer, and so no corpora."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class BuildFailed(OutriderError):
+    """A build that did not come to its end; `code` is the name of a status."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def document_ids(document: retrieval_pb2.DocumentIds, tokens: TokenTable | None) -> list[int]:
+    """Raises InvalidRequest where there is none, or one that the tokenizer does not have."""
+    ids = list(document.ids)
+    if not ids:
+        raise InvalidRequest("a document has no ids")
+    if tokens is not None and max(ids) >= tokens.size:
+        raise InvalidRequest(f"a document has id {max(ids)}; this tokenizer's are below {tokens.size}")
+    return ids
+
+
+class Spool:
+    """Documents on their way into a corpus, in a file that goes when this is left."""
+
+    def __init__(self, folder: Path, tokens: TokenTable, most_mb: int) -> None:
+        self._tokens = tokens
+        self._most = most_mb << 20
+        self._size = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=".incoming-", dir=folder)
+        self.tokenizer = Path(self._folder.name) / "tokenizer.json"
+        self.path = Path(self._folder.name) / "documents"
+        self._file = self.path.open("w", encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        self.tokenizer.write_text(self._tokens.to_json(), encoding="utf-8")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._folder.cleanup()
+
+    def add(self, message: retrieval_pb2.BuildCorpusRequest) -> None:
+        """One more document. Raises InvalidRequest, or Overloaded where it is too much."""
+        if message.HasField("ids"):
+            self._write({"ids": document_ids(message.ids, self._tokens)})
+        elif message.HasField("text"):
+            for start in range(0, len(message.text), PIECE):
+                self._write({"text": message.text[start : start + PIECE]})
+        else:
+            raise InvalidRequest("after the first message each is a document: `text` or `ids`")
+
+    def flush(self) -> None:
+        """All of it is in the file."""
+        self._file.flush()
+
+    def _write(self, document: dict[str, object]) -> None:
+        line = json.dumps(document)
+        self._size += len(line)
+        if self._size > self._most:
+            raise Overloaded(f"the documents have more than {self._most >> 20} MiB", RETRY_AFTER_S)
+        self._file.write(line + "\n")
+
+
+class Builds:
+    """Those under way, one for each corpus."""
+
+    def __init__(self) -> None:
+        self._paths: set[Path] = set()
+
+    @contextlib.contextmanager
+    def only(self, path: Path) -> Iterator[None]:
+        """Nobody else builds or removes this corpus meanwhile. Raises Superseded where somebody does."""
+        if path in self._paths:
+            raise Superseded(f"corpus {path.name!r} is being built already; wait for it")
+        self._paths.add(path)
+        try:
+            yield
+        finally:
+            self._paths.discard(path)
+
+    async def run(self, path: Path, spool: Spool, tokens: TokenTable, owner: str | None) -> None:
+        """Makes `path` a corpus of what was spooled. Raises BuildFailed."""
+        await asyncio.to_thread(spool.flush)
+        command = ["-P", "-m", "retrieval_service.ingest", "--parent-pid", str(os.getpid())]
+        task = [str(path), str(spool.path), str(spool.tokenizer), owner or ""]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, *task, stdout=asyncio.subprocess.PIPE, env=environment
+        )
+        try:
+            told, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode != 0:
+            raise _failure(path, told, process.returncode or 0)
+
+
+def _failure(path: Path, told: bytes, status: int) -> BuildFailed:
+    try:
+        error = json.loads(told)["error"]
+        return BuildFailed(error["message"], error["code"])
+    except (ValueError, KeyError, TypeError):
+        return BuildFailed(f"the build of {path.name!r} ended with exit status {status}", "INTERNAL")

@@ -1,0 +1,120 @@
+"""What is done with corpora once they are built: described, verified, merged, removed."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrieval_service.corpus.build import build
+from retrieval_service.corpus.disk import Disk
+from retrieval_service.corpus.encoding import StoredDocuments
+from retrieval_service.corpus.errors import BadSource, CorpusError, Damaged, NoCorpus, WrongTokenizer
+from retrieval_service.corpus.layout import HEADER, LOCK, FileRecord, Header, is_ours, read_header
+from retrieval_service.corpus.lock import held
+from retrieval_service.corpus.plan import SHARD_TOKENS, Built, Progress, Settings, State, unfinished
+
+READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What stands at a path: a complete corpus, an unfinished build, or both: one to take its place."""
+
+    header: Header | None
+    unfinished: State | None
+
+
+def describe(folder: Path) -> Description:
+    """Raises NoCorpus where there is neither, Damaged where the header is."""
+    state = unfinished(folder)
+    try:
+        header = read_header(folder)
+    except NoCorpus:
+        if state is None:
+            raise
+        return Description(None, state)
+    # One that was ended after its last step but before it removed its notes is finished.
+    return Description(header, state if state and state.generation > header.generation else None)
+
+
+def verify(folder: Path) -> Header:
+    """Reads every byte. Raises Damaged, which names the file, NoCorpus."""
+    header = read_header(folder)
+    for shard in header.shards:
+        for file in shard.files:
+            _verify_file(folder, file)
+    return header
+
+
+def _verify_file(folder: Path, file: FileRecord) -> None:
+    path = folder / file.name
+    known = hashlib.blake2b(digest_size=32)
+    size = 0
+    try:
+        with open(path, "rb") as opened:
+            while data := opened.read(READ_BYTES):
+                known.update(data)
+                size += len(data)
+    except OSError as error:
+        raise Damaged(f"{path}: damaged: cannot be read: {error.strerror}") from error
+    if size != file.bytes:
+        raise Damaged(f"{path}: damaged: {size} bytes, not {file.bytes}")
+    if known.hexdigest() != file.blake2b:
+        raise Damaged(f"{path}: damaged: its checksum does not fit its bytes")
+
+
+def merge(
+    folder: Path,
+    parts: Sequence[Path],
+    *,
+    shard_tokens: int = SHARD_TOKENS,
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> Built:
+    """Makes `folder` a corpus of all documents of `parts`, which it may be one of; they stay.
+
+    Few full shards are searched faster than many small ones. Raises what `build` and `verify` raise,
+    WrongTokenizer where the parts' tokenizers differ, BadSource where their tenants do.
+    """
+    if not parts:
+        raise BadSource("nothing to merge")
+    corpora = [(part.absolute(), verify(part)) for part in parts]
+    first = corpora[0][1]
+    for path, header in corpora[1:]:
+        if header.tokenizer != first.tokenizer:
+            raise WrongTokenizer(
+                f"{path}: built with the tokenizer of digest {header.tokenizer}, {parts[0]} with that of"
+                f" digest {first.tokenizer}: their ids mean different things"
+            )
+        if header.tenant != first.tenant:
+            raise BadSource(
+                f"{path}: belongs to {_owner(header)}, {parts[0]} to {_owner(first)}:"
+                " what is merged has one owner"
+            )
+    settings = Settings(first.tokenizer, first.vocabulary, first.tenant, shard_tokens)
+    return build(folder, settings, StoredDocuments(corpora), tell=tell)
+
+
+def remove(folder: Path, disk: Disk | None = None) -> None:
+    """Removes a corpus, an unfinished build, or what is left of either; an empty folder goes too.
+
+    Indexes that have it open stay usable. Raises Held, NoCorpus where nothing there is part of a corpus.
+    """
+    disk = disk or Disk()
+    if not folder.is_dir() or not any(is_ours(path.name) for path in folder.iterdir()):
+        raise NoCorpus(f"{folder}: no corpus there")
+    try:
+        with held(folder):
+            disk.remove(folder / HEADER)  # first: from here on it is no corpus
+            disk.sync_folder(folder)
+            for path in sorted(folder.iterdir()):
+                if is_ours(path.name) and path.name != LOCK:
+                    disk.remove(path)
+            disk.remove(folder / LOCK)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    except OSError as error:
+        raise CorpusError(f"{folder}: cannot be removed: {error}") from error
+
+
+def _owner(header: Header) -> str:
+    return "everybody" if header.tenant is None else f"tenant {header.tenant!r}"

@@ -1,0 +1,44 @@
+"""Which documents nearly copy a text that is to be kept out, by the runs of tokens that they share with it.
+
+The rule that training keeps held-out text away with, as `training.heldout` has it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+WINDOW = 50
+"""Length, in tokens, of the runs that two texts are compared by."""
+
+SHARE = 0.1
+"""A document that has at least this share of its runs in a text that is kept out is a near-copy."""
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+class KeptOut:
+    """Texts, as token ids, that a corpus must not copy."""
+
+    def __init__(self, texts: Iterable[Sequence[int] | npt.NDArray[np.uint32]]) -> None:
+        hashes = [_hashes(ids) for ids in texts]
+        self._known = np.unique(np.concatenate(hashes or [np.zeros(0, dtype=np.uint64)]))
+
+    def nearly_copied_by(self, ids: Sequence[int] | npt.NDArray[np.uint32]) -> bool:
+        """Whether a document shares a tenth or more of its runs of 50; a shorter one has none."""
+        hashes = _hashes(ids)
+        if not len(hashes) or not len(self._known):
+            return False
+        # The texts' hashes are sorted once; np.isin would sort them for every document.
+        nearest = self._known[np.minimum(np.searchsorted(self._known, hashes), len(self._known) - 1)]
+        return float((nearest == hashes).mean()) >= SHARE
+
+
+def _hashes(ids: Sequence[int] | npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """One hash per run, in order: shape (max(0, len(ids) - WINDOW + 1),)."""
+    values = np.asarray(ids, dtype=np.uint64) + np.uint64(1)
+    count = max(0, len(values) - WINDOW + 1)
+    hashes = np.zeros(count, dtype=np.uint64)
+    for offset in range(WINDOW if count else 0):
+        hashes = hashes * _MULTIPLIER + values[offset : offset + count]
+    return hashes

@@ -1,0 +1,129 @@
+"""What a build is to make and how far it has come; reads the folder, changes nothing."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from retrieval_service.corpus.errors import BadSource, Damaged, NoCorpus
+from retrieval_service.corpus.layout import (
+    BUILD,
+    LARGEST_VOCABULARY,
+    Header,
+    ShardRecord,
+    read_header,
+    unsealed,
+)
+from retrieval_service.corpus.suffixes import LARGEST_TEXT
+
+SHARD_TOKENS = 1 << 25
+"""Ids and separators of a shard: about 400 MB to sort at two bytes an id, 700 MB at more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a corpus is to be; a build goes on only where these are the same."""
+
+    tokenizer: str
+    vocabulary: int
+    tenant: str | None
+    shard_tokens: int = SHARD_TOKENS
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.shard_tokens <= LARGEST_TEXT:
+            raise BadSource(f"shard tokens: {self.shard_tokens} is not within 2 and {LARGEST_TEXT}")
+        if not 1 <= self.vocabulary <= LARGEST_VOCABULARY:
+            raise BadSource(f"a vocabulary of {self.vocabulary} ids: not within 1 and {LARGEST_VOCABULARY}")
+        if self.tenant is not None and not 1 <= len(self.tenant) <= 200:
+            raise BadSource("a tenant's name has 1 to 200 characters")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a build is: documents read, tokens taken, complete shards; `stage` is reading or sorting."""
+
+    documents: int
+    tokens: int
+    shards: int
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A finished build.
+
+    Attributes:
+        header: the new corpus.
+        kept_shards: how many of its shards an earlier, unfinished build had left.
+        left_out: what did not become part of it, by reason.
+        encode_seconds: spent reading and tokenizing.
+        index_seconds: spent on all else: writing, sorting, syncing.
+    """
+
+    header: Header
+    kept_shards: int
+    left_out: dict[str, int]
+    encode_seconds: float
+    index_seconds: float
+
+
+@dataclass(slots=True)
+class State:
+    """How far an unfinished build has come, as build.json says.
+
+    Attributes:
+        name: hash of the settings and of the source's name.
+        documents: that are taken, or left out, whole.
+        offset: ids of the next one that are taken.
+        read: hash of these documents, hexadecimal.
+        copies: of them, near-copies left out.
+    """
+
+    name: str
+    generation: int
+    documents: int = 0
+    offset: int = 0
+    read: str = field(default_factory=lambda: new_hash().hexdigest())
+    copies: int = 0
+    shards: list[ShardRecord] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Self:
+        """From what `asdict` makes of one."""
+        shards = [ShardRecord.of(shard) for shard in said["shards"]]
+        return cls(**{**said, "shards": shards})
+
+
+def new_hash() -> "hashlib.blake2b":
+    """The hash that documents are recognised by."""
+    return hashlib.blake2b(digest_size=32)
+
+
+def name_of(settings: Settings, source: str) -> str:
+    """What two builds share where one may go on from the other's shards."""
+    said = {**asdict(settings), "source": source}
+    return hashlib.blake2b(repr(sorted(said.items())).encode(), digest_size=32).hexdigest()
+
+
+def old_header(folder: Path) -> Header | None:
+    """Of the corpus that is there. Raises Damaged."""
+    try:
+        return read_header(folder)
+    except NoCorpus:
+        return None
+    except Damaged as error:
+        raise Damaged(f"{error}; remove the corpus first, as it cannot be told what belongs to it") from error
+
+
+def unfinished(folder: Path) -> State | None:
+    """The build that was begun there and never finished, where its complete shards are there."""
+    try:
+        state = State.of(unsealed(folder / BUILD))
+    except (FileNotFoundError, Damaged, TypeError, KeyError):
+        return None
+    files = [file for shard in state.shards for file in shard.files]
+    there = all(
+        (path := folder / file.name).is_file() and path.stat().st_size == file.bytes for file in files
+    )
+    return state if there else None

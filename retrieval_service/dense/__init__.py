@@ -1,0 +1,1 @@
+"""Dense references: documents found by what they are about, and copied from."""

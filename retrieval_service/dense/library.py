@@ -1,0 +1,240 @@
+"""Documents and where to find those that are about what a session is about, each scope on a shelf of its own.
+
+A document belongs to a tenant or is public. A search sees the shelf of its own tenant and the public one;
+there is no index in which two tenants' documents stand together. Safe from several threads.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_service.corpus.disk import Disk, make_folder
+from retrieval_service.dense.embeddings import Embedder, Vectors
+from retrieval_service.dense.index import Sizes
+from retrieval_service.dense.shelf import Document, Found, Ids, Shelf
+from retrieval_service.dense.storage import (
+    Maker,
+    StoredShelf,
+    check_maker,
+    read_manifest,
+    read_shelf,
+    write_manifest,
+    write_shelf,
+)
+from speculative.errors import InvalidRequest
+
+PUBLIC = ""
+"""The scope that everybody sees; no tenant is called so."""
+_EMBEDDED_AT_ONCE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """Documents are embedded in windows of so many ids, one every `stride`."""
+
+    window: int = 64
+    stride: int = 32
+
+
+CHUNKING = Chunking()
+SIZES = Sizes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A shelf as it was when it had so many changes, and the files that say so."""
+
+    shelf: Shelf
+    changes: int
+    stored: StoredShelf
+
+
+class Library:
+    """Documents of all tenants, embedded."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        tokenizer_digest: str,
+        *,
+        chunking: Chunking = CHUNKING,
+        sizes: Sizes = SIZES,
+    ) -> None:
+        self.embedder = embedder
+        self.chunking = chunking
+        self.maker = Maker(
+            embedder.name,
+            embedder.digest,
+            tokenizer_digest,
+            embedder.dimensions,
+            chunking.window,
+            chunking.stride,
+        )
+        self._sizes = sizes
+        self._lock = threading.Lock()
+        self._shelves: dict[str, Shelf] = {}
+        self._saving = threading.Lock()
+        self._saved: dict[str, _Saved] = {}
+        self._saved_at: Path | None = None
+        self._generation = 0
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        embedder: Embedder,
+        tokenizer_digest: str,
+        *,
+        chunking: Chunking = CHUNKING,
+        sizes: Sizes = SIZES,
+    ) -> "Library":
+        """What `save` wrote. Raises NoLibrary, LibraryDamaged (which file), LibraryMismatch (both)."""
+        library = cls(embedder, tokenizer_digest, chunking=chunking, sizes=sizes)
+        saved, library._generation, shelves = read_manifest(folder)
+        check_maker(folder, saved, library.maker)
+        for stored in shelves:
+            shelf = Shelf.restored(read_shelf(folder, stored, saved), chunking.stride, sizes)
+            library._shelves[stored.tenant] = shelf
+            library._saved[stored.tenant] = _Saved(shelf, shelf.changes, stored)
+        library._saved_at = folder
+        return library
+
+    def add(self, tenant: str, documents: Iterable[tuple[str, Sequence[int] | NDArray[Any]]]) -> int:
+        """Adds documents, a name and ids each, to a tenant's scope or to PUBLIC; returns how many.
+
+        A known name is replaced. Empty ones are left out. Raises EncoderFailed, or InvalidRequest for a
+        negative id; those before it are added.
+        """
+        shelf = self._shelf(tenant)
+        count = 0
+        for group in _groups(documents, self.chunking):
+            windows = [window for _, windows in group for window in windows]
+            vectors = self.embedder.embed(windows)
+            shelf.add(_with_vectors(group, vectors))
+            count += len(group)
+        return count
+
+    def remove(self, tenant: str, name: str) -> bool:
+        """Deletes a document; whether there was one. On disk it goes with the next `save`."""
+        shelf = self._shelves.get(tenant)
+        return shelf is not None and shelf.remove(name)
+
+    def forget(self, tenant: str) -> int:
+        """Deletes all of a tenant's documents; returns how many. On disk they go with the next `save`."""
+        with self._lock:
+            shelf = self._shelves.pop(tenant, None)
+        if shelf is None:
+            return 0
+        documents = shelf.documents()
+        for document in documents:
+            shelf.remove(document.name)
+        return len(documents)
+
+    def documents(self, tenant: str) -> list[Document]:
+        """Those of one scope alone, in order of adding."""
+        shelf = self._shelves.get(tenant)
+        return [] if shelf is None else shelf.documents()
+
+    def search(self, tenant: str, vector: Vectors, count: int) -> list[Found]:
+        """The nearest of the tenant's own and the public documents to a unit vector, best first."""
+        shelves = [self._shelves.get(scope) for scope in sorted({tenant, PUBLIC})]
+        found = [one for shelf in shelves if shelf is not None for one in shelf.search(vector, count)]
+        return sorted(found, key=lambda one: (-one.score, one.document.name))[:count]
+
+    def holds(self, tenant: str, document: Document) -> bool:
+        """Whether this very document may still be copied from by that tenant; never waits."""
+        own, public = self._shelves.get(tenant), self._shelves.get(PUBLIC)
+        return (own is not None and own.holds(document)) or (public is not None and public.holds(document))
+
+    def kinds(self) -> dict[str, str]:
+        """The kind of index of each scope."""
+        with self._lock:
+            return {tenant: shelf.kind for tenant, shelf in self._shelves.items()}
+
+    def save(self, folder: Path, disk: Disk | None = None) -> None:
+        """Writes what changed since the last save there; searches and removals go on. Raises OSError.
+
+        Whenever it is stopped, `load` finds what was saved before or all of this.
+        """
+        disk = disk or Disk()
+        with self._saving:
+            make_folder(folder)
+            with self._lock:
+                shelves = dict(self._shelves)
+            if self._saved_at != folder:
+                self._saved = {}
+                self._generation = max(self._generation, _generation_in(folder))
+            generation = self._generation + 1
+            saved: dict[str, _Saved] = {}
+            for number, (tenant, shelf) in enumerate(shelves.items()):
+                before = self._saved.get(tenant)
+                if before is not None and before.shelf is shelf and before.changes == shelf.changes:
+                    saved[tenant] = before
+                else:
+                    saved[tenant] = _save_shelf(disk, folder, f"{generation}-{number}", tenant, shelf)
+            write_manifest(disk, folder, self.maker, generation, [one.stored for one in saved.values()])
+            self._saved, self._saved_at, self._generation = saved, folder, generation
+
+    def _shelf(self, tenant: str) -> Shelf:
+        with self._lock:
+            shelf = self._shelves.get(tenant)
+            if shelf is None:
+                made = Shelf(self.embedder.dimensions, self.chunking.stride, self._sizes)
+                shelf = self._shelves[tenant] = made
+            return shelf
+
+
+Windowed = tuple[Document, list[Ids]]
+
+
+def _groups(
+    documents: Iterable[tuple[str, Sequence[int] | NDArray[Any]]], chunking: Chunking
+) -> Iterator[list[Windowed]]:
+    """Documents cut to windows, as many together as are embedded at once."""
+    group: list[Windowed] = []
+    windows = 0
+    for name, ids in documents:
+        own = np.array(ids, dtype=np.int32)
+        if not len(own):
+            continue
+        if own.min() < 0:
+            raise InvalidRequest(f"document {name!r} holds the id {own.min()}; ids are not negative")
+        own.flags.writeable = False
+        cut = [own[at : at + chunking.window] for at in _starts(len(own), chunking)]
+        group.append((Document(name, own), cut))
+        windows += len(cut)
+        if windows >= _EMBEDDED_AT_ONCE:
+            yield group
+            group, windows = [], 0
+    if group:
+        yield group
+
+
+def _starts(length: int, chunking: Chunking) -> range:
+    """Where windows begin; the last one reaches the end."""
+    beyond = max(0, length - chunking.window)
+    return range(0, beyond + chunking.stride, chunking.stride) if beyond else range(1)
+
+
+def _with_vectors(group: list[Windowed], vectors: Vectors) -> Iterator[tuple[Document, Vectors]]:
+    at = 0
+    for document, windows in group:
+        yield document, vectors[at : at + len(windows)]
+        at += len(windows)
+
+
+def _save_shelf(disk: Disk, folder: Path, stem: str, tenant: str, shelf: Shelf) -> _Saved:
+    return shelf.with_snapshot(
+        lambda now: _Saved(shelf, now.changes, write_shelf(disk, folder, stem, tenant, now))
+    )
+
+
+def _generation_in(folder: Path) -> int:
+    """The highest that any file there has, so that none of them is written over."""
+    stems = (path.name.partition("-")[0] for path in folder.iterdir())
+    return max((int(stem) for stem in stems if stem.isdigit()), default=0)

@@ -1,0 +1,196 @@
+"""The references of each session: documents near to what it is about, which its drafts are copied from.
+
+Looking for them happens in a thread of its own; a lookup uses those that are there, or none.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from retrieval_service.dense.contexts import NearestContexts
+from retrieval_service.dense.embeddings import TableEmbedder, Vectors
+from retrieval_service.dense.library import Library
+from retrieval_service.dense.matching import ReferenceText
+from retrieval_service.dense.searching import Counts, Searcher
+from retrieval_service.dense.shelf import Document, Found, Ids
+from retrieval_service.dense.topics import TopicRule
+from retrieval_service.trie import CountedTrie
+
+_TEXTS_KEPT = 64
+_SHORTEST_EXCERPT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a session copies from.
+
+    Attributes:
+        documents: at most so many references.
+        tokens: of all of them; a document that is longer is cut around the chunk that was found.
+        nearest: a document farther away (cosine) is none.
+        shortest: a shorter match is none.
+        contexts_below: where the match is shorter than this, nearest contexts are asked, if there are any.
+    """
+
+    documents: int = 4
+    tokens: int = 16_384
+    nearest: float = 0.0
+    shortest: int = 1
+    contexts_below: int = 4
+
+
+RULE = TopicRule()
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    documents: tuple[Document, ...]
+    text: ReferenceText
+    contexts: NearestContexts | None
+
+
+class SessionReferences:
+    """One session's references; a Memory."""
+
+    def __init__(self, tenant: str, library: Library, limits: Limits) -> None:
+        self.tenant = tenant
+        self._library = library
+        self._limits = limits
+        self._held: _Held | None = None
+        self.looked_at: int | None = None
+        """The session's length when its topic was last looked at; None asks for it at the next progress."""
+        self.searched_with: Vectors | None = None
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """Names of the references at present, nearest first."""
+        held = self._held
+        return () if held is None else tuple(document.name for document in held.documents)
+
+    def hold(self, held: _Held | None) -> None:
+        """From now on lookups copy from these."""
+        self._held = held
+
+    def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
+        """See Memory. Nothing of a document that was deleted, as soon as it is."""
+        held = self._held
+        if held is None:
+            return None
+        if not all(self._library.holds(self.tenant, document) for document in held.documents):
+            self._held = self.searched_with = self.looked_at = None
+            return None
+        found = held.text.lookup(ids, node_limit=node_limit, depth=depth, shortest=self._limits.shortest)
+        if held.contexts is None or (found and found.match_length >= self._limits.contexts_below):
+            return found
+        return held.contexts.lookup(ids, node_limit=node_limit, depth=depth)
+
+
+class References:
+    """All sessions' references. Call from any thread; `close` at the end."""
+
+    def __init__(
+        self,
+        library: Library,
+        *,
+        rule: TopicRule = RULE,
+        limits: Limits = LIMITS,
+        contexts: TableEmbedder | None = None,
+        capacity: int = 256,
+    ) -> None:
+        """`contexts`, 64 dimensions suffice, switches nearest contexts on."""
+        self._library = library
+        self._rule = rule
+        self._limits = limits
+        self._contexts = contexts
+        self._sessions: dict[Hashable, SessionReferences] = {}
+        self._lock = threading.Lock()
+        self._texts: OrderedDict[tuple[str, tuple[tuple[int, int, int], ...]], _Held] = OrderedDict()
+        self._searcher = Searcher(capacity)
+
+    @property
+    def counts(self) -> Counts:
+        """Of searches."""
+        return self._searcher.counts
+
+    def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> SessionReferences:
+        """A session begins: its memory, empty until references are found."""
+        memory = SessionReferences(tenant, self._library, self._limits)
+        with self._lock:
+            self._sessions[session] = memory
+        self._searcher.forget(session)
+        self.progress(session, ids)
+        return memory
+
+    def progress(self, session: Hashable, ids: Sequence[int]) -> None:
+        """The session's ids now; has references looked for where that is due. Microseconds."""
+        memory = self._sessions.get(session)
+        if memory is None or not self._rule.is_due(len(ids), memory.looked_at):
+            return
+        memory.looked_at = len(ids)
+        window = tuple(ids[-self._rule.window :])
+        self._searcher.ask(session, lambda: self._look(memory, window))
+
+    def end(self, session: Hashable) -> None:
+        """The session is over; what it held is let go."""
+        self._searcher.forget(session)
+        with self._lock:
+            self._sessions.pop(session, None)
+
+    def is_idle(self, timeout_s: float) -> bool:
+        """Waits until no search is under way or asked for; whether that came to be in time."""
+        return self._searcher.is_idle(timeout_s)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._searcher.close()
+
+    def _look(self, memory: SessionReferences, window: tuple[int, ...]) -> None:
+        vector = self._library.embedder.embed([window])[0]
+        if not self._rule.has_moved(vector, memory.searched_with):
+            return
+        found = self._library.search(memory.tenant, vector, self._limits.documents)
+        near = [one for one in found if one.score >= self._limits.nearest]
+        memory.hold(self._held(memory.tenant, near) if near else None)
+        memory.searched_with = vector if near else None
+
+    def _held(self, tenant: str, found: Sequence[Found]) -> _Held:
+        """Texts are kept for a tenant's sessions with the same references; only the searcher calls this."""
+        for stale in [key for key, held in self._texts.items() if not self._still_there(key[0], held)]:
+            del self._texts[stale]
+        spans = _excerpts(found, self._limits.tokens)
+        parts = tuple((id(one.document), *span) for one, span in zip(found, spans, strict=False))
+        key = (tenant, parts)
+        held = self._texts.get(key)
+        if held is None:
+            texts: list[Ids] = [
+                one.document.ids[low:high] for one, (low, high) in zip(found, spans, strict=False)
+            ]
+            text = ReferenceText(texts)
+            contexts = None if self._contexts is None else NearestContexts(text, self._contexts)
+            # Holding the documents keeps their `id()` from being another's.
+            held = _Held(tuple(one.document for one in found[: len(spans)]), text, contexts)
+            self._texts[key] = held
+        self._texts.move_to_end(key)
+        while len(self._texts) > _TEXTS_KEPT:
+            self._texts.popitem(last=False)
+        return held
+
+    def _still_there(self, tenant: str, held: _Held) -> bool:
+        return all(self._library.holds(tenant, document) for document in held.documents)
+
+
+def _excerpts(found: Sequence[Found], tokens: int) -> list[tuple[int, int]]:
+    """Which part of each document is copied from, nearest first, until there are so many tokens."""
+    spans = []
+    left = tokens
+    for one in found:
+        length = len(one.document.ids)
+        if left < min(length, _SHORTEST_EXCERPT):
+            break
+        low = 0 if length <= left else max(0, min(one.start - left // 4, length - left))
+        high = min(length, low + left)
+        spans.append((low, high))
+        left -= high - low
+    return spans

@@ -1,0 +1,225 @@
+"""The documents of one scope (a tenant, or everybody) and the index over their chunks.
+
+Searching beside adding and deleting is safe: an index is swapped whole or appended to under a lock held for
+moments, and long work (embedding, building anew) happens outside of it. Knows nothing of files and tenants.
+"""
+
+import bisect
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_service.dense.embeddings import Vectors
+from retrieval_service.dense.index import Sizes, VectorIndex
+
+Ids = NDArray[np.int32]
+Halves = NDArray[np.float16]
+T = TypeVar("T")
+
+_CHUNKS_PER_DOCUMENT = 16
+"""Chunks fetched for each document asked for: the nearest ones are often of one document."""
+_DEAD_SHARE = 0.25
+"""A larger share of deleted rows than this has the index built anew."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """A text by its ids (int32, never written to); names are unique within a scope."""
+
+    name: str
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A document near a vector: how near (cosine), and the first id of its nearest chunk."""
+
+    document: Document
+    score: float
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A document with its chunks' vectors, float16 [chunks, dimensions], and their first row in the index."""
+
+    document: Document
+    vectors: Halves
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a shelf held at one moment: entries in order of their rows, and the index over exactly those rows.
+
+    `changes` is the shelf's count of them then.
+    """
+
+    entries: tuple[Entry, ...]
+    index: VectorIndex
+    changes: int = 0
+
+
+class Shelf:
+    """One scope's documents."""
+
+    def __init__(self, dimensions: int, stride: int, sizes: Sizes) -> None:
+        self._dimensions = dimensions
+        self._stride = stride
+        self._sizes = sizes
+        self._writing = threading.RLock()
+        self._lock = threading.Lock()
+        self._entries: dict[str, Entry] = {}
+        self._rows: list[Entry] = []
+        self._starts: list[int] = []
+        self._total = 0
+        self._dead: list[Entry] = []
+        self._index = self._build([])
+        self.changes = 0
+        """Additions and removals so far."""
+
+    @classmethod
+    def restored(cls, snapshot: Snapshot, stride: int, sizes: Sizes) -> "Shelf":
+        """A shelf as it was."""
+        shelf = cls(snapshot.index.dimensions, stride, sizes)
+        shelf._swap(snapshot.entries, snapshot.index)
+        return shelf
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def kind(self) -> str:
+        """The kind of index at present."""
+        return self._index.kind
+
+    def documents(self) -> list[Document]:
+        """All of them, in order of adding."""
+        with self._lock:
+            return [entry.document for entry in self._entries.values()]
+
+    def holds(self, document: Document) -> bool:
+        """Whether this very document is still here, neither deleted nor replaced; no waiting."""
+        entry = self._entries.get(document.name)
+        return entry is not None and entry.document is document
+
+    def add(self, documents: Iterable[tuple[Document, Vectors]]) -> None:
+        """Each with its chunks' vectors; one of a known name takes the other's place."""
+        with self._writing:
+            added = [(document, vectors.astype(np.float16)) for document, vectors in documents]
+            after = self._total + sum(len(vectors) for _, vectors in added)
+            grown = self._sizes.kind(after) != self._index.kind
+            for document, vectors in added:
+                with self._lock:
+                    self._drop(document.name)
+                    self._append(document, vectors, index=not grown)
+            if self._is_cluttered():
+                self._rebuild()
+
+    def remove(self, name: str) -> bool:
+        """Gone from every later search; whether there was one. Waits for no rebuild unless it causes one."""
+        with self._lock:
+            removed = self._drop(name)
+        if removed and self._is_cluttered() and self._writing.acquire(blocking=False):
+            try:
+                self._rebuild()
+            finally:
+                self._writing.release()
+        return removed
+
+    def search(self, vector: Vectors, count: int) -> list[Found]:
+        """The documents nearest to a unit vector, float32 [dimensions], at most `count`, best first."""
+        with self._lock:
+            near = self._index.search(vector, count * _CHUNKS_PER_DOCUMENT, self._left_out())
+            chunks = [(self._entry_of(row), row, score) for row, score in near]
+        best: dict[str, Found] = {}
+        for entry, row, score in chunks:
+            at = row - entry.first
+            # Compressed vectors rank roughly: what they found is ranked again by the vectors themselves.
+            exact = float(entry.vectors[at].astype(np.float32) @ vector) if self.kind == "ivfpq" else score
+            name = entry.document.name
+            if name not in best or exact > best[name].score:
+                best[name] = Found(entry.document, exact, at * self._stride)
+        return sorted(best.values(), key=lambda found: (-found.score, found.document.name))[:count]
+
+    def with_snapshot(self, use: Callable[[Snapshot], T]) -> T:
+        """What `use` makes of what is here, without deleted rows; nothing is added meanwhile."""
+        with self._writing:
+            while True:
+                with self._lock:
+                    if not self._dead and len(self._index) == self._total:
+                        snapshot = Snapshot(tuple(self._rows), self._index, self.changes)
+                        break
+                self._rebuild()
+            return use(snapshot)
+
+    def _drop(self, name: str) -> bool:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return False
+        self._dead.append(entry)
+        self.changes += 1
+        return True
+
+    def _append(self, document: Document, vectors: Halves, *, index: bool) -> None:
+        entry = Entry(document, vectors, self._total)
+        self._entries[document.name] = entry
+        self._rows.append(entry)
+        self._starts.append(entry.first)
+        # Rows that are not in the index yet are missing at its end, so that later ones have to wait too.
+        if index and len(self._index) == self._total:
+            self._index.add(vectors)
+        self._total += len(vectors)
+        self.changes += 1
+
+    def _left_out(self) -> NDArray[np.bool_] | None:
+        """Which rows of the index are of deleted documents."""
+        if not self._dead:
+            return None
+        mask = np.zeros(len(self._index), dtype=np.bool_)
+        for entry in self._dead:
+            mask[entry.first : entry.first + len(entry.vectors)] = True
+        return mask
+
+    def _entry_of(self, row: int) -> Entry:
+        return self._rows[bisect.bisect_right(self._starts, row) - 1]
+
+    def _is_cluttered(self) -> bool:
+        """Whether the index is to be built anew: too much in it is deleted, or something is missing."""
+        dead = sum(len(entry.vectors) for entry in self._dead)
+        return dead > _DEAD_SHARE * self._total or len(self._index) < self._total
+
+    def _rebuild(self) -> None:
+        """Builds the index over what lives now, then puts it in place. The caller holds `_writing`."""
+        with self._lock:
+            living = list(self._entries.values())
+        entries, first = [], 0
+        for entry in living:
+            entries.append(Entry(entry.document, entry.vectors, first))
+            first += len(entry.vectors)
+        self._swap(entries, self._build(entries))
+
+    def _build(self, entries: Sequence[Entry]) -> VectorIndex:
+        blocks = [entry.vectors for entry in entries] or [np.zeros((0, self._dimensions), dtype=np.float16)]
+        vectors = np.concatenate(blocks)
+        return VectorIndex.build(vectors, self._sizes.kind(len(vectors)))
+
+    def _swap(self, entries: Iterable[Entry], index: VectorIndex) -> None:
+        """Puts a built index in place; what was removed while it was built stays removed."""
+        rows = list(entries)
+        with self._lock:
+            # A shelf that is restored held nothing before; in any other, only removals can have come between.
+            known = self._entries if self._rows else {entry.document.name: entry for entry in rows}
+            self._rows, self._index, self._total = rows, index, len(index)
+            self._starts = [entry.first for entry in rows]
+            living = [
+                entry
+                for entry in rows
+                if (now := known.get(entry.document.name)) is not None and now.document is entry.document
+            ]
+            self._entries = {entry.document.name: entry for entry in living}
+            self._dead = [entry for entry in rows if entry.document.name not in self._entries]

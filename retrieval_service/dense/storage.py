@@ -1,0 +1,178 @@
+"""A library as files: what was saved last, whole, or nothing; never a mixture.
+
+Each save writes new files, then replaces the manifest that names them at once, then removes what it no longer
+names. So a crash at any point leaves the old state or the new one. The manifest carries its own checksum and
+those of all files. Of each scope: `.names` (JSON), `.ids` (int32), `.vectors` (float16), `.index` (FAISS; an
+exact index is built again instead).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrieval_service.corpus.disk import Disk
+from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch, NoLibrary
+from retrieval_service.dense.index import VectorIndex
+from retrieval_service.dense.shelf import Document, Entry, Ids, Snapshot
+
+VERSION = 1
+MANIFEST = "manifest"
+_MAGIC = "outrider-dense"
+_ENDINGS = (".names", ".ids", ".vectors", ".index")
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """What a library was made with; another one cannot read it. Digests are compared; names are to read."""
+
+    embedder: str
+    embedder_digest: str
+    tokenizer_digest: str
+    dimensions: int
+    window: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShelf:
+    """One scope's files by name with size and SHA-256, and the kind of its index."""
+
+    tenant: str
+    kind: str
+    files: Mapping[str, tuple[int, str]]
+
+
+def write_shelf(disk: Disk, folder: Path, stem: str, tenant: str, snapshot: Snapshot) -> StoredShelf:
+    """Writes the files of one scope under a stem that no manifest names yet."""
+    entries = snapshot.entries
+    names = [[entry.document.name, len(entry.document.ids), len(entry.vectors)] for entry in entries]
+    files = {}
+    for ending, blocks in (
+        (".names", [json.dumps(names).encode()]),
+        (".ids", [entry.document.ids.tobytes() for entry in entries]),
+        (".vectors", [entry.vectors.tobytes() for entry in entries]),
+    ):
+        digest, size = hashlib.sha256(), 0
+        with disk.create(folder / f"{stem}{ending}") as file:
+            for block in blocks:
+                disk.write(file, block)
+                digest.update(block)
+                size += len(block)
+            disk.sync(file)
+        files[f"{stem}{ending}"] = (size, digest.hexdigest())
+    if snapshot.index.kind != "flat":
+        path = folder / f"{stem}.index"
+        snapshot.index.write(path)
+        with path.open("rb") as written:
+            disk.sync(written)
+        files[path.name] = (path.stat().st_size, _sha256(path))
+    return StoredShelf(tenant, snapshot.index.kind, files)
+
+
+def write_manifest(
+    disk: Disk, folder: Path, maker: Maker, generation: int, shelves: list[StoredShelf]
+) -> None:
+    """From here on the library is what these shelves say; files that none of them names are removed."""
+    disk.sync_folder(folder)
+    body = json.dumps(
+        {"generation": generation, "maker": asdict(maker), "shelves": [asdict(shelf) for shelf in shelves]}
+    )
+    disk.put(
+        folder / MANIFEST, f"{_MAGIC} {VERSION} {hashlib.sha256(body.encode()).hexdigest()}\n{body}".encode()
+    )
+    named = {name for shelf in shelves for name in shelf.files}
+    for path in folder.iterdir():
+        if path.suffix in _ENDINGS and path.name not in named:
+            disk.remove(path)
+
+
+def read_manifest(folder: Path) -> tuple[Maker, int, list[StoredShelf]]:
+    """Raises NoLibrary, LibraryDamaged, or LibraryMismatch for another version."""
+    path = folder / MANIFEST
+    try:
+        head, _, body = path.read_bytes().partition(b"\n")
+    except FileNotFoundError as error:
+        raise NoLibrary(f"{folder}: holds no saved library") from error
+    parts = head.decode(errors="replace").split(" ")
+    if len(parts) != 3 or parts[0] != _MAGIC:
+        raise LibraryDamaged(f"{path}: is no manifest of a library; restore it or add the documents again")
+    if parts[1] != str(VERSION):
+        raise LibraryMismatch(
+            f"{path}: is of version {parts[1]}, this program reads {VERSION}; make it again"
+        )
+    if hashlib.sha256(body).hexdigest() != parts[2]:
+        raise LibraryDamaged(f"{path}: does not match its checksum; restore it or add the documents again")
+    told: dict[str, Any] = json.loads(body)
+    shelves = [
+        StoredShelf(one["tenant"], one["kind"], {name: tuple(entry) for name, entry in one["files"].items()})
+        for one in told["shelves"]
+    ]
+    return Maker(**told["maker"]), told["generation"], shelves
+
+
+def check_maker(folder: Path, saved: Maker, own: Maker) -> None:
+    """Raises LibraryMismatch, which names both sides of what differs."""
+    if saved.embedder_digest != own.embedder_digest:
+        both = f"with {_named(saved)}, asked for with {_named(own)}"
+        raise LibraryMismatch(f"{folder}: made {both}; use that embedder or add the documents again")
+    if saved.tokenizer_digest != own.tokenizer_digest:
+        both = f"with tokenizer {saved.tokenizer_digest[:12]}, asked for with {own.tokenizer_digest[:12]}"
+        raise LibraryMismatch(f"{folder}: made {both}; use that tokenizer or add the documents again")
+    if saved != own:
+        why = f"chunks of {saved.window}/{saved.stride}, asked for with {own.window}/{own.stride}"
+        raise LibraryMismatch(f"{folder}: made with {why}; use those or add the documents again")
+
+
+def read_shelf(folder: Path, shelf: StoredShelf, maker: Maker) -> Snapshot:
+    """Maps what was written. Raises LibraryDamaged, which names the file."""
+    paths: dict[str, Path] = {}
+    for name, (size, checksum) in shelf.files.items():
+        path = folder / name
+        paths[path.suffix] = path
+        found = path.stat().st_size if path.exists() else None
+        if found != size:
+            state = "is missing" if found is None else f"has {found} bytes of {size}"
+            raise LibraryDamaged(f"{path}: {state}; restore it or add the documents again")
+        if _sha256(path) != checksum:
+            raise LibraryDamaged(
+                f"{path}: does not match its checksum; restore it or add the documents again"
+            )
+    ids = _mapped(paths[".ids"], np.dtype("<i4"), 1)
+    vectors = _mapped(paths[".vectors"], np.dtype("<f2"), maker.dimensions)
+    entries = tuple(_entries(json.loads(paths[".names"].read_bytes()), ids, vectors))
+    if ".index" in paths:
+        return Snapshot(entries, VectorIndex.read(paths[".index"], _kind(shelf.kind)))
+    return Snapshot(entries, VectorIndex.build(vectors, "flat"))
+
+
+def _entries(names: list[tuple[str, int, int]], ids: Ids, vectors: Any) -> Iterator[Entry]:
+    at = row = 0
+    for name, length, chunks in names:
+        document = Document(name, ids[at : at + length])
+        yield Entry(document, vectors[row : row + chunks], row)
+        at, row = at + length, row + chunks
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], width: int) -> Any:
+    """The file as an array [rows] or [rows, width]; an empty file cannot be mapped."""
+    size = path.stat().st_size
+    flat = np.memmap(path, dtype=dtype, mode="r") if size else np.zeros(0, dtype=dtype)
+    return flat if width == 1 else flat.reshape(-1, width)
+
+
+def _kind(text: str) -> Any:
+    return text
+
+
+def _named(maker: Maker) -> str:
+    return f"{maker.embedder} ({maker.embedder_digest[:12]})"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

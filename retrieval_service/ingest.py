@@ -1,0 +1,75 @@
+"""`python -m retrieval_service.ingest`: builds a corpus of spooled documents, in a process of its own.
+
+Sorting a large text takes seconds of all the interpreter has, which lookups cannot wait for. Reads its task
+from the arguments, prints one JSON object: nothing in particular, or an error.
+"""
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from outrider.runtime.lifeline import die_with_told_parent
+from outrider.tokens import TokenTable
+from retrieval_service.corpus.build import build
+from retrieval_service.corpus.encoding import Ids
+from retrieval_service.corpus.errors import BadSource
+from retrieval_service.corpus.plan import Settings
+from speculative.errors import OutriderError
+
+NICENESS = 10
+
+
+class Spooled:
+    """Documents of a spool: a line of JSON each, `{"text": ...}` or `{"ids": [...]}`. A Source of lines."""
+
+    again = True
+
+    def __init__(self, spool: Path, table: TokenTable) -> None:
+        self.name = str(spool)
+        self.left_out: Counter[str] = Counter()
+        self._spool = spool
+        self._tokenizer = Tokenizer.from_str(table.to_json())
+
+    def __iter__(self) -> Iterator[str]:
+        with self._spool.open(encoding="utf-8") as lines:
+            yield from lines
+
+    def encode(self, documents: Sequence[str]) -> list[Ids | None]:
+        """See Source."""
+        said = [json.loads(document) for document in documents]
+        texts = [one["text"] for one in said if "text" in one]
+        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        return [np.array(next(encoded).ids if "text" in one else one["ids"], dtype=np.uint32) for one in said]
+
+    def raw(self, document: str) -> bytes:
+        """See Source."""
+        return document.encode()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """FOLDER SPOOL TOKENIZER OWNER: an empty owner is everybody. Returns the exit status."""
+    folder, spool, tokenizer, owner = arguments
+    os.nice(NICENESS)
+    try:
+        table = TokenTable.from_json(Path(tokenizer).read_text(encoding="utf-8"))
+        source = Spooled(Path(spool), table)
+        built = build(Path(folder), Settings(table.digest, table.size, owner or None), source)
+        if not built.header.tokens:
+            raise BadSource("there is nothing to index: no document has an id")
+    except OutriderError as error:
+        code = getattr(error, "code", "INTERNAL")
+        print(json.dumps({"error": {"code": code, "message": str(error)}}))
+        return 1
+    print(json.dumps({"tokens": built.header.tokens}))
+    return 0
+
+
+if __name__ == "__main__":
+    die_with_told_parent(sys.argv[1:3])
+    raise SystemExit(main(sys.argv[3:]))

@@ -1,0 +1,86 @@
+"""From a snapshot's and a log's bytes to the sequences they tell of: always those of some moment."""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from retrieval_service.past.records import End, Record, unpack_header, unpack_records
+from retrieval_service.past.text import Added, Held, fitting
+
+
+@dataclass(slots=True)
+class Replayed:
+    """Sequences by serial, rising, and the serial that comes next."""
+
+    sequences: "dict[int, tuple[str, array[int]]]" = field(default_factory=dict)
+    next_serial: int = 0
+
+    def listed(self) -> list[Held]:
+        """As `PastText.restore` takes them."""
+        return [(serial, session, ids) for serial, (session, ids) in self.sequences.items()]
+
+    def fit(self, token_limit: int) -> None:
+        """Give up what the text gave up, or would now."""
+        self.sequences = {
+            serial: (session, ids) for serial, session, ids in fitting(self.listed(), token_limit)
+        }
+
+    def forget(self, session: str) -> None:
+        """Drop a session's."""
+        self.sequences = {key: one for key, one in self.sequences.items() if one[0] != session}
+
+
+def read_snapshot(data: bytes, path: object) -> tuple[Replayed, bool]:
+    """What a snapshot holds, and whether it is whole. Raises as `unpack_header`."""
+    header, at = unpack_header(data, path)
+    replayed = Replayed(next_serial=header.next_serial)
+    for record, end in unpack_records(data, at, header.generation):
+        if isinstance(record, Added):
+            replayed.sequences[record.serial] = record.session, record.ids
+        elif isinstance(record, End):
+            return replayed, end == len(data) and record.sequences == len(replayed.sequences)
+    return replayed, False
+
+
+def replay_log(replayed: Replayed, data: bytes, path: object) -> int:
+    """Add what the log says to what its snapshot says; where the log stops making sense. As `unpack_header`.
+
+    A snapshot may hold more than the log's beginning knew of (it is taken while records wait to be written),
+    so what is there already is not added again, and what the snapshot had given up is passed over.
+    """
+    header, at = unpack_header(data, path)
+    known = header.next_serial
+    for record, end in unpack_records(data, at, header.generation):
+        if not _take(replayed, record, known):
+            break
+        at = end
+    return at
+
+
+def _take(replayed: Replayed, record: Record, known: int) -> bool:
+    """Whether the record fits what came before it."""
+    if not isinstance(record, Added):
+        return False
+    if record.serial in replayed.sequences:
+        ids = replayed.sequences[record.serial][1]
+        if record.start > len(ids):
+            return False
+        ids.extend(record.ids[len(ids) - record.start :])
+        return True
+    if record.serial < known:
+        return True
+    if record.start:
+        return False
+    replayed.sequences[record.serial] = record.session, record.ids
+    replayed.next_serial = max(replayed.next_serial, record.serial + 1)
+    return True
+
+
+def whole(sequences: Iterable[Held]) -> Iterator[Record]:
+    """A snapshot's records."""
+    count = tokens = 0
+    for serial, session, ids in sequences:
+        yield Added(serial, session, 0, ids)
+        count += 1
+        tokens += len(ids)
+    yield End(count, tokens)

@@ -1,0 +1,291 @@
+"""One tenant's past outputs: whole sequences, looked up while they grow, the oldest given up first.
+
+Pure: no threads, clocks or files. Memory: 4 bytes an id, about 6 for its place in the order, and some
+hundreds of bytes for each sequence (docs/past-outputs.md gives the measurement).
+"""
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval_service.past.best_first import best_first
+from retrieval_service.past.bulk import context_order
+from retrieval_service.past.order import ContextOrder
+from retrieval_service.trie import CountedTrie
+
+CONTEXT = 32
+"""The longest suffix that is told from a longer one, in ids: a power of two."""
+
+READ = 64
+"""Occurrences read in a lookup; of more, as many evenly spread ones."""
+
+ID_END = 2**31
+"""Ids are below this."""
+
+TOKEN_LIMIT_END = 2**28
+"""Positions run out beyond."""
+
+LEAST_COST = 64
+"""Tokens that a sequence counts as at least, since its objects take memory however short it is."""
+
+_PAGE = 256
+_FIRST_PAGE = 2**31 // _PAGE
+
+
+Held = tuple[int, str, "array[int]"]
+"""A sequence: its serial, its session, its ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What was taken in, as it can be taken in again elsewhere: `ids` at `start` of sequence `serial`."""
+
+    serial: int
+    session: str
+    start: int
+    ids: "array[int]"
+
+
+class _Sequence:
+    __slots__ = ("ids", "indexed", "pages", "serial", "session")
+
+    def __init__(self, serial: int, session: str, ids: "array[int]") -> None:
+        self.serial = serial
+        self.session = session
+        self.ids = ids
+        # Positions 0 .. indexed-1 are in the order: the last id is not, as nothing follows it yet.
+        self.indexed = 0
+        self.pages: array[int] = array("I")
+
+    def position(self, index: int) -> int:
+        return self.pages[index // _PAGE] * _PAGE + index % _PAGE
+
+
+class PastText:
+    """What one tenant's sessions produced; see the module.
+
+    A session's ids are one sequence from its first `extend` to `finish` (or until it is evicted while it
+    grows); what it is given afterwards is another. Nothing is ever found across two sequences.
+    """
+
+    def __init__(self, token_limit: int) -> None:
+        self.token_limit = token_limit
+        self.next_serial = 0
+        self.tokens = 0
+        self.cost = 0
+        self.evicted = 0
+        self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
+        self._of_session: dict[str, list[_Sequence]] = {}
+        self._growing: dict[str, _Sequence] = {}
+        self._leaving: deque[_Sequence] = deque()
+        # The page's ids, and what to add to a position to get the index among them.
+        self._pages: dict[int, tuple[array[int], int]] = {}
+        self._free: list[int] = []
+        self._order = ContextOrder(_keys(self._pages))
+
+    def extend(self, session: str, ids: Sequence[int]) -> Added | None:
+        """Append committed ids of a session; None where there are none.
+
+        Raises ValueError for an id that is none, and then takes none of them.
+        """
+        new = checked(ids)
+        if not new:
+            return None
+        sequence = self._growing.get(session)
+        if sequence is None:
+            sequence = self._growing[session] = self._open(self.next_serial, session, array("I"))
+        start = len(sequence.ids)
+        sequence.ids.extend(new)
+        self.tokens += len(new)
+        self.cost += max(len(sequence.ids), LEAST_COST) - max(start, LEAST_COST)
+        for index in range(sequence.indexed, len(sequence.ids) - 1):
+            if index % _PAGE == 0:
+                self._add_page(sequence)
+            self._order.add(sequence.position(index))
+            sequence.indexed += 1
+        return Added(sequence.serial, session, start, new)
+
+    def finish(self, session: str) -> None:
+        """Nothing more follows what the session was given; unknown sessions are ignored."""
+        sequence = self._growing.pop(session, None)
+        if sequence is not None:
+            # An equal array without the room to grow.
+            sequence.ids = sequence.ids[:]
+            for page in sequence.pages:
+                self._pages[page] = sequence.ids, self._pages[page][1]
+
+    def restore(self, sequences: Iterable[Held], next_serial: int) -> None:
+        """Fill an empty text with those finished sequences, serials rising, that it has room for."""
+        for serial, session, ids in fitting(sequences, self.token_limit):
+            self._open(serial, session, ids)
+        self.next_serial = max(self.next_serial, next_serial)
+        for sequence in self._sequences.values():
+            while len(sequence.pages) * _PAGE < len(sequence.ids) - 1:
+                self._add_page(sequence)
+        self._sort()
+
+    def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
+        """What followed the longest suffix of `ids`, of at most CONTEXT ids; None where nothing did."""
+        length, found = self.read(ids, depth)
+        return best_first(found, length, node_limit) if found else None
+
+    def read(self, ids: Sequence[int], depth: int) -> tuple[int, list[tuple[int, ...]]]:
+        """The length of the longest suffix, and what followed at most READ of its occurrences."""
+        suffix = _latest_first(ids)
+        if not suffix or depth < 1:
+            return 0, []
+        length, span = self._order.find(suffix)
+        if not length:
+            return 0, []
+        found = []
+        for position in self._order.sample(span, READ):
+            text, shift = self._pages[position // _PAGE]
+            after = position + shift + 1
+            found.append(tuple(text[after : after + depth]))
+        return length, found
+
+    def give_up_oldest(self) -> bool:
+        """Begin to drop the oldest sequence, a growing one too; False where there is none."""
+        if not self._sequences:
+            return False
+        oldest = next(iter(self._sequences.values()))
+        self.evicted += len(oldest.ids)
+        self._leave(oldest)
+        return True
+
+    def forget(self, session: str) -> int:
+        """Begin to drop all that a session was given; the number of its ids."""
+        sequences = list(self._of_session.get(session, ()))
+        for sequence in sequences:
+            self._leave(sequence)
+        return sum(len(sequence.ids) for sequence in sequences)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether anything is still to be dropped."""
+        return bool(self._leaving)
+
+    def tidy(self, steps: int) -> bool:
+        """Do up to `steps` positions' worth of the dropping and evicting that is due; whether more is.
+
+        In steps, so that whoever holds a lock around this holds it for a moment only.
+        """
+        while self.cost > self.token_limit:
+            self.give_up_oldest()
+        while steps > 0 and self._leaving:
+            sequence = self._leaving[0]
+            while steps > 0 and sequence.indexed:
+                self._order.remove(sequence.position(sequence.indexed - 1))
+                sequence.indexed -= 1
+                steps -= 1
+            if not sequence.indexed:
+                for page in sequence.pages:
+                    del self._pages[page]
+                self._free.extend(sequence.pages)
+                self._leaving.popleft()
+                steps -= 1
+        return bool(self._leaving)
+
+    def held(self) -> list[tuple[int, str, "array[int]", int]]:
+        """Serial, session, ids and how many of them, oldest first; the ids themselves, which may grow."""
+        return [(one.serial, one.session, one.ids, len(one.ids)) for one in self._sequences.values()]
+
+    def sequences(self) -> list[Held]:
+        """Serial, session and ids of what is held, oldest first; the ids are copies."""
+        return [(serial, session, ids[:size]) for serial, session, ids, size in self.held()]
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def _open(self, serial: int, session: str, ids: "array[int]") -> _Sequence:
+        sequence = _Sequence(serial, session, ids)
+        self.next_serial = serial + 1
+        self._sequences[serial] = sequence
+        self._of_session.setdefault(session, []).append(sequence)
+        self.tokens += len(ids)
+        self.cost += max(len(ids), LEAST_COST)
+        return sequence
+
+    def _leave(self, sequence: _Sequence) -> None:
+        del self._sequences[sequence.serial]
+        of_session = self._of_session[sequence.session]
+        of_session.remove(sequence)
+        if not of_session:
+            del self._of_session[sequence.session]
+        if self._growing.get(sequence.session) is sequence:
+            del self._growing[sequence.session]
+        self.tokens -= len(sequence.ids)
+        self.cost -= max(len(sequence.ids), LEAST_COST)
+        self._leaving.append(sequence)
+
+    def _add_page(self, sequence: _Sequence) -> None:
+        page = self._free.pop() if self._free else _FIRST_PAGE + len(self._pages)
+        self._pages[page] = sequence.ids, (len(sequence.pages) - page) * _PAGE
+        sequence.pages.append(page)
+
+    def _sort(self) -> None:
+        """Put every position of a text that was just filled in its order, at once."""
+        held = [one for one in self._sequences.values() if len(one.ids) > 1]
+        if not held:
+            return
+        ids, starts, positions = [], [], []
+        at = 0
+        for sequence in held:
+            size = len(sequence.ids)
+            sequence.indexed = size - 1
+            ids.append(np.frombuffer(sequence.ids, np.uint32).astype(np.int64))
+            starts.append(np.full(size, at))
+            pages = np.frombuffer(sequence.pages, np.uint32).astype(np.int64)
+            index = np.arange(size - 1)
+            positions.append(np.append(pages[index // _PAGE] * _PAGE + index % _PAGE, -1))
+            at += size
+        order = context_order(np.concatenate(ids), np.concatenate(starts), CONTEXT)
+        ordered = np.concatenate(positions)[order]
+        self._order.load(array("I", ordered[ordered >= 0].astype(np.uint32).tobytes()))
+
+
+def _keys(pages: "dict[int, tuple[array[int], int]]") -> "Callable[[int], array[int]]":
+    """Keys of positions as `ContextOrder` wants them; most of the time goes here."""
+
+    def key(position: int) -> "array[int]":
+        text, shift = pages[position // _PAGE]
+        index = position + shift
+        ids = text[index : index - CONTEXT if index >= CONTEXT else None : -1]
+        ids.append(position)
+        return ids
+
+    return key
+
+
+def fitting(sequences: Iterable[Held], token_limit: int) -> list[Held]:
+    """What is left of sequences, oldest first, once the oldest were given up until the rest fits."""
+    kept = []
+    for one in reversed(list(sequences)):
+        token_limit -= max(len(one[2]), LEAST_COST)
+        if token_limit < 0:
+            break
+        kept.append(one)
+    return kept[::-1]
+
+
+def checked(ids: Sequence[int]) -> "array[int]":
+    """Ids as they are kept; ValueError naming the first that is none."""
+    for at, token in enumerate(ids):
+        if not 0 <= token < ID_END:
+            raise ValueError(
+                f"id {token} at {at} is not within 0 .. {ID_END - 1}: nothing was kept of these ids"
+            )
+    return array("I", ids)
+
+
+def _latest_first(ids: Sequence[int]) -> "array[int]":
+    """The last ids, latest first, up to one that is no id and can have been kept nowhere."""
+    latest: array[int] = array("I")
+    for token in reversed(ids[-CONTEXT:]):
+        if not 0 <= token < ID_END:
+            break
+        latest.append(token)
+    return latest

@@ -1,0 +1,199 @@
+"""The thread that writes: records in the order they were made, snapshots, and forgetting.
+
+Records wait in a bounded queue. Where that is full or the disk is, a tenant goes on in memory, is marked
+behind, and a snapshot brings its files up to date once there is room. Until then an earlier state is on the
+disk, never a wrong one.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+
+from retrieval_service.past.tenant import Tenant
+from retrieval_service.past.text import Added
+
+Job = Callable[[], None]
+Item = tuple[Tenant, Added] | Job | None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPolicy:
+    """When the disk is written.
+
+    Attributes:
+        sync_s: records last (survive loss of power) at most this long after they were written; what failed
+            is tried again as often.
+        rotate_bytes: a log longer than this, and than its snapshot, is exchanged for a new snapshot.
+        waiting: records that may wait to be written, of all tenants together.
+    """
+
+    sync_s: float = 1.0
+    rotate_bytes: int = 4 << 20
+    waiting: int = 10_000
+
+
+class Writer:
+    """Owns all files of all tenants. `close` before leaving: it writes what waits."""
+
+    def __init__(self, policy: DiskPolicy, say: Callable[[str], None]) -> None:
+        self._policy = policy
+        self._say = say
+        self._queue: queue.Queue[Item] = queue.Queue(policy.waiting)
+        self._tenants: set[Tenant] = set()
+        # Touched by the thread alone: whose last records may be lost with the power, whose disk failed.
+        self._unsynced: set[Tenant] = set()
+        self._failing: set[Tenant] = set()
+        self._next_tick = time.monotonic() + policy.sync_s
+        self._thread = threading.Thread(target=self._run, name="past-outputs", daemon=True)
+        self._thread.start()
+
+    def write(self, tenant: Tenant, added: Added) -> bool:
+        """Have a record written, without waiting; False where too many wait already."""
+        try:
+            self._queue.put_nowait((tenant, added))
+        except queue.Full:
+            return False
+        return True
+
+    def start(self, tenant: Tenant) -> None:
+        """Take on a tenant, and see to it soon that it has files; does not wait."""
+        self._tenants.add(tenant)
+        if tenant.behind:
+            with suppress(queue.Full):
+                self._queue.put_nowait(lambda: self._snapshot(tenant))
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until what was given so far is written and lasts; False where it could not be."""
+        return self._do(self._flush, timeout)
+
+    def forget(self, tenant: Tenant, session: str, timeout: float) -> None:
+        """Remove a session, gone from the text already, from the tenant's files. Raises OSError."""
+        self._do(lambda: self._forget(tenant, session), timeout)
+
+    def wipe(self, tenant: Tenant, timeout: float) -> None:
+        """Remove a tenant's files. Raises OSError."""
+        self._do(lambda: self._wipe(tenant), timeout)
+
+    def close(self) -> None:
+        """Write what waits and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def waiting(self) -> int:
+        """Records and jobs that wait."""
+        return self._queue.qsize()
+
+    def _do(self, job: Callable[[], bool], timeout: float) -> bool:
+        done: Future[bool] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(job())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._queue.put(run, timeout=timeout)
+        return done.result(timeout)
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            records: dict[Tenant, list[Added]] = {}
+            for item in self._next_items():
+                if isinstance(item, tuple):
+                    records.setdefault(item[0], []).append(item[1])
+                    continue
+                # Whatever comes before a job is on the disk when it runs.
+                self._append(records)
+                records = {}
+                if item is None:
+                    open_ = False
+                else:
+                    item()
+            self._append(records)
+            if not open_ or time.monotonic() >= self._next_tick:
+                self._tick()
+
+    def _next_items(self) -> list[Item]:
+        """What waits, up to a thousand; none where nothing comes until something is due."""
+        items: list[Item] = []
+        with suppress(queue.Empty):
+            items.append(self._queue.get(timeout=max(self._next_tick - time.monotonic(), 0.001)))
+            while len(items) < 1000:
+                items.append(self._queue.get_nowait())
+        return items
+
+    def _append(self, records: dict[Tenant, list[Added]]) -> None:
+        for tenant, added in records.items():
+            files = tenant.files
+            if files is None or tenant.gone:
+                continue
+            if not tenant.behind:
+                try:
+                    files.append(added)
+                    self._unsynced.add(tenant)
+                except OSError as error:
+                    self._fell_behind(tenant, error)
+            if tenant.behind:
+                tenant.skipped_records += len(added)
+            elif files.log_bytes > max(self._policy.rotate_bytes, files.snapshot_bytes):
+                self._snapshot(tenant)
+
+    def _snapshot(self, tenant: Tenant) -> None:
+        if tenant.gone or tenant.files is None:
+            return
+        try:
+            tenant.files.snapshot(*tenant.copy())
+        except OSError as error:
+            self._fell_behind(tenant, error)
+            return
+        self._unsynced.discard(tenant)
+        if tenant in self._failing:
+            self._failing.discard(tenant)
+            self._say(f"past outputs of {tenant.name!r} are on the disk again")
+
+    def _fell_behind(self, tenant: Tenant, error: OSError) -> None:
+        tenant.behind = True
+        if tenant not in self._failing:
+            self._failing.add(tenant)
+            self._say(f"past outputs of {tenant.name!r} are in memory only for now: {error}")
+
+    def _flush(self) -> bool:
+        self._tick()
+        return not any(tenant.behind for tenant in tuple(self._tenants))
+
+    def _tick(self) -> None:
+        """Make what was written last, and try again what failed or was skipped."""
+        self._next_tick = time.monotonic() + self._policy.sync_s
+        for tenant in tuple(self._tenants):
+            if tenant.gone:
+                self._tenants.discard(tenant)
+            elif tenant.behind:
+                self._snapshot(tenant)
+        for tenant in tuple(self._unsynced):
+            self._unsynced.discard(tenant)
+            try:
+                if tenant.files is not None and not tenant.gone:
+                    tenant.files.sync()
+            except OSError as error:
+                self._fell_behind(tenant, error)
+
+    def _forget(self, tenant: Tenant, session: str) -> bool:
+        if tenant.files is None or tenant.gone:
+            return True
+        if not tenant.files.forget(session, *tenant.copy()):
+            tenant.behind = True
+        return True
+
+    def _wipe(self, gone: Tenant) -> bool:
+        if gone.files is not None:
+            gone.files.wipe()
+        for tenant in tuple(self._tenants):
+            # Fed again already: what it had written went with the rest.
+            if tenant.name == gone.name:
+                tenant.behind = True
+        return True

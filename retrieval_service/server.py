@@ -1,0 +1,234 @@
+"""The Retrieval service: what drafts come from is listed, built, loaded and forgotten, while drafting.
+
+Whatever takes longer than a lookup happens in another thread or process; the engine only takes over.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc.aio
+
+from outrider.tokens import TokenTable
+from outrider.v1 import retrieval_pb2, retrieval_pb2_grpc
+from outrider.wire.codec import MAX_CHOICES, MAX_NAME, SessionKey, checked_session, checked_tenant
+from outrider.wire.status import guarded
+from retrieval_service.building import Builds, NoTokenizer, Spool, document_ids
+from retrieval_service.corpus.index import CorpusIndex
+from retrieval_service.engine import Engine
+from retrieval_service.holdings import CorpusKey, name_of, scope
+from retrieval_service.loading import Loaded, open_corpus
+from retrieval_service.settings import RetrievalSettings
+from retrieval_service.state import held
+from speculative.errors import InvalidRequest, OutriderError
+
+if TYPE_CHECKING:
+    from retrieval_service.documents import Documents
+
+Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+
+ADDED_AT_ONCE = 256
+FORGET_S = 60.0
+
+
+class NoSuchCorpus(OutriderError):
+    """Nothing of that name is loaded, or there."""
+
+    code = "NOT_FOUND"
+
+
+class NoReferences(OutriderError):
+    """This service has nothing to find documents with."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
+    """Answers operators and programs.
+
+    Args:
+        ready: the engine and what it runs on; raises Unavailable while indexes are being mapped.
+    """
+
+    def __init__(self, settings: RetrievalSettings, ready: Callable[[], tuple[Engine, Loaded]]) -> None:
+        self._settings = settings
+        self._ready = ready
+        self._builds = Builds()
+
+    @guarded
+    async def ListCorpora(
+        self, request: retrieval_pb2.ListCorporaRequest, context: Context
+    ) -> retrieval_pb2.ListCorporaResponse:
+        """See retrieval.proto."""
+        engine, loaded = self._ready()
+        tenant = checked_tenant(request.tenant)
+        seen = await _in_engine(engine, lambda: loaded.holdings.seen_by(tenant))
+        return retrieval_pb2.ListCorporaResponse(corpora=[_described(key, index) for key, index in seen])
+
+    @guarded
+    async def BuildCorpus(
+        self, requests: AsyncIterator[retrieval_pb2.BuildCorpusRequest], context: Context
+    ) -> retrieval_pb2.Corpus:
+        """See retrieval.proto."""
+        engine, loaded = self._ready()
+        first = await anext(aiter(requests), None)
+        if first is None or not first.HasField("start"):
+            raise InvalidRequest("the first message must be `start`")
+        key = _key(first.start)
+        tokens = _tokens(loaded)
+        path = loaded.store.path(key)
+        with self._builds.only(path), Spool(loaded.store.root, tokens, self._settings.ingest_mb) as spool:
+            async for message in requests:
+                await asyncio.to_thread(spool.add, message)
+            await self._builds.run(path, spool, tokens, key.owner)
+            return await _add(engine, loaded, key)
+
+    @guarded
+    async def LoadCorpus(
+        self, request: retrieval_pb2.LoadCorpusRequest, context: Context
+    ) -> retrieval_pb2.Corpus:
+        """See retrieval.proto."""
+        engine, loaded = self._ready()
+        return await _add(engine, loaded, _key(request.name))
+
+    @guarded
+    async def UnloadCorpus(
+        self, request: retrieval_pb2.UnloadCorpusRequest, context: Context
+    ) -> retrieval_pb2.UnloadCorpusResponse:
+        """See retrieval.proto."""
+        engine, loaded = self._ready()
+        key = _key(request.name)
+        path = loaded.store.path(key) if request.remove else None
+        if not await _in_engine(engine, lambda: loaded.holdings.remove(key)):
+            raise NoSuchCorpus(f"no corpus {key} is loaded")
+        if path is not None:
+            with self._builds.only(path):
+                await asyncio.to_thread(loaded.store.remove, key)
+        return retrieval_pb2.UnloadCorpusResponse()
+
+    @guarded
+    async def AddReferences(
+        self, requests: AsyncIterator[retrieval_pb2.AddReferencesRequest], context: Context
+    ) -> retrieval_pb2.AddReferencesResponse:
+        """See retrieval.proto."""
+        _, loaded = self._ready()
+        documents = _documents(loaded)
+        tenant: str | None = None
+        group: list[tuple[str, Sequence[int]]] = []
+        count = 0
+        async for message in requests:
+            tenant = checked_tenant(message.tenant) if tenant is None else tenant
+            group.append((_reference_name(message.reference.name), _reference_ids(message, loaded)))
+            if len(group) >= ADDED_AT_ONCE:
+                count = await asyncio.to_thread(documents.add, tenant, group)
+                group = []
+        if tenant is None:
+            raise InvalidRequest("there is no document: the stream has no message")
+        if group:
+            count = await asyncio.to_thread(documents.add, tenant, group)
+        return retrieval_pb2.AddReferencesResponse(documents=count)
+
+    @guarded
+    async def RemoveReferences(
+        self, request: retrieval_pb2.RemoveReferencesRequest, context: Context
+    ) -> retrieval_pb2.RemoveReferencesResponse:
+        """See retrieval.proto."""
+        _, loaded = self._ready()
+        tenant = checked_tenant(request.tenant)
+        removed = await asyncio.to_thread(_documents(loaded).remove, tenant, tuple(request.names))
+        return retrieval_pb2.RemoveReferencesResponse(removed=removed)
+
+    @guarded
+    async def Forget(
+        self, request: retrieval_pb2.ForgetRequest, context: Context
+    ) -> retrieval_pb2.ForgetResponse:
+        """See retrieval.proto. What runs is not learnt from any more."""
+        engine, loaded = self._ready()
+        tenant = checked_tenant(request.tenant)
+        session = checked_session(request.session) if request.session else None
+        await _in_engine(engine, lambda: engine.roster.unlearn(tenant, session))
+        await asyncio.to_thread(_forget, loaded, tenant, session)
+        return retrieval_pb2.ForgetResponse()
+
+    @guarded
+    async def Stats(
+        self, request: retrieval_pb2.StatsRequest, context: Context
+    ) -> retrieval_pb2.StatsResponse:
+        """See retrieval.proto."""
+        engine, _ = self._ready()
+        now = await _in_engine(engine, lambda: held(engine))
+        return retrieval_pb2.StatsResponse(
+            corpora=now.corpora,
+            corpus_tokens=now.corpus_tokens,
+            mapped_bytes=now.mapped_bytes,
+            past_tokens=now.past_tokens,
+            references=now.references,
+            sessions=now.sessions,
+        )
+
+
+async def _in_engine(engine: Engine, work: Callable[[], T]) -> T:
+    return await asyncio.wrap_future(engine.call(work))
+
+
+async def _add(engine: Engine, loaded: Loaded, key: CorpusKey) -> retrieval_pb2.Corpus:
+    """Maps a corpus of the service's folder, and drafts from it. Raises CorpusError, InvalidRequest."""
+    index = await asyncio.to_thread(open_corpus, loaded.store.path(key), loaded.tokens)
+    await _in_engine(engine, lambda: loaded.holdings.add(key, index))
+    return _described(key, index)
+
+
+def _key(name: retrieval_pb2.CorpusName) -> CorpusKey:
+    if name.public and name.tenant:
+        raise InvalidRequest(f"a corpus is public or tenant {name.tenant!r}'s, not both")
+    return CorpusKey(None if name.public else checked_tenant(name.tenant), name.name)
+
+
+def _described(key: CorpusKey, index: CorpusIndex) -> retrieval_pb2.Corpus:
+    header = index.header
+    return retrieval_pb2.Corpus(
+        name=retrieval_pb2.CorpusName(name=key.name, tenant=key.owner or "", public=key.owner is None),
+        tokens=header.tokens,
+        documents=header.documents,
+        bytes=header.size,
+    )
+
+
+def _tokens(loaded: Loaded) -> TokenTable:
+    if loaded.tokens is None:
+        raise NoTokenizer("this service has no tokenizer; start it with --tokenizer PATH")
+    return loaded.tokens
+
+
+def _documents(loaded: Loaded) -> "Documents":
+    if loaded.documents is None:
+        raise NoReferences(
+            "this service has no embeddings to find documents with; start it with --embeddings PATH"
+        )
+    return loaded.documents
+
+
+def _reference_name(name: str) -> str:
+    if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+        raise InvalidRequest(
+            f"a reference's name is {name[:MAX_NAME]!r}; 1 to {MAX_NAME} printable characters"
+        )
+    return name
+
+
+def _reference_ids(message: retrieval_pb2.AddReferencesRequest, loaded: Loaded) -> Sequence[int]:
+    if message.reference.HasField("ids"):
+        return document_ids(message.reference.ids, loaded.tokens)
+    return _tokens(loaded).encode(message.reference.text)
+
+
+def _forget(loaded: Loaded, tenant: str, session: str | None) -> None:
+    if session is None:
+        if loaded.documents is not None:
+            loaded.documents.remove(tenant, ())
+        if loaded.past is not None:
+            loaded.past.forget_tenant(scope(tenant), timeout=FORGET_S)
+    elif loaded.past is not None:
+        for choice in range(MAX_CHOICES):
+            loaded.past.forget(scope(tenant), name_of(SessionKey(tenant, session, choice)), timeout=FORGET_S)

@@ -1,0 +1,51 @@
+"""Where corpora that are built over the wire lie on disk; knows nothing of what is in them."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from outrider.wire.names import checked_corpus_name
+from retrieval_service.corpus.layout import HEADER
+from retrieval_service.holdings import CorpusKey
+from speculative.errors import InvalidRequest, OutriderError
+
+
+class NoFolder(OutriderError):
+    """This service was given no folder."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class CorpusStore:
+    """A folder of corpora: everybody's by name, a tenant's below the digest of the tenant's name."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+
+    @property
+    def root(self) -> Path:
+        """Raises NoFolder where there is none."""
+        if self._root is None:
+            raise NoFolder("this service has no folder to keep corpora in; start it with --folder PATH")
+        return self._root
+
+    def path(self, key: CorpusKey) -> Path:
+        """Where a corpus is, or would be. Raises InvalidRequest where its name cannot be one; NoFolder."""
+        if key.owner == "":
+            raise InvalidRequest("a corpus of the tenant '' would be nobody's: name a tenant, or say public")
+        name = checked_corpus_name(key.name)
+        return self.root / ("public" if key.owner is None else _digest(key.owner)) / name
+
+    def paths(self) -> Iterator[Path]:
+        """Of all corpora that are complete; none where there is no folder."""
+        if self._root is not None:
+            yield from sorted(header.parent for header in self._root.glob(f"*/*/{HEADER}"))
+
+    def remove(self, key: CorpusKey) -> None:
+        """Deletes a corpus' files. What has it mapped keeps it until it lets go."""
+        shutil.rmtree(self.path(key), ignore_errors=True)
+
+
+def _digest(tenant: str) -> str:
+    return f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:32]}"

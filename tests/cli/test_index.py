@@ -1,0 +1,157 @@
+"""`outrider index`: corpora built, described, verified, merged and removed at the command line."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from outrider.cli.app import main
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKENIZER = str(ROOT / "models/target")
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> dict[str, Any]:
+        assert self.out.count("\n") == 1, self
+        said: dict[str, Any] = json.loads(self.out)
+        return said
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str | Path) -> Ended:
+        with pytest.raises(SystemExit) as end:
+            main(["index", *map(str, arguments)])
+        assert isinstance(end.value.code, int)
+        return Ended(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.py").write_text(f"def function_{number}(value):\n    return value\n" * 20)
+    (folder / "rubbish.bin").write_bytes(bytes(range(256)))
+    return folder
+
+
+@pytest.fixture
+def corpus(run: Run, texts: Path, tmp_path: Path) -> Path:
+    assert run("build", tmp_path / "corpus", texts, "--tokenizer", TOKENIZER).status == 0
+    return tmp_path / "corpus"
+
+
+def test_a_corpus_is_built_and_described(run: Run, texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "corpus"
+    built = run("build", out, texts, "--tokenizer", TOKENIZER, "--tenant", "acme", "--json").said
+    assert built["documents"] == 3
+    assert built["left_out"] == {"binary files": 1}
+    said = run("info", out, "--json").said
+    assert said["complete"] is True
+    assert {key: built[key] for key in said if key != "complete"} == {
+        key: value for key, value in said.items() if key != "complete"
+    }
+    assert (said["tenant"], said["generation"], said["vocabulary_size"]) == ("acme", 1, 4096)
+    assert said["bytes"] < 9 * said["tokens"]
+    in_words = run("info", out)
+    assert "tenant acme's" in in_words.out
+    assert f"{said['tokens']:,} tokens of 3 documents" in in_words.out
+
+
+def test_only_files_that_fit_a_glob_are_read(run: Run, texts: Path, tmp_path: Path) -> None:
+    options = ("--tokenizer", TOKENIZER, "--glob", "0.*", "--glob", "*.bin", "--public", "--json")
+    said = run("build", tmp_path / "corpus", texts, *options).said
+    assert (said["documents"], said["tenant"]) == (1, None)
+
+
+def test_json_lines_are_read_from_standard_input(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = b'{"body": "one two"}\n{"body": "three"}\nnonsense\n'
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    options = ("--tokenizer", TOKENIZER, "--stdin", "--jsonl-field", "body", "--json")
+    said = run("build", tmp_path / "corpus", *options).said
+    assert said["documents"] == 2
+    assert said["left_out"] == {"lines without text": 1}
+
+
+def test_near_copies_are_left_out(run: Run, texts: Path, tmp_path: Path) -> None:
+    options = ("--tokenizer", TOKENIZER, "--exclude", texts / "1.py", "--json")
+    said = run("build", tmp_path / "corpus", texts, *options).said
+    assert said["left_out"] == {"near-copies": 1, "binary files": 1}
+
+
+def test_verifying_names_the_file_that_is_damaged(run: Run, corpus: Path) -> None:
+    assert "as written" in run("verify", corpus).out
+    path = corpus / "000001-00000.suffixes"
+    path.write_bytes(path.read_bytes()[::-1])
+    done = run("verify", corpus)
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith(f"error: {path}: damaged")
+    assert done.err.count("\n") == 1
+    assert run("verify", corpus, "--json").said["error"]["code"] == "DATA_LOSS"
+
+
+def test_corpora_are_merged_and_removed(run: Run, corpus: Path, tmp_path: Path) -> None:
+    merged = run("merge", tmp_path / "both", corpus, corpus, "--shard-tokens", "500", "--json").said
+    assert merged["documents"] >= 6
+    assert merged["shards"] > 1
+    assert run("rm", tmp_path / "both", "--json").said == {"removed": str(tmp_path / "both")}
+    assert not (tmp_path / "both").exists()
+    assert run("rm", tmp_path / "both", "--json").said["error"]["code"] == "NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("build", "out", "in"), "--tokenizer"),
+        (("build", "out", "--tokenizer", TOKENIZER), "--stdin"),
+        (
+            ("build", "out", "in", "--tokenizer", TOKENIZER, "--tenant", "a", "--public"),
+            "--tenant or --public",
+        ),
+        (("build", "out", "in", "--tokenizer", TOKENIZER, "--shard-tokens", "1"), "--shard-tokens"),
+        (("merge", "out"), "parts"),
+        (("nonsense",), "nonsense"),
+    ],
+)
+def test_wrong_usage_exits_with_two(arguments: tuple[str, ...], says: str, run: Run) -> None:
+    done = run(*arguments)
+    assert (done.status, done.out) == (2, "")
+    assert says in done.err
+    assert run(*arguments, "--json").said["error"]["code"] == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "rm"])
+def test_nothing_there_is_one_line(command: str, run: Run, tmp_path: Path) -> None:
+    done = run(command, tmp_path / "nothing")
+    assert done == (1, "", f"error: {tmp_path / 'nothing'}: no corpus there\n")
+
+
+def test_a_source_that_is_not_there_is_one_line(run: Run, tmp_path: Path) -> None:
+    done = run("build", tmp_path / "out", tmp_path / "nothing", "--tokenizer", TOKENIZER)
+    assert done.status == 1
+    assert done.err == f"error: {tmp_path / 'nothing'}: neither a file nor a folder\n"
+
+
+@pytest.mark.parametrize("command", ["build", "info", "verify", "merge", "rm"])
+def test_help_has_examples(command: str, run: Run) -> None:
+    done = run(command, "--help")
+    assert done.status == 0
+    assert f"outrider index {command}" in done.out.partition("Example")[2]

@@ -1,0 +1,319 @@
+"""A session's references: found beside the rounds, copied from in them, gone with their documents."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrieval_service.dense.contexts import NearestContexts
+from retrieval_service.dense.embeddings import TableEmbedder, Vectors
+from retrieval_service.dense.errors import EncoderFailed
+from retrieval_service.dense.library import PUBLIC, Chunking, Library
+from retrieval_service.dense.matching import ReferenceText
+from retrieval_service.dense.references import Limits, References
+from retrieval_service.dense.searching import Searcher
+from retrieval_service.dense.topics import TopicRule
+
+RULE = TopicRule(window=8, every=4, threshold=0.7)
+SECONDS = 10
+
+
+def topic(number: int, length: int = 60) -> list[int]:
+    """Ids of one of 20 sets of ten."""
+    drawn = np.random.default_rng(number)
+    return (drawn.integers(0, 10, length) + 10 * number).tolist()
+
+
+@pytest.fixture
+def library(embedder: TableEmbedder) -> Library:
+    library = Library(embedder, "digest", chunking=Chunking(window=8, stride=4))
+    library.add(PUBLIC, [(f"{number}", topic(number)) for number in range(10)])
+    library.add("a", [("of a", topic(11))])
+    library.add("b", [("of b", topic(11))])
+    return library
+
+
+@contextmanager
+def closing(references: References) -> Iterator[References]:
+    try:
+        yield references
+    finally:
+        references.close()
+
+
+class Waiting:
+    """An embedder that works only when it is let; fails when told to."""
+
+    def __init__(self, embedder: TableEmbedder) -> None:
+        self._embedder = embedder
+        self.name, self.digest, self.dimensions = embedder.name, embedder.digest, embedder.dimensions
+        self.may_go = threading.Event()
+        self.asked: list[list[int]] = []
+        self.failing = False
+
+    def embed(self, windows: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> Vectors:
+        self.asked += [list(window) for window in windows]
+        assert self.may_go.wait(SECONDS)
+        if self.failing:
+            raise EncoderFailed("told to")
+        return self._embedder.embed(windows)
+
+
+@pytest.fixture
+def waiting(embedder: TableEmbedder) -> Waiting:
+    return Waiting(embedder)
+
+
+@pytest.fixture
+def waiting_library(waiting: Waiting) -> Library:
+    waiting.may_go.set()
+    library = Library(waiting, "digest", chunking=Chunking(window=8, stride=4))
+    library.add(PUBLIC, [(f"{number}", topic(number)) for number in range(10)])
+    waiting.may_go.clear()
+    waiting.asked.clear()
+    return library
+
+
+def test_what_a_near_document_says_next_is_drafted(library: Library) -> None:
+    with closing(References(library, rule=RULE)) as references:
+        memory = references.follow("s", "a", topic(3)[:20])
+        assert references.is_idle(SECONDS)
+        assert memory.documents[0] == "3"
+        found = memory.lookup(topic(3)[:20], node_limit=16, depth=5)
+        assert found is not None
+        assert found.tokens == tuple(topic(3)[20:25])
+        assert found.match_length == 20
+
+
+def test_a_session_copies_from_its_own_tenants_documents_alone(library: Library) -> None:
+    limits = Limits(documents=50)
+    with closing(References(library, rule=RULE, limits=limits)) as references:
+        memories = {tenant: references.follow(tenant, tenant, topic(11)[:20]) for tenant in ("a", "b", "c")}
+        assert references.is_idle(SECONDS)
+        assert memories["a"].documents[0] == "of a"
+        assert "of b" not in memories["a"].documents
+        assert memories["b"].documents[0] == "of b"
+        assert not {"of a", "of b"} & set(memories["c"].documents)
+        assert memories["c"].lookup(topic(11)[:20], node_limit=9, depth=9) is None
+
+
+def test_references_change_when_the_topic_does(library: Library) -> None:
+    with closing(References(library, rule=RULE, limits=Limits(documents=1))) as references:
+        memory = references.follow("s", "a", topic(3)[:20])
+        assert references.is_idle(SECONDS)
+        held = memory.documents
+        references.progress("s", topic(3)[:23])
+        references.progress("s", topic(3)[:24])
+        assert references.is_idle(SECONDS)
+        assert memory.documents == held == ("3",)
+        references.progress("s", topic(3)[:24] + topic(5)[:12])
+        assert references.is_idle(SECONDS)
+        assert memory.documents == ("5",)
+
+
+def test_a_deleted_document_is_not_copied_from_again(library: Library) -> None:
+    with closing(References(library, rule=RULE, limits=Limits(documents=1))) as references:
+        ids = topic(3)[:20]
+        memory = references.follow("s", "a", ids)
+        assert references.is_idle(SECONDS)
+        assert memory.lookup(ids, node_limit=9, depth=9)
+        library.remove(PUBLIC, "3")
+        assert memory.lookup(ids, node_limit=9, depth=9) is None
+        references.progress("s", ids)
+        assert references.is_idle(SECONDS)
+        assert memory.documents
+        assert memory.documents != ("3",)
+
+
+def test_deleting_during_lookups_leaves_them_whole_or_empty(library: Library) -> None:
+    with closing(References(library, rule=RULE, limits=Limits(documents=1))) as references:
+        ids = topic(3)[:20]
+        memory = references.follow("s", "a", ids)
+        assert references.is_idle(SECONDS)
+        answers: list[tuple[int, ...]] = []
+        over = threading.Event()
+
+        def look_up() -> None:
+            while not over.is_set():
+                found = memory.lookup(ids, node_limit=16, depth=3)
+                answers.append(() if found is None else found.tokens)
+
+        thread = threading.Thread(target=look_up)
+        thread.start()
+        while not answers:
+            time.sleep(0.001)
+        library.remove(PUBLIC, "3")
+        before = len(answers)
+        while len(answers) < before + 3:
+            time.sleep(0.001)
+        over.set()
+        thread.join(SECONDS)
+        assert set(answers) == {tuple(topic(3)[20:23]), ()}
+        assert answers[-1] == ()
+
+
+def test_a_search_under_way_never_holds_up_a_lookup(waiting_library: Library, waiting: Waiting) -> None:
+    with closing(References(waiting_library, rule=RULE)) as references:
+        memory = references.follow("s", "a", topic(3)[:20])
+        taken = []
+        for length in range(20, 40):
+            started = time.perf_counter()
+            references.progress("s", topic(3)[:length])
+            assert memory.lookup(topic(3)[:length], node_limit=9, depth=9) is None
+            taken.append(time.perf_counter() - started)
+        assert not references.is_idle(0.01)
+        assert sorted(taken)[len(taken) // 2] < 0.05
+        waiting.may_go.set()
+        assert references.is_idle(SECONDS)
+        assert memory.lookup(topic(3)[:20], node_limit=9, depth=9)
+
+
+def test_the_newest_wish_of_a_session_wins(waiting_library: Library, waiting: Waiting) -> None:
+    with closing(References(waiting_library, rule=RULE)) as references:
+        references.follow("first", "a", topic(1)[:8])
+        while not waiting.asked:
+            time.sleep(0.001)
+        memory = references.follow("s", "a", topic(2)[:8])
+        for number in (3, 4, 5):
+            references.progress("s", topic(2)[:8] + topic(number)[: 8 * number])
+        waiting.may_go.set()
+        assert references.is_idle(SECONDS)
+        assert waiting.asked == [topic(1)[:8], topic(5)[32:40]]
+        assert references.counts.replaced == 3
+        assert memory.documents[0] == "5"
+
+
+def test_more_sessions_than_fit_drop_the_one_that_waited_longest() -> None:
+    searcher = Searcher(capacity=2)
+    may_go, begun, done = threading.Event(), threading.Event(), []
+
+    def block() -> None:
+        begun.set()
+        may_go.wait(SECONDS)
+
+    try:
+        searcher.ask("busy", block)
+        assert begun.wait(SECONDS)
+        for name in ("one", "two", "three"):
+            searcher.ask(name, lambda name=name: done.append(name))
+        may_go.set()
+        assert searcher.is_idle(SECONDS)
+        assert done == ["two", "three"]
+        assert searcher.counts.dropped == 1
+    finally:
+        searcher.close()
+
+
+def test_a_failed_search_is_counted_and_tried_again(waiting_library: Library, waiting: Waiting) -> None:
+    waiting.may_go.set()
+    waiting.failing = True
+    with closing(References(waiting_library, rule=RULE)) as references:
+        memory = references.follow("s", "a", topic(3)[:20])
+        assert references.is_idle(SECONDS)
+        assert references.counts.failed == 1
+        assert memory.documents == ()
+        waiting.failing = False
+        references.progress("s", topic(3)[:24])
+        assert references.is_idle(SECONDS)
+        assert memory.documents[0] == "3"
+
+
+def test_a_session_that_ended_is_not_searched_for(waiting_library: Library, waiting: Waiting) -> None:
+    with closing(References(waiting_library, rule=RULE)) as references:
+        references.follow("first", "a", topic(1)[:8])
+        while not waiting.asked:
+            time.sleep(0.001)
+        references.follow("s", "a", topic(2)[:8])
+        references.end("s")
+        references.progress("s", topic(2)[:20])
+        waiting.may_go.set()
+        assert references.is_idle(SECONDS)
+        assert waiting.asked == [topic(1)[:8]]
+
+
+def test_a_long_document_is_copied_from_around_what_was_found(embedder: TableEmbedder) -> None:
+    library = Library(embedder, "digest", chunking=Chunking(window=8, stride=4))
+    ids = np.random.default_rng(0).integers(0, 200, 5000).tolist()
+    library.add("a", [("long", ids)])
+    limits = Limits(tokens=400)
+    with closing(References(library, rule=RULE, limits=limits)) as references:
+        for at in (0, 100, 3000, 4980):
+            memory = references.follow(at, "a", ids[at : at + 12])
+            assert references.is_idle(SECONDS)
+            found = memory.lookup(ids[at : at + 12], node_limit=9, depth=5)
+            assert found is not None
+            assert found.tokens == tuple(ids[at + 12 : at + 17])
+            assert found.match_length == 12
+
+
+def test_documents_too_far_away_are_no_references(library: Library) -> None:
+    with closing(References(library, rule=RULE, limits=Limits(nearest=0.95))) as references:
+        near = references.follow("near", "c", topic(3)[8:16])
+        far = references.follow("far", "c", topic(15)[:8])
+        assert references.is_idle(SECONDS)
+        assert near.documents == ("3",)
+        assert far.documents == ()
+
+
+@pytest.mark.parametrize(
+    ("length", "looked_at", "due"),
+    [(0, None, False), (1, None, True), (10, 10, False), (73, 10, False), (74, 10, True), (5, 10, True)],
+)
+def test_a_topic_is_looked_at_in_steps(length: int, looked_at: int | None, due: bool) -> None:
+    assert TopicRule(every=64).is_due(length, looked_at) is due
+
+
+def test_a_topic_has_moved_when_the_cosine_falls() -> None:
+    rule = TopicRule(threshold=0.8)
+    here = np.array([1, 0], dtype=np.float32)
+    assert rule.has_moved(here, None)
+    assert not rule.has_moved(here, here)
+    assert not rule.has_moved(here, np.array([0.81, 0.586], dtype=np.float32))
+    assert rule.has_moved(here, np.array([0.79, 0.613], dtype=np.float32))
+
+
+@pytest.mark.parametrize("wrong", [{"window": 0}, {"every": 0}, {"threshold": float("nan")}])
+def test_a_topic_rule_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="window and every are at least 1"):
+        TopicRule(**wrong)
+
+
+def test_the_nearest_context_is_the_one_that_reads_alike(embedder: TableEmbedder) -> None:
+    drawn = np.random.default_rng(2)
+    text = drawn.integers(0, 200, 300).astype(np.int32)
+    contexts = NearestContexts(ReferenceText([text, text[:5]]), embedder)
+    for at in (20, 100, 250):
+        ids = text[at - 8 : at].tolist()
+        ids[3] = (ids[3] + 1) % 200
+        assert contexts.nearest(ids)[0] == at - 1
+        found = contexts.lookup(ids, node_limit=64, depth=4)
+        assert found is not None
+        assert found.match_length >= 4
+        first = {t: c for t, p, c in zip(found.tokens, found.parents, found.counts, strict=True) if p == -1}
+        assert first[int(text[at])] >= 5
+    assert NearestContexts(ReferenceText([]), embedder).lookup([1], node_limit=9, depth=9) is None
+    assert contexts.lookup([], node_limit=9, depth=9) is None
+
+
+def test_nearest_contexts_are_asked_only_where_the_match_is_short(
+    library: Library, embedder: TableEmbedder
+) -> None:
+    limits = Limits(documents=1, contexts_below=4)
+    with closing(References(library, rule=RULE, limits=limits, contexts=embedder)) as references:
+        ids = topic(3)[:20]
+        memory = references.follow("s", "c", ids)
+        assert references.is_idle(SECONDS)
+        exact = memory.lookup(ids, node_limit=16, depth=3)
+        assert exact is not None
+        assert exact.match_length == 20
+        renamed = [*ids[:18], 150, ids[19]]
+        nearest = memory.lookup(renamed, node_limit=16, depth=3)
+        assert nearest is not None
+        assert nearest.match_length == 1
+        # What the one id matched, and three nearest places four times.
+        alone = ReferenceText([np.array(topic(3), dtype=np.int32)]).match(renamed)[0]
+        assert nearest.occurrences == len(alone) + 12

@@ -1,0 +1,244 @@
+"""What is saved comes back whole, or is refused with the name of the file."""
+
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pytest
+
+from retrieval_service.corpus.disk import Disk
+from retrieval_service.dense.embeddings import TableEmbedder
+from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch, NoLibrary
+from retrieval_service.dense.index import Sizes
+from retrieval_service.dense.library import PUBLIC, Chunking, Library
+
+CHUNKING = Chunking(window=8, stride=4)
+SIZES = Sizes(flat=20, hnsw=60)
+Contents = dict[str, dict[str, list[int]]]
+
+
+def fresh(embedder: TableEmbedder) -> Library:
+    return Library(embedder, "tokens", chunking=CHUNKING, sizes=SIZES)
+
+
+def load(folder: Path, embedder: TableEmbedder) -> Library:
+    return Library.load(folder, embedder, "tokens", chunking=CHUNKING, sizes=SIZES)
+
+
+def contents(library: Library) -> Contents:
+    found = {
+        tenant: {document.name: document.ids.tolist() for document in library.documents(tenant)}
+        for tenant in ("", "a", "b")
+    }
+    return {tenant: documents for tenant, documents in found.items() if documents}
+
+
+@pytest.fixture
+def library(embedder: TableEmbedder) -> Library:
+    """Three scopes, one index of each kind."""
+    library = fresh(embedder)
+    drawn = np.random.default_rng(1)
+    for tenant, count in ((PUBLIC, 3), ("a", 10), ("b", 30)):
+        library.add(tenant, [(f"{n}", drawn.integers(0, 200, 20).tolist()) for n in range(count)])
+    assert sorted(library.kinds().values()) == ["flat", "hnsw", "ivfpq"]
+    return library
+
+
+def test_what_was_saved_is_loaded_and_found_alike(
+    library: Library, embedder: TableEmbedder, tmp_path: Path
+) -> None:
+    library.save(tmp_path)
+    loaded = load(tmp_path, embedder)
+    assert contents(loaded) == contents(library)
+    assert loaded.kinds() == library.kinds()
+    for tenant in ("a", "b", "c"):
+        for document in library.documents(tenant)[:5]:
+            vector = embedder.embed([document.ids[:8]])[0]
+            found, again = library.search(tenant, vector, 5), loaded.search(tenant, vector, 5)
+            assert [(one.document.name, one.start) for one in found] == [
+                (one.document.name, one.start) for one in again
+            ]
+
+
+def test_changes_after_loading_are_saved_too(
+    library: Library, embedder: TableEmbedder, tmp_path: Path
+) -> None:
+    library.save(tmp_path)
+    second = load(tmp_path, embedder)
+    second.remove("a", "4")
+    second.add(PUBLIC, [("new", [1, 2, 3])])
+    second.save(tmp_path)
+    assert contents(load(tmp_path, embedder)) == contents(second)
+    assert contents(second) != contents(library)
+
+
+def test_a_scope_that_did_not_change_is_not_written_again(library: Library, tmp_path: Path) -> None:
+    library.save(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    library.add("a", [("new", [1, 2, 3])])
+    library.save(tmp_path)
+    after = {path.name for path in tmp_path.iterdir()}
+    assert len(before & after) == len(before) - 4
+    assert len(after) == len(before)
+
+
+def test_a_scope_made_anew_is_not_taken_for_the_old_one(embedder: TableEmbedder, tmp_path: Path) -> None:
+    library = fresh(embedder)
+    library.add("a", [("it", [1, 2, 3])])
+    library.save(tmp_path)
+    library.forget("a")
+    library.add("a", [("it", [4, 5, 6])])
+    library.save(tmp_path)
+    assert contents(load(tmp_path, embedder)) == {"a": {"it": [4, 5, 6]}}
+
+
+def test_what_is_forgotten_is_gone_from_the_disk(library: Library, tmp_path: Path) -> None:
+    text = np.arange(100, 120, dtype=np.int32)
+    library.add("a", [("secret name", text)])
+    library.save(tmp_path)
+    library.forget("a")
+    library.save(tmp_path)
+    for path in tmp_path.iterdir():
+        assert text.tobytes() not in path.read_bytes()
+        assert b"secret name" not in path.read_bytes()
+
+
+def test_an_empty_library_is_saved_and_loaded(embedder: TableEmbedder, tmp_path: Path) -> None:
+    library = fresh(embedder)
+    library.add("a", [("it", [1])])
+    library.remove("a", "it")
+    library.save(tmp_path)
+    assert contents(load(tmp_path, embedder)) == {}
+
+
+def test_nothing_there_is_said(embedder: TableEmbedder, tmp_path: Path) -> None:
+    with pytest.raises(NoLibrary, match="holds no saved library"):
+        load(tmp_path, embedder)
+
+
+def test_a_file_cut_short_is_refused_by_name(
+    library: Library, embedder: TableEmbedder, tmp_path: Path
+) -> None:
+    library.save(tmp_path)
+    for path in sorted(tmp_path.iterdir()):
+        whole = path.read_bytes()
+        for size in (0, 1, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:size])
+            with pytest.raises(LibraryDamaged, match=path.name):
+                load(tmp_path, embedder)
+        path.unlink()
+        with pytest.raises((LibraryDamaged, NoLibrary)):
+            load(tmp_path, embedder)
+        path.write_bytes(whole)
+    load(tmp_path, embedder)
+
+
+def test_a_flipped_bit_anywhere_is_refused_by_name(
+    library: Library, embedder: TableEmbedder, tmp_path: Path
+) -> None:
+    library.save(tmp_path)
+    drawn = np.random.default_rng(9)
+    for path in sorted(tmp_path.iterdir()):
+        whole = path.read_bytes()
+        for _ in range(12):
+            flipped = bytearray(whole)
+            flipped[drawn.integers(len(whole))] ^= 1 << int(drawn.integers(8))
+            path.write_bytes(flipped)
+            with pytest.raises((LibraryDamaged, LibraryMismatch), match=path.name):
+                load(tmp_path, embedder)
+        path.write_bytes(whole)
+
+
+class Stopping(Disk):
+    """Ends the program, so to speak, before the n-th change; a write that is stopped is half done."""
+
+    def __init__(self, changes: int) -> None:
+        self.left = changes
+
+    def _step(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+    def create(self, path: Path) -> BinaryIO:
+        self._step()
+        return super().create(path)
+
+    def write(self, file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
+        if self.left == 0:
+            super().write(file, bytes(data)[: len(data) // 2])
+        self._step()
+        super().write(file, data)
+
+    def rename(self, path: Path, to: Path) -> None:
+        self._step()
+        super().rename(path, to)
+
+    def remove(self, path: Path) -> None:
+        self._step()
+        super().remove(path)
+
+
+def test_stopped_at_any_change_the_old_or_the_new_is_there(embedder: TableEmbedder, tmp_path: Path) -> None:
+    seen = []
+    for changes in range(200):
+        folder = tmp_path / f"{changes}"
+        library = fresh(embedder)
+        library.add("a", [("one", [1, 2, 3])])
+        library.add("b", [("two", [4, 5, 6])])
+        library.save(folder)
+        old = contents(library)
+        library.add("a", [("three", [7, 8, 9])])
+        library.forget("b")
+        new = contents(library)
+        disk = Stopping(changes)
+        try:
+            library.save(folder, disk)
+            ended = True
+        except KeyboardInterrupt:
+            ended = False
+        loaded = load(folder, embedder)
+        assert contents(loaded) in (old, new)
+        seen.append(contents(loaded) == new)
+        # Whatever was left behind, the next save is whole and tidies up.
+        loaded.add("c", [("four", [1])])
+        loaded.save(folder)
+        named = {path.name.partition(".")[0] for path in folder.iterdir()} - {"manifest"}
+        assert len(named) == len(contents(loaded)) + 1
+        if ended:
+            break
+    assert ended
+    assert seen == sorted(seen)
+    assert seen[0] is False
+    assert len(seen) > 10
+
+
+def test_another_embedder_is_refused_naming_both(
+    library: Library, embedder: TableEmbedder, tmp_path: Path, table_folder: Path
+) -> None:
+    library.save(tmp_path)
+    other = TableEmbedder.read(table_folder, 16)
+    with pytest.raises(LibraryMismatch, match=rf"{embedder.digest[:12]}.*{other.digest[:12]}"):
+        load(tmp_path, other)
+
+
+def test_another_tokenizer_is_refused_naming_both(
+    library: Library, embedder: TableEmbedder, tmp_path: Path
+) -> None:
+    library.save(tmp_path)
+    with pytest.raises(LibraryMismatch, match="with tokenizer tokens, asked for with others"):
+        Library.load(tmp_path, embedder, "others", chunking=CHUNKING)
+
+
+def test_other_chunks_are_refused(library: Library, embedder: TableEmbedder, tmp_path: Path) -> None:
+    library.save(tmp_path)
+    with pytest.raises(LibraryMismatch, match="chunks of 8/4, asked for with 64/32"):
+        Library.load(tmp_path, embedder, "tokens")
+
+
+def test_another_version_is_refused(library: Library, embedder: TableEmbedder, tmp_path: Path) -> None:
+    library.save(tmp_path)
+    manifest = tmp_path / "manifest"
+    manifest.write_bytes(manifest.read_bytes().replace(b"outrider-dense 1 ", b"outrider-dense 9 ", 1))
+    with pytest.raises(LibraryMismatch, match="version 9, this program reads 1"):
+        load(tmp_path, embedder)

@@ -1,0 +1,246 @@
+"""The engine, without its thread: who is followed, what is sent under which name, what is learnt."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from outrider.source.events import Broken, End, Follow, Outgoing, Progress, Wrong
+from retrieval_service.engine import Engine
+from retrieval_service.holdings import Holdings
+from retrieval_service.memories import Memory
+from retrieval_service.ranking import Shape
+from speculative.hashing import prefix_hash
+
+GRACE_S = 10.0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class References:
+    """Everybody's reference is one text."""
+
+    count = 1
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.lengths: dict[Any, int] = {}
+
+    def follow(self, session: Any, tenant: str, ids: Sequence[int]) -> Memory:
+        self.lengths[session] = len(ids)
+        return self.memory
+
+    def progress(self, session: Any, ids: Sequence[int]) -> None:
+        self.lengths[session] = len(ids)
+
+    def end(self, session: Any) -> None:
+        del self.lengths[session]
+
+
+class Driven:
+    """An engine that a test steps."""
+
+    def __init__(self, past: Any, references: Any = None, most: int = 100) -> None:
+        self.sent: list[dict[int, Outgoing]] = []
+        self.seconds: list[str] = []
+        self.clock = Clock()
+        self.past = past
+        self.references = references
+        self.engine = Engine(
+            Holdings(past, references),
+            self.sent.append,
+            lambda name, seconds: self.seconds.append(name),
+            shape=Shape(),
+            grace_s=GRACE_S,
+            max_sessions=most,
+            max_length=1000,
+            clock=self.clock,
+        )
+
+    def __call__(self, *events: Any) -> list[tuple[int, int, tuple[int, ...]]]:
+        """(alias, source, ids) of what goes out after these events."""
+        self.sent.clear()
+        for event in events:
+            self.engine.submit(event)
+        self.engine.take_in(wait=False)
+        self.engine.look_up()
+        return [
+            (alias, fragment.source, fragment.tokens)
+            for message in self.sent
+            for outgoing in message.values()
+            for alias, fragment in outgoing.drafts
+        ]
+
+    @property
+    def refusals(self) -> list[tuple[int, int, str]]:
+        """(stream, alias, why) of the last step."""
+        return [
+            (stream, alias, why)
+            for message in self.sent
+            for stream, outgoing in message.items()
+            for alias, why in outgoing.refusals
+        ]
+
+
+def progress(ids: Sequence[int], fresh: int, alias: int = 1, stream: int = 0) -> Progress:
+    """The last `fresh` of these ids were committed."""
+    return Progress(stream, alias, len(ids) - fresh, tuple(ids[-fresh:]), prefix_hash(ids))
+
+
+@pytest.fixture
+def driven(past: Any) -> Driven:
+    return Driven(past)
+
+
+PROMPT = [1, 2, 3]
+
+
+def test_what_one_session_made_is_drafted_for_the_next(driven: Driven, follow: Callable[..., Follow]) -> None:
+    driven(follow(PROMPT), progress([1, 2, 3, 50, 51, 52, 53], 4), End(0, 1))
+    assert driven(follow([9, 50, 51], alias=2, session="other")) == [(2, 2, (52, 53))]
+
+
+def test_drafts_bear_the_number_of_the_name_that_the_session_gave(past: Any, text: Any, follow: Any) -> None:
+    driven = Driven(past, References(text([1, 2, 3, 70, 71])))
+    assert driven(follow(PROMPT, sources=("dense",))) == [(1, 1, (70, 71))]
+    assert driven(follow(PROMPT, sources=("x", "corpus", "dense"), session="b", alias=2)) == [
+        (2, 3, (70, 71))
+    ]
+    assert set(driven.seconds) == {"corpus", "dense"}
+
+
+def test_a_session_is_looked_up_once_for_all_that_has_arrived(past: Any, text: Any, follow: Any) -> None:
+    driven = Driven(past, References(text([1, 2, 3, 70, 71, 72, 73])))
+    ids = [*PROMPT, 70, 71]
+    sent = driven(follow(PROMPT, sources=("dense",)), progress(ids[:4], 1), progress(ids, 1))
+    assert sent == [(1, 1, (72, 73))]
+    assert driven.seconds == ["dense"]
+    assert list(driven.references.lengths.values()) == [5]
+    driven(End(0, 1))
+    assert not driven.references.lengths
+
+
+def test_sessions_that_do_not_learn_leave_nothing(driven: Driven, follow: Any) -> None:
+    driven(follow(PROMPT, learn=False), progress([1, 2, 3, 50, 51], 2), End(0, 1))
+    assert not driven.past.outputs
+    assert driven.engine.counts.tokens_learnt == 0
+
+
+def test_prompts_are_not_learnt_and_output_that_came_with_a_follow_is(driven: Driven, follow: Any) -> None:
+    driven(follow([1, 2, 3, 50, 51], prompt_length=3), progress([1, 2, 3, 50, 51, 52], 1))
+    assert list(driven.past.outputs.values()) == [[50, 51, 52]]
+
+
+def test_another_tenant_sees_none_of_it(driven: Driven, follow: Any) -> None:
+    driven(follow(PROMPT, tenant="a"), progress([1, 2, 3, 50, 51, 52], 3), End(0, 1))
+    assert driven(follow([9, 50, 51], alias=2, tenant="b")) == []
+    assert driven(follow([9, 50, 51], alias=3, tenant="a")) == [(3, 2, (52,))]
+
+
+def test_a_session_that_comes_back_is_kept_once_and_in_one_piece(driven: Driven, follow: Any) -> None:
+    driven(follow(PROMPT), progress([1, 2, 3, 50, 51], 2), Broken(0))
+    ids = [1, 2, 3, 50, 51, 52]
+    driven(follow(ids, stream=1, prompt_length=3), progress([*ids, 53], 1, stream=1), End(1, 1))
+    assert list(driven.past.outputs.values()) == [[50, 51, 52, 53]]
+    assert len(driven.past.finished) == 1
+
+
+def test_a_session_that_does_not_come_back_is_finished(driven: Driven, follow: Any) -> None:
+    driven(follow(PROMPT), progress([1, 2, 3, 50], 1), Broken(0))
+    assert not driven.past.finished
+    driven.clock.now = GRACE_S + 1
+    driven()
+    assert [session for _, session in driven.past.finished] == ["s#0"]
+
+
+def test_the_next_turn_of_a_conversation_is_a_text_of_its_own(driven: Driven, follow: Any) -> None:
+    driven(follow(PROMPT), progress([1, 2, 3, 50], 1))
+    turn = [1, 2, 3, 50, 60, 61]
+    driven(follow(turn, alias=2, epoch=8), progress([*turn, 70], 1, alias=2))
+    assert list(driven.past.outputs.values()) == [[50, 70]]
+    assert len(driven.past.finished) == 1, "so that nothing follows what it did not follow"
+
+
+def test_nothing_is_learnt_of_what_was_forgotten_while_it_runs(driven: Driven, follow: Any) -> None:
+    driven(follow(PROMPT), follow(PROMPT, alias=2, session="other"))
+    driven.engine.roster.unlearn("t", "s")
+    driven(progress([1, 2, 3, 50], 1), progress([1, 2, 3, 60], 1, alias=2))
+    assert list(driven.past.outputs.values()) == [[60]]
+    driven(Broken(0))
+    driven.engine.roster.unlearn("t", None)
+    driven(follow([1, 2, 3, 50], stream=1, prompt_length=3), follow([1, 2, 3, 60, 61], 2, 1, session="other"))
+    assert list(driven.past.outputs.values()) == [[60]], "nor when it is followed again"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"corpora": ("nowhere",)}, "has no corpus 'nowhere'"),
+        ({"vocabulary_size": 3}, "id 3 is outside"),
+        ({"ids": list(range(1, 999)) * 2}, "has 1996 ids; this service can follow 1000"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_alias(
+    driven: Driven, follow: Any, given: dict[str, Any], why: str
+) -> None:
+    driven(follow(given.pop("ids", PROMPT), alias=9, **given), follow(PROMPT, session="fine"))
+    ((stream, alias, message),) = driven.refusals
+    assert (stream, alias) == (0, 9)
+    assert why in message
+    assert len(driven.engine.roster) == 1
+
+
+def test_more_sessions_than_there_may_be_are_refused(past: Any, follow: Any) -> None:
+    driven = Driven(past, most=1)
+    driven(follow(PROMPT), follow(PROMPT, alias=2, session="other"))
+    assert "follows 1 sessions already" in driven.refusals[0][2]
+
+
+def test_an_older_epoch_is_refused_and_a_newer_one_takes_over(driven: Driven, follow: Any) -> None:
+    driven(follow(PROMPT, epoch=8), follow(PROMPT, alias=2, epoch=7))
+    assert driven.refusals[0][1:2] == (2,)
+    driven(follow(PROMPT, alias=3, epoch=9))
+    ((_, alias, why),) = driven.refusals
+    assert (alias, "someone else" in why) == (1, True)
+
+
+def test_garbage_costs_its_own_session_alone(driven: Driven, follow: Any) -> None:
+    driven(follow(PROMPT), follow(PROMPT, alias=2, session="other"))
+    driven(
+        Progress(0, 1, 3, (50,), 12345),
+        Progress(0, 77, 3, (50,), 0),
+        End(0, 78),
+        Wrong(0, 79, "no"),
+        progress([1, 2, 3, 60], 1, alias=2),
+    )
+    assert [alias for _, alias, _ in driven.refusals] == [1, 79]
+    assert driven.engine.counts.unknown_aliases == 2
+    assert driven.engine.roster.get(0, 2) is not None
+
+
+def test_a_memory_that_fails_costs_the_session_and_not_the_service(
+    driven: Driven, follow: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def lookup(self, *args: Any, **given: Any) -> None:
+            raise RuntimeError("disk on fire")
+
+    driven.past.memory = lambda tenant: Broken()
+    driven(follow(PROMPT), follow(PROMPT, alias=2, session="other"))
+    assert [why for _, _, why in driven.refusals] == [
+        "the retrieval service failed on this session; its log says why"
+    ] * 2
+    assert driven.engine.counts.failed_sessions == 2
+    assert "disk on fire" in caplog.text
+
+
+def test_what_is_called_runs_between_lookups_and_says_what_failed(driven: Driven) -> None:
+    fine, wrong = driven.engine.call(lambda: 5), driven.engine.call(lambda: 1 // 0)
+    driven()
+    assert fine.result(0) == 5
+    assert isinstance(wrong.exception(0), ZeroDivisionError)
