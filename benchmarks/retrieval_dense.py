@@ -15,16 +15,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from envelope import REPOSITORY, print_result
+from envelope import REPOSITORY
 from retrieval_renamed import renamed
 from tokenizers import Tokenizer
 
 from retrieval_service.trie import CountedTrie, counted
 from speculative.lookup.suffix_automaton import SuffixAutomaton
 
+if TYPE_CHECKING:
+    from outrider.lm.packed import PackedLM
+
+TOGETHER = 32
+"""Continuations that are computed in one batch."""
 SESSION_DRAFT = 10
 NODES = 16
 DEPTH = 10
@@ -52,12 +57,22 @@ def continuations(model: Path, prompts: Sequence[Sequence[int]], tokens: int) ->
 def write_continuations(model: Path, tokens: int) -> None:
     """That process: prompts from stdin, continuations to stdout; each ends with the first end id."""
     from outrider.lm.packed import PackedLM
-    from outrider.lm.plan import Share
 
     lm = PackedLM.load(model)
+    prompts = json.load(sys.stdin)
+    written: list[list[int]] = []
+    for first in range(0, len(prompts), TOGETHER):
+        written += _continued(lm, prompts[first : first + TOGETHER], tokens)
+    print(json.dumps(written))
+
+
+def _continued(lm: "PackedLM", prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    """Some prompts' continuations, in one batch."""
+    from outrider.lm.plan import Share
+
     written: list[list[int]] = []
     tables = []
-    for prompt in json.load(sys.stdin):
+    for prompt in prompts:
         table = lm.table(reserve=len(prompt) + tokens)
         logits = lm.forward([Share(table, prompt, range(-1, len(prompt) - 1), [len(prompt) - 1])])
         table.commit(list(range(len(prompt))))
@@ -71,7 +86,9 @@ def write_continuations(model: Path, tokens: int) -> None:
         for row, n in enumerate(going):
             tables[n].commit([0])
             written[n].append(int(logits[row].argmax()))
-    print(json.dumps(written))
+    for table in tables:
+        lm.release(table)
+    return written
 
 
 def accepted(trie: CountedTrie | None, following: Sequence[int]) -> int:
@@ -264,7 +281,16 @@ def main() -> None:
     if settings.index_sizes:
         told["index_kinds"] = index_kinds(settings.index_sizes)
     shown = {"model": settings.model.name, "prompts": settings.prompts, "tokens": settings.tokens}
-    print_result("retrieval_dense", shown | {"nodes": NODES, "depth": DEPTH}, started, told)
+    print(
+        json.dumps(
+            {
+                "settings": shown | {"nodes": NODES, "depth": DEPTH},
+                "seconds": round(time.perf_counter() - started, 1),
+            }
+            | told,
+            default=str,
+        )
+    )
 
 
 if __name__ == "__main__":

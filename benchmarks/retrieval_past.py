@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from envelope import REPOSITORY, print_result
+from envelope import REPOSITORY
 
 from retrieval_service.past import Limits, PastOutputs
 
@@ -226,7 +226,8 @@ def main() -> None:
         rows[what] = measured(what, options.tokens)
         print(f"{what}: {rows[what]}", flush=True)
     settings = {"tokens": options.tokens, "node_limit": NODE_LIMIT, "depth": DEPTH, "traffic": "template"}
-    print_result("retrieval_past", settings, started, {"rows": rows})
+    seconds = round(time.perf_counter() - started, 1)
+    print(json.dumps({"settings": settings, "seconds": seconds} | {"rows": rows}, default=str))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drafter_sim import Truth, continuation
-from envelope import REPOSITORY, print_result
+from envelope import REPOSITORY
 
 from outrider.cli.demo_corpus import demo_corpus
 from outrider.lm.packed import PackedLM
@@ -136,7 +136,8 @@ def main() -> None:
         "tokens": args.tokens,
         "outputs": args.outputs,
     }
-    print_result("retrieval_ranking", settings, started, {"by_memory": found})
+    seconds = round(time.perf_counter() - started, 1)
+    print(json.dumps({"settings": settings, "seconds": seconds} | {"by_memory": found}, default=str))
 
 
 if __name__ == "__main__":
