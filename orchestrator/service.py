@@ -41,7 +41,13 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     """The parts, joined; nothing is dialled yet."""
     settings = context.settings
     patience = Patience(settings.silent_s, settings.stalled_s)
-    fleet = Fleet(settings.verifier, settings.drafter, patience, settings.max_message_mb)
+    fleet = Fleet(
+        settings.verifier,
+        settings.drafter,
+        patience,
+        settings.max_message_mb,
+        resolve_s=settings.resolve_s,
+    )
     watch_fleet(context.metrics, fleet)
     relay = Relay(
         fleet, open_store(settings.store), Epochs(wall_clock_ms, secrets.randbits), settings.recover_s
