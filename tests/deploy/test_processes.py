@@ -1,6 +1,7 @@
 """Processes started with what the chart gives them: probes are answered, autoscalers' metrics are there."""
 
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from rendering import MODULES, example, metric_of, of_kind, role_of, variables, workloads
 
+from outrider import Client
 from outrider.runtime.children import ServiceProcess, stop_all
 
 CHART_ROLES = ("orchestrator", "verifier", "drafter")
@@ -34,22 +36,38 @@ def exported(process: ServiceProcess) -> set[str]:
 def processes(
     tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, ServiceProcess]]:
-    """One per role: the chart's variables, but for free ports and a model that is here."""
+    """One per role: the chart's variables, but for free ports, a model that is here and localhost's name."""
     logs = tmp_path_factory.mktemp("deploy")
-    started = {}
-    for role, _, container in workloads(example("")):
-        env = variables(container)
-        prefix = f"OUTRIDER_{role.upper()}__"
-        env |= {f"{prefix}BIND": "127.0.0.1:0", f"{prefix}METRICS_BIND": "127.0.0.1:0"}
-        if f"{prefix}MODEL" in env:
-            env |= {f"{prefix}MODEL": str(tiny_llama), f"{prefix}THREADS": "1"}
+    containers = {role: container for role, _, container in workloads(example(""))}
+    started: dict[str, ServiceProcess] = {}
+
+    def start(role: str, **changed: str) -> None:
+        own = {"BIND": "127.0.0.1:0", "METRICS_BIND": "127.0.0.1:0", **changed}
+        env = variables(containers[role]) | {f"OUTRIDER_{role.upper()}__{key}": own[key] for key in own}
         started[role] = ServiceProcess.start(role, MODULES[role], env=env, log_path=logs / role)
+
+    def name(role: str) -> str:
+        return f"dns:localhost:{started[role].address.rpartition(':')[2]}"
+
     try:
+        for role in ("verifier", "drafter"):
+            start(role, MODEL=str(tiny_llama), THREADS="1")
         for process in started.values():
-            process.wait_ready(90)
+            process.wait_ready(100)
+        start("orchestrator", VERIFIER=name("verifier"), DRAFTER=name("drafter"))
+        started["orchestrator"].wait_ready(30)
         yield started
     finally:
         stop_all(started.values(), 10)
+
+
+def test_a_request_finds_its_way_by_the_names_of_workers(processes: dict[str, ServiceProcess]) -> None:
+    with Client(processes["orchestrator"].address) as client:
+        deadline = time.monotonic() + 30
+        while not (client.models() and "drafter" in client.models()[0].sources):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert len(client.generate(ids=[5, 6, 7], max_tokens=4, ignore_eos=True).ids) == 4
 
 
 @pytest.mark.parametrize("role", CHART_ROLES)
