@@ -30,7 +30,8 @@ class Link(Protocol):
 
 L = TypeVar("L", bound=Link)
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
-"""From dns:NAME:PORT to host:port of every address. Raises OSError where the name is not known."""
+"""From dns:NAME:PORT to host:port of every address. Raises OSError where the name is not known, UnicodeError
+where it can be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ async def resolve(peer: str) -> tuple[str, ...]:
     """Every address of dns:NAME:PORT, sorted.
 
     Waits for as long as the system's resolver does, so that a resolver that hangs holds one thread, not many.
-    Raises OSError where it finds none.
+    Raises OSError where it finds none, UnicodeError where the name can be none.
     """
     host, _, port = peer.removeprefix(DNS).rpartition(":")
     loop = asyncio.get_running_loop()
@@ -120,12 +121,15 @@ class Links(Generic[L]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, name: str) -> None:
+        level = logging.WARNING
         while True:
             try:
                 self._found[name] = tuple(await self._resolve(name))
-            except OSError as error:
+                level = logging.WARNING
+            except (OSError, UnicodeError) as error:  # the second where it can be no name
                 # What was found before stands: a resolver that is away is no reason to hang up on anybody.
-                log.debug("not resolved", extra={"fields": {"peer": name, "why": str(error)}})
+                log.log(level, "not resolved", extra={"fields": {"peer": name, "why": str(error)}})
+                level = logging.DEBUG
             await self._apply()
             await asyncio.sleep(self._every_s)
 

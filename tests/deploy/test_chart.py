@@ -300,9 +300,13 @@ def test_monitors_find_each_metrics_port_once() -> None:
         assert [ports[one["port"]] for one in monitor["spec"]["endpoints"]] == [METRICS_PORT]
 
 
-def test_large_numbers_stay_whole() -> None:
-    containers = {role: container for role, _, container in workloads(example("retrieval"))}
-    assert variables(containers["retrieval"])["OUTRIDER_RETRIEVAL__PAST_TOKENS"] == "16000000"
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(16_000_000, "16000000"), (0.5, "0.5"), (False, "false"), (0, "0"), ("a b", "a b"), (["a", "b"], "a,b")],
+)
+def test_a_setting_reaches_its_process_as_it_was_written(value: object, text: str) -> None:
+    containers = {role: c for role, _, c in workloads(render({"verifier": {"settings": {"it": value}}}))}
+    assert variables(containers["verifier"])["OUTRIDER_VERIFIER__IT"] == text
 
 
 def test_gpus_are_asked_for_by_the_name_that_is_given() -> None:

@@ -37,13 +37,13 @@ class Resolver:
     """Answers what it is told, or raises it."""
 
     def __init__(self, *found: str) -> None:
-        self.found: Sequence[str] | OSError = found
+        self.found: Sequence[str] | Exception = found
         self._asked = asyncio.Condition()
 
     async def __call__(self, peer: str) -> Sequence[str]:
         async with self._asked:
             self._asked.notify_all()
-        if isinstance(self.found, OSError):
+        if isinstance(self.found, Exception):
             raise self.found
         return self.found
 
@@ -123,16 +123,24 @@ async def test_one_that_comes_back_before_it_was_let_go_stays() -> None:
     await held.stop()
 
 
-async def test_a_resolver_that_fails_changes_nothing() -> None:
+@pytest.mark.parametrize("error", [OSError("no such name"), UnicodeError("label too long")])
+async def test_a_resolver_that_fails_changes_nothing_and_says_so_once(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     resolver = Resolver("a:1")
     held = links(resolver, NAME)
     assert held.unknown == [NAME]
     held.start()
     await resolver.again()
-    resolver.found = OSError("no such name")
+    resolver.found = error
+    await resolver.again()
     await resolver.again()
     assert list(held.by_address) == ["a:1"]
     assert held.unknown == []
+    assert [one.message for one in caplog.records if one.levelname == "WARNING"] == ["not resolved"]
+    resolver.found = ("b:1",)
+    await resolver.again()
+    assert list(held.by_address) == ["b:1"]
     await held.stop()
 
 
@@ -141,9 +149,11 @@ async def test_localhost_resolves_to_the_loopback_address() -> None:
     assert await resolve("dns:[::1]:80") == ("[::1]:80",)
 
 
-async def test_a_name_that_nobody_knows_raises() -> None:
+async def test_a_name_that_nobody_knows_or_can_have_raises() -> None:
     with pytest.raises(OSError, match=r"\w"):
         await resolve("dns:nobody.invalid:80")
+    with pytest.raises(UnicodeError):
+        await resolve(f"dns:{'a' * 64}.invalid:80")
 
 
 def test_a_name_without_addresses_is_named_where_nothing_is_served() -> None:
