@@ -21,7 +21,7 @@ MODULES = {
     "drafter": "drafter_service",
     "retrieval": "retrieval_service",
 }
-GRPC_PORT, METRICS_PORT = 50051, 9464
+GRPC_PORT, METRICS_PORT, HTTP_PORT = 50051, 9464, 8000
 
 Object = dict[str, Any]
 

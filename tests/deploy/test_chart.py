@@ -18,6 +18,7 @@ from rendering import (
     DEPLOY,
     EXAMPLES,
     GRPC_PORT,
+    HTTP_PORT,
     METRICS_PORT,
     ROLES,
     ROOT,
@@ -37,6 +38,7 @@ from outrider.runtime.settings import read_settings
 OLDEST, NEWEST = "1.27", "1.37"
 VARIANTS = ("", *EXAMPLES)
 INFORMATION = 1
+FRONT = "outrider-orchestrator"
 CUSTOM = {"ScaledObject", "ServiceMonitor"}
 
 # What their definitions say of the fields used here; anything else is refused, so that a slip is seen.
@@ -172,6 +174,8 @@ def test_every_variable_is_a_setting_that_its_process_takes(
         given = variables(container)
         if "OUTRIDER_ORCHESTRATOR__REDIS_URL" in given and "redis_url" not in kind.model_fields:
             pytest.skip("orchestrators have no store in Redis here")
+        if "OUTRIDER_ORCHESTRATOR__HTTP_BIND" in given and "http_bind" not in kind.model_fields:
+            pytest.skip("orchestrators do not serve HTTP here")
         with monkeypatch.context() as patch:
             for name, value in given.items():
                 patch.setenv(name, value)
@@ -179,6 +183,8 @@ def test_every_variable_is_a_setting_that_its_process_takes(
         ports = {one["name"]: one["containerPort"] for one in container["ports"]}
         assert settings.bind == f"0.0.0.0:{ports['grpc']}"
         assert settings.metrics_bind == f"0.0.0.0:{ports['metrics']}"
+        if "http" in ports:
+            assert settings.http_bind == f"0.0.0.0:{ports['http']}"
         spec = workload["spec"]["template"]["spec"]
         slept = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
         assert spec["terminationGracePeriodSeconds"] >= slept + 2 * settings.grace_s + 2
@@ -186,9 +192,10 @@ def test_every_variable_is_a_setting_that_its_process_takes(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ports_are_the_documented_ones_and_probes_ask_the_one_that_answers_them(variant: str) -> None:
-    for _, _, container in workloads(example(variant)):
+    for role, _, container in workloads(example(variant)):
         ports = {one["name"]: one["containerPort"] for one in container["ports"]}
-        assert ports == {"grpc": GRPC_PORT, "metrics": METRICS_PORT}
+        http = {"http": HTTP_PORT} if (variant, role) == ("http", "orchestrator") else {}
+        assert ports == {"grpc": GRPC_PORT, "metrics": METRICS_PORT, **http}
         paths = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
         assert paths == {
             "startup": {"path": "/readyz", "port": "metrics"},
@@ -235,6 +242,21 @@ def test_selectors_find_the_pods_of_their_role_alone(variant: str) -> None:
         selector = selectors[one["kind"]](one)
         found = [role for role, labels in pods.items() if matches(selector, labels)]
         assert found == [role_of(one)], one["metadata"]["name"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_services_lead_to_ports_that_their_pods_have(variant: str) -> None:
+    objects = example(variant)
+    ports = {
+        role_of(one): {port["name"]: port["containerPort"] for port in c["ports"]}
+        for one in of_kind(objects, "Deployment", "StatefulSet")
+        for c in one["spec"]["template"]["spec"]["containers"]
+    }
+    for service in of_kind(objects, "Service"):
+        for port in service["spec"]["ports"]:
+            assert ports[role_of(service)][port["targetPort"]] == port["port"]
+    (front,) = [one for one in objects if (one["kind"], one["metadata"]["name"]) == ("Service", FRONT)]
+    assert ("http" in {port["name"] for port in front["spec"]["ports"]}) == (variant == "http")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

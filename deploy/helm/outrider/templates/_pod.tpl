@@ -23,6 +23,9 @@
 {{- with include "outrider.peers" (dict "root" $root "roles" (list "drafter" "retrieval")) -}}
 {{- $_ := set $settings "drafter" . -}}
 {{- end -}}
+{{- if $root.Values.http.enabled -}}
+{{- $_ := set $settings "http_bind" (printf "0.0.0.0:%v" $root.Values.ports.http) -}}
+{{- end -}}
 {{- if or $root.Values.redis.bundled $root.Values.redis.existingSecret.name -}}
 {{- $_ := set $settings "store" "redis" -}}
 {{- end -}}
@@ -112,6 +115,9 @@ envFrom:
 ports:
   - {name: grpc, containerPort: {{ $root.Values.ports.grpc }}, protocol: TCP}
   - {name: metrics, containerPort: {{ $root.Values.ports.metrics }}, protocol: TCP}
+  {{- if and (eq .role "orchestrator") $root.Values.http.enabled }}
+  - {name: http, containerPort: {{ $root.Values.ports.http }}, protocol: TCP}
+  {{- end }}
 startupProbe:
   {{- include "outrider.probe" (dict "path" "/readyz" "probe" $own.startupProbe) | nindent 2 }}
 livenessProbe:
