@@ -112,6 +112,16 @@ class Follower:
         return bisect_left(range(1, most + 1), True, key=lambda n: self._hashes[n] != theirs[n])
 
     @property
+    def unread(self) -> int:
+        """Committed ids that are still to be read before anything can be drafted; from any thread."""
+        return 0 if self._is_over else len(self._pending)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing can be drafted any more."""
+        return self._tree.root.position >= self._tree.end or self.request.node_limit == 0
+
+    @property
     def in_flight(self) -> int:
         """Nodes sent and still possible."""
         return self._tree.in_flight
@@ -146,7 +156,7 @@ class Follower:
             nodes: most leaves to expand.
             chunk: most pending ids to read.
         """
-        if self._tree.root.position >= self._tree.end or self.request.node_limit == 0:
+        if self._is_over:
             return None
         if self._pending:
             tokens = self._pending[:chunk]

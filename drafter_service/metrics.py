@@ -43,11 +43,16 @@ class EngineCollector(Collector):
             yield CounterMetricFamily(PREFIX + name, WHAT[name], value=value)
         gauges = {
             "sessions": ("Sessions followed now.", 0 if engine is None else len(engine.roster)),
+            "ids_waiting": ("Committed ids that have yet to be read.", _waiting(engine)),
             "sessions_kept": ("Sessions whose stream broke and whose cache is kept.", _kept(engine)),
             "kv_slots": ("Tokens that caches have room for.", _slots(engine)),
         }
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(PREFIX + name, what, value=value)
+
+
+def _waiting(engine: Engine | None) -> int:
+    return 0 if engine is None else engine.roster.unread
 
 
 def _kept(engine: Engine | None) -> int:

@@ -66,6 +66,11 @@ class Roster:
         return iter(self._by_alias.values())
 
     @property
+    def unread(self) -> int:
+        """Committed ids of all sessions that are still to be read; from any thread."""
+        return sum(followed.follower.unread for followed in list(self._by_alias.values()))
+
+    @property
     def kept(self) -> int:
         """Caches that wait for their session to be followed again."""
         return len(self._kept)

@@ -3,11 +3,11 @@
 Joins the links (connections) with placement (decisions). Knows of requests only what placing them needs.
 """
 
-import asyncio
 import itertools
 from collections.abc import Sequence
 from functools import partial
 
+from orchestrator.discovery import Links, resolve
 from orchestrator.drafters import SourceLink
 from orchestrator.placement import (
     ChosenSource,
@@ -32,30 +32,38 @@ class Fleet:
         drafters: Sequence[str],
         patience: Patience,
         max_message_mb: int = DEFAULT_MESSAGE_MB,
+        *,
+        resolve_s: float = 5.0,
     ) -> None:
-        self.verifiers = {
-            address: VerifierLink(address, patience=patience, max_message_mb=max_message_mb)
-            for address in dict.fromkeys(verifiers)
-        }
-        for link in self.verifiers.values():
+        def verifier(address: str) -> VerifierLink:
+            link = VerifierLink(address, patience=patience, max_message_mb=max_message_mb)
             link.has_peer = partial(self._has_peer, link)
-        self.sources = {
-            address: SourceLink(address, max_message_mb=max_message_mb) for address in dict.fromkeys(drafters)
-        }
+            return link
+
+        self._verifiers = Links(verifiers, verifier, every_s=resolve_s, resolve=resolve)
+        source = partial(SourceLink, max_message_mb=max_message_mb)
+        self._sources = Links(drafters, source, every_s=resolve_s, resolve=resolve)
         self._turns = itertools.count()
-        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def verifiers(self) -> dict[str, VerifierLink]:
+        """By address."""
+        return self._verifiers.by_address
+
+    @property
+    def sources(self) -> dict[str, SourceLink]:
+        """By address."""
+        return self._sources.by_address
 
     def start(self) -> None:
         """Begin to dial everybody; returns at once."""
-        runs = [link.run() for link in self.verifiers.values()]
-        runs += [link.run() for link in self.sources.values()]
-        self._tasks = [asyncio.create_task(run) for run in runs]
+        self._verifiers.start()
+        self._sources.start()
 
     async def stop(self) -> None:
         """End every link."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._verifiers.stop()
+        await self._sources.stop()
 
     def _has_peer(self, link: VerifierLink) -> bool:
         """Whether another verifier could go on with this one's sessions."""
@@ -67,14 +75,15 @@ class Fleet:
         return [link.target for link in self.verifiers.values() if link.target is not None]
 
     def unreached(self) -> list[str]:
-        """Verifiers that never said what they serve."""
-        return [address for address, link in self.verifiers.items() if link.target is None]
+        """Verifiers that never said what they serve, and names that stand for none."""
+        silent = [address for address, link in self.verifiers.items() if link.target is None]
+        return silent + self._verifiers.unknown
 
     def verifiers_for(self, model: str, preferred: str = "") -> list[VerifierLink]:
         """Where a session of this model can be opened, the best place first; `preferred` is, if it can."""
         workers = [
             Worker(link.address, link.target.name, link.sessions, link.reachable)
-            for link in self.verifiers.values()
+            for link in self._verifiers.staying
             if link.target is not None
         ]
         return [self.verifiers[worker.address] for worker in ranked(workers, model, preferred)]
@@ -93,11 +102,13 @@ class Fleet:
     def count_sessions(self, sources: Sequence[ChosenSource], change: int) -> None:
         """So many sessions that use these sources began, or ended (below 0)."""
         for address in {source.address for source in sources if source.address}:
-            self.sources[address].sessions += change
+            # One that nobody knows any longer has nothing to be counted for.
+            if (link := self.sources.get(address)) is not None:
+                link.sessions += change
 
     def _fitting(self, target: Target) -> list[Drafting]:
         known = []
-        for link in self.sources.values():
+        for link in self._sources.staying:
             for drafting in link.drafting():
                 if drafting.name in target.local_sources:
                     link.ignored(

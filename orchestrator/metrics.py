@@ -4,12 +4,17 @@ Names follow those that load generators and dashboards know from other servers, 
 """
 
 import time
-from functools import partial
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from orchestrator.drafters import SourceLink
 from orchestrator.events import Delivered, Event, Finished, Recovered
 from orchestrator.fleet import Fleet
+from orchestrator.verifiers import VerifierLink
 from outrider.runtime.metrics import Metrics
 from speculative.commit import FinishReason
 from speculative.errors import OutriderError
@@ -111,12 +116,29 @@ class RequestMeasure:
 
 
 def watch_fleet(metrics: Metrics, fleet: Fleet) -> None:
-    """Gauges that read the links whenever they are asked for."""
-    up = metrics.gauge("peer_up", "Whether a verifier or source answers.", ("peer",))
-    sessions = metrics.gauge("peer_sessions", "Sessions that this process has there.", ("peer",))
-    broken = metrics.gauge("peer_watch_broken", "Watch streams that broke since the start.", ("peer",))
-    for address, link in (fleet.verifiers | fleet.sources).items():
-        up.labels(address).set_function(partial(getattr, link, "reachable"))
-        sessions.labels(address).set_function(partial(getattr, link, "sessions"))
-    for address, verifier in fleet.verifiers.items():
-        broken.labels(address).set_function(partial(getattr, verifier, "broken"))
+    """Gauges that read the links, which come and go, whenever they are asked for."""
+    metrics.registry.register(_FleetCollector(fleet))
+
+
+class _FleetCollector(Collector):
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing is read at registration."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """From the thread that serves metrics, so from copies."""
+        verifiers: dict[str, VerifierLink | SourceLink] = {**self._fleet.verifiers}
+        peers = {**verifiers, **self._fleet.sources}
+        gauges = {
+            "up": ("Whether a verifier or source answers.", peers, "reachable"),
+            "sessions": ("Sessions that this process has there.", peers, "sessions"),
+            "watch_broken": ("Watch streams that broke since the start.", verifiers, "broken"),
+        }
+        for name, (what, links, attribute) in gauges.items():
+            gauge = GaugeMetricFamily(f"outrider_orchestrator_peer_{name}", what, labels=("peer",))
+            for address, link in links.items():
+                gauge.add_metric((address,), float(getattr(link, attribute)))
+            yield gauge

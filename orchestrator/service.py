@@ -42,7 +42,7 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     settings = context.settings
     patience = Patience(settings.silent_s, settings.stalled_s)
     sources = (*settings.drafter, *settings.retrieval)
-    fleet = Fleet(settings.verifier, sources, patience, settings.max_message_mb)
+    fleet = Fleet(settings.verifier, sources, patience, settings.max_message_mb, resolve_s=settings.resolve_s)
     watch_fleet(context.metrics, fleet)
     relay = Relay(
         fleet, open_store(settings.store), Epochs(wall_clock_ms, secrets.randbits), settings.recover_s

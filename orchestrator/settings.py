@@ -13,12 +13,15 @@ class OrchestratorSettings(ServiceSettings):
     role: ClassVar[str] = "orchestrator"
 
     verifier: Annotated[Peers, Field(min_length=1)]
-    """Addresses of verifiers, host:port, separated by commas; a request goes to one that serves its model."""
+    """Addresses of verifiers, host:port, separated by commas; a request goes to one that serves its model.
+    dns:NAME:PORT is every address that the name resolves to, which may change while this runs."""
     drafter: Peers = ()
-    """Addresses of sources that draft, host:port, separated by commas; a session gets those that have
-    its target's tokenizer."""
+    """Addresses of sources that draft, host:port or dns:NAME:PORT, separated by commas; a session gets those
+    that have its target's tokenizer."""
     retrieval: Peers = ()
     """Addresses of retrieval workers, likewise; each drafts under the names of its memories."""
+    resolve_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
+    """How often a name (dns:NAME:PORT) is resolved again, in seconds."""
     store: Literal["memory"] = "memory"
     """Where sessions are recorded."""
     max_streams: Annotated[int, Field(ge=1)] = 256

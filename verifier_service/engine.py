@@ -75,6 +75,11 @@ class Engine:
         self._waiting_s = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
+    @property
+    def waiting(self) -> int:
+        """Sessions that wait for memory or for others to end; from any thread."""
+        return self._running.waiting
+
     def start(self) -> None:
         """Begins to take commands."""
         self._thread.start()

@@ -53,6 +53,7 @@ class VerifierCollector(Collector):
             yield CounterMetricFamily(PREFIX + name, what, value=value)
         gauges = {
             "sessions": ("Sessions running now.", self._registry.running),
+            "sessions_waiting": ("Those of them that wait for memory or for others.", self._engine.waiting),
             "sessions_parked": ("Sessions that nobody reads, kept to go on.", self._registry.parked),
             "sources_attached": ("Links to sources whose stream is up.", self._links.attached),
             "kv_slots_used": ("Tokens that running sessions have room for.", self._pool.used_slots),

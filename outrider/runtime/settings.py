@@ -51,10 +51,19 @@ def _checked(address: str, lowest: int) -> str:
 Address = Annotated[str, AfterValidator(partial(_checked, lowest=0))]
 """host:port to serve on; port 0 picks a free one."""
 
+DNS = "dns:"
+"""What a peer begins with that is a name for as many addresses as it resolves to."""
+
+
+def _checked_peer(peer: str) -> str:
+    _checked(peer.removeprefix(DNS), lowest=1)
+    return peer
+
+
 Peers = Annotated[
-    tuple[Annotated[str, AfterValidator(partial(_checked, lowest=1))], ...], NoDecode, BeforeValidator(_split)
+    tuple[Annotated[str, AfterValidator(_checked_peer)], ...], NoDecode, BeforeValidator(_split)
 ]
-"""Addresses to dial, written as A,B."""
+"""Addresses to dial, written as A,B; dns:NAME:PORT is each address that the name has at the time."""
 
 
 class ServiceSettings(BaseSettings):

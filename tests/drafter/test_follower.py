@@ -126,10 +126,13 @@ def test_a_prompt_is_read_in_chunks_and_a_commit_may_come_between(
     fake: Any, request_for: Callable[..., Request], one_pass: Callable[..., int]
 ) -> None:
     follower = Follower(request_for(PROMPT), fake.open(0), fake.abilities, GROWTH)
+    assert follower.unread == 8
     assert [one_pass(fake, follower, chunk=3) for _ in range(2)] == [3, 3]
+    assert follower.unread == 2
     assert follower.take_fragments() == []
     follower.progress(len(PROMPT), [8, 9], prefix_hash([*PROMPT, 8, 9]))
     assert [one_pass(fake, follower, chunk=3) for _ in range(2)] == [3, 1]
+    assert follower.unread == 0
     (fragment,) = follower.take_fragments()
     assert fragment.base == len(PROMPT) + 2
     assert fragment.prefix_hash == prefix_hash([*PROMPT, 8, 9])
@@ -177,6 +180,7 @@ def test_nothing_is_drafted_where_it_cannot_be_accepted(
     assert max(len(path) for path in paths(follower)) == 3  # the last id is the target's own
     done = Follower(request_for(PROMPT, limit=len(PROMPT) + 1), fake.open(0), fake.abilities, GROWTH)
     assert done.plan(3, 100) is None
+    assert done.unread == 0
 
 
 def test_drafts_end_where_the_drafters_context_does(

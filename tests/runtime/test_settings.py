@@ -3,8 +3,9 @@
 from typing import ClassVar
 
 import pytest
+from pydantic import TypeAdapter
 
-from outrider.runtime.settings import Group, Names, ServiceSettings, read_settings, settings_or_exit
+from outrider.runtime.settings import Group, Names, Peers, ServiceSettings, read_settings, settings_or_exit
 
 
 class Limits(Group):
@@ -116,3 +117,16 @@ def test_an_unknown_flag_exits_with_2(capsys: pytest.CaptureFixture[str]) -> Non
         settings_or_exit(ToySettings, ["--modle", "m"])
     assert exit_.value.code == 2
     assert "--modle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("peer", ["dns:verifier:50051", "dns:verifier.space.svc:1", "dns:[::1]:80", "a:1"])
+def test_a_peer_may_be_a_name_for_several_addresses(peer: str) -> None:
+    assert TypeAdapter(Peers).validate_python(peer) == (peer,)
+
+
+@pytest.mark.parametrize(
+    "peer", ["dns:verifier", "dns:verifier:0", "dns::1", "dns:///verifier:1:2", "srv:a:1"]
+)
+def test_a_name_without_a_port_is_refused(peer: str) -> None:
+    with pytest.raises(ValueError, match="give host:port"):
+        TypeAdapter(Peers).validate_python(peer)
