@@ -70,14 +70,14 @@ class Fleet:
         """Verifiers that never said what they serve."""
         return [address for address, link in self.verifiers.items() if link.target is None]
 
-    def verifiers_for(self, model: str, preferred: str = "") -> list[VerifierLink]:
-        """Where a session of this model can be opened, the best place first; `preferred` is, if it can."""
+    def verifiers_for(self, model: str, preferred: str = "", near: str = "") -> list[VerifierLink]:
+        """Where a session of this model can be opened, the best place first; see placement.ranked."""
         workers = [
             Worker(link.address, link.target.name, link.sessions, link.reachable)
             for link in self.verifiers.values()
             if link.target is not None
         ]
-        return [self.verifiers[worker.address] for worker in ranked(workers, model, preferred)]
+        return [self.verifiers[worker.address] for worker in ranked(workers, model, preferred, near)]
 
     def source_names(self, target: Target) -> tuple[str, ...]:
         """Names of the sources that draft for it."""
