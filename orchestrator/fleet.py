@@ -5,7 +5,7 @@ Joins the links (connections) with placement (decisions). Knows of requests only
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from orchestrator.drafters import SourceLink
@@ -42,6 +42,8 @@ class Fleet:
         self.sources = {
             address: SourceLink(address, max_message_mb=max_message_mb) for address in dict.fromkeys(drafters)
         }
+        self.elsewhere: Mapping[str, int] = {}
+        """Sessions by verifier that other orchestrators have there, as far as is known."""
         self._turns = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -73,7 +75,12 @@ class Fleet:
     def verifiers_for(self, model: str, preferred: str = "", near: str = "") -> list[VerifierLink]:
         """Where a session of this model can be opened, the best place first; see placement.ranked."""
         workers = [
-            Worker(link.address, link.target.name, link.sessions, link.reachable)
+            Worker(
+                link.address,
+                link.target.name,
+                link.sessions + self.elsewhere.get(link.address, 0),
+                link.reachable,
+            )
             for link in self.verifiers.values()
             if link.target is not None
         ]

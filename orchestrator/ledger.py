@@ -114,7 +114,7 @@ class Ledger:
             self._ask(self._store.longest_prefix(scope, known), HINT_S),
         )
         verifier = "" if record is None else record.verifier
-        if handle is not None and not verifier and _begins_with(request.ids, handle):
+        if handle is not None and not verifier and begins_with(request.ids, handle):
             verifier = handle.verifier
         cancelled = record is not None and self._gave_up(record, request)
         return Whereabouts(verifier, "" if near is None else near[1], cancelled)
@@ -199,5 +199,6 @@ def _scope(key: SessionKey, model: str) -> str:
     return f"{key.tenant}\0{model}"
 
 
-def _begins_with(ids: Sequence[int], handle: Handle) -> bool:
+def begins_with(ids: Sequence[int], handle: Handle) -> bool:
+    """Whether these are the ids of which a verifier has the KV, or more."""
     return 0 < handle.length <= len(ids) and prefix_hash(ids[: handle.length]) == handle.prefix_hash

@@ -19,7 +19,7 @@ class Worker:
     address: str
     model: str
     sessions: int
-    """Sessions that this orchestrator has there now."""
+    """Sessions that orchestrators have there now, as far as this one knows."""
     reachable: bool
 
 

@@ -7,6 +7,7 @@ import grpc.aio
 from orchestrator.epochs import Epochs
 from orchestrator.fleet import Fleet
 from orchestrator.ledger import Ledger
+from orchestrator.loads import Loads
 from orchestrator.metrics import RequestMetrics, StoreMetrics, watch_fleet
 from orchestrator.relay import Relay
 from orchestrator.server import GenerationServer
@@ -23,8 +24,9 @@ from speculative.errors import InvalidRequest
 class OrchestratorService:
     """The service that `outrider.runtime` serves: ready at once, whoever can be reached."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, server: GenerationServer) -> None:
+    def __init__(self, fleet: Fleet, ledger: Ledger, loads: Loads, server: GenerationServer) -> None:
         self._fleet = fleet
+        self._loads = loads
         self._ledger = ledger
         self._server = server
 
@@ -35,9 +37,11 @@ class OrchestratorService:
     async def start(self) -> None:
         self._fleet.start()
         self._ledger.start()
+        self._loads.start()
 
     async def stop(self, grace: float) -> None:
         await self._server.stop(grace)
+        await self._loads.stop()
         await self._ledger.stop()
         await self._fleet.stop()
 
@@ -49,7 +53,8 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     fleet = Fleet(settings.verifier, settings.drafter, patience, settings.max_message_mb)
     watch_fleet(context.metrics, fleet)
     store_metrics = StoreMetrics(context.metrics)
-    ledger = Ledger(_store(settings), store_metrics.seconds.observe)
+    store = _store(settings)
+    ledger = Ledger(store, store_metrics.seconds.observe)
     store_metrics.watch(ledger)
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
     server = GenerationServer(
@@ -59,7 +64,7 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
         max_streams=settings.max_streams,
         default_max_tokens=settings.default_max_tokens,
     )
-    return OrchestratorService(fleet, ledger, server)
+    return OrchestratorService(fleet, ledger, Loads(fleet, store), server)
 
 
 def _store(settings: OrchestratorSettings) -> SessionStore:

@@ -18,6 +18,8 @@ MOST_IDS = 4096
 """Ids of one append; what is longer takes several."""
 MOST_LEFT = 1024
 """Sessions that have ended or were let go, of which the store is still to be told; older ones are dropped."""
+NOT_OURS = 2**31
+"""A length that no session reaches, for ids that the store has from somebody else."""
 
 
 @dataclass(slots=True)
@@ -164,35 +166,36 @@ class Outbox:
 
     def wrote(self, batch: Batch, kept: Sequence[bool], lengths: Sequence[int]) -> None:
         """The store's answers to a batch's puts and appends."""
+        told: dict[SessionKey, Live] = {}
         for (record, _), is_kept in zip(batch.puts, kept, strict=True):
             live = self._live.get(record.key)
             if live is None or live.record.epoch != record.epoch:
                 continue
             if not is_kept:
                 self._drop(record.key)  # somebody else has it under a later epoch
-            elif live.record == record:
-                live.kept = True
-                self._come_again(record.key, live)
+                continue
+            live.kept = live.record == record
+            told[record.key] = live
         for it, length in zip(batch.appends, lengths, strict=True):
             live = self._live.get(it.key._replace(choice=0))
             if live is not None and live.record.epoch == it.epoch:
-                self._appended(live, it, length)
-
-    def _appended(self, live: Live, it: Append, length: int) -> None:
-        """A record that is shorter than it was lost something: the store's record of the session, too."""
-        if length == STALE:
-            return
-        live.renew = False
-        live.kept = live.kept and length >= it.start
-        live.stored[it.key.choice] = min(length, len(live.ids[it.key.choice]))
-        self._come_again(live.record.key, live)
-
-    def _come_again(self, key: SessionKey, live: Live) -> None:
-        more = any(len(ids) > live.stored.get(choice, 0) for choice, ids in live.ids.items())
-        if more or live.left or not live.kept:
-            self._changed[key] = None
+                _appended(live, it, length)
+                told[live.record.key] = live
+        for key, live in told.items():
+            if live.left or not live.kept or live.appends():
+                self._changed[key] = None
 
     def _drop(self, key: SessionKey) -> None:
         self._live.pop(key, None)
         self._changed.pop(key, None)
         self._left.pop(key, None)
+
+
+def _appended(live: Live, it: Append, length: int) -> None:
+    """A record that is shorter than it was lost something: the store's record of the session, too."""
+    live.renew = False
+    if length == STALE:
+        live.stored[it.key.choice] = NOT_OURS
+        return
+    live.kept = live.kept and length >= it.start
+    live.stored[it.key.choice] = min(length, len(live.ids[it.key.choice]))
