@@ -30,7 +30,7 @@ RENEW_S = LEASE_S / 3
 HINT_S = 0.1
 """How long an opening waits for a place that is only a better one."""
 CANCEL_S = 1.0
-"""How long a Cancel waits, and half of it a takeover, which must not miss one."""
+"""How long a Cancel of what runs elsewhere waits, and who needs recorded ids; a takeover half of it."""
 
 Answer = TypeVar("Answer")
 
@@ -69,13 +69,14 @@ class Ledger:
         self._writer = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Write once what is left, if the store takes it, and let go of it."""
+        """Write what is left, if the store takes it, and let go of it."""
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
         with suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(CANCEL_S):
-                await self._write(self._outbox.take())
+                while self._outbox:
+                    await self._write(self._outbox.take())
         await self._store.close()
 
     def opened(self, record: SessionRecord, lifts: bool, ids: dict[int, Sequence[int]]) -> None:
@@ -124,6 +125,14 @@ class Ledger:
         record = await self._ask(self._store.find(key), CANCEL_S / 2)
         return record is not None and record.cancelled and record.epoch >= epoch
 
+    async def recorded(self, key: SessionKey) -> Sequence[int]:
+        """Generated ids of a choice, as far as is known."""
+        live = self._outbox.get(key._replace(choice=0))
+        if live is not None and key.choice in live.ids:
+            return live.ids[key.choice]
+        tokens = await self._ask(self._store.tokens(key), CANCEL_S)
+        return () if tokens is None else tokens.ids
+
     async def cancel(self, key: SessionKey) -> SessionRecord | None:
         """Record that the client gave it up, as well as can be; its record before, where there was one."""
         live = self._outbox.get(key)
@@ -131,7 +140,7 @@ class Ledger:
             return await self._ask(self._store.cancel(key), CANCEL_S)
         record = live.record
         self._outbox.cancelled(key)
-        await self._ask(self._store.put([(live.record, live.lifts)]), CANCEL_S)
+        self._work.set()
         return record
 
     @staticmethod
@@ -179,12 +188,15 @@ class Ledger:
     async def _write(self, batch: Batch) -> None:
         kept = await self._store.put(batch.puts)
         lengths = await self._store.append(batch.appends)
-        for ending in batch.endings:
-            await self._end(ending)
+        ends = await asyncio.gather(*map(self._end, batch.endings), return_exceptions=True)
+        if error := next((it for it in ends if it is not None), None):
+            raise error
         self._outbox.wrote(batch, kept, lengths)
 
     async def _end(self, ending: Ending) -> None:
         record = ending.record
+        if record.cancelled:  # it may have ended before this was written
+            await self._store.put([(record, False)])
         if ending.ids:
             hash_ = prefix_hash(ending.ids)
             await self._store.put_handle(

@@ -2,18 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from orchestrator.answer import Answer, Running
 from orchestrator.epochs import Epochs
 from orchestrator.events import Event
 from orchestrator.fleet import Fleet
+from orchestrator.having import fill_have
 from orchestrator.ledger import Ledger
 from orchestrator.opening import Opener
 from orchestrator.recovery import Clock
 from orchestrator.requests import Admitted, Target
 from orchestrator.verifiers import VerifierLink
+from outrider.v1 import generation_pb2
 from outrider.wire.codec import SessionKey
 from speculative.errors import OutriderError, StaleEpoch, Superseded
 
@@ -55,6 +57,12 @@ class Relay:
                 self._ledger.ended(request, target.name, answer.epoch, whole=answer.ended)
             else:
                 self._ledger.left(request.key, answer.epoch)
+
+    async def fill_have(
+        self, start: generation_pb2.GenerateStart, key: SessionKey, prompt: Sequence[int]
+    ) -> None:
+        """See having.fill_have."""
+        await fill_have(start, key, prompt, self._ledger.recorded)
 
     async def cancel(self, key: SessionKey) -> bool:
         """End the session's current request; whether one was running."""

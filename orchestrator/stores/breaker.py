@@ -19,6 +19,7 @@ class Breaker:
         self._failures = 0
         self._pause_s = PAUSE_S[0]
         self._tries_at = 0.0
+        self._trying = False
         self.opened = 0
         """How often it has opened."""
 
@@ -35,11 +36,13 @@ class Breaker:
         if now < self._tries_at:
             return False
         self._tries_at = now + self._pause_s
+        self._trying = True
         return True
 
     def succeeded(self) -> bool:
         """A call was answered; whether that closed it."""
         was, self._failures, self._pause_s = self.closed, 0, PAUSE_S[0]
+        self._trying = False
         return not was
 
     def failed(self) -> bool:
@@ -48,8 +51,11 @@ class Breaker:
         self._failures += 1
         if self.closed:
             return False
-        if not was:
+        if not was and not self._trying:
+            return False  # a call from before it opened
+        if self._trying:
             self._pause_s = min(2 * self._pause_s, PAUSE_S[1])
+        self._trying = False
         self.opened += was
         self._tries_at = self._now() + self._pause_s
         return was

@@ -46,12 +46,11 @@ class RedisConnection:
             max_connections=CONNECTIONS,
         )
         self.breaker = Breaker(time.monotonic)
+        self._room = asyncio.Semaphore(CONNECTIONS)
         self._running: set[asyncio.Task[Any]] = set()
 
     async def ask(self, command: Callable[[Redis], Awaitable[Answer]]) -> Answer:
         """The answer of a command that can be repeated. Raises StoreUnavailable."""
-        if not self.breaker.allows():
-            raise StoreUnavailable("it did not answer lately, and is left alone for a while")
         task = asyncio.create_task(self._attempt(command))
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -69,6 +68,12 @@ class RedisConnection:
         await self._redis.aclose()
 
     async def _attempt(self, command: Callable[[Redis], Awaitable[Answer]]) -> Answer:
+        async with self._room:  # the pool itself would fail where it has no connection left
+            if not self.breaker.allows():
+                raise StoreUnavailable("it did not answer lately, and is left alone for a while")
+            return await self._judged(command)
+
+    async def _judged(self, command: Callable[[Redis], Awaitable[Answer]]) -> Answer:
         try:
             answer = await command(self._redis)
         except (RedisError, OSError) as error:

@@ -14,6 +14,8 @@ from outrider.wire.codec import SessionKey
 
 MOST_AT_ONCE = 64
 """Sessions of one batch."""
+MOST_ENDINGS = 16
+"""Of one batch: each takes several commands."""
 MOST_IDS = 4096
 """Ids of one append; what is longer takes several."""
 MOST_LEFT = 1024
@@ -152,7 +154,7 @@ class Outbox:
             batch.appends.extend(appends)
             if live.left and live.kept and not appends:
                 self._drop(key)
-        while self._endings and len(batch.endings) < MOST_AT_ONCE:
+        while self._endings and len(batch.endings) < MOST_ENDINGS:
             batch.endings.append(self._endings.popleft())
         return batch
 

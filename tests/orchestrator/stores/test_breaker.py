@@ -67,6 +67,14 @@ def test_each_failed_trial_doubles_the_pause_up_to_the_longest() -> None:
     assert breaker.opened == 1
 
 
+def test_calls_from_before_it_opened_lengthen_no_pause() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    assert not any(breaker.failed() for _ in range(20))
+    clock.now += PAUSE_S[0]
+    assert breaker.allows()
+
+
 def test_a_trial_that_never_ends_is_followed_by_another() -> None:
     clock = Clock()
     breaker = opened(clock)

@@ -172,6 +172,12 @@ async def test_a_frozen_store_stops_no_stream_and_is_told_all_when_it_wakes(
     assert front.sample("store_failures") > 0
     stream = front.client.stream(ids=[5], session="mine", max_tokens=LIMIT - 1)
     ids = (await anext(stream)).ids
+    other = front.client.stream(ids=[5], session="other", max_tokens=LIMIT - 1)
+    await anext(other)
+    began = time.monotonic()
+    assert await front.client.cancel("other")
+    assert time.monotonic() - began < PAUSE_S, "what runs here is cancelled with nobody's help"
+    assert (await other.completion()).finish_reason == "cancelled"
     own_redis.thaw()
     async with looked_into(own_redis.url) as store:
         await until_recorded(store, ids)
@@ -179,7 +185,7 @@ async def test_a_frozen_store_stops_no_stream_and_is_told_all_when_it_wakes(
 
 
 async def test_a_store_that_comes_back_empty_is_told_again(world: Any, own_redis: Any) -> None:
-    verifier, front = await served(world, own_redis.url, tick_s=0.1)
+    verifier, front = await served(world, own_redis.url, tick_s=0.06)
     stream = front.client.stream(ids=[5], session="mine", max_tokens=LIMIT - 1)
     ids = [id_ for _ in range(3) for id_ in (await anext(stream)).ids]
     async with looked_into(own_redis.url) as store:
@@ -307,6 +313,21 @@ async def test_a_known_prefix_draws_a_session_without_a_name(world: Any, redis_s
     for _ in range(3):
         await front.client.generate(ids=[*ids, 50], max_tokens=4)
     assert [len(verifier.opened) for verifier in verifiers] == [0, 3]
+
+
+async def test_many_questions_at_once_are_all_answered(redis_server: Any) -> None:
+    """More than there are connections."""
+    async with looked_into(redis_server.url) as store:
+        await store.append([Append(KEY, 1, 0, [7])])
+        answers = await asyncio.gather(*(store.tokens(KEY) for _ in range(500)))
+        assert set(answers) == {Tokens(1, (7,))}
+
+
+async def test_a_store_that_lost_its_scripts_is_told_them(redis_server: Any) -> None:
+    async with looked_into(redis_server.url) as store:
+        await store.append([Append(KEY, 1, 0, [7])])
+        redis_server.say("SCRIPT", "FLUSH")
+        assert await store.append([Append(KEY, 1, 1, [8]), Append(KEY, 1, 2, [9])]) == [2, 3]
 
 
 async def test_a_caller_that_goes_away_leaves_no_answer_behind(own_redis: Any) -> None:
