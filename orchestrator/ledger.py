@@ -31,6 +31,7 @@ HINT_S = 0.1
 """How long an opening waits for a place that is only a better one."""
 CANCEL_S = 1.0
 """How long a Cancel of what runs elsewhere waits, and who needs recorded ids; a takeover half of it."""
+MANY_IDS = 8192
 
 Answer = TypeVar("Answer")
 
@@ -107,7 +108,7 @@ class Ledger:
         key = request.key
         if (live := self._outbox.get(key)) is not None:
             return Whereabouts(live.record.verifier, cancelled=self._gave_up(live.record, request))
-        known = hashes(request.ids)
+        known = await _hashes(request.ids)
         scope = _scope(key, model)
         record, handle, near = await asyncio.gather(
             self._ask(self._store.find(key), HINT_S),
@@ -202,8 +203,13 @@ class Ledger:
             await self._store.put_handle(
                 Handle(record.key, record.epoch, record.verifier, len(ending.ids), hash_)
             )
-            await self._store.put_prefixes(ending.scope, hashes(ending.ids), record.verifier)
+            await self._store.put_prefixes(ending.scope, await _hashes(ending.ids), record.verifier)
         await self._store.forget(record.key, record.epoch)
+
+
+async def _hashes(ids: Sequence[int]) -> list[int]:
+    """In a thread where there are many: a hundred thousand take several milliseconds."""
+    return hashes(ids) if len(ids) < MANY_IDS else await asyncio.to_thread(hashes, ids)
 
 
 def _scope(key: SessionKey, model: str) -> str:
