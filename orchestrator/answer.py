@@ -13,6 +13,7 @@ from contextlib import aclosing
 
 from orchestrator.events import Delivered, Event, Finished, Recovered, Started
 from orchestrator.fleet import Fleet
+from orchestrator.ledger import Ledger, Whereabouts
 from orchestrator.opening import Begun, Opener, Place, Readers
 from orchestrator.placement import ChosenSource
 from orchestrator.recovery import Clock, Pauses
@@ -60,6 +61,7 @@ class Answer:
         self,
         fleet: Fleet,
         opener: Opener,
+        ledger: Ledger,
         clock: Clock,
         request: Admitted,
         target: Target,
@@ -68,6 +70,7 @@ class Answer:
     ) -> None:
         self._fleet = fleet
         self._opener = opener
+        self._ledger = ledger
         self._clock = clock
         self._request = request
         self._target = target
@@ -86,14 +89,14 @@ class Answer:
         """Whether every choice has."""
         return not self._unfinished
 
-    async def events(self, preferred: str) -> AsyncGenerator[Event, None]:
-        """Started, then what is delivered, then Finished for each choice; `preferred` is tried first.
+    async def events(self, known: Whereabouts) -> AsyncGenerator[Event, None]:
+        """Started, then what is delivered, then Finished for each choice.
 
         Closing it early ends all choices, or lets go of them where the request is resumable. Raises
         OutriderError.
         """
         resumes = self._request.have is not None
-        place = await self._open(Begun(self._generated(), self._request.seen_epoch, resumes), preferred)
+        place = await self._open(Begun(self._generated(), self._request.seen_epoch, resumes), known)
         news: Event = Started(place.epoch, place.source_names)
         while True:
             try:
@@ -136,6 +139,7 @@ class Answer:
         delta = delivery.take(committed.position, tuple(committed.ids), committed.credits, committed.logprobs)
         delivery.costs(committed.rounds, committed.admitted)
         if delta is not None:
+            self._ledger.grew(self._request.key)
             events.append(Delivered(choice, delta, place.epoch))
         reason = finish_from_wire(committed.finished)
         if reason is not None:
@@ -149,11 +153,11 @@ class Answer:
     def _generated(self) -> dict[int, list[int]]:
         return {choice: delivery.ids for choice, delivery in self._unfinished.items()}
 
-    async def _open(self, begun: Begun, preferred: str) -> Place:
+    async def _open(self, begun: Begun, known: Whereabouts) -> Place:
         """On the first verifier that takes it. Raises what the last one said where none does."""
         name = self._target.name
         refusal: OutriderError = Unavailable(f"no verifier of model {name!r} can be reached; retry")
-        for link in self._fleet.verifiers_for(name, preferred):
+        for link in self._fleet.verifiers_for(name, known.verifier, known.near):
             try:
                 place = await self._opener.open(
                     link, self._request, self._target, self._sources, begun, self._clock.time_left()
@@ -173,11 +177,13 @@ class Answer:
         for delivery in self._unfinished.values():
             delivery.lost()
         pauses = Pauses(self._clock)
+        if await self._ledger.is_cancelled(self._request.key, place.epoch):
+            self._running.cancelled = True
         while True:
             if self._running.error is not None:
                 raise self._running.error
             try:
-                return await self._open(Begun(self._generated(), place.epoch, recovered=True), "")
+                return await self._open(Begun(self._generated(), place.epoch, recovered=True), Whereabouts())
             except (Unavailable, Overloaded) as refusal:
                 pause_s = pauses.next_s()
                 if pause_s is None:

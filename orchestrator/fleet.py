@@ -4,7 +4,7 @@ Joins the links (connections) with placement (decisions). Knows of requests only
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from orchestrator.discovery import Links, resolve
@@ -43,6 +43,8 @@ class Fleet:
         self._verifiers = Links(verifiers, verifier, every_s=resolve_s, resolve=resolve)
         source = partial(SourceLink, max_message_mb=max_message_mb)
         self._sources = Links(drafters, source, every_s=resolve_s, resolve=resolve)
+        self.elsewhere: Mapping[str, int] = {}
+        """Sessions by verifier that other orchestrators have there, as far as is known."""
         self._turns = itertools.count()
 
     @property
@@ -79,14 +81,19 @@ class Fleet:
         silent = [address for address, link in self.verifiers.items() if link.target is None]
         return silent + self._verifiers.unknown
 
-    def verifiers_for(self, model: str, preferred: str = "") -> list[VerifierLink]:
-        """Where a session of this model can be opened, the best place first; `preferred` is, if it can."""
+    def verifiers_for(self, model: str, preferred: str = "", near: str = "") -> list[VerifierLink]:
+        """Where a session of this model can be opened, the best place first; see placement.ranked."""
         workers = [
-            Worker(link.address, link.target.name, link.sessions, link.reachable)
+            Worker(
+                link.address,
+                link.target.name,
+                link.sessions + self.elsewhere.get(link.address, 0),
+                link.reachable,
+            )
             for link in self._verifiers.staying
             if link.target is not None
         ]
-        return [self.verifiers[worker.address] for worker in ranked(workers, model, preferred)]
+        return [self.verifiers[worker.address] for worker in ranked(workers, model, preferred, near)]
 
     def source_names(self, target: Target) -> tuple[str, ...]:
         """Names of the sources that draft for it."""

@@ -5,6 +5,7 @@ Names follow those that load generators and dashboards know from other servers, 
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -14,12 +15,16 @@ from prometheus_client.registry import Collector
 from orchestrator.drafters import SourceLink
 from orchestrator.events import Delivered, Event, Finished, Recovered
 from orchestrator.fleet import Fleet
+from orchestrator.ledger import Ledger
 from orchestrator.verifiers import VerifierLink
 from outrider.runtime.metrics import Metrics
 from speculative.commit import FinishReason
 from speculative.errors import OutriderError
 
 REQUEST_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0, 200.0, 400.0)
+
+
+STORE_SECONDS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
 class RequestMetrics:
@@ -113,6 +118,22 @@ class RequestMeasure:
             self._metrics.drafted.labels(source).inc(count)
         for source, count in event.usage.accepted_by_source.items():
             self._metrics.accepted.labels(source).inc(count)
+
+
+class StoreMetrics:
+    """What the store costs and whether it works."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.seconds = metrics.histogram(
+            "store_seconds", "In store code on a token's way, per message.", buckets=STORE_SECONDS
+        )
+        self._failures = metrics.gauge("store_failures", "Batches that the store did not take so far.")
+        self._sessions = metrics.gauge("store_sessions", "Sessions that the store is kept informed of.")
+
+    def watch(self, ledger: Ledger) -> None:
+        """The gauges read it whenever they are asked for."""
+        self._failures.set_function(partial(getattr, ledger, "failures"))
+        self._sessions.set_function(partial(getattr, ledger, "waiting"))
 
 
 def watch_fleet(metrics: Metrics, fleet: Fleet) -> None:

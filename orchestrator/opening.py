@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from orchestrator.epochs import Epochs
+from orchestrator.ledger import Ledger
 from orchestrator.placement import ChosenSource
 from orchestrator.reader import Reader
 from orchestrator.requests import Admitted, Target
-from orchestrator.stores import SessionRecord, SessionStore
+from orchestrator.stores import SessionRecord
 from orchestrator.verifiers import VerifierLink
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import (
@@ -123,8 +124,8 @@ class Readers:
 class Opener:
     """Opens requests, and keeps the record of where."""
 
-    def __init__(self, store: SessionStore, epochs: Epochs) -> None:
-        self._store = store
+    def __init__(self, ledger: Ledger, epochs: Epochs) -> None:
+        self._ledger = ledger
         self._epochs = epochs
 
     async def open(
@@ -148,7 +149,7 @@ class Opener:
                 message.epoch = epoch
             try:
                 with link.opening(len(messages)):
-                    return await self._attempt(link, request, messages, timeout_s)
+                    return await self._attempt(link, request, begun, messages, timeout_s)
             except StaleEpoch as error:
                 epoch = self._above(error.highest, request)
         raise Superseded(f"others keep taking session {request.key.session!r}; end them, or use another name")
@@ -163,12 +164,14 @@ class Opener:
         self,
         link: VerifierLink,
         request: Admitted,
+        begun: Begun,
         messages: Sequence[verifier_pb2.OpenRequest],
         timeout_s: float,
     ) -> Place:
         epoch = messages[0].epoch
         keys = [key_from_wire(message.key) for message in messages]
-        await self._store.put(SessionRecord(request.key, epoch, link.address, request.choices))
+        record = SessionRecord(request.key, epoch, link.address, request.choices)
+        self._ledger.opened(record, not begun.recovered, dict(begun.ids))
         stale: set[SessionKey] = set()
         try:
             answers = await asyncio.gather(
@@ -182,7 +185,7 @@ class Opener:
             for key in keys:
                 if key not in stale:  # it may have been opened all the same
                     link.cancel_soon(key, epoch)
-            await self._store.forget(request.key, epoch)
+            self._ledger.ended(request, messages[0].model, epoch, whole=False)
             raise
         return Place(link, epoch, tuple(keys), tuple(opened[0].source_names))
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from speculative.errors import InvalidRequest
 
+NEARNESS = 4
+"""How many sessions less a verifier may have before one that has a session's prefix is passed over."""
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:
@@ -16,7 +19,7 @@ class Worker:
     address: str
     model: str
     sessions: int
-    """Sessions that this orchestrator has there now."""
+    """Sessions that orchestrators have there now, as far as this one knows."""
     reachable: bool
 
 
@@ -40,10 +43,16 @@ class ChosenSource:
     address: str
 
 
-def ranked(workers: Iterable[Worker], model: str, preferred: str = "") -> list[Worker]:
-    """Reachable verifiers of this model: the preferred one, then by sessions; ties keep their order."""
+def ranked(workers: Iterable[Worker], model: str, preferred: str = "", near: str = "") -> list[Worker]:
+    """Reachable verifiers of this model: the preferred one, then by sessions; ties keep their order.
+
+    The one that is `near`, as it has a prefix, counts as if it had NEARNESS sessions fewer: a common prefix
+    must not draw everybody to one place.
+    """
     fitting = [worker for worker in workers if worker.reachable and worker.model == model]
-    return sorted(fitting, key=lambda worker: (worker.address != preferred, worker.sessions))
+    return sorted(
+        fitting, key=lambda it: (it.address != preferred, it.sessions - NEARNESS * (it.address == near))
+    )
 
 
 def fitting_sources(drafting: Iterable[Drafting], tokenizer_digest: str) -> list[Drafting]:

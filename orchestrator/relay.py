@@ -2,18 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from orchestrator.answer import Answer, Running
 from orchestrator.epochs import Epochs
 from orchestrator.events import Event
 from orchestrator.fleet import Fleet
+from orchestrator.having import fill_have
+from orchestrator.ledger import Ledger
 from orchestrator.opening import Opener
 from orchestrator.recovery import Clock
 from orchestrator.requests import Admitted, Target
-from orchestrator.stores import SessionStore
 from orchestrator.verifiers import VerifierLink
+from outrider.v1 import generation_pb2
 from outrider.wire.codec import SessionKey
 from speculative.errors import OutriderError, StaleEpoch, Superseded
 
@@ -25,10 +27,10 @@ class Relay:
         patience_s: how long a request without a deadline that lost its verifier waits for another.
     """
 
-    def __init__(self, fleet: Fleet, store: SessionStore, epochs: Epochs, patience_s: float) -> None:
+    def __init__(self, fleet: Fleet, ledger: Ledger, epochs: Epochs, patience_s: float) -> None:
         self._fleet = fleet
-        self._store = store
-        self._opener = Opener(store, epochs)
+        self._ledger = ledger
+        self._opener = Opener(ledger, epochs)
         self._patience_s = patience_s
         self._running: dict[SessionKey, Running] = {}
 
@@ -40,9 +42,11 @@ class Relay:
         sources = self._fleet.sources_for(target, request.speculation)
         running = self._take_over(request.key)
         self._fleet.count_sessions(sources, request.choices)
-        answer = Answer(self._fleet, self._opener, clock, request, target, sources, running)
+        answer = Answer(self._fleet, self._opener, self._ledger, clock, request, target, sources, running)
         try:
-            async with aclosing(answer.events(await self._last_place(request.key))) as events:
+            known = await self._ledger.whereabouts(request, target.name)
+            running.cancelled = running.cancelled or known.cancelled
+            async with aclosing(answer.events(known)) as events:
                 async for event in events:
                     yield event
         finally:
@@ -50,30 +54,33 @@ class Relay:
             if self._running.get(request.key) is running:
                 del self._running[request.key]
             if answer.ended or not request.resumable:
-                await self._store.forget(request.key, answer.epoch)
+                self._ledger.ended(request, target.name, answer.epoch, whole=answer.ended)
+            else:
+                self._ledger.left(request.key, answer.epoch)
+
+    async def fill_have(
+        self, start: generation_pb2.GenerateStart, key: SessionKey, prompt: Sequence[int]
+    ) -> None:
+        """See having.fill_have."""
+        await fill_have(start, key, prompt, self._ledger.recorded)
 
     async def cancel(self, key: SessionKey) -> bool:
         """End the session's current request; whether one was running."""
         running = self._running.get(key)
         if running is not None:
             running.cancelled = True
-        record = await self._store.find(key)
+        record = await self._ledger.cancel(key)
         link = self._fleet.verifiers.get(record.verifier) if record is not None else None
         if record is None or link is None:
             return running is not None
         keys = [key._replace(choice=choice) for choice in range(record.choices)]
         found = await asyncio.gather(*(_cancelled(link, choice, record.epoch) for choice in keys))
-        return any(found) or running is not None
+        return (any(found) and not record.cancelled) or running is not None
 
     def end_all(self, error: OutriderError) -> None:
         """Every client gets this error in place of what is still to come."""
         for running in self._running.values():
             running.end(error)
-
-    async def _last_place(self, key: SessionKey) -> str:
-        """The verifier that has the session, as far as is known."""
-        record = await self._store.find(key)
-        return "" if record is None else record.verifier
 
     def _take_over(self, key: SessionKey) -> Running:
         if (earlier := self._running.get(key)) is not None:

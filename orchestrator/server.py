@@ -116,6 +116,7 @@ class GenerationServer(GenerationServicer):
         key = session_key(start)
         target = choose_target(start.model, self._fleet.targets(), self._fleet.unreached())
         ids = await _prompt_ids(start, target)
+        await self._relay.fill_have(start, key, ids)
         request = admit(start, key, ids, target, self._default_max_tokens)
         measure.prompt(len(ids))
         answer = self._relay.answer(request, target, context.time_remaining())

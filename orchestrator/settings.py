@@ -1,8 +1,9 @@
 """What an orchestrator can be told."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from outrider.runtime.settings import Peers, ServiceSettings
 
@@ -22,8 +23,12 @@ class OrchestratorSettings(ServiceSettings):
     """Addresses of retrieval workers, likewise; each drafts under the names of its memories."""
     resolve_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
     """How often a name (dns:NAME:PORT) is resolved again, in seconds."""
-    store: Literal["memory"] = "memory"
-    """Where sessions are recorded."""
+    store: Literal["memory", "redis"] = "memory"
+    """Where sessions are recorded: in this process, or in a Redis server that all orchestrators share."""
+    redis_url: SecretStr | None = None
+    """That server: redis://, rediss:// or unix://, with its password where it has one."""
+    redis_url_file: Path | None = None
+    """A file whose one line is that URL: a password has no business among a process's arguments."""
     max_streams: Annotated[int, Field(ge=1)] = 256
     """Requests at once; more are refused with a time to try again."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 128

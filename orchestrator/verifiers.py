@@ -63,6 +63,12 @@ class VerifierLink:
         """What it serves; None until it has said so once."""
         self.numerics = ""
         """How it computes, as it says itself."""
+        self.fingerprint = ""
+        """Its tokenizer's digest and its numerics, once it has said so."""
+        self.capacity = 0
+        """Sessions that it takes, likewise."""
+        self.step_s = 0.0
+        """How long its last step was expected to take."""
         self.reachable = False
         """Whether its beats arrive."""
         self.broken = 0
@@ -174,6 +180,8 @@ class VerifierLink:
         tokens = known.tokens if known is not None and same else None
         if said.tokenizer_digest and tokens is None:
             tokens = await self._tokenizer()
+        self.fingerprint = f"{said.tokenizer_digest or 'no tokenizer'}, {said.numerics or 'any numerics'}"
+        self.capacity = said.max_sessions
         self.target = Target(
             name=said.model,
             max_length=said.max_length,
@@ -217,6 +225,7 @@ class VerifierLink:
             self._note("verifier reached", logging.INFO)
             self._judge = self._new_judge()
         self.reachable = True
+        self.step_s = response.beat.expected_us * 1e-6
         self._judge.beat(time.monotonic(), response.beat.expected_us)
         for committed in response.committed:
             if (reader := self._readers.get(committed.alias)) is not None:

@@ -5,6 +5,7 @@
     OutriderError
     ├── InvalidRequest   the caller's fault: a value is out of range, and the message names it
     ├── StaleEpoch       the caller speaks for an older incarnation of the session
+    ├── IdsNeeded        what the caller names by a hash is not known here: it has to send the ids
     ├── UnknownModel     no such model here
     ├── UnknownSession   no such session here
     ├── Superseded       a later request took over the session
@@ -33,6 +34,10 @@ class StaleEpoch(OutriderError):
     def __init__(self, message: str, highest: int) -> None:
         super().__init__(message)
         self.highest = highest
+
+
+class IdsNeeded(OutriderError):
+    """What the caller names by number and hash is not known here; the same with the ids will do."""
 
 
 class UnknownModel(OutriderError):

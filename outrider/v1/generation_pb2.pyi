@@ -169,6 +169,14 @@ class TokenIds(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IDS_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    PREFIX_HASH_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """In place of ids: so many, as they are on record with the orchestrators. FAILED_PRECONDITION (IdsNeeded)
+    where they are not; default 0.
+    """
+    prefix_hash: _builtins.int
+    """With count: the hash over the prompt and these ids."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Vocabulary ids, each below the target's vocabulary size."""
@@ -177,10 +185,12 @@ class TokenIds(_message.Message):
         self,
         *,
         ids: _abc.Iterable[_builtins.int] | None = ...,
+        count: _builtins.int = ...,
+        prefix_hash: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "ids", b"ids", "prefix_hash", b"prefix_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

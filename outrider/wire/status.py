@@ -31,6 +31,7 @@ _CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.MalformedDraft: grpc.StatusCode.INVALID_ARGUMENT,
     errors.StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.IdsNeeded: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelRefused: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
     errors.UnknownSession: grpc.StatusCode.NOT_FOUND,
@@ -152,6 +153,7 @@ _NAMED: Mapping[str, type[OutriderError]] = {
     for kind in (
         errors.InvalidRequest,
         errors.MalformedDraft,
+        errors.IdsNeeded,
         errors.UnknownModel,
         errors.UnknownSession,
         errors.Superseded,

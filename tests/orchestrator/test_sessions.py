@@ -9,15 +9,12 @@ import pytest
 
 from orchestrator.epochs import Epochs
 from orchestrator.sessions import Delivery, Delta
-from orchestrator.stores import STORES, SessionRecord, open_store
 from outrider.v1 import common_pb2
-from outrider.wire.codec import SessionKey
 from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest
 from speculative.text import TextStream
 
 ROOT = Path(__file__).resolve().parents[2]
-KEY = SessionKey("", "mine")
 
 
 def test_ids_that_come_twice_are_given_once() -> None:
@@ -70,19 +67,6 @@ def test_there_is_no_epoch_above_one_of_the_far_future(highest: int) -> None:
     with pytest.raises(InvalidRequest, match="days ahead"):
         epochs.above(highest)
     assert epochs.next() >> 20 == 1000
-
-
-@pytest.mark.parametrize("name", STORES)
-async def test_a_store_keeps_the_highest_epoch_of_a_session(name: str) -> None:
-    store = open_store(name)
-    assert await store.find(KEY) is None
-    await store.put(SessionRecord(KEY, 2, "a:1"))
-    await store.put(SessionRecord(KEY, 1, "b:1"))
-    assert await store.find(KEY) == SessionRecord(KEY, 2, "a:1")
-    await store.forget(KEY, 1)
-    assert await store.find(KEY) is not None, "of another epoch"
-    await store.forget(KEY, 2)
-    assert await store.find(KEY) is None
 
 
 def test_the_orchestrator_imports_neither_torch_nor_transformers() -> None:

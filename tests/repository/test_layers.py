@@ -103,7 +103,13 @@ LAYERS = {
         (*MEMORY, "outrider.tokens", "retrieval_service.corpus.disk"),
         ("numpy", "faiss", "safetensors", "sentence_transformers"),
     ),
-    "orchestrator": Layer(SHARED, (*RPC, "pydantic", "prometheus_client", "tokenizers")),
+    "orchestrator": Layer(
+        (*SHARED, "orchestrator.stores.redis"), (*RPC, "pydantic", "prometheus_client", "tokenizers")
+    ),
+    "orchestrator.stores.redis": Layer(
+        (*SHARED, "orchestrator", "orchestrator.stores.connection"), ("redis",)
+    ),
+    "orchestrator.stores.connection": Layer(("orchestrator",), ("redis",)),
     "training": Layer(("speculative", "outrider.lm", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
 }
 
@@ -160,6 +166,7 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("speculative.merge", "from outrider.wire import codec"),
         ("orchestrator.server", "def f():\n    import torch"),
         ("orchestrator.server", "import llguidance"),
+        ("orchestrator.ledger", "import redis"),
         ("speculative.grammar", "import llguidance"),
         ("orchestrator.server", "from outrider.lm.packed import PackedLM"),
         ("orchestrator.server", "from transformers import AutoTokenizer"),
@@ -196,7 +203,7 @@ def loaded_by(statement: str) -> set[str]:
 def test_the_orchestrator_runs_without_torch() -> None:
     loaded = loaded_by("import orchestrator.__main__, orchestrator.service, orchestrator.settings")
     assert "grpc" in loaded
-    assert not loaded & {"torch", "transformers", "outrider.lm"}
+    assert not loaded & {"torch", "transformers", "outrider.lm", "redis"}
 
 
 def test_the_retrieval_service_runs_without_torch() -> None:

@@ -1,0 +1,155 @@
+"""What every store promises, on every store: the Redis one on a real server."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from orchestrator.stores import (
+    STALE,
+    STORES,
+    Append,
+    Handle,
+    SessionRecord,
+    SessionStore,
+    Tokens,
+    WorkerReport,
+    open_store,
+)
+from outrider.wire.codec import SessionKey
+from outrider.wire.epochs import RANDOM_BITS, wall_clock_ms
+
+KEY = SessionKey("tenant", "a session {with} braces", 0)
+NOW = wall_clock_ms() << RANDOM_BITS
+OLD, NEW = NOW + 1, NOW + 2
+
+
+@pytest.fixture(params=sorted(STORES))
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[SessionStore]:
+    where = [request.getfixturevalue("redis_server").url] if request.param == "redis" else []
+    opened = open_store(request.param, *where)
+    yield opened
+    await opened.close()
+
+
+async def test_a_record_is_found_as_it_was_put(store: SessionStore) -> None:
+    record = SessionRecord(KEY, OLD, "a:1", choices=3)
+    assert await store.find(KEY) is None
+    assert await store.put([(record, True)]) == [True]
+    assert await store.find(KEY) == record
+    assert await store.find(KEY._replace(tenant="other")) is None
+
+
+async def test_of_two_records_the_higher_epoch_stands(store: SessionStore) -> None:
+    assert await store.put([(SessionRecord(KEY, NEW, "a:1"), True)]) == [True]
+    assert await store.put([(SessionRecord(KEY, OLD, "b:1"), True)]) == [False]
+    assert await store.find(KEY) == SessionRecord(KEY, NEW, "a:1")
+
+
+async def test_a_record_is_forgotten_by_its_own_epoch_alone(store: SessionStore) -> None:
+    await store.put([(SessionRecord(KEY, NEW, "a:1"), True)])
+    await store.forget(KEY, OLD)
+    assert await store.find(KEY) is not None
+    await store.forget(KEY, NEW)
+    await store.forget(KEY, NEW)
+    assert await store.find(KEY) is None
+
+
+async def test_a_cancel_is_recorded_where_there_is_a_record(store: SessionStore) -> None:
+    assert await store.cancel(KEY) is None
+    assert await store.find(KEY) is None
+    await store.put([(SessionRecord(KEY, OLD, "a:1"), True)])
+    assert await store.cancel(KEY) == SessionRecord(KEY, OLD, "a:1"), "as it was before"
+    assert await store.cancel(KEY) == SessionRecord(KEY, OLD, "a:1", cancelled=True)
+    assert await store.find(KEY) == SessionRecord(KEY, OLD, "a:1", cancelled=True)
+
+
+async def test_a_cancel_outlives_takeovers_repeats_and_the_end(store: SessionStore) -> None:
+    await store.put([(SessionRecord(KEY, OLD, "a:1"), True)])
+    await store.cancel(KEY)
+    await store.put([(SessionRecord(KEY, OLD, "a:1"), True)])
+    await store.put([(SessionRecord(KEY, NEW, "b:1"), False)])
+    await store.forget(KEY, NEW)
+    assert await store.find(KEY) == SessionRecord(KEY, NEW, "b:1", cancelled=True)
+
+
+async def test_a_new_request_lifts_a_cancel(store: SessionStore) -> None:
+    await store.put([(SessionRecord(KEY, OLD, "a:1"), True)])
+    await store.cancel(KEY)
+    await store.put([(SessionRecord(KEY, NEW, "b:1"), True)])
+    assert await store.find(KEY) == SessionRecord(KEY, NEW, "b:1")
+
+
+async def test_a_record_that_is_put_as_cancelled_is(store: SessionStore) -> None:
+    """As after a store that lost it has come back."""
+    await store.put([(SessionRecord(KEY, OLD, "a:1", cancelled=True), False)])
+    assert await store.find(KEY) == SessionRecord(KEY, OLD, "a:1", cancelled=True)
+
+
+async def test_ids_are_appended_once_and_in_order(store: SessionStore) -> None:
+    assert await store.tokens(KEY) is None
+    first, second = Append(KEY, OLD, 0, [5, 2**32 - 1]), Append(KEY, OLD, 2, [7])
+    assert await store.append([first, second, first, second]) == [2, 3, 3, 3]
+    assert await store.append([Append(KEY, OLD, 1, [2**32 - 1, 7, 8])]) == [4]
+    assert await store.tokens(KEY) == Tokens(OLD, (5, 2**32 - 1, 7, 8))
+
+
+async def test_ids_behind_a_gap_are_not_taken(store: SessionStore) -> None:
+    assert await store.append([Append(KEY, OLD, 4, [9])]) == [0]
+    assert await store.append([Append(KEY, OLD, 0, [1])]) == [1]
+    assert await store.append([Append(KEY, OLD, 2, [9])]) == [1]
+    assert await store.tokens(KEY) == Tokens(OLD, (1,))
+
+
+async def test_a_later_epoch_begins_the_ids_anew(store: SessionStore) -> None:
+    await store.append([Append(KEY, OLD, 0, [1, 2])])
+    assert await store.append([Append(KEY, NEW, 2, [3])]) == [0]
+    assert await store.append([Append(KEY, NEW, 0, [4, 5, 6])]) == [3]
+    assert await store.append([Append(KEY, OLD, 2, [3])]) == [STALE]
+    assert await store.tokens(KEY) == Tokens(NEW, (4, 5, 6))
+
+
+async def test_choices_have_ids_of_their_own(store: SessionStore) -> None:
+    other = KEY._replace(choice=1)
+    assert await store.append([Append(KEY, OLD, 0, [1]), Append(other, OLD, 0, [2, 3])]) == [1, 2]
+    assert await store.tokens(other) == Tokens(OLD, (2, 3))
+
+
+async def test_of_two_handles_the_higher_epoch_stands(store: SessionStore) -> None:
+    assert await store.handle(KEY) is None
+    handle = Handle(KEY, NEW, "a:1", 100, 2**64 - 1)
+    await store.put_handle(handle)
+    await store.put_handle(handle._replace(epoch=OLD, verifier="b:1"))
+    assert await store.handle(KEY) == handle
+
+
+async def test_a_handle_and_a_record_of_a_session_are_apart(store: SessionStore) -> None:
+    await store.put([(SessionRecord(KEY, NEW, "a:1"), True)])
+    await store.put_handle(Handle(KEY, NEW, "b:1", 3, 4))
+    await store.forget(KEY, NEW)
+    assert await store.handle(KEY) == Handle(KEY, NEW, "b:1", 3, 4)
+
+
+async def test_the_first_known_prefix_is_found_in_its_own_scope(store: SessionStore) -> None:
+    assert await store.longest_prefix("model", []) is None
+    await store.put_prefixes("model", [], "z:1")
+    await store.put_prefixes("model", [10, 2**64 - 1], "a:1")
+    await store.put_prefixes("model", [30], "b:1")
+    assert await store.longest_prefix("model", [99, 2**64 - 1, 30]) == (1, "a:1")
+    assert await store.longest_prefix("model", [30, 10]) == (0, "b:1")
+    assert await store.longest_prefix("other", [30, 10]) is None
+
+
+async def test_each_reporter_s_latest_word_on_a_worker_stands(store: SessionStore) -> None:
+    assert await store.workers() == []
+    report = WorkerReport("v:1", "one", "toy", "cpu float32", 8, 3, 0.025)
+    other = report._replace(reporter="two", sessions=1)
+    await store.report([report, other])
+    await store.report([report._replace(sessions=4)])
+    assert sorted(await store.workers()) == [report._replace(sessions=4), other]
+
+
+async def test_nothing_to_do_is_done_at_once(store: SessionStore) -> None:
+    nothing: list[Any] = []
+    assert await store.put(nothing) == []
+    assert await store.append(nothing) == []
