@@ -1,6 +1,7 @@
 """Puts the orchestrator together from its settings, and runs it inside a process."""
 
 import secrets
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -8,6 +9,7 @@ from orchestrator.epochs import Epochs
 from orchestrator.fleet import Fleet
 from orchestrator.metrics import RequestMetrics, watch_fleet
 from orchestrator.relay import Relay
+from orchestrator.room import Room
 from orchestrator.server import GenerationServer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.stores import open_store
@@ -17,13 +19,18 @@ from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 from outrider.wire.epochs import wall_clock_ms
 
+if TYPE_CHECKING:
+    from orchestrator.http.front import HttpFront
+
 
 class OrchestratorService:
     """The service that `outrider.runtime` serves: ready at once, whoever can be reached."""
 
-    def __init__(self, fleet: Fleet, server: GenerationServer) -> None:
+    def __init__(self, fleet: Fleet, server: GenerationServer, room: Room, http: "HttpFront | None") -> None:
         self._fleet = fleet
         self._server = server
+        self._room = room
+        self._http = http
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
         add_GenerationServicer_to_server(self._server, server)
@@ -31,9 +38,13 @@ class OrchestratorService:
 
     async def start(self) -> None:
         self._fleet.start()
+        if self._http is not None:
+            self._http.start()
 
     async def stop(self, grace: float) -> None:
-        await self._server.stop(grace)
+        await self._room.stop(grace)
+        if self._http is not None:
+            await self._http.stop()
         await self._fleet.stop()
 
 
@@ -46,11 +57,17 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     relay = Relay(
         fleet, open_store(settings.store), Epochs(wall_clock_ms, secrets.randbits), settings.recover_s
     )
-    server = GenerationServer(
-        fleet,
-        relay,
-        RequestMetrics(context.metrics),
-        max_streams=settings.max_streams,
-        default_max_tokens=settings.default_max_tokens,
-    )
-    return OrchestratorService(fleet, server)
+    metrics = RequestMetrics(context.metrics)
+    room = Room(relay, settings.max_streams)
+    server = GenerationServer(fleet, relay, metrics, room, settings.default_max_tokens)
+    http = None
+    if settings.http_bind is not None:
+        # Only here: a process without it starts sooner and is smaller.
+        from orchestrator.http.app import make_app
+        from orchestrator.http.desk import Desk
+        from orchestrator.http.front import HttpFront
+
+        desk = Desk(fleet, relay, metrics, room, settings.default_max_tokens)
+        http = HttpFront(make_app(desk, settings.max_message_mb * 2**20), settings.http_bind)
+        context.also["http"] = http.url
+    return OrchestratorService(fleet, server, room, http)

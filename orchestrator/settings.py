@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from outrider.runtime.settings import Peers, ServiceSettings
+from outrider.runtime.settings import Address, Peers, ServiceSettings
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -17,6 +17,8 @@ class OrchestratorSettings(ServiceSettings):
     drafter: Peers = ()
     """Addresses of sources that draft, host:port, separated by commas; a session gets those that have
     its target's tokenizer."""
+    http_bind: Address | None = None
+    """Where to serve OpenAI's HTTP API, host:port; port 0 picks a free one. Default: nowhere."""
     store: Literal["memory"] = "memory"
     """Where sessions are recorded."""
     max_streams: Annotated[int, Field(ge=1)] = 256

@@ -244,6 +244,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             max_sessions=settings.max_sessions,
             model_type=target.model_type,
             numerics=f"{settings.device} {settings.dtype}{self._split}",
+            chat_template=_chat_to_wire(target),
         )
         self._hub = Hub(
             self._served,
@@ -269,6 +270,11 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
 
 def _tokens_of(target: PackedLM) -> TokenTable | None:
     return None if target.tokenizer_json is None else TokenTable.from_json(target.tokenizer_json)
+
+
+def _chat_to_wire(target: PackedLM) -> verifier_pb2.ChatTemplate | None:
+    chat = target.chat
+    return None if chat is None else verifier_pb2.ChatTemplate(source=chat.source, tokens=chat.tokens)
 
 
 async def _read_cursors(reader: Reader, requests: AsyncIterator[verifier_pb2.WatchRequest]) -> None:

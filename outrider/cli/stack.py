@@ -39,6 +39,7 @@ class StackOptions:
     target: str = ""
     drafter: str = ""
     bind: str = "127.0.0.1:0"
+    http_bind: str = "127.0.0.1:0"
     threads: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
@@ -117,7 +118,8 @@ class Stack:
             self._roles.append(self._model_role("drafter", drafter, drafter_threads, options))
         binds = [role.flags[1] for role in self._roles]
         sources = ["--drafter", binds[1]] if drafter else []
-        flags = ["--bind", options.bind, "--log-level", options.log_level, "--verifier", binds[0], *sources]
+        flags = ["--bind", options.bind, "--http-bind", options.http_bind]
+        flags += ["--log-level", options.log_level, "--verifier", binds[0], *sources]
         self._roles.append(_Role("orchestrator", "orchestrator", flags))
         self._children: dict[str, ServiceProcess] = {}
         self._drafter_wait, self._drafter_due = RESTART_S[0], 0.0
@@ -126,6 +128,11 @@ class Stack:
     def address(self) -> str:
         """host:port of the front door."""
         return self._children["orchestrator"].address
+
+    @property
+    def http(self) -> str:
+        """URL of the front door over HTTP."""
+        return self._children["orchestrator"].http
 
     @property
     def children(self) -> list[ServiceProcess]:

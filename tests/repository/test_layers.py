@@ -78,7 +78,13 @@ LAYERS = {
     "drafter_service": Layer(
         (*SHARED, "outrider.lm"), (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH)
     ),
-    "orchestrator": Layer(SHARED, (*RPC, "pydantic", "prometheus_client", "tokenizers")),
+    "orchestrator": Layer(
+        (*SHARED, "orchestrator.http"), (*RPC, "pydantic", "prometheus_client", "tokenizers")
+    ),
+    "orchestrator.http": Layer(
+        ("speculative", "outrider.wire", "outrider.tokens", "outrider.v1", "orchestrator"),
+        ("grpc", "fastapi", "starlette", "uvicorn", "h11", "pydantic", "jinja2"),
+    ),
     "training": Layer(("speculative", "outrider.lm", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
 }
 
@@ -135,6 +141,8 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("speculative.merge", "from outrider.wire import codec"),
         ("orchestrator.server", "def f():\n    import torch"),
         ("orchestrator.server", "import llguidance"),
+        ("orchestrator.server", "import fastapi"),
+        ("orchestrator.http.app", "import torch"),
         ("speculative.grammar", "import llguidance"),
         ("orchestrator.server", "from outrider.lm.packed import PackedLM"),
         ("orchestrator.server", "from transformers import AutoTokenizer"),
@@ -166,6 +174,8 @@ def loaded_by(statement: str) -> set[str]:
 def test_the_orchestrator_runs_without_torch() -> None:
     loaded = loaded_by("import orchestrator.__main__, orchestrator.service, orchestrator.settings")
     assert "grpc" in loaded
+    assert "fastapi" not in loaded, "what has no HTTP front does not load one"
+    loaded |= loaded_by("import orchestrator.http.app, orchestrator.http.front")
     assert not loaded & {"torch", "transformers", "outrider.lm"}
 
 
