@@ -7,20 +7,20 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+import outrider
 from orchestrator.http.desk import Desk
 from orchestrator.http.errors import FieldRefused, error_response, on_error, on_http_error, on_invalid_body
 from orchestrator.http.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from orchestrator.http.limits import BodyLimit
 from orchestrator.http.responses import Answer
 from orchestrator.requests import Target
-from outrider import __version__
 from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest, OutriderError, Unavailable
 
 
 def make_app(desk: Desk, max_body_bytes: int) -> FastAPI:
     """The application; every answer that is no success has OpenAI's shape."""
-    app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Outrider", version=outrider.__version__, docs_url=None, redoc_url=None)
     app.include_router(_completions(desk))
     app.include_router(_models(desk))
     app.include_router(_tokenizing(desk))
@@ -83,7 +83,7 @@ def _models(desk: Desk) -> APIRouter:
     @router.get("/version")
     async def version() -> dict[str, str]:
         """Of this server."""
-        return {"version": __version__}
+        return {"version": outrider.__version__}
 
     return router
 

@@ -5,11 +5,22 @@ Ranges that depend on the target, or that requests over gRPC have too, are check
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from outrider.wire.codec import MAX_CHOICES
 from speculative.logprobs import MAX_TOP_LOGPROBS
 
+
+def _writable(text: str) -> str:
+    """JSON can name halves of characters, which no text has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it has half a character at {error.start}") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_writable)]
 Whole = Annotated[int, Field(ge=0, lt=2**31)]
 Id = Annotated[int, Field(ge=0, lt=2**32)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -35,7 +46,7 @@ class SpeculationFields(Fields):
 
     enabled: bool | None = None
     """Default true."""
-    sources: list[str] | None = None
+    sources: list[Text] | None = None
     """Names of the sources to draft from; default all."""
     nodes: Whole | None = None
     """The most drafted nodes in one round; 0 is plain decoding."""
@@ -77,7 +88,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class Generation(Fields):
     """What both kinds of completion take."""
 
-    model: str | None = None
+    model: Text | None = None
     """May be left out where one model is served."""
     max_tokens: Whole | None = None
     """The most ids to generate; default: the server's."""
@@ -94,7 +105,7 @@ class Generation(Fields):
     """Token id, as a string, to a number that is added to its logit."""
     min_tokens: Whole | None = None
     ignore_eos: bool | None = None
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     """At most 16, which the text leaves out."""
     stop_token_ids: list[Id] | None = None
     seed: Seed | None = None
@@ -113,7 +124,7 @@ class Generation(Fields):
 class CompletionRequest(Generation):
     """Body of /v1/completions."""
 
-    prompt: str | list[str] | list[Id] | list[list[Id]]
+    prompt: Text | list[Text] | list[Id] | list[list[Id]]
     """A text, several, a text's ids, or those of several."""
     logprobs: Top | None = None
     """How many of the likeliest ids are told beside each generated one."""
@@ -125,16 +136,16 @@ class TextPart(Fields):
     """A piece of a message."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(Fields):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Text | list[TextPart]
     """Parts are joined by line ends."""
-    name: str | None = None
+    name: Text | None = None
     """For templates that use it."""
 
     def plain(self) -> dict[str, str]:
@@ -159,8 +170,8 @@ class ChatRequest(Generation):
 class TokenizeRequest(Fields):
     """Body of /tokenize: either a text or a conversation."""
 
-    model: str | None = None
-    prompt: str | None = None
+    model: Text | None = None
+    prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds what it adds to a prompt; default true, with messages false."""
@@ -172,5 +183,5 @@ class TokenizeRequest(Fields):
 class DetokenizeRequest(Fields):
     """Body of /detokenize."""
 
-    model: str | None = None
+    model: Text | None = None
     tokens: list[Id]
