@@ -11,7 +11,10 @@ import pytest
 from outrider.tokens import TokenTable
 from tests.orchestrator.conftest import MAX_LENGTH, FakeVerifier, Front, World, next_id
 
-PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+PLAIN = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -94,7 +97,7 @@ async def test_a_streamed_conversation_begins_with_the_role(world: World, table:
         client.chat.completions.stream(model="toy", messages=HI, max_tokens=6) as stream,
     ):
         events = [event.chunk async for event in stream if event.type == "chunk"]
-        whole = await stream.get_final_completion()
+        whole = stream.current_completion_snapshot
     assert events[0].choices[0].delta.role == "assistant"
     assert whole.choices[0].message.content == expected(table, 10, 6)[1]
     assert whole.choices[0].finish_reason == "length"
