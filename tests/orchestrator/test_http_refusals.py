@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import random
 from typing import Any
 
 import openai
@@ -115,6 +116,25 @@ async def test_every_invalid_value_is_refused_by_name(
     assert front.sample("requests_total", outcome="InvalidRequest") + front.sample(
         "requests_total", outcome="FieldRefused"
     )
+
+
+ODD: list[Any] = [None, True, 0, -1, 1.5, 1e308, 2**63, "", "x", "\u0000", [], [0], ["x"], [[]], [None], {}]
+ODD += [{"type": "text"}, {"enabled": False}, {"0": 1}, {"include_usage": True}, {"\u0000": None}]
+
+
+async def test_whatever_a_body_holds_it_is_answered_or_refused(world: World, table: TokenTable) -> None:
+    chosen = random.Random(5)
+    async with asking(world, table) as (_, _, front):
+        for path, base in (("completions", TEXT), ("chat/completions", CHAT)):
+            _, described, _ = await asyncio.to_thread(send, front.http, "/openapi.json", b"", "GET")
+            kind = "CompletionRequest" if base is TEXT else "ChatRequest"
+            names = sorted(described["components"]["schemas"][kind]["properties"])
+            for _ in range(150):
+                odd = {name: chosen.choice(ODD) for name in chosen.sample(names, 2) if name != "stream"}
+                body = json.dumps(base | odd).encode()
+                status, said, _ = await asyncio.to_thread(send, front.http, f"/v1/{path}", body)
+                assert status in (200, 400, 404), (odd, said)
+                assert status == 200 or said["error"]["param"], (odd, said)
 
 
 @pytest.mark.parametrize(
