@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 import outrider
+from orchestrator.http.chat import conversation
 from orchestrator.http.desk import Desk
 from orchestrator.http.errors import FieldRefused, error_response, on_error, on_http_error, on_invalid_body
 from orchestrator.http.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -105,7 +106,7 @@ def _tokenizing(desk: Desk) -> APIRouter:
     async def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
         """Ids of a prompt, as a completion would see them."""
         target = desk.target(asked.model)
-        text, special = await _text_of(desk, asked, target)
+        text, special = await _text_of(asked, target)
         ids = await desk.encode(text, target, add_special=special) if text else []
         told: dict[str, Any] = {"count": len(ids), "max_model_len": target.max_length, "tokens": ids}
         if asked.return_token_strs:
@@ -121,7 +122,7 @@ def _tokenizing(desk: Desk) -> APIRouter:
     return router
 
 
-async def _text_of(desk: Desk, asked: TokenizeRequest, target: Target) -> tuple[str, bool]:
+async def _text_of(asked: TokenizeRequest, target: Target) -> tuple[str, bool]:
     """What is to be tokenized, and whether the tokenizer adds to it."""
     special = asked.add_special_tokens
     if asked.messages is None:
@@ -134,7 +135,7 @@ async def _text_of(desk: Desk, asked: TokenizeRequest, target: Target) -> tuple[
         raise FieldRefused("prompt", "prompt is given beside messages; give one of them")
     plain = [message.plain() for message in asked.messages]
     follows = asked.add_generation_prompt is not False
-    return await desk.templates.prompt(target, plain, add_generation_prompt=follows), bool(special)
+    return await conversation(target, plain, add_generation_prompt=follows), bool(special)
 
 
 def _tokens(target: Target) -> TokenTable:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from orchestrator.events import Event
 from orchestrator.fleet import Fleet
 from orchestrator.http import asking
-from orchestrator.http.chat import Templates
+from orchestrator.http.chat import conversation
 from orchestrator.http.fields import ChatRequest, CompletionRequest, Generation
 from orchestrator.http.folding import Answers
 from orchestrator.http.merging import merged
@@ -48,7 +48,6 @@ class Desk:
         room: Room,
         default_max_tokens: int,
     ) -> None:
-        self.templates = Templates()
         self._fleet = fleet
         self._relay = relay
         self._metrics = metrics
@@ -92,7 +91,7 @@ class Desk:
         if isinstance(asked, ChatRequest):
             shape = ChatShape(target.tokens)
             plain = [message.plain() for message in asked.messages]
-            text = await self.templates.prompt(target, plain)
+            text = await conversation(target, plain)
             prompts: Sequence[Sequence[int]] = [await self.encode(text, target, add_special=False)]
         else:
             shape = TextShape(target.tokens)

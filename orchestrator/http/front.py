@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-STOP_S = 2
+STOP_S = 1
+"""For answers that are still on their way once all requests have ended."""
 
 
 class _Server(uvicorn.Server):
@@ -65,7 +66,7 @@ class HttpFront:
         if self._task is None:
             self._socket.close()
             return
-        _, late = await asyncio.wait((self._task,), timeout=2 * STOP_S)
+        _, late = await asyncio.wait((self._task,), timeout=1.5 * STOP_S)
         for task in late:
             log.warning("the HTTP server did not stop")
             task.cancel()

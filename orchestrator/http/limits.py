@@ -15,10 +15,11 @@ SENDING_S = 30.0
 class BodyLimit:
     """Refuses bodies that are too large or too slow, before any of it is read as JSON."""
 
-    def __init__(self, app: ASGIApp, most_bytes: int, sending_s: float = SENDING_S) -> None:
+    sending_s = SENDING_S
+
+    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
         self._app = app
         self._most_bytes = most_bytes
-        self._sending_s = sending_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
@@ -26,7 +27,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         loop = asyncio.get_running_loop()
-        deadline, size, complete = loop.time() + self._sending_s, 0, False
+        deadline, size, complete = loop.time() + self.sending_s, 0, False
 
         async def limited() -> Message:
             nonlocal size, complete
@@ -36,7 +37,7 @@ class BodyLimit:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError as error:
-                raise HTTPException(408, f"the body was not here within {self._sending_s:g} s") from error
+                raise HTTPException(408, f"the body was not here within {self.sending_s:g} s") from error
             size += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if size > self._most_bytes:

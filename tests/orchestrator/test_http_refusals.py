@@ -5,14 +5,15 @@ import contextlib
 import http.client
 import json
 import random
+import threading
 from typing import Any
 
 import openai
 import pytest
 
-from orchestrator.http.chat import Templates
+from orchestrator.http.chat import conversation
 from orchestrator.http.errors import FieldRefused, param_of
-from orchestrator.http.limits import SlowHeaders
+from orchestrator.http.limits import BodyLimit, SlowHeaders
 from orchestrator.requests import Target
 from outrider.tokens import ChatTemplate, TokenTable
 from speculative.errors import Overloaded
@@ -266,20 +267,36 @@ async def test_headers_that_do_not_end_end_the_connection(
         writer.close()
 
 
-async def test_a_template_without_an_end_is_given_up(table: TokenTable) -> None:
-    endless = "{% for a in range(99999) %}{% for b in range(999) %}{% endfor %}{% endfor %}"
-    target = Target("toy", 64, 96, "", table, (), ChatTemplate(endless))
-    templates = Templates(longest_s=0.05)
-    for _ in range(2):
-        with pytest.raises(FieldRefused, match="did not end"):
-            await templates.prompt(target, HI)
+async def test_a_body_that_does_not_end_is_refused(
+    world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BodyLimit, "sending_s", 0.1)
+    async with asking(world, table) as (_, _, front):
+        host, port = front.http.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        writer.write(head + b"content-length: 100\r\n\r\n{")
+        async with asyncio.timeout(5):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        writer.close()
 
 
-async def test_a_template_of_endless_text_is_given_up(table: TokenTable) -> None:
-    long = "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"
-    target = Target("toy", 64, 96, "", table, (), ChatTemplate(long))
-    with pytest.raises(FieldRefused, match="characters"):
-        await Templates().prompt(target, HI)
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "did not end"),
+        ("{% macro f() %}{% for a in messages %}{{ f() }}{% endfor %}{% endmacro %}{{ f() }}", "Recursion"),
+        ("{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "characters"),
+        ("{{ 'x' * 10000000000 }}", "characters"),
+        ("{{ 10 ** 10 ** 10 }}", "not possible"),
+    ],
+)
+async def test_a_template_without_an_end_is_ended(table: TokenTable, template: str, why: str) -> None:
+    target = Target("toy", 64, 96, "", table, (), ChatTemplate(template))
+    running = threading.active_count()
+    with pytest.raises(FieldRefused, match=why):
+        await conversation(target, HI, longest_s=0.3)
+    assert threading.active_count() <= running + 1, "no thread but the pool's own goes on"
 
 
 def test_a_refusal_names_the_field_as_the_body_calls_it() -> None:
