@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.tokens import TokenTable
+from outrider.tokens import ChatTemplate, TokenTable
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import (
     MAX_CHOICES,
@@ -43,6 +43,8 @@ class Target:
     tokenizer_digest: str
     tokens: TokenTable | None
     local_sources: tuple[str, ...]
+    chat: ChatTemplate | None = None
+    """How a conversation becomes a prompt; None: it cannot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,14 @@ from orchestrator.fleet import Fleet
 from orchestrator.metrics import RequestMeasure, RequestMetrics
 from orchestrator.relay import Relay
 from orchestrator.requests import Admitted, Target, admit, check_text, choose_target, session_key
+from orchestrator.room import Room
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
 from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire
 from outrider.wire.status import guarded
-from speculative.errors import InvalidRequest, Overloaded, Unavailable
+from speculative.errors import InvalidRequest
 
 FIRST_MESSAGE_S = 30.0
-RETRY_AFTER_S = 1.0
-CANCELS_S = 0.2
-"""Once streams have been cut, how long their cancels may take to leave."""
 
 GenerateContext = grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
 CancelContext = grpc.aio.ServicerContext[generation_pb2.CancelRequest, generation_pb2.CancelResponse]
@@ -38,45 +36,22 @@ class GenerationServer(GenerationServicer):
         fleet: Fleet,
         relay: Relay,
         metrics: RequestMetrics,
-        *,
-        max_streams: int,
+        room: Room,
         default_max_tokens: int,
     ) -> None:
         self._fleet = fleet
         self._relay = relay
         self._metrics = metrics
-        self._max_streams = max_streams
+        self._room = room
         self._default_max_tokens = default_max_tokens
-        self._streams = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._stopping = False
-
-    async def stop(self, grace: float) -> None:
-        """Take no more requests; what runs may go on for `grace` seconds."""
-        self._stopping = True
-        try:
-            async with asyncio.timeout(grace):
-                await self._idle.wait()
-        except TimeoutError:
-            self._relay.end_all(Unavailable("this orchestrator is stopping; try another, or try again"))
-            await asyncio.sleep(CANCELS_S)
 
     @guarded
     async def Generate(  # type: ignore[override]  # of grpc.aio's two styles the one that writes
         self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: GenerateContext
     ) -> None:
         start = await _first(requests)
-        self._check_room()
-        self._streams += 1
-        self._idle.clear()
-        try:
-            with self._metrics.begin() as measure:
-                await self._generate(start, context, measure)
-        finally:
-            self._streams -= 1
-            if not self._streams:
-                self._idle.set()
+        with self._room.enter(), self._metrics.begin() as measure:
+            await self._generate(start, context, measure)
 
     @guarded
     async def Cancel(
@@ -103,12 +78,6 @@ class GenerationServer(GenerationServicer):
                 for target in served.values()
             ]
         )
-
-    def _check_room(self) -> None:
-        if self._stopping:
-            raise Unavailable("this orchestrator is stopping; try another, or try again")
-        if self._streams >= self._max_streams:
-            raise Overloaded(f"{self._streams} requests run here, the most there may be", RETRY_AFTER_S)
 
     async def _generate(
         self, start: generation_pb2.GenerateStart, context: GenerateContext, measure: RequestMeasure

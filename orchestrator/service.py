@@ -1,6 +1,7 @@
 """Puts the orchestrator together from its settings, and runs it inside a process."""
 
 import secrets
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -10,25 +11,38 @@ from orchestrator.ledger import Ledger
 from orchestrator.loads import Loads
 from orchestrator.metrics import RequestMetrics, StoreMetrics, watch_fleet
 from orchestrator.relay import Relay
+from orchestrator.room import Room
 from orchestrator.server import GenerationServer
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.stores import SessionStore, open_store
+from orchestrator.storing import chosen_store
 from orchestrator.verifiers import Patience
 from outrider.runtime.serve import ServiceContext
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 from outrider.wire.epochs import wall_clock_ms
-from speculative.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from orchestrator.http.front import HttpFront
 
 
 class OrchestratorService:
     """The service that `outrider.runtime` serves: ready at once, whoever can be reached."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, loads: Loads, server: GenerationServer) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        loads: Loads,
+        server: GenerationServer,
+        room: Room,
+        http: "HttpFront | None",
+    ) -> None:
         self._fleet = fleet
         self._loads = loads
         self._ledger = ledger
         self._server = server
+        self._room = room
+        self._http = http
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
         add_GenerationServicer_to_server(self._server, server)
@@ -38,9 +52,13 @@ class OrchestratorService:
         self._fleet.start()
         self._ledger.start()
         self._loads.start()
+        if self._http is not None:
+            self._http.start()
 
     async def stop(self, grace: float) -> None:
-        await self._server.stop(grace)
+        await self._room.stop(grace)
+        if self._http is not None:
+            await self._http.stop()
         await self._loads.stop()
         await self._ledger.stop()
         await self._fleet.stop()
@@ -54,47 +72,21 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     fleet = Fleet(settings.verifier, sources, patience, settings.max_message_mb, resolve_s=settings.resolve_s)
     watch_fleet(context.metrics, fleet)
     store_metrics = StoreMetrics(context.metrics)
-    store = _store(settings)
+    store = chosen_store(settings)
     ledger = Ledger(store, store_metrics.seconds.observe)
     store_metrics.watch(ledger)
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
-    server = GenerationServer(
-        fleet,
-        relay,
-        RequestMetrics(context.metrics),
-        max_streams=settings.max_streams,
-        default_max_tokens=settings.default_max_tokens,
-    )
-    return OrchestratorService(fleet, ledger, Loads(fleet, store), server)
+    metrics = RequestMetrics(context.metrics)
+    room = Room(relay, settings.max_streams)
+    server = GenerationServer(fleet, relay, metrics, room, settings.default_max_tokens)
+    http = None
+    if settings.http_bind is not None:
+        # Only here: a process without it starts sooner and is smaller.
+        from orchestrator.http.app import make_app
+        from orchestrator.http.desk import Desk
+        from orchestrator.http.front import HttpFront
 
-
-def _store(settings: OrchestratorSettings) -> SessionStore:
-    """As the settings name it. Raises InvalidRequest where they contradict each other."""
-    url = _redis_url(settings)
-    if settings.store == "memory":
-        if url:
-            raise InvalidRequest("a Redis URL is given, but store is memory; give --store redis, too")
-        return open_store("memory")
-    if not url:
-        raise InvalidRequest("store is redis, but nobody says where: give --redis-url-file or --redis-url")
-    try:
-        return open_store("redis", url)
-    except ImportError as error:
-        raise InvalidRequest("store is redis, but redis-py is not installed here: install it") from error
-    except ValueError as error:  # its text may quote the URL, hence a password
-        raise InvalidRequest("the Redis URL is none: redis://, rediss:// and unix:// are possible") from error
-
-
-def _redis_url(settings: OrchestratorSettings) -> str:
-    """Empty where there is none."""
-    given, file = settings.redis_url, settings.redis_url_file
-    if given is not None and file is not None:
-        raise InvalidRequest("give redis_url or redis_url_file, not both")
-    if file is None:
-        return "" if given is None else given.get_secret_value()
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(
-            f"redis_url_file {str(file)!r} cannot be read: {type(error).__name__}"
-        ) from error
+        desk = Desk(fleet, relay, metrics, room, settings.default_max_tokens)
+        http = HttpFront(make_app(desk, settings.max_message_mb * 2**20), settings.http_bind)
+        context.also["http"] = http.url
+    return OrchestratorService(fleet, ledger, Loads(fleet, store), server, room, http)

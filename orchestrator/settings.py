@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
-from outrider.runtime.settings import Peers, ServiceSettings
+from outrider.runtime.settings import Address, Peers, ServiceSettings
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -23,6 +23,8 @@ class OrchestratorSettings(ServiceSettings):
     """Addresses of retrieval workers, likewise; each drafts under the names of its memories."""
     resolve_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
     """How often a name (dns:NAME:PORT) is resolved again, in seconds."""
+    http_bind: Address | None = None
+    """Where to serve OpenAI's HTTP API, host:port; port 0 picks a free one. Default: nowhere."""
     store: Literal["memory", "redis"] = "memory"
     """Where sessions are recorded: in this process, or in a Redis server that all orchestrators share."""
     redis_url: SecretStr | None = None

@@ -18,7 +18,7 @@ import grpc.aio
 from orchestrator.liveness import Judge, Verdict
 from orchestrator.reader import Reader
 from orchestrator.requests import Target
-from outrider.tokens import TokenTable
+from outrider.tokens import ChatTemplate, TokenTable
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
@@ -189,6 +189,7 @@ class VerifierLink:
             tokenizer_digest=said.tokenizer_digest,
             tokens=tokens,
             local_sources=tuple(said.local_sources),
+            chat=_chat_template(said),
         )
 
     async def _tokenizer(self) -> TokenTable:
@@ -266,6 +267,12 @@ def _cursor(reader: Reader) -> verifier_pb2.Cursor:
     return verifier_pb2.Cursor(
         alias=reader.alias, key=key_to_wire(reader.key), epoch=reader.epoch, position=reader.position
     )
+
+
+def _chat_template(said: verifier_pb2.VerifierDescription) -> ChatTemplate | None:
+    if not said.HasField("chat_template"):
+        return None
+    return ChatTemplate(said.chat_template.source, dict(said.chat_template.tokens))
 
 
 def _read_tokenizer(data: bytes) -> TokenTable:

@@ -8,11 +8,23 @@ space before a text's first word, `token_bytes` keeps it.
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
 from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """How a conversation becomes a prompt, as a tokenizer's configuration says."""
+
+    source: str
+    """In the template language of Jinja 2."""
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """What the template may name beside the messages: bos_token, eos_token, ..."""
+
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -50,9 +62,13 @@ class TokenTable:
         """What `from_json` reads."""
         return self._tokenizer.to_str()
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, with the special ones that this tokenizer adds."""
-        return self._tokenizer.encode(text, add_special_tokens=True).ids
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Ids of a prompt, with the special ones that this tokenizer adds, or without them."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special).ids
+
+    def token(self, id_: int) -> str:
+        """The tokenizer's own name of an id; empty for unknown ones."""
+        return self._ids.get(id_, "")
 
     def token_bytes(self, id_: int) -> bytes:
         """Bytes that an id adds to a text that has begun; empty for special and for unknown ids."""

@@ -27,6 +27,13 @@ def train(texts: Iterable[str], size: int) -> Tokenizer:
     return tokenizer
 
 
+CHAT = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""A plain chat template: the pair is no assistant, but can be asked as one is."""
+
+
 def load(path: Path) -> Tokenizer:
     """The tokenizer in a `tokenizer.json`."""
     return Tokenizer.from_file(str(path))
@@ -39,5 +46,6 @@ def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         eos_token=EOS,
         clean_up_tokenization_spaces=False,
         model_max_length=context,
+        chat_template=CHAT,
     )
-    wrapped.save_pretrained(folder)
+    wrapped.save_pretrained(folder, save_jinja_files=False)

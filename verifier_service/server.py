@@ -25,6 +25,7 @@ from verifier_service.engine import Engine
 from verifier_service.grammar.grammars import Grammars
 from verifier_service.hub import Hub, Room
 from verifier_service.limits import EngineLimits
+from verifier_service.loading import chat_to_wire, tokens_of
 from verifier_service.metrics import VerifierCollector
 from verifier_service.pace import StepPace
 from verifier_service.profile import profiled
@@ -97,7 +98,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         try:
             target = await asyncio.to_thread(self._load)
             pace = await asyncio.to_thread(self._measure, target)
-            tokens = await asyncio.to_thread(_tokens_of, target)
+            tokens = await asyncio.to_thread(tokens_of, target)
             self._grammars = await asyncio.to_thread(Grammars, tokens, target.eos_ids, target.vocabulary_size)
         finally:
             beats.cancel()
@@ -246,6 +247,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             max_sessions=settings.max_sessions,
             model_type=target.model_type,
             numerics=numerics + self._split,
+            chat_template=chat_to_wire(target),
         )
         self._hub = Hub(
             self._served,
@@ -269,10 +271,6 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             await self._links.drop_idle()
 
 
-def _tokens_of(target: PackedLM) -> TokenTable | None:
-    return None if target.tokenizer_json is None else TokenTable.from_json(target.tokenizer_json)
-
-
 async def _read_cursors(reader: Reader, requests: AsyncIterator[verifier_pb2.WatchRequest]) -> None:
     """Feeds a reader until its peer says no more, which ends nothing."""
     try:
@@ -280,20 +278,3 @@ async def _read_cursors(reader: Reader, requests: AsyncIterator[verifier_pb2.Wat
             reader.request(request)
     except Exception as error:
         reader.fail(error)
-
-
-def load_target(settings: VerifierSettings) -> PackedLM:
-    """The settings' model, checked. Raises OutriderError.
-
-    The deterministic profile computes on one thread unless the settings say otherwise, which is refused.
-    """
-    chosen = "threads" in settings.model_fields_set
-    threads = settings.threads if chosen or not settings.deterministic else 1
-    return PackedLM.load(
-        settings.model,
-        device=settings.device,
-        dtype=settings.dtype,
-        threads=threads,
-        kv_mb=settings.kv_mb,
-        deterministic=settings.deterministic,
-    )

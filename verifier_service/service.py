@@ -5,8 +5,9 @@ from functools import partial
 
 from outrider.runtime.children import ServiceProcess
 from outrider.runtime.serve import ServiceContext
+from verifier_service.loading import load_target
 from verifier_service.ranks import LeadingServer, place_of, start_followers
-from verifier_service.server import VerifierServer, load_target
+from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
 
 

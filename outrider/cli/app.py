@@ -70,6 +70,7 @@ def up(
         str, typer.Option(help="The drafter: a folder, an id, or `none`. Default: none with --target.")
     ] = "",
     bind: Annotated[str, typer.Option(help="host:port of the front door; port 0 picks one.")] = "127.0.0.1:0",
+    http_bind: Annotated[str, typer.Option(help="The same for OpenAI's API over HTTP.")] = "127.0.0.1:0",
     threads: Annotated[
         Whole, typer.Option(min=1, help="Compute threads of verifier and drafter each. Default: by cores.")
     ] = None,
@@ -99,6 +100,7 @@ def up(
         target=target,
         drafter=drafter,
         bind=bind,
+        http_bind=http_bind,
         threads=threads,
         dtype=dtype.value,
         device=device,

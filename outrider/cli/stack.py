@@ -41,6 +41,7 @@ class StackOptions:
     target: str = ""
     drafter: str = ""
     bind: str = "127.0.0.1:0"
+    http_bind: str = "127.0.0.1:0"
     threads: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
@@ -141,7 +142,7 @@ class Stack:
             self._roles.append(self._model_role("drafter", drafter, drafter_threads, options))
         if options.retrieval:
             self._roles.append(self._retrieval_role(target, options))
-        flags = ["--bind", options.bind, "--log-level", options.log_level]
+        flags = ["--bind", options.bind, "--http-bind", options.http_bind, "--log-level", options.log_level]
         for role in self._roles:
             flags += [f"--{role.name}", role.bind]
         self._roles.append(_Role("orchestrator", "orchestrator", flags))
@@ -153,6 +154,11 @@ class Stack:
     def address(self) -> str:
         """host:port of the front door."""
         return self._children["orchestrator"].address
+
+    @property
+    def http(self) -> str:
+        """URL of the front door over HTTP."""
+        return self._children["orchestrator"].http
 
     @property
     def children(self) -> list[ServiceProcess]:

@@ -62,8 +62,9 @@ def _announce(stack: Stack, *, as_json: bool) -> None:
         for child in stack.children
     ]
     if as_json:
-        print(json.dumps({"address": stack.address, "processes": processes}), flush=True)
+        print(json.dumps({"address": stack.address, "http": stack.http, "processes": processes}), flush=True)
         return
     for process in processes:
         print("{role:<13}{address:<22} process {pid}, http://{metrics}/metrics".format(**process))
+    print(f"OpenAI's API: {stack.http}/v1")
     print(f"ready: outrider generate --address {stack.address} --prompt ...", flush=True)

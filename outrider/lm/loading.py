@@ -23,6 +23,7 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
+from outrider.tokens import ChatTemplate
 from speculative.errors import InvalidRequest, ModelRefused
 
 _TOKENIZER_FILES = (
@@ -54,6 +55,7 @@ class FoundTokenizer:
 
     json: str
     highest_id: int
+    chat: ChatTemplate | None = None
 
 
 def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTrainedModel:
@@ -133,7 +135,18 @@ def load_tokenizer(source: str) -> FoundTokenizer | None:
     backend.no_truncation()
     backend.no_padding()
     ids = backend.get_vocab(with_added_tokens=True).values()
-    return FoundTokenizer(backend.to_str(), max(ids, default=-1))
+    return FoundTokenizer(backend.to_str(), max(ids, default=-1), _chat_template(tokenizer))
+
+
+def _chat_template(tokenizer: Any) -> ChatTemplate | None:
+    """Of several by name the one for conversations without tools."""
+    source = getattr(tokenizer, "chat_template", None)
+    if isinstance(source, dict):
+        source = source.get("default")
+    if not source:
+        return None
+    named = tokenizer.special_tokens_map.items()
+    return ChatTemplate(source, {name: str(token) for name, token in named if name.endswith("_token")})
 
 
 def _check_readable(path: Path) -> None:

@@ -55,6 +55,8 @@ class PackedLM:
         self.eos_ids = end_ids(model)
         self.tokenizer_json = None if tokenizer is None else tokenizer.json
         """The tokenizer beside the model as ``tokenizers`` JSON, if there is one."""
+        self.chat = None if tokenizer is None else tokenizer.chat
+        """Its chat template, if it has one."""
         self.forward_calls = 0
         """Calls of the model's forward since the model was loaded."""
         self.rows = 0

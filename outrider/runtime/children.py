@@ -39,7 +39,9 @@ class ServiceProcess:
         self.address = ""
         """host:port of its gRPC server; empty until it is ready."""
         self.metrics = ""
-        """host:port of its HTTP server; empty until it is ready."""
+        """host:port of its metrics; empty until it is ready."""
+        self.http = ""
+        """URL of its HTTP front; empty until it is ready, and where it has none."""
         self._process = process
         self._log_path = log_path
 
@@ -95,7 +97,7 @@ class ServiceProcess:
             status = self._wait(5.0)
             ended = "is still running" if status is None else f"ended with exit status {status}"
             raise ServiceFailed(f"{self.role} {ended} without being ready{self._last_words()}", self.role)
-        self.address, self.metrics = said["address"], said["metrics"]
+        self.address, self.metrics, self.http = said["address"], said["metrics"], said.get("http", "")
 
     def terminate(self) -> None:
         """Asks it to stop; returns at once."""

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import grpc.aio
@@ -59,6 +59,8 @@ class ServiceContext(Generic[Settings]):
     metrics: Metrics
     fail: Callable[[BaseException], None]
     """Ends the process with this error; may be called from any thread, and returns at once."""
+    also: dict[str, str] = field(default_factory=dict)
+    """What else it serves, name to URL: announced beside the address."""
 
 
 Build = Callable[[ServiceContext[Settings]], Awaitable[Service]]
@@ -117,7 +119,8 @@ async def _serve(
     server = grpc.aio.server(options=server_options(settings.max_message_mb))
     address = _bind(server, settings.bind)
     metrics = Metrics(role)
-    service = await build(ServiceContext(settings, address, metrics, ending.fail))
+    context = ServiceContext(settings, address, metrics, ending.fail)
+    service = await build(context)
     health = health_aio.HealthServicer()
     names = (READY, *service.register(server))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -134,7 +137,8 @@ async def _serve(
             ready = True
             await _set(health, names, ready)
             metrics_address = f"{_host(settings.metrics_bind)}:{http.port}"
-            announce({"role": role, "pid": os.getpid(), "address": address, "metrics": metrics_address})
+            said = {"role": role, "pid": os.getpid(), "address": address, "metrics": metrics_address}
+            announce(said | context.also)
             log.info("ready")
             await ending.requested.wait()
     finally:

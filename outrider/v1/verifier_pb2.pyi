@@ -48,6 +48,7 @@ class VerifierDescription(_message.Message):
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     MODEL_TYPE_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """What OpenRequest.model takes."""
     max_length: _builtins.int
@@ -75,6 +76,10 @@ class VerifierDescription(_message.Message):
     def local_sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the sources that live inside this worker."""
 
+    @_builtins.property
+    def chat_template(self) -> Global___ChatTemplate:
+        """How a conversation becomes a prompt; unset where the tokenizer has no chat template."""
+
     def __init__(
         self,
         *,
@@ -88,14 +93,65 @@ class VerifierDescription(_message.Message):
         max_sessions: _builtins.int = ...,
         model_type: _builtins.str = ...,
         numerics: _builtins.str = ...,
+        chat_template: Global___ChatTemplate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_ids", b"eos_ids", "local_sources", b"local_sources", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "model_type", b"model_type", "node_limit", b"node_limit", "numerics", b"numerics", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "eos_ids", b"eos_ids", "local_sources", b"local_sources", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "model_type", b"model_type", "node_limit", b"node_limit", "numerics", b"numerics", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifierDescription: _TypeAlias = VerifierDescription  # noqa: Y015
+
+@_typing.final
+class ChatTemplate(_message.Message):
+    """A tokenizer's chat template, as its configuration has it. It is run in a sandbox, by whoever holds the
+    conversation.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TokensEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """In the template language of Jinja 2."""
+    @_builtins.property
+    def tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What the template may name beside the messages: bos_token, eos_token, ..."""
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatTemplate: _TypeAlias = ChatTemplate  # noqa: Y015
 
 @_typing.final
 class TokenizerRequest(_message.Message):

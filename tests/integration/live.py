@@ -53,12 +53,14 @@ class Up:
         self.process = process
         self._log = log
         self.address = ""
+        self.http = ""
         self.processes: list[dict[str, Any]] = []
 
     def wait_ready(self) -> None:
         said = self.first_line()
         assert "error" not in said, (said, self.log())
         self.address, self.processes = said["address"], said["processes"]
+        self.http = said["http"]
 
     def first_line(self) -> dict[str, Any]:
         assert self.process.stdout is not None

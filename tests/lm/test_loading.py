@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from outrider.lm import PackedLM, Share
+from outrider.lm.loading import load_tokenizer
 from speculative.errors import InvalidRequest, ModelRefused
 from tests.lm.families import LENGTH, VOCABULARY, config_of, eager_logits, model_of
 
@@ -34,6 +35,21 @@ def test_a_folder_gives_the_model_its_ids_its_lengths_and_its_tokenizer(tiny_lla
     assert tokenizer.truncation is None
     assert tokenizer.padding is None
     assert not any(parameter.requires_grad for parameter in lm.model.parameters())
+
+
+def test_a_chat_template_comes_with_the_special_tokens(tiny_llama: Path, tmp_path: Path) -> None:
+    plain = changed(tiny_llama, tmp_path / "plain", "tokenizer_config.json", chat_template="{{ messages }}")
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
+    several = changed(tiny_llama, tmp_path / "several", "tokenizer_config.json", chat_template=named)
+    in_a_file = changed(tiny_llama, tmp_path / "file", "tokenizer_config.json")
+    (in_a_file / "chat_template.jinja").write_text("from a file")
+
+    found = [load_tokenizer(str(folder)) for folder in (tiny_llama, plain, several, in_a_file)]
+
+    chats = [tokenizer.chat for tokenizer in found if tokenizer is not None]
+    assert [chat and chat.source for chat in chats] == [None, "{{ messages }}", "yes", "from a file"]
+    assert chats[1] is not None
+    assert chats[1].tokens == {"eos_token": "<eos>", "pad_token": "<pad>"}
 
 
 def test_a_loaded_model_computes_what_transformers_does(tiny_llama: Path) -> None:

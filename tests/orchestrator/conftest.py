@@ -16,7 +16,7 @@ from outrider.client import AsyncClient
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
 from outrider.tokens import TokenTable
-from outrider.v1 import draft_source_pb2, verifier_pb2
+from outrider.v1 import common_pb2, draft_source_pb2, verifier_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceServicer, add_DraftSourceServicer_to_server
 from outrider.v1.verifier_pb2_grpc import VerifierServicer, add_VerifierServicer_to_server
 from outrider.wire.channel import server_options
@@ -49,6 +49,10 @@ class FakeVerifier(VerifierServicer):
 
     model: str = "toy"
     tokens: TokenTable | None = None
+    chat: str = ""
+    """Its chat template."""
+    drafts: bool = False
+    """Whether every other id was drafted."""
     tick_s: float = 0.005
     per_tick: int = 2
     silent: bool = False
@@ -83,6 +87,9 @@ class FakeVerifier(VerifierServicer):
             node_limit=16,
             max_sessions=8,
             numerics=self.numerics,
+            chat_template=verifier_pb2.ChatTemplate(source=self.chat, tokens={"eos_token": "<eos>"})
+            if self.chat
+            else None,
         )
 
     async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[verifier_pb2.TokenizerChunk]:
@@ -166,12 +173,19 @@ class FakeVerifier(VerifierServicer):
             alias=cursor.alias,
             position=cursor.position,
             ids=ids,
-            credits=bytes(len(ids)),
+            credits=bytes(position % 2 if self.drafts else 0 for position in range(len(ids))),
             finished=finish_to_wire(session.finished),
         )
+        if session.message.HasField("logprobs"):
+            top = range(2, 2 + session.message.logprobs.top_logprobs)
+            told = common_pb2.TokenLogprob(
+                logprob=-0.5, top_ids=top, top_logprobs=[-0.25 * id_ for id_ in top]
+            )
+            committed.logprobs.extend([told] * len(ids))
         cursor.position = session.length
         if session.finished is not None:
             committed.usage.completion_tokens = session.length - len(session.message.ids)
+            committed.usage.admitted = committed.usage.completion_tokens if self.drafts else 0
             committed.usage.rounds = committed.usage.completion_tokens
             committed.usage.replay_identical = True
             del cursors[cursor.alias]
@@ -200,6 +214,8 @@ class Front:
     address: str
     client: AsyncClient
     metrics: Metrics
+    http: str = ""
+    """URL of its HTTP front, where it was told to have one."""
 
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"outrider_orchestrator_{name}", labels) or 0.0
@@ -242,12 +258,13 @@ class World:
     async def front(self, verifiers: list[str], drafters: tuple[str, ...] = (), **settings: Any) -> Front:
         told = OrchestratorSettings(verifier=verifiers, drafter=drafters, **settings)
         metrics = Metrics("orchestrator")
-        service = await build(ServiceContext(told, "", metrics, fail=lambda error: None))
+        context = ServiceContext(told, "", metrics, fail=lambda error: None)
+        service = await build(context)
         address, _ = await listen(self._stack, lambda _, server: service.register(server) and None, None)
         await service.start()
         self._stack.push_async_callback(service.stop, 0.0)
         client = await self._stack.enter_async_context(AsyncClient(address))
-        return Front(service, address, client, metrics)
+        return Front(service, address, client, metrics, context.also.get("http", ""))
 
     async def until(self, happened: Callable[[], Any]) -> None:
         async with asyncio.timeout(10):

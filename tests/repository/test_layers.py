@@ -104,12 +104,17 @@ LAYERS = {
         ("numpy", "faiss", "safetensors", "sentence_transformers"),
     ),
     "orchestrator": Layer(
-        (*SHARED, "orchestrator.stores.redis"), (*RPC, "pydantic", "prometheus_client", "tokenizers")
+        (*SHARED, "orchestrator.http", "orchestrator.stores.redis"),
+        (*RPC, "pydantic", "prometheus_client", "tokenizers"),
     ),
     "orchestrator.stores.redis": Layer(
         (*SHARED, "orchestrator", "orchestrator.stores.connection"), ("redis",)
     ),
     "orchestrator.stores.connection": Layer(("orchestrator",), ("redis",)),
+    "orchestrator.http": Layer(
+        ("speculative", "outrider.wire", "outrider.tokens", "outrider.v1", "orchestrator"),
+        ("grpc", "fastapi", "starlette", "uvicorn", "h11", "pydantic", "jinja2"),
+    ),
     "training": Layer(("speculative", "outrider.lm", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
 }
 
@@ -167,6 +172,8 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("orchestrator.server", "def f():\n    import torch"),
         ("orchestrator.server", "import llguidance"),
         ("orchestrator.ledger", "import redis"),
+        ("orchestrator.server", "import fastapi"),
+        ("orchestrator.http.app", "import torch"),
         ("speculative.grammar", "import llguidance"),
         ("orchestrator.server", "from outrider.lm.packed import PackedLM"),
         ("orchestrator.server", "from transformers import AutoTokenizer"),
@@ -204,6 +211,9 @@ def test_the_orchestrator_runs_without_torch() -> None:
     loaded = loaded_by("import orchestrator.__main__, orchestrator.service, orchestrator.settings")
     assert "grpc" in loaded
     assert not loaded & {"torch", "transformers", "outrider.lm", "redis"}
+    assert "fastapi" not in loaded, "what has no HTTP front does not load one"
+    loaded |= loaded_by("import orchestrator.http.app, orchestrator.http.front")
+    assert not loaded & {"torch", "transformers", "outrider.lm"}
 
 
 def test_the_retrieval_service_runs_without_torch() -> None:

@@ -10,6 +10,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from orchestrator.http.chat import conversation
+from orchestrator.requests import Target
+from outrider.tokens import ChatTemplate, TokenTable
 from training import evaluate, heldout, model, prompts
 from training import tokenizer as bpe
 
@@ -39,6 +42,16 @@ def test_the_pair_is_under_40_megabytes_in_files_under_15() -> None:
 def test_both_folders_carry_the_same_tokenizer() -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (TARGET / name).read_bytes() == (DRAFTER / name).read_bytes()
+
+
+async def test_a_conversation_with_the_pair_is_a_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer.chat_template == bpe.CHAT
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "{{ 7 }}?"}]
+    table = TokenTable.from_tokenizer(tokenizer.backend_tokenizer)
+    target = Target("target", 2048, 4096, table.digest, table, (), ChatTemplate(tokenizer.chat_template))
+    text = await conversation(target, messages)
+    assert text == "system: Be brief.\nuser: {{ 7 }}?\nassistant:"
+    assert text == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 def test_weights_are_stored_in_bfloat16_and_eos_ends_a_text() -> None:

@@ -14,7 +14,7 @@ from outrider.lm.packed import PackedLM
 from outrider.v1 import verifier_pb2
 from speculative.errors import InvalidRequest
 from speculative.params import SamplingParams
-from verifier_service.server import load_target
+from verifier_service.loading import load_target
 from verifier_service.settings import VerifierSettings
 
 NEW = 120

@@ -12,7 +12,7 @@ from fake_source import FakeSource, Garbage, Oracle, running
 from harness import GREEDY, Verifier, eventually, serving
 
 from outrider.lm.packed import PackedLM
-from outrider.tokens import TokenTable
+from outrider.tokens import ChatTemplate, TokenTable
 from outrider.v1 import common_pb2, verifier_pb2
 from speculative.params import SamplingParams
 
@@ -128,6 +128,17 @@ async def test_the_tokenizer_comes_whole(target: PackedLM) -> None:
     assert tokens.digest == said.tokenizer_digest
     assert (said.model_type, said.numerics) == ("llama", "cpu float32")
     assert list(said.eos_ids) == [1]
+    assert not said.HasField("chat_template"), "this tokenizer has none"
+
+
+async def test_the_chat_template_comes_with_the_tokens_it_may_name(
+    target: PackedLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "chat", ChatTemplate("{{ eos_token }}", {"eos_token": "<eos>"}))
+    async with serving(target) as verifier:
+        said = await verifier.stub.Describe(verifier_pb2.VerifierDescribeRequest())
+    assert said.chat_template.source == "{{ eos_token }}"
+    assert dict(said.chat_template.tokens) == {"eos_token": "<eos>"}
 
 
 @pytest.fixture(autouse=True)

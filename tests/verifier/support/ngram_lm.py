@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from outrider.lm.plan import PassPlan, Share
 from outrider.lm.pool import KVLayout, SlotPool
 from outrider.lm.table import SlotTable
+from outrider.tokens import ChatTemplate
 
 ORDER = 3
 LAYOUT = KVLayout(((1, 1), (1, 1)), torch.float64, torch.device("cpu"))
@@ -34,6 +35,7 @@ class NgramLM:
     model_type = "ngram"
     name = "ngram"
     tokenizer_json: str | None = None
+    chat: ChatTemplate | None = None
 
     def __init__(
         self,

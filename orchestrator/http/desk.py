@@ -1,0 +1,111 @@
+"""Requests of the HTTP front on their way: the same room, counters and relay that those over gRPC have."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from orchestrator.events import Event
+from orchestrator.fleet import Fleet
+from orchestrator.http import asking
+from orchestrator.http.chat import conversation
+from orchestrator.http.fields import ChatRequest, CompletionRequest, Generation
+from orchestrator.http.folding import Answers
+from orchestrator.http.merging import merged
+from orchestrator.http.shapes import ChatShape, Shape, TextShape
+from orchestrator.metrics import RequestMetrics
+from orchestrator.relay import Relay
+from orchestrator.requests import Admitted, Target, check_text, choose_target
+from orchestrator.room import Room
+
+SEED_BITS = 53
+"""Of seeds that are drawn here: whole numbers of which every JSON reader keeps all digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A body that can be answered."""
+
+    asked: Generation
+    target: Target
+    shape: Shape
+    requests: tuple[Admitted, ...]
+    """One for each prompt."""
+    answers: Answers
+    seed: int
+    id: str
+
+
+class Desk:
+    """Takes bodies in, and answers them."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        relay: Relay,
+        metrics: RequestMetrics,
+        room: Room,
+        default_max_tokens: int,
+    ) -> None:
+        self._fleet = fleet
+        self._relay = relay
+        self._metrics = metrics
+        self._room = room
+        self._default_max_tokens = default_max_tokens
+
+    def served(self) -> list[Target]:
+        """Models that a request can be opened for now."""
+        found = {target.name: target for target in self._fleet.targets()}
+        return [target for name, target in found.items() if self._fleet.verifiers_for(name)]
+
+    def target(self, name: str | None) -> Target:
+        """See choose_target."""
+        return choose_target(name or "", self._fleet.targets(), self._fleet.unreached())
+
+    async def job(self, asked: CompletionRequest | ChatRequest) -> Job:
+        """The body, checked, its prompts tokenized. Raises OutriderError."""
+        try:
+            return await self._job(asked)
+        except Exception:
+            with self._metrics.begin():  # a request that is refused is one, too
+                raise
+
+    async def events(self, job: Job) -> AsyncGenerator[tuple[int, Event], None]:
+        """What becomes of each of its requests, by place. Closing it ends them. Raises OutriderError."""
+        with self._room.enter(len(job.requests)):
+            streams = [self._answer(request, job.target) for request in job.requests]
+            async with aclosing(merged(streams)) as events:
+                async for event in events:
+                    yield event
+
+    async def encode(self, text: str, target: Target, *, add_special: bool = True) -> list[int]:
+        """In a thread, as a long text takes a while. Raises InvalidRequest where it cannot be a prompt."""
+        tokens = check_text(text, target)
+        return await asyncio.to_thread(tokens.encode, text, add_special=add_special)
+
+    async def _job(self, asked: CompletionRequest | ChatRequest) -> Job:
+        asking.check_together(asked)
+        target = self.target(asked.model)
+        shape: Shape
+        if isinstance(asked, ChatRequest):
+            shape = ChatShape(target.tokens)
+            plain = [message.plain() for message in asked.messages]
+            text = await conversation(target, plain)
+            prompts: Sequence[Sequence[int]] = [await self.encode(text, target, add_special=False)]
+        else:
+            shape = TextShape(target.tokens)
+            given = asking.prompts_of(asked)
+            prompts = [p if isinstance(p, list) else await self.encode(p, target) for p in given]
+        seed = secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed % 2**64
+        name = f"{shape.id_prefix}-{secrets.token_hex(12)}"
+        requests = asking.admitted(asked, prompts, target, seed, name, self._default_max_tokens)
+        return Job(asked, target, shape, tuple(requests), Answers(requests), seed, name)
+
+    async def _answer(self, request: Admitted, target: Target) -> AsyncGenerator[Event, None]:
+        with self._metrics.begin() as measure:
+            measure.prompt(len(request.ids))
+            async with aclosing(self._relay.answer(request, target, None)) as events:
+                async for event in events:
+                    measure.note(event)
+                    yield event

@@ -1,0 +1,145 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` under the status that fits."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from outrider.wire.status import RETRY_KEY, shortened, status_of
+from speculative.errors import InvalidRequest
+
+
+class FieldRefused(InvalidRequest):
+    """A field of the body that cannot be what it is, by the field's name."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Kind(NamedTuple):
+    """How a gRPC status is told over HTTP."""
+
+    status: int
+    type: str
+    code: str | None
+
+
+_KINDS = {
+    grpc.StatusCode.INVALID_ARGUMENT: Kind(400, "invalid_request_error", None),
+    grpc.StatusCode.NOT_FOUND: Kind(404, "invalid_request_error", "model_not_found"),
+    grpc.StatusCode.ABORTED: Kind(409, "conflict_error", "superseded"),
+    grpc.StatusCode.FAILED_PRECONDITION: Kind(409, "conflict_error", "failed_precondition"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Kind(429, "rate_limit_error", "overloaded"),
+    grpc.StatusCode.UNAVAILABLE: Kind(503, "service_unavailable_error", "unavailable"),
+}
+_INTERNAL = Kind(500, "server_error", "internal_error")
+
+# What the checks that both fronts share call a field, where the body has another name for it.
+_NAMES = (
+    (r"\bstop_ids\b", "stop_token_ids"),
+    (r"^speculation\.node_limit\b", "speculation.nodes"),
+    (r"\bsources?\b", "speculation.sources"),
+    (r"^(json_schema|json_object|grammar)\b|: json_(schema|object) is not", "response_format"),
+    (r"^model must be given|^no model\b", "model"),
+    (r"\bstop string", "stop"),
+    (r"\blogit_bias\b", "logit_bias"),
+    (r"^[Tt]he prompt\b|give ids, not text", "prompt"),
+)
+_FIELD = re.compile(r"([a-z_]+) (?:is|has|names|cannot)\b")
+# What a field of several kinds takes; the library tells a fault for each of them.
+_TAKES = {
+    "prompt": "a string, a list of strings, a list of token ids or a list of such lists, of at least one",
+    "stop": "a string or a list of strings",
+    "content": "a string, or a list of parts of type text",
+}
+
+
+def param_of(message: str) -> str | None:
+    """The field that a refusal speaks of, as the body calls it; None where it names none."""
+    for pattern, name in _NAMES:
+        if re.search(pattern, message):
+            return name
+    found = _FIELD.match(message)
+    return found[1] if found else None
+
+
+def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, body and headers of an error; one that is a bug keeps its text to the log."""
+    status = status_of(error)
+    kind = _KINDS.get(status.code, _INTERNAL)
+    param = None
+    if kind.status == 400:
+        param = error.param if isinstance(error, FieldRefused) else param_of(status.message)
+    elif kind.status == 404:
+        param = "model"
+    metadata = dict(status.metadata)
+    headers = {"retry-after": metadata[RETRY_KEY]} if RETRY_KEY in metadata else {}
+    return kind.status, shape(status.message, kind.type, param, kind.code), headers
+
+
+def shape(message: str, type_: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+
+
+def error_response(error: Exception) -> JSONResponse:
+    """The answer that says it."""
+    status, body, headers = told(error)
+    return JSONResponse(body, status, headers)
+
+
+async def on_error(request: Request, error: Exception) -> JSONResponse:
+    """For whatever a route raises."""
+    return error_response(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """For what the framework refuses: no such path, no such method, a body that is no JSON."""
+    assert isinstance(error, HTTPException)
+    type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
+    return JSONResponse(shape(str(error.detail), type_), error.status_code, dict(error.headers or {}))
+
+
+async def on_invalid_body(request: Request, error: Exception) -> JSONResponse:
+    """For a body whose fields are not what they may be: the first fault, by name."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(field_refused(error.errors()))
+
+
+def field_refused(faults: Sequence[Mapping[str, Any]]) -> FieldRefused:
+    """The first of what pydantic found to be wrong."""
+    fault = faults[0]
+    place = _place(fault["loc"][1:])
+    last = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
+    if fault["type"] == "json_invalid":
+        return FieldRefused("", f"the body is no JSON: {fault.get('ctx', {}).get('error', '')}")
+    if not place:
+        return FieldRefused("", "the body must be a JSON object, sent as application/json")
+    if fault["type"] == "extra_forbidden":
+        return FieldRefused(place, f"{place} is not supported here; leave it out")
+    if fault["type"] == "missing":
+        return FieldRefused(place, f"{place} is missing")
+    wanted = f"it must be {_TAKES[last]}" if last in _TAKES else str(fault["msg"])
+    return FieldRefused(place, f"{place} is {shortened(repr(fault['input']), 80)}: {wanted}")
+
+
+def _place(parts: Sequence[str | int]) -> str:
+    """Names and numbers without the kinds that the library tried: `messages[0].content`."""
+    place = ""
+    for part in parts:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif re.fullmatch(r"[a-z][a-z_]*", part) and part not in _TRIED:
+            place += f".{part}" if place else part
+        elif not place:  # an unknown field may have any name
+            place = shortened(part, 80)
+    return place
+
+
+_TRIED = {"str", "int", "bool", "float", "dict", "list", "text_"}

@@ -1,0 +1,80 @@
+"""How much a client may send, and how long it may take over it."""
+
+import asyncio
+from typing import Any
+
+import h11
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+SENDING_S = 30.0
+"""For a request's headers, and again for its body."""
+
+
+class BodyLimit:
+    """Refuses bodies that are too large or too slow, before any of it is read as JSON."""
+
+    sending_s = SENDING_S
+
+    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+        self._app = app
+        self._most_bytes = most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        loop = asyncio.get_running_loop()
+        deadline, size, complete = loop.time() + self.sending_s, 0, False
+
+        async def limited() -> Message:
+            nonlocal size, complete
+            if complete:  # what comes now is the client's leaving
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError as error:
+                raise HTTPException(408, f"the body was not here within {self.sending_s:g} s") from error
+            size += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if size > self._most_bytes:
+                raise HTTPException(413, f"the body has more than {self._most_bytes} bytes")
+            return message
+
+        await self._app(scope, limited, send)
+
+
+class SlowHeaders(H11Protocol):
+    """Ends connections whose request's headers do not come to an end."""
+
+    sending_s = SENDING_S
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A client has connected, and is to ask for something."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Whether it was the end of the headers, h11 knows."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is left to be watched."""
+        super().connection_lost(exc)
+        self._stop()
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.sending_s, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
