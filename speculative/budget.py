@@ -17,7 +17,9 @@ _RISE = 1.0 + 1e-9
 """What one more node must gain at least: rounding is no gain."""
 
 
-def allot(survivals: Sequence[Sequence[float]], committing: int, rows: int, cost: StepCost) -> list[int]:
+def allot(
+    survivals: Sequence[Sequence[float]], committing: int, rows: int, cost: StepCost, least_gain: float = 0.0
+) -> list[int]:
     """How many nodes of each session are admitted.
 
     Args:
@@ -25,19 +27,29 @@ def allot(survivals: Sequence[Sequence[float]], committing: int, rows: int, cost
         committing: sessions that commit at least one token in this step.
         rows: of the step without any node, at least 1.
         cost: above 0, for `rows` and up to the number of nodes more.
+        least_gain: the share by which nodes have to make it more than none would.
     """
     counts = [0] * len(survivals)
     order = sorted(
         (-survival, session) for session, nodes in enumerate(survivals) for survival in nodes if survival > 0
     )
     expected = float(committing)
-    best = expected / cost(rows)
+    bare = best = expected / cost(rows)
     admitted = 0
     for count, (negative, _) in enumerate(order, start=1):
         expected -= negative
         rate = expected / cost(rows + count)
         if rate > best * _RISE:
             best, admitted = rate, count
+    if best < bare * (1.0 + least_gain):
+        return counts
     for _, session in order[:admitted]:
         counts[session] += 1
     return counts
+
+
+def may_pay(most: int, committing: int, rows: int, cost: StepCost) -> bool:
+    """Whether up to `most` nodes could be worth their rows in the best case: all of them are accepted."""
+    bare = committing / cost(rows)
+    counts = {1 << bit for bit in range(most.bit_length())} | {most} - {0}
+    return any((committing + count) / cost(rows + count) > bare * _RISE for count in counts)

@@ -1,18 +1,24 @@
 """How often a source outside this worker is told what was committed, which is what it drafts from.
 
-A source none of whose drafts was accepted for a while rests: it is told nothing for a number of rounds, which
-doubles each time that telling it again brought nothing. Sessions to come begin with what the last ones found,
-so a source that is slow, silent or wrong costs a service next to nothing, and one that gets better is found
-out. Pure: counts rounds and tokens.
+A source none of whose drafts was accepted for a while rests: no session tells it anything for a number of
+rounds, then one does for a few, and the number doubles each time that nothing comes of it. Rounds count over
+all sessions, so short ones find out together what no one of them could. A source that is slow, silent or
+wrong costs a service next to nothing, and one that gets better is found out. Pure: counts rounds and tokens.
 """
 
 from dataclasses import dataclass
 
-_FIRST_ROUNDS = 32
-"""Rounds in which it was heard and nothing of it was accepted, until a source rests."""
-_PROBE_ROUNDS = 8
+_FIRST_ROUNDS = 32.0
+"""Rounds without an accepted token until a source rests."""
+_PROBE_ROUNDS = 8.0
 _FIRST_REST = 16
 _MOST_REST = 1024
+_SPARED_REST = 64
+"""The longest rest of one whose drafts were not tried: when the batch gets smaller they may be worth it."""
+_SILENT = 0.5
+"""What a round counts in which it sent nothing: it may have a long prompt to read."""
+_SPARED = 8.0
+"""What one counts in which there were drafts and none was admitted: in a batch like this they are no use."""
 
 
 @dataclass(slots=True)
@@ -20,7 +26,11 @@ class Record:
     """What the sessions so far found about a source."""
 
     rest: int = 0
-    """Rounds for which it rested last; 0: it is worth asking."""
+    """Rounds for which it rests; 0: it is worth asking."""
+    left: int = 0
+    """Of those, rounds until a session tries it again."""
+    barren: float = 0.0
+    """Rounds since a token of it was accepted."""
 
 
 class Asking:
@@ -30,30 +40,51 @@ class Asking:
         record: of the source; kept up to date.
     """
 
-    __slots__ = ("_left", "_record", "_rest", "asked")
+    __slots__ = ("_follows", "_left", "_probed", "_record", "asked")
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._rest = record.rest
         self.asked = not record.rest
         """Whether it is told of the round that was committed last."""
-        self._left = record.rest or _FIRST_ROUNDS
+        self._left = max(_PROBE_ROUNDS, _FIRST_ROUNDS - record.barren)
+        self._probed = 0
+        """The rest before the one that this session has ended."""
+        self._follows = not self.asked
+        """Whether it rests for what other sessions found."""
 
-    def committed(self, accepted: int, heard: bool = True) -> None:
-        """A round was committed, of which so many tokens were this source's; `heard`: it had sent drafts.
+    def committed(self, accepted: int, heard: bool = True, spared: bool = False) -> None:
+        """A round was committed, of which so many tokens were this source's.
 
-        One that is silent costs nothing, and may have a long prompt to read.
+        `heard`: it had sent drafts; `spared`: there were some, and none was admitted to the step.
         """
+        record = self._record
         if accepted:
-            self.asked, self._left, self._rest = True, _FIRST_ROUNDS, 0
-            self._record.rest = 0
-            return
-        self._left -= heard or not self.asked
-        if self._left > 0:
-            return
-        self.asked = not self.asked
-        if self.asked:
-            self._left = _PROBE_ROUNDS
+            self.asked, self._left, self._probed = True, _FIRST_ROUNDS, 0
+            record.rest, record.barren = 0, 0.0
+        elif not self.asked:
+            self._go_on_resting()
         else:
-            self._rest = min(2 * self._rest or _FIRST_REST, _MOST_REST)
-            self._left = self._record.rest = self._rest
+            spent = _SPARED if spared else 1.0 if heard else _SILENT
+            self._left -= spent
+            record.barren += spent
+            if self._left <= 0:
+                self._rest(_SPARED_REST if spared else _MOST_REST)
+                self._follows = spared
+
+    def _rest(self, most: int) -> None:
+        rest = min(2 * self._probed or _FIRST_REST, most)
+        self._record.rest = max(self._record.rest, rest) if not self._probed else rest
+        self._record.left = self._record.rest
+        self._left = rest
+        self.asked = False
+
+    def _go_on_resting(self) -> None:
+        record = self._record
+        self._left -= 1
+        record.left -= 1
+        # Where other sessions do well with it, this one's own finding counts.
+        due = record.left <= 0 if record.rest else self._follows or self._left <= 0
+        if due:
+            self.asked, self._follows = True, False
+            self._left, self._probed = _PROBE_ROUNDS, record.rest
+            record.left = record.rest

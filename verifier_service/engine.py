@@ -4,6 +4,7 @@ drain the inbox - publish what the last step did, and the next one's beat - mayb
 forward - match - commit. Everything that touches the model happens here; nothing here touches a socket.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.lm.ranks import RankLost
-from speculative.budget import allot
 from speculative.commit import FinishReason
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Park, Sources, Stop
 from verifier_service.counts import CountsByName, EngineTotals
@@ -28,6 +28,7 @@ from verifier_service.running import RunningSessions, Target
 from verifier_service.scheduler import Scheduler
 from verifier_service.sessions import Session
 from verifier_service.timings import Timings
+from verifier_service.weighing import Weighing
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +69,13 @@ class Engine:
         self.prefixes = kv.prefixes.counts
         self._running = RunningSessions(kv, Scheduler(limits.most_running), self.totals, self.counts)
         self._pace = pace or StepPace()
+        self._weighing = Weighing(self._pace, limits.adaptive)
         self._stopping = False
         self._failures = 0
         self._forward_ended: float | None = None
         self._sampling_s = 0.0
         self._waiting_s = 0.0
+        self._taking_in_s = 0.0  # drafts and commands: no part of what one more session or node costs
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -129,11 +132,11 @@ class Engine:
             return
 
     def _drain(self) -> None:
-        try:
+        began = time.perf_counter()
+        with contextlib.suppress(Empty):
             while True:
                 self._handle(self.inbox.get_nowait())
-        except Empty:
-            return
+        self._taking_in_s += time.perf_counter() - began
 
     def _handle(self, command: Command) -> None:
         running = self._running
@@ -158,10 +161,11 @@ class Engine:
     def _step(self, ready: list[Session]) -> None:
         nodes = [session.likely_nodes for session in ready]
         sizes = pending_rows([session.pending for session in ready], nodes, self._chunk(ready))
-        for session, size in zip(ready, sizes, strict=True):
-            with self._running.guarded(session):
-                self._running.prepare(session, size)
-        fitting = self._running.fit(ready, sizes)
+        taking = [(session.pending, size) for session, size in zip(ready, sizes, strict=True)]
+        drafts = self._weighing.may_pay(taking, [session.node_limit for session in ready])
+        if drafts:
+            self._prepare(ready, sizes)
+        drafts &= self._running.fit(ready, sizes)
         step_ms = self._pace.expected_ms(sum(sizes) + sum(nodes), len(ready))
         # Whoever may wait for drafts tells sources first. Else it is told as the forward begins: what the
         # event loop then does overlaps with the forward and not with this thread's own bookkeeping.
@@ -170,7 +174,7 @@ class Engine:
             self._tell(stepping=True, step_ms=step_ms)
             with self._running.guarded(ready[0]):
                 self._await_drafts(ready[0], sizes[0])
-        parts = self._begin(ready, sizes, drafts=fitting)
+        parts = self._begin(ready, sizes, drafts)
         if not waits:
             self._tell(stepping=bool(parts), step_ms=step_ms)
         logits = self._forward(parts) if parts else None
@@ -178,6 +182,13 @@ class Engine:
             # Drafts for the trees that were just verified are merged before these are cut.
             self._drain()
             self._absorb_all(parts, logits)
+
+    def _prepare(self, ready: list[Session], sizes: list[int]) -> None:
+        began = time.perf_counter()
+        for session, size in zip(ready, sizes, strict=True):
+            with self._running.guarded(session):
+                self._running.prepare(session, size)
+        self._taking_in_s += time.perf_counter() - began
 
     def _chunk(self, ready: list[Session]) -> int:
         """Rows that prompts may share with decoding in this step."""
@@ -189,20 +200,12 @@ class Engine:
         """Every session's rows in this step: its pending ids, and the drafted nodes that are admitted."""
         taking = [(s, size) for s, size in zip(ready, sizes, strict=True) if size and s in self._running.kv]
         rankings = [session.ranking(size).survivals if drafts else [] for session, size in taking]
-        admitted = self._admit(rankings, taking)
+        admitted = self._weighing.admit(rankings, [(session.pending, size) for session, size in taking])
         parts: list[Part] = []
         for (session, size), nodes in zip(taking, admitted, strict=True):
             with self._running.guarded(session):
                 parts.append((session, session.begin(size, nodes)))
         return parts
-
-    def _admit(self, rankings: list[list[float]], taking: list[tuple[Session, int]]) -> list[int]:
-        """How many drafted nodes each session brings."""
-        if not self._limits.adaptive or not any(rankings):
-            return [len(ranking) for ranking in rankings]
-        rows = sum(size for _, size in taking)
-        committing = sum(session.pending == size for session, size in taking)
-        return allot(rankings, committing, rows, partial(self._pace.step_ms, sessions=len(taking)))
 
     def _absorb_all(self, parts: list[Part], logits: NDArray[np.float32]) -> None:
         low = 0
@@ -262,7 +265,7 @@ class Engine:
         while len(self._running) == 1 and session in self._running and not self._stopping:
             now = time.perf_counter()
             left_ms = self._limits.wait_ms_most - (now - began) * 1000
-            (nodes,) = self._admit([session.ranking(rows).survivals], [(session, rows)])
+            (nodes,) = self._weighing.admit([session.ranking(rows).survivals], [(session.pending, rows)])
             step_ms = self._pace.expected_ms(rows + nodes)
             patience = session.patience_ms(now * 1000, step_ms, left_ms, nodes)
             if not patience:
@@ -289,5 +292,5 @@ class Engine:
             self.timings.sampling.add(self._sampling_s * 1000)
             between_s = began - self._forward_ended - self._waiting_s
             self.timings.add_split(sessions, (between_s - self._sampling_s) * 1000)
-            self._pace.record_overhead(between_s * 1000, sessions)
-        self._sampling_s = self._waiting_s = 0.0
+            self._pace.record_overhead(max(0.0, between_s - self._taking_in_s) * 1000, sessions)
+        self._sampling_s = self._waiting_s = self._taking_in_s = 0.0

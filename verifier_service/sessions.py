@@ -95,6 +95,7 @@ class Session:
         self._muted: set[int] = set()
         self._ranking: Ranking | None = None
         self._bare = True
+        self._brought = self.node_limit
         self.use_sources(sources)
 
     def use_sources(self, sources: SourceSet) -> None:
@@ -121,8 +122,8 @@ class Session:
 
     @property
     def likely_nodes(self) -> int:
-        """How many drafted nodes the next step would bring."""
-        return min(self.node_limit, self._pool.pending)
+        """How many drafted nodes the next step would bring: what stands, or some more than the last did."""
+        return min(self.node_limit, self._pool.pending, 2 * self._brought + 1)
 
     @property
     def prefix_hash(self) -> int:
@@ -204,6 +205,7 @@ class Session:
     def begin(self, rows: int, nodes: int) -> Portion:
         """The rows of a step that computes `rows` (at least 1) pending ids and the likeliest `nodes`."""
         end = self.cached + rows
+        self._brought = nodes
         return Portion(
             tuple(self.ids[self.cached : end]), self.ranking(rows).tree(nodes), end == len(self.ids)
         )
@@ -243,8 +245,9 @@ class Session:
         path = match.path[: len(tokens)]
         credits = bytes(tree.sources[node] for node in path) + bytes(len(tokens) - len(path))
         self._usage.record_round(len(tokens), credits, len(tree))
+        spared = not len(tree) and self._pool.pending > 0
         for credit, asking in self._asking.items():
-            asking.committed(credits.count(credit), credit in self._heard)
+            asking.committed(credits.count(credit), credit in self._heard, spared)
         self._heard.clear()
         position = len(self.ids)
         self.ids.extend(tokens)

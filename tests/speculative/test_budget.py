@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from speculative.budget import allot
+from speculative.budget import allot, may_pay
 
 
 def rate(survivals: list[list[float]], counts: tuple[int, ...], rows: int, cost: list[float]) -> float:
@@ -50,6 +50,13 @@ def test_nodes_of_survival_zero_are_never_admitted() -> None:
 def test_a_dip_in_the_steps_per_second_hides_nothing_behind_it() -> None:
     """The second row makes a stair, and only five nodes together are worth climbing it."""
     assert allot([[0.8] * 5], committing=1, rows=1, cost=lambda rows: 5.0 if rows == 1 else 10.0) == [5]
+
+
+def test_nodes_may_pay_where_rows_are_cheap_and_not_where_each_costs_as_much_as_a_token() -> None:
+    assert may_pay(4, 2, 2, lambda rows: 10.0 + rows)
+    assert not may_pay(4, 2, 2, lambda rows: 3.0 * rows)
+    assert not may_pay(0, 2, 2, lambda rows: 10.0 + rows)
+    assert may_pay(13, 1, 1, lambda rows: 5.0 + 5.0 * (1 < rows < 14)), "only all of them together"
 
 
 def test_without_nodes_or_sessions_nothing_is_allotted() -> None:

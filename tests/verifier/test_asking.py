@@ -71,8 +71,77 @@ def test_an_ended_session_leaves_nothing_held() -> None:
     assert outgoing.take() is None
 
 
-def test_a_source_that_is_silent_is_told_all_the_time() -> None:
+def test_a_source_that_is_silent_has_time_to_read_a_long_prompt_and_then_rests() -> None:
     asking = Asking(Record())
-    for _ in range(500):
+    asked = 0
+    while asking.asked:
         asking.committed(0, heard=False)
-    assert asking.asked
+        asked += 1
+    assert asked == 64
+
+
+def test_sessions_too_short_to_find_out_alone_find_out_together() -> None:
+    record = Record()
+    told_of = []
+    for _ in range(12):
+        asking = Asking(record)
+        told_of.append(told(asking, 20))
+    assert told_of[0] == 20
+    assert sum(told_of[2:]) < 40
+
+
+def test_short_sessions_try_it_again_when_its_rest_is_over() -> None:
+    record = Record()
+    for _ in range(60):
+        told(Asking(record), 20)
+    assert record.rest > 20, "longer than any of them lasts"
+    tried = False
+    for _ in range(record.rest // 20 + 2):
+        asking = Asking(record)
+        for _ in range(20):
+            tried |= asking.asked
+            asking.committed(1 if asking.asked else 0)
+    assert tried
+    assert Asking(record).asked
+
+
+def test_one_of_many_sessions_tries_it_and_all_go_by_what_it_finds() -> None:
+    record = Record()
+    told(Asking(record), 40)
+    together = [Asking(record) for _ in range(8)]
+    assert not any(asking.asked for asking in together)
+    while not any(asking.asked for asking in together):
+        for asking in together:
+            asking.committed(0)
+    assert sum(asking.asked for asking in together) == 1
+    for asking in together:
+        asking.committed(asking.asked)
+    for asking in together:
+        asking.committed(0)
+    assert all(asking.asked for asking in together)
+
+
+def test_a_session_that_it_does_not_suit_leaves_the_others_alone() -> None:
+    record = Record()
+    suited, unsuited = Asking(record), Asking(record)
+    asked = 0
+    for _ in range(400):
+        suited.committed(1)
+        unsuited.committed(0)
+        asked += unsuited.asked
+    assert suited.asked
+    assert asked < 200
+
+
+def test_drafts_that_a_full_batch_had_no_room_for_are_tried_again_soon() -> None:
+    asking = Asking(Record())
+    rests = []
+    for _ in range(6):
+        rest = 0
+        while asking.asked:
+            asking.committed(0, spared=True)
+        while not asking.asked:
+            asking.committed(0)
+            rest += 1
+        rests.append(rest)
+    assert rests == [16, 32, 64, 64, 64, 64]

@@ -31,7 +31,7 @@ async def oracle(verifier: Verifier) -> Oracle:
 @pytest.fixture
 def target() -> NgramLM:
     target = NgramLM(24)
-    target.step_s = 0.003
+    target.step_s = 0.015
     return target
 
 

@@ -1,0 +1,46 @@
+"""Drafted nodes against their rows: by themselves, and beside prompts that have to be computed anyway."""
+
+import pytest
+
+from verifier_service.pace import PROFILED, StepPace
+from verifier_service.weighing import Weighing, step_cost
+
+STEADY = {rows: 5.0 + 0.25 * rows for rows in PROFILED}
+"""A step's milliseconds by its rows: mostly its own until there are many."""
+SURE = [0.9, 0.8, 0.7, 0.6]
+
+
+def weighing(adaptive: bool = True, row_ms: float = 0.25) -> Weighing:
+    return Weighing(StepPace({rows: 5.0 + row_ms * rows for rows in STEADY}), adaptive)
+
+
+def test_a_session_alone_is_given_what_shares_the_steps_own_time() -> None:
+    assert weighing().admit([SURE], [(1, 1)]) == [4]
+    assert weighing().may_pay([(1, 1)], [16])
+
+
+def test_beside_prompts_decoding_costs_what_it_adds_to_them() -> None:
+    cost = step_cost(StepPace(STEADY), prefilled=60, sessions=3)
+    assert cost(62) == pytest.approx(0.5)
+    assert cost(66) == pytest.approx(1.5)
+
+
+def test_beside_prompts_nodes_that_save_no_step_are_left_out() -> None:
+    decoding, prompt = (1, 1), (400, 60)
+    assert weighing().admit([SURE, SURE, []], [decoding, decoding, prompt]) == [0, 0, 0]
+    assert not weighing().may_pay([decoding, decoding, prompt], [16, 16, 16])
+
+
+def test_nodes_that_promise_hardly_more_than_drafting_costs_are_left_out() -> None:
+    assert weighing(row_ms=12.0).admit([[0.9]], [(1, 1)]) == [1]
+    assert weighing(row_ms=24.0).admit([[0.9]], [(1, 1)]) == [0], "1.9 tokens in 53 ms, or 1 in 29"
+
+
+def test_a_step_in_which_nobody_commits_has_no_use_for_drafts() -> None:
+    assert not weighing().may_pay([(400, 60), (300, 4)], [16, 16])
+
+
+def test_without_a_budget_everything_is_admitted() -> None:
+    fixed = weighing(adaptive=False)
+    assert fixed.admit([SURE, SURE], [(1, 1), (400, 60)]) == [4, 4]
+    assert fixed.may_pay([(400, 60)], [16])

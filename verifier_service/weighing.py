@@ -1,0 +1,57 @@
+"""Whether drafted nodes are worth their rows in a step, and how many. Pure: knows counts and milliseconds."""
+
+from collections.abc import Sequence
+
+from speculative.budget import StepCost, allot, may_pay
+from verifier_service.pace import StepPace
+
+Taking = Sequence[tuple[int, int]]
+"""Of each session in a step: its pending ids, and the rows of them that the step computes."""
+
+LEAST_GAIN = 0.08
+"""What drafting costs beside a step: taking drafts in, telling sources, processors that they share with the
+target. Where nodes promise less than that, nothing is admitted, and the sources come to rest."""
+_LEAST_MS = 1e-3
+
+
+class Weighing:
+    """Weighs a step's drafts by what steps of this target take.
+
+    Args:
+        adaptive: otherwise everything that was drafted is admitted.
+    """
+
+    def __init__(self, pace: StepPace, adaptive: bool) -> None:
+        self._pace = pace
+        self._adaptive = adaptive
+
+    def may_pay(self, taking: Taking, most: Sequence[int]) -> bool:
+        """Whether there could be drafts that the step admits, of at most so many nodes each; else nobody need
+        look for any."""
+        if not self._adaptive:
+            return True
+        nodes = sum(count for (pending, rows), count in zip(taking, most, strict=True) if rows == pending)
+        return may_pay(nodes, *self._bare(taking))
+
+    def admit(self, rankings: Sequence[Sequence[float]], taking: Taking) -> list[int]:
+        """How many nodes of each session's ranking (survivals, descending) the step computes."""
+        if not self._adaptive or not any(rankings):
+            return [len(ranking) for ranking in rankings]
+        return allot(rankings, *self._bare(taking), LEAST_GAIN)
+
+    def _bare(self, taking: Taking) -> tuple[int, int, StepCost]:
+        """Of the step without drafts: sessions that commit, rows, and what decoding costs in it."""
+        rows = sum(size for _, size in taking)
+        committing = sum(pending == size for pending, size in taking)
+        return committing, rows, step_cost(self._pace, rows - committing, len(taking))
+
+
+def step_cost(pace: StepPace, prefilled: int, sessions: int) -> StepCost:
+    """Milliseconds that a step of so many rows takes for decoding.
+
+    Of its rows `prefilled` are prompts', which have to be computed in any case: in such a step decoding costs
+    what it adds to them. Counted as a whole, long steps would seem to call for many drafted nodes, which make
+    the prompts take longer and save no step.
+    """
+    prompts_ms = pace.expected_ms(prefilled) if prefilled else 0.0
+    return lambda rows: max(pace.step_ms(rows, sessions) - prompts_ms, _LEAST_MS)
