@@ -30,7 +30,7 @@ demonstration:
 
 test: ## All tests
 	@scripts/setup test
-	.venv/bin/python -m pytest $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 2 $(PYTEST_ARGS)
 
 kernel-check: ## The GPU kernel's tests on the CPU, in Triton's interpreter
 	@scripts/kernel-check
