@@ -68,7 +68,8 @@ Whole = int | None
 @app.command()
 def up(
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file with a table per role, and [up]. Default: OUTRIDER_CONFIG.")
+        Path | None,
+        typer.Option(help="A TOML file with a table per role, and [up]. Default: OUTRIDER_CONFIG."),
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="The target: a Hugging Face folder or id. Default: the embedded pair.")
@@ -91,7 +92,9 @@ def up(
     corpus: Annotated[
         list[str] | None, typer.Option(help="A corpus of `outrider index build` to draft from; repeatable.")
     ] = None,
-    folder: Annotated[str | None, typer.Option(help="Where past outputs are kept. Default: in memory.")] = None,
+    folder: Annotated[
+        str | None, typer.Option(help="Where past outputs are kept. Default: in memory.")
+    ] = None,
     log_level: Annotated[Level | None, typer.Option(help="What the services log. Default: warning.")] = None,
     json_: Json = False,
 ) -> None:

@@ -66,7 +66,10 @@ def _inner_bounds(annotation: Any) -> dict[str, Any]:
         for field in getattr(part, "__metadata__", ()):
             if isinstance(field, FieldInfo):
                 found |= {
-                    name: getattr(one, name) for one in field.metadata for name in _LIMITS if hasattr(one, name)
+                    name: getattr(one, name)
+                    for one in field.metadata
+                    for name in _LIMITS
+                    if hasattr(one, name)
                 }
     return found
 
@@ -79,7 +82,13 @@ def _kind(annotation: Any) -> str:
     inner = [part for part in get_args(annotation) if part is not NoneType]
     if inner:
         return _kind(inner[0])
-    names = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path", SecretStr: "a secret"}
+    names = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        Path: "a path",
+        SecretStr: "a secret",
+    }
     return names.get(annotation, "text")
 
 

@@ -63,7 +63,9 @@ def check_file(path: Path) -> Checked:
         told = Told()
         take_table(kind, told, file.table(role), "")
         check(kind, told)
-        found += (replace(one, path=f"{role}.{one.path}" if one.path else f"[{role}]") for one in told.problems)
+        found += (
+            replace(one, path=f"{role}.{one.path}" if one.path else f"[{role}]") for one in told.problems
+        )
     return Checked(path, [one for one in found if not one.missing], [one for one in found if one.missing])
 
 

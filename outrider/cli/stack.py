@@ -52,7 +52,7 @@ class StackOptions:
     """Folders of corpora to draft from."""
     folder: str = ""
     """Where the retrieval worker keeps what it learns; empty: nowhere."""
-    said: Said = Said()
+    said: Said = field(default_factory=Said)
     """What is said to the services themselves, which goes before most of the above."""
 
     def models(self) -> tuple[str, str]:

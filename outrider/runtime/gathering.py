@@ -46,7 +46,10 @@ class Told:
 
 
 def gather(
-    role: str, kind: type[BaseSettings], arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    role: str,
+    kind: type[BaseSettings],
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
 ) -> Told:
     """Reads flags, variables and the configuration file. Exits where help is asked for.
 
@@ -98,7 +101,7 @@ def unknown_variables(role: str, kind: type[BaseModel], environment: Mapping[str
             yield Problem(name, f"is no setting; {_nearest_variable(upper, role, known)}")
         elif (meant := _with_two_underscores(upper, role)) in known:
             yield Problem(name, f"is no setting; did you mean {meant}, with two underscores?")
-        elif names.close_to(upper, names.CONFIG_VARIABLE):
+        elif upper != names.CONFIG_VARIABLE and names.close_to(upper, names.CONFIG_VARIABLE):
             yield Problem(name, f"is not read; did you mean {names.CONFIG_VARIABLE}?")
 
 
@@ -125,9 +128,7 @@ def _flags(role: str, kind: type[BaseSettings], arguments: Sequence[str], told: 
     known = source.root_parser._option_string_actions
     wrong = [name for name in _named_flags(arguments) if name not in known]
     if wrong and not {"-h", "--help"} & set(arguments):
-        told.problems += (
-            Problem(name, f"is no flag; {names.did_you_mean(name, known)}") for name in wrong
-        )
+        told.problems += (Problem(name, f"is no flag; {names.did_you_mean(name, known)}") for name in wrong)
         told.misread = True
         return {}
     try:

@@ -31,16 +31,15 @@ class SecretFiles(BaseModel):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Before pydantic collects the fields."""
         super().__init_subclass__(**kwargs)
-        annotations = cls.__dict__.get("__annotations__", {})
-        own = dict(annotations)
-        annotations.clear()
+        own, widened = cls.__annotations__, {}
         for name, kind in own.items():
-            annotations[name] = kind
+            widened[name] = kind
             sibling = name + SUFFIX
             if holds_secret(kind) and sibling not in own:
-                annotations[sibling] = SecretFile
+                widened[sibling] = SecretFile
                 words = f"A file that holds {name}: what stands in arguments and variables others may read."
                 setattr(cls, sibling, Field(default=None, description=words))
+        cls.__annotations__ = widened
 
     @model_validator(mode="before")
     @classmethod
