@@ -88,8 +88,7 @@ def open_corpus(path: Path, tokens: TokenTable | None) -> CorpusIndex:
 
 
 def read_tokens(name: str) -> TokenTable | None:
-    """From a tokenizer.json, a folder that has one, or an id, ORG/NAME or ORG/NAME@REVISION; None for an empty
-    name."""
+    """From a tokenizer.json, a folder that has one, or an id, NAME or NAME@REVISION; None for no name."""
     if not name:
         return None
     path: Path = Path(name).expanduser()

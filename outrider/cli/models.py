@@ -83,11 +83,11 @@ def _lines(report: "Report") -> Iterator[str]:
     assert report.costs is not None
     target, drafter = report.costs
     ratio = target.step_ms / drafter.step_ms
-    yield f"cost        {target.step_ms:.2f} ms a token, {drafter.step_ms:.2f} ms the drafter's: 1 to {ratio:.1f}"
-    yield f"agreement   the drafter's likeliest is the target's greedy token {report.agreement:.0%} of the time"
+    yield f"cost        {target.step_ms:.2f} ms a token, the drafter's {drafter.step_ms:.2f}: 1 to {ratio:.1f}"
+    yield f"agreement   {report.agreement:.0%} of the target's greedy tokens are the drafter's likeliest"
     for one in report.measured:
         yield (
-            f"{f'at {one.temperature:g}':<11} {one.nodes:>2} nodes: {one.acceptance_length:.2f} tokens a round, "
+            f"at {one.temperature:<8g} {one.nodes:>2} nodes: {one.acceptance_length:.2f} tokens a round, "
             f"{one.expected_speedup:.2f} times plain decoding"
         )
     verdict = "use the drafter" if report.advice.drafter else "do not use the drafter"
@@ -102,6 +102,6 @@ def _of_side(side: "Side") -> str:
     if side.refusal:
         return f"{side.source}: refused: {side.refusal}"
     return (
-        f"{side.source}: {side.type}, {side.parameters / 1e6:,.1f} M parameters, {side.vocabulary_size:,} ids, "
-        f"up to {side.max_length:,} positions, {side.kv_bytes_per_id / 1024:,.1f} KiB a position"
+        f"{side.source}: {side.type}, {side.parameters / 1e6:,.1f} M parameters, {side.vocabulary_size:,} ids, up "
+        f"to {side.max_length:,} positions of {side.kv_bytes_per_id / 1024:,.1f} KiB"
     )

@@ -118,8 +118,8 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether the packed layout exists here: a float32 model on the CPU, in a torch with oneDNN, whose weights
-    no library of its own reads."""
+    """Whether the packed layout exists here: a float32 model on the CPU, not quantised, in a torch with
+    oneDNN."""
     first = next(model.parameters())
     return (
         first.device.type == "cpu"

@@ -42,7 +42,7 @@ class Advice:
 
 
 def advise(measured: Sequence[Drafting]) -> Advice:
-    """The limit of nodes that brings most over all temperatures together; no drafter where that is too little.
+    """The limit of nodes that brings most over all temperatures; no drafter where that is too little.
 
     Of limits that bring about as much, the smallest: nodes are rows that other sessions have to share.
     """

@@ -32,8 +32,8 @@ def _first_difference(target: TokenTable, drafter: TokenTable) -> str:
     ]
     first = different[0]
     return (
-        f"id {first} is {_shown(target.token(first))} in the target's and {_shown(drafter.token(first))} in the "
-        f"drafter's; {len(different):,} ids differ, of {target.size:,} and {drafter.size:,}"
+        f"id {first} is {_shown(target.token(first))} in the target's and {_shown(drafter.token(first))} in "
+        f"the drafter's; {len(different):,} ids differ, of {target.size:,} and {drafter.size:,}"
     )
 
 
