@@ -83,7 +83,7 @@ def _lines(report: "Report") -> Iterator[str]:
     assert report.costs is not None
     target, drafter = report.costs
     ratio = target.step_ms / drafter.step_ms
-    yield f"cost        {target.step_ms:.2f} ms a token, the drafter's {drafter.step_ms:.2f}: 1 to {ratio:.1f}"
+    yield f"cost        {target.step_ms:.2f} ms a token, drafter {drafter.step_ms:.2f} ms: 1 to {ratio:.1f}"
     yield f"agreement   {report.agreement:.0%} of the target's greedy tokens are the drafter's likeliest"
     for one in report.measured:
         yield (
@@ -101,7 +101,8 @@ def _lines(report: "Report") -> Iterator[str]:
 def _of_side(side: "Side") -> str:
     if side.refusal:
         return f"{side.source}: refused: {side.refusal}"
+    size, width = side.parameters / 1e6, side.kv_bytes_per_id / 1024
     return (
-        f"{side.source}: {side.type}, {side.parameters / 1e6:,.1f} M parameters, {side.vocabulary_size:,} ids, up "
-        f"to {side.max_length:,} positions of {side.kv_bytes_per_id / 1024:,.1f} KiB"
+        f"{side.source}: {side.type}, {size:,.1f} M parameters, {side.vocabulary_size:,} ids, "
+        f"up to {side.max_length:,} positions of {width:,.1f} KiB"
     )

@@ -55,12 +55,9 @@ def advise(measured: Sequence[Drafting]) -> Advice:
     most = max(means.values())
     nodes = next(nodes for nodes, mean in means.items() if mean >= 0.99 * most)
     if most < WORTH:
-        return Advice(
-            False, 0, 1.0, f"drafting is expected to bring {most:.2f} times the speed of plain decoding"
-        )
-    return Advice(
-        True, nodes, round(means[nodes], 3), f"{nodes} nodes a round bring about as much as any limit"
-    )
+        return Advice(False, 0, 1.0, f"it would bring {most:.2f} times the speed of plain decoding")
+    why = f"{means[nodes]:.2f} times plain decoding; {nodes} nodes a round bring about as much as any limit"
+    return Advice(True, nodes, round(means[nodes], 3), why)
 
 
 def kv_mb(bytes_per_id: int, max_length: int, memory_mb: int) -> int:

@@ -32,6 +32,7 @@ CLIENT = Layer(
     RPC,
 )
 MEMORY = ("speculative", "retrieval_service.trie", "retrieval_service.memories")
+SERVICES = ("verifier_service", "drafter_service", "retrieval_service", "orchestrator")
 # The longest name that a module's begins with counts.
 LAYERS = {
     "speculative": Layer((), ("numpy",), ("asyncio", "socket", "threading", "time")),
@@ -75,10 +76,13 @@ LAYERS = {
             "outrider.client",
             "outrider.completions",
             "outrider.options",
+            "outrider.pair",
             "retrieval_service.corpus",
+            *(f"{service}.settings" for service in SERVICES),
         ),
-        (*RPC, "typer", "rich"),
+        (*RPC, "typer", "rich", "pydantic"),
     ),
+    "outrider.pair": Layer(("speculative", "outrider.lm", "outrider.tokens", "drafter_service"), TORCH),
     "verifier_service": Layer(
         (*SHARED, "outrider.lm", "verifier_service.grammar"),
         (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
@@ -187,6 +191,9 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("outrider.tokens", "import transformers"),
         ("outrider.client", "from outrider.runtime import serve"),
         ("outrider.cli.app", "import torch"),
+        ("outrider.cli.models", "from outrider.lm.packed import PackedLM"),
+        ("outrider.cli.configuring", "from verifier_service import engine"),
+        ("outrider.pair.checking", "from verifier_service import engine"),
         ("outrider.source.events", "from drafter_service import engine"),
         ("retrieval_service.engine", "import torch"),
         ("retrieval_service.engine", "from outrider.lm import packed"),
