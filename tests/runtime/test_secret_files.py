@@ -107,7 +107,7 @@ def test_no_secret_is_shown(file: Path, caplog: pytest.LogCaptureFixture) -> Non
     ],
 )
 def test_no_fault_quotes_a_secret(flags: list[str], also: dict[str, str], file: Path) -> None:
-    with pytest.raises(ValueError, match="tok|door|keys") as told:
+    with pytest.raises(ValueError, match=r"tok|door|keys") as told:
         read_settings(ToySettings, [str(file) if flag == "FILE" else flag for flag in flags], also)
     assert SECRET not in str(told.value)
 
