@@ -99,9 +99,7 @@ def test_everything_that_is_wrong_is_told_with_path_value_and_what_to_do(run: Ru
 
 
 @pytest.mark.parametrize(("text", "says"), [(None, "No such file"), ("a = \n", "at line 1, column 5")])
-def test_what_is_no_file_of_tables_is_said_so(
-    run: Run, tmp_path: Path, text: str | None, says: str
-) -> None:
+def test_what_is_no_file_of_tables_is_said_so(run: Run, tmp_path: Path, text: str | None, says: str) -> None:
     file = str(tmp_path / "none.toml") if text is None else written(tmp_path, text)
     done = run("config", "check", file)
     assert (done.status, done.out) == (1, "")
@@ -156,7 +154,10 @@ def test_a_role_that_would_not_start_is_shown_with_the_reason(run: Run) -> None:
 def test_a_role_that_is_none_is_refused(run: Run) -> None:
     done = run("config", "show", "juggler", "--json")
     assert done.status == 2
-    assert "there are: orchestrator, verifier, drafter, retrieval, up" in json.loads(done.out)["error"]["message"]
+    assert (
+        "there are: orchestrator, verifier, drafter, retrieval, up"
+        in json.loads(done.out)["error"]["message"]
+    )
 
 
 def test_the_document_has_the_tables_that_the_settings_give() -> None:

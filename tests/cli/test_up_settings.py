@@ -30,7 +30,9 @@ def test_without_flags_and_a_file_it_is_what_it_is_by_default() -> None:
 
 
 def test_its_own_table_goes_below_variables_and_these_below_flags(tmp_path: Path) -> None:
-    text = '[up]\ntarget = "a/filed"\ndevice = "filed"\nthreads = 3\nretrieval = "none"\ncorpus = ["x", "y"]\n'
+    text = (
+        '[up]\ntarget = "a/filed"\ndevice = "filed"\nthreads = 3\nretrieval = "none"\ncorpus = ["x", "y"]\n'
+    )
     found = up(tmp_path, text, {"OUTRIDER_UP__DEVICE": "told", "OUTRIDER_UP__THREADS": "4"}, threads=5)
     assert (found.target, found.device, found.threads) == ("a/filed", "told", 5)
     assert (found.retrieval, found.corpora) == (False, ("x", "y"))

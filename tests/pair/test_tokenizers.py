@@ -28,18 +28,18 @@ def test_the_first_id_that_differs_is_named_with_both_tokens() -> None:
     before, found = table(), fit(table(), table(swap))
     assert not found.ok
     assert found.difference.startswith(
-        f"id 10 is {before.token(10)!r} in the target's and {before.token(11)!r} in the drafter's; 2 ids differ"
+        f"id 10 is {before.token(10)!r} in the target's and {before.token(11)!r} in the drafter's; 2 ids"
     )
 
 
 def test_ids_that_only_one_has_differ() -> None:
     def add(described: Any) -> None:
-        described["added_tokens"].append(
-            {**described["added_tokens"][0], "id": 96, "content": "<tool>"}
-        )
+        described["added_tokens"].append({**described["added_tokens"][0], "id": 96, "content": "<tool>"})
 
     found = fit(table(), table(add))
-    assert found.difference.startswith("id 96 is nothing in the target's and '<tool>' in the drafter's; 1 ids")
+    assert found.difference.startswith(
+        "id 96 is nothing in the target's and '<tool>' in the drafter's; 1 ids"
+    )
     assert "of 96 and 97" in found.difference
 
 
