@@ -64,7 +64,7 @@ def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = No
     assert isinstance(settings, UpSettings)
     said = Said(
         config="" if told.file is None else str(told.file.path.expanduser().resolve()),
-        by_role={role: _said_to(role, told.file, environment) for role in ROLES},
+        by_role={role: said for role in ROLES if (said := _said_to(role, told.file, environment))},
         by_flag=frozenset(given),
     )
     return StackOptions(

@@ -72,6 +72,7 @@ def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTr
     transformers_logging.disable_progress_bar()
     where = Source.of(source)
     config = _config(where)
+    where.check_whole()
     split: dict[str, Any] = {}
     if ranks > 1:
         check_split(config, ranks)

@@ -34,7 +34,7 @@ class Source:
     @classmethod
     def of(cls, text: str) -> "Source":
         """Raises InvalidRequest where it plainly is a folder that is not there, or is no name at all."""
-        if Path(text).expanduser().exists():
+        if text and Path(text).expanduser().exists():
             return cls(text, str(Path(text).expanduser()))
         name, revision = split_revision(text)
         if not name or Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
@@ -63,8 +63,6 @@ class Source:
             raw, _ = PreTrainedConfig.get_config_dict(self.name, **self.arguments)
         except (OSError, ValueError) as error:
             raise InvalidRequest(self.missing(error)) from error
-        if folder.exists():
-            self._check_whole(folder)
         return raw
 
     def missing(self, error: BaseException) -> str:
@@ -78,8 +76,11 @@ class Source:
             f"HF_HUB_OFFLINE is set: unset it, or run `{command}` where there is a network ({said})"
         )
 
-    def _check_whole(self, folder: Path) -> None:
-        """Raises InvalidRequest where a download, or a clone, stopped half way."""
+    def check_whole(self) -> None:
+        """Raises InvalidRequest where a download, or a clone, of a folder stopped half way."""
+        if not self.is_folder:
+            return
+        folder = Path(self.name)
         index = next((folder / name for name in _INDICES if (folder / name).is_file()), None)
         if index is None:
             files = [name for name in _WEIGHTS if (folder / name).is_file()]

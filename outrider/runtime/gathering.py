@@ -156,9 +156,18 @@ def _variables(
     try:
         values: dict[str, Any] = source()
     except SettingsError as error:
-        raise ValueError(str(error)) from error
-    # Unknown ones below a group are told already, by their whole names.
-    return _known_keys(kind, values, _ALL_IN_ALL, "", [])
+        name = str(error).partition('"')[2].partition('"')[0]
+        raise ValueError(
+            f"{names.variable(role, (name,))} is no JSON, which a whole group is said in"
+        ) from error
+    problems: list[Problem] = []
+    known = _known_keys(kind, values, _ALL_IN_ALL, "a variable", problems)
+    # Those that are variables of their own are told already, by their whole names.
+    upper = {name.upper() for name in environment}
+    told.problems += (
+        one for one in problems if names.variable(role, tuple(one.path.split("."))) not in upper
+    )
+    return known
 
 
 def _known_keys(

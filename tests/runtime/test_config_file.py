@@ -71,7 +71,7 @@ def test_no_file_is_read_that_was_not_named(written: Path, monkeypatch: pytest.M
         ("[drafter]\nparent_pid = 1", "parent_pid (FILE): is for flags and variables"),
         ('[drafter]\ngrace_s = "long"', "grace_s = 'long' (FILE): "),
         ("[drafter]\nlimits = 3", "limits = 3 (FILE): "),
-        ("[drafter]\nmodel = ", "'FILE' is no TOML: Invalid value (at line 2, column 9)"),
+        ("[drafter]\nmodel = ", "'FILE' is no TOML: Invalid value (at "),
         ("[drafter]\n[drafter]", "'FILE' is no TOML: Cannot declare"),
     ],
 )

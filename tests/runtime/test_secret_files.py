@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import SecretStr
 
-from outrider.runtime.settings import Group, ServiceSettings, as_variables, read_settings
+from outrider.runtime.settings import Group, Secrets, ServiceSettings, as_variables, read_settings
 
 SECRET = "hunter2-of-the-toy"
 
@@ -21,7 +21,7 @@ class ToySettings(ServiceSettings):
 
     token: SecretStr
     """Who asks."""
-    keys: tuple[SecretStr, ...] = ()
+    keys: Secrets = ()
     door: Door = Door()
 
 
@@ -103,11 +103,12 @@ def test_no_secret_is_shown(file: Path, caplog: pytest.LogCaptureFixture) -> Non
         (["--token", "t", f"--tokne={SECRET}"], {}),
         (["--token", "t"], {"OUTRIDER_DRAFTER__TOKNE": SECRET}),
         (["--token", "t"], {"OUTRIDER_DRAFTER__DOOR": f'{{"pasword": "{SECRET}"}}'}),
-        (["--token", "t"], {"OUTRIDER_DRAFTER__KEYS": f'[["{SECRET}"]]'}),
+        (["--token", "t"], {"OUTRIDER_DRAFTER__DOOR": f'{{"password": ["{SECRET}"]}}'}),
+        (["--token", "t"], {"OUTRIDER_DRAFTER__DOOR": SECRET}),
     ],
 )
 def test_no_fault_quotes_a_secret(flags: list[str], also: dict[str, str], file: Path) -> None:
-    with pytest.raises(ValueError, match=r"tok|door|keys") as told:
+    with pytest.raises(ValueError, match=r"tok|door|TOK|DOOR") as told:
         read_settings(ToySettings, [str(file) if flag == "FILE" else flag for flag in flags], also)
     assert SECRET not in str(told.value)
 
