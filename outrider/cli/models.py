@@ -101,8 +101,7 @@ def _lines(report: "Report") -> Iterator[str]:
 def _of_side(side: "Side") -> str:
     if side.refusal:
         return f"{side.source}: refused: {side.refusal}"
-    size, width = side.parameters / 1e6, side.kv_bytes_per_id / 1024
     return (
-        f"{side.source}: {side.type}, {size:,.1f} M parameters, {side.vocabulary_size:,} ids, "
-        f"up to {side.max_length:,} positions of {width:,.1f} KiB"
+        f"{side.source}: {side.type}, {side.vocabulary_size:,} ids, up to {side.max_length:,} positions "
+        f"of {side.kv_bytes_per_id / 1024:,.1f} KiB"
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import is_offline_mode
 from transformers import PreTrainedConfig
-from transformers.utils.hub import is_offline_mode
 
 from outrider.tokens import split_revision
 from speculative.errors import InvalidRequest

@@ -57,7 +57,6 @@ class Side:
     type: str = ""
     max_length: int = 0
     vocabulary_size: int = 0
-    parameters: int = 0
     kv_bytes_per_id: int = 0
 
 
@@ -136,13 +135,11 @@ def _load(source: str, how: How) -> tuple[PackedLM | None, Side]:
         lm = PackedLM.load(source, device=how.device, dtype=how.dtype, threads=how.threads, kv_mb=KV_MB)
     except ModelRefused as error:
         return None, Side(source, refusal=str(error))
-    parameters = sum(one.numel() for one in lm.model.parameters())
     return lm, Side(
         source,
         type=lm.model_type,
         max_length=lm.max_length,
         vocabulary_size=lm.vocabulary_size,
-        parameters=parameters,
         kv_bytes_per_id=lm.pool.layout.slot_bytes,
     )
 

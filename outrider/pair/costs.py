@@ -1,9 +1,10 @@
-"""What passes of two models cost on this machine, measured side by side."""
+"""What passes of two models cost on this machine, measured in turn."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import inf
+from typing import Self
 
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
@@ -29,38 +30,47 @@ class Cost:
 
 
 def measure(target: PackedLM, drafter: PackedLM) -> tuple[Cost, Cost]:
-    """Medians of passes in turn, so that what else runs on the machine slows both alike."""
+    """The fastest of several passes, the two in turn: slower ones were held up by something else."""
     ends = time.perf_counter() + _BUDGET_S
-    sizes = [(target, 1), (target, TARGET_ROWS), (drafter, 1), (drafter, DRAFTER_ROWS)]
-    taken: list[list[float]] = [[] for _ in sizes]
-    for repeat in range(-1, _REPEATS):
-        if repeat >= _LEAST and time.perf_counter() > ends:
-            break
-        for (lm, rows), times in zip(sizes, taken, strict=True):
-            took = _pass_ms(lm, rows)
-            if repeat >= 0:  # the first is for caches and code that is loaded late
-                times.append(took)
-    one, many, drafted_one, drafted_many = map(median, taken)
-    return _cost(one, many, TARGET_ROWS), _cost(drafted_one, drafted_many, DRAFTER_ROWS)
+    with _Short(target) as big, _Short(drafter) as small:
+        sizes = [(big, 1), (big, TARGET_ROWS), (small, 1), (small, DRAFTER_ROWS)]
+        fastest = [inf] * len(sizes)
+        for repeat in range(_REPEATS):
+            if repeat >= _LEAST and time.perf_counter() > ends:
+                break
+            for index, (session, rows) in enumerate(sizes):
+                fastest[index] = min(fastest[index], session.pass_ms(rows), session.pass_ms(rows))
+    return _cost(*fastest[:2], TARGET_ROWS), _cost(*fastest[2:], DRAFTER_ROWS)
 
 
 def _cost(one: float, many: float, rows: int) -> Cost:
-    return Cost(one, max(0.0, many - one) / (rows - 1))
+    return Cost(round(one, 4), round(max(0.0, many - one) / (rows - 1), 4))
 
 
-def _pass_ms(lm: PackedLM, rows: int) -> float:
-    """A chain of so many rows after a short context."""
-    context = min(_CONTEXT, lm.max_length // 2)
-    rows = min(rows, lm.max_length - context)
-    table = lm.table()
-    try:
-        lm.forward([Share(table, (0,) * context, _chain(context), ())])
-        table.commit(_chain(context, 0))
+class _Short:
+    """A session with a short context."""
+
+    def __init__(self, lm: PackedLM) -> None:
+        self._lm = lm
+        self._table = lm.table()
+
+    def __enter__(self) -> Self:
+        context = min(_CONTEXT, self._lm.max_length // 2)
+        self._lm.forward([Share(self._table, (0,) * context, _chain(context), ())])
+        self._table.commit(_chain(context, 0))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lm.release(self._table)
+
+    def pass_ms(self, rows: int) -> float:
+        """A chain of so many rows, all of whose logits are wanted."""
+        rows = min(rows, self._lm.max_length - self._table.length)
         began = time.perf_counter()
-        lm.forward([Share(table, (0,) * rows, _chain(rows), tuple(range(rows)))]).numpy()
-        return (time.perf_counter() - began) * 1000
-    finally:
-        lm.release(table)
+        self._lm.forward([Share(self._table, (0,) * rows, _chain(rows), range(rows))]).numpy()
+        took = (time.perf_counter() - began) * 1000
+        self._table.drop_nodes()
+        return took
 
 
 def _chain(length: int, begin: int = -1) -> Sequence[int]:

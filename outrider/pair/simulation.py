@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters.causal_lm import CausalLMDrafter
-from drafter_service.follower import Follower, Request
+from drafter_service.follower import Follower
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
+from outrider.source.events import Request
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hashes
 from speculative.merge import DraftPool

@@ -68,7 +68,9 @@ LAYERS = {
         ),
         (),
     ),
-    "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", "triton", *TORCH)),
+    "outrider.lm": Layer(
+        ("speculative", "outrider.tokens"), ("numpy", "tokenizers", "triton", "huggingface_hub", *TORCH)
+    ),
     "outrider.cli": Layer(
         (
             *SHARED,
@@ -82,7 +84,9 @@ LAYERS = {
         ),
         (*RPC, "typer", "rich", "pydantic"),
     ),
-    "outrider.pair": Layer(("speculative", "outrider.lm", "outrider.tokens", "drafter_service"), TORCH),
+    "outrider.pair": Layer(
+        ("speculative", "outrider.lm", "outrider.source", "outrider.tokens", "drafter_service"), ()
+    ),
     "verifier_service": Layer(
         (*SHARED, "outrider.lm", "verifier_service.grammar"),
         (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
