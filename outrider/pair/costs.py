@@ -10,10 +10,9 @@ from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
 
 _CONTEXT = 128
-_REPEATS = 9
-_BUDGET_S = 20.0
-"""Models so slow that this runs out are measured less often."""
-_LEAST = 3
+_LEAST, _MOST = 3, 100
+"""Repeats: as many as the time allows."""
+_BUDGET_S = 3.0
 TARGET_ROWS = 17
 """The last committed id and sixteen nodes."""
 DRAFTER_ROWS = 6
@@ -35,12 +34,13 @@ def measure(target: PackedLM, drafter: PackedLM) -> tuple[Cost, Cost]:
     with _Short(target) as big, _Short(drafter) as small:
         sizes = [(big, 1), (big, TARGET_ROWS), (small, 1), (small, DRAFTER_ROWS)]
         fastest = [inf] * len(sizes)
-        for repeat in range(_REPEATS):
+        for repeat in range(_MOST):
             if repeat >= _LEAST and time.perf_counter() > ends:
                 break
             for index, (session, rows) in enumerate(sizes):
                 fastest[index] = min(fastest[index], session.pass_ms(rows), session.pass_ms(rows))
-    return _cost(*fastest[:2], TARGET_ROWS), _cost(*fastest[2:], DRAFTER_ROWS)
+    one, many, drafted_one, drafted_many = fastest
+    return _cost(one, many, TARGET_ROWS), _cost(drafted_one, drafted_many, DRAFTER_ROWS)
 
 
 def _cost(one: float, many: float, rows: int) -> Cost:
