@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource
 from outrider.runtime import setting_names as names
 from outrider.runtime.config_file import ConfigFile
 from outrider.runtime.problems import Problem
-from outrider.runtime.secret_files import holds_secret, rival
+from outrider.runtime.secret_files import SUFFIX, holds_secret, rival
 
 NOT_IN_FILES = ("config", "parent_pid")
 """What only the start of a process can say."""
@@ -39,10 +39,19 @@ class Told:
 
     def origin(self, path: Sequence[Any]) -> str:
         """Where a value, or what it is part of, was given; empty where nowhere."""
-        for length in range(len(path), 0, -1):
-            if found := self.origins.get(tuple(path[:length])):
-                return found
-        return ""
+        return next((self.origins[part] for part in _from_whole(path) if part in self.origins), "")
+
+    def has(self, path: Sequence[Any]) -> bool:
+        """Whether somebody said it, what it is part of, or the file that holds it."""
+        return any(
+            part in self.origins or (*part[:-1], f"{part[-1]}{SUFFIX}") in self.origins
+            for part in _from_whole(path)
+        )
+
+
+def _from_whole(path: Sequence[Any]) -> Iterator[names.Path]:
+    """It and what it is part of, the nearest first."""
+    return (tuple(path[:length]) for length in range(len(path), 0, -1))
 
 
 def gather(
@@ -224,6 +233,8 @@ def _problem(kind: type[BaseModel], told: Told, fault: Mapping[str, Any]) -> Pro
         role = getattr(kind, "role", "")
         say = f"is missing: give {names.flag(place)}, {names.variable(role, place)} or {path} below [{role}]"
         return Problem(path, say, missing=True)
+    if place and not told.has(place):
+        return Problem(path, what, missing=True)  # its default will not do: somebody has to say it
     given = fault["input"]
     secret = any(
         place[: len(setting.path)] == setting.path and holds_secret(setting.field.annotation)

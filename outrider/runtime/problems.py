@@ -25,7 +25,8 @@ class Problem:
         given = self.path if self.value is None else f"{self.path} = {self.value}"
         if self.origin:
             given += f" ({self.origin})"
-        return f"{given} {self.what}" if given == self.path else f"{given}: {self.what}"
+        sentence = given == self.path and self.what.startswith(("is ", "stands "))
+        return f"{given} {self.what}" if sentence else f"{given}: {self.what}"
 
     def as_object(self) -> dict[str, Any]:
         """For JSON."""

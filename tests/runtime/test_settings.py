@@ -2,10 +2,10 @@
 
 import json
 import re
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from outrider.runtime.settings import (
     Group,
@@ -109,6 +109,14 @@ def test_an_address_has_a_host_and_a_port_that_exists(address: str) -> None:
 def test_what_is_missing_is_named_as_flag_and_variable() -> None:
     with pytest.raises(ValueError, match="model is missing: give --model, OUTRIDER_DRAFTER__MODEL or"):
         read_settings(ToySettings, [])
+
+
+def test_a_default_that_will_not_do_is_told_without_a_value() -> None:
+    class Choosy(ToySettings):
+        rooms: Annotated[int, Field(validate_default=True, ge=1)] = 0
+
+    with pytest.raises(ValueError, match=r"^rooms: Input should be greater than or equal to 1$"):
+        read_settings(Choosy, ["--model", "m"], {})
 
 
 def test_settings_do_not_change() -> None:
