@@ -148,8 +148,10 @@ def test_a_wider_drafter_with_the_same_tokenizer_fits(run: Run, tiny_llama: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_embedded_pair_is_recommended_with_its_drafter(run: Run) -> None:
-    found = said(run(ROOT / "models/target", ROOT / "models/drafter", "--threads", "1", "--json"))
+    flags = ("--threads", "1", "--prompts", "4", "--tokens", "24", "--json")
+    found = said(run(ROOT / "models/target", ROOT / "models/drafter", *flags))
     assert found["agreement"] > 0.4
     assert found["costs"]["drafter_to_target"] < 0.5
     assert found["advice"]["drafter"] is True
