@@ -92,9 +92,8 @@ def _lines(report: "Report") -> Iterator[str]:
         )
     verdict = "use the drafter" if report.advice.drafter else "do not use the drafter"
     yield f"advice      {verdict}: {report.advice.why}"
-    yield ""
     for role, settings in report.settings().items():
-        yield f"[{role}]"
+        yield f"\n[{role}]"
         yield from (f"{name} = {json.dumps(value)}" for name, value in settings.items())
 
 
