@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from drafter_sim import Truth, continuation
 from envelope import REPOSITORY
 
 from outrider.cli.demo_corpus import demo_corpus
 from outrider.lm.packed import PackedLM
+from outrider.pair.simulation import Truth, continuation
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.memories import Memory

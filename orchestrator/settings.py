@@ -1,6 +1,5 @@
 """What an orchestrator can be told."""
 
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
@@ -29,8 +28,6 @@ class OrchestratorSettings(ServiceSettings):
     """Where sessions are recorded: in this process, or in a Redis server that all orchestrators share."""
     redis_url: SecretStr | None = None
     """That server: redis://, rediss:// or unix://, with its password where it has one."""
-    redis_url_file: Path | None = None
-    """A file whose one line is that URL: a password has no business among a process's arguments."""
     max_streams: Annotated[int, Field(ge=1)] = 256
     """Requests at once; more are refused with a time to try again."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 128

@@ -26,6 +26,12 @@ class ChatTemplate:
     """What the template may name beside the messages: bos_token, eos_token, ..."""
 
 
+def split_revision(name: str) -> tuple[str, str | None]:
+    """A Hugging Face id, ORG/NAME@REVISION, in its parts; None where no revision is named."""
+    bare, at, revision = name.partition("@")
+    return bare, revision if at else None
+
+
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 

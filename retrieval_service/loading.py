@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.tokens import TokenTable
+from outrider.tokens import TokenTable, split_revision
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.holdings import CorpusKey, Holdings
@@ -88,7 +88,7 @@ def open_corpus(path: Path, tokens: TokenTable | None) -> CorpusIndex:
 
 
 def read_tokens(name: str) -> TokenTable | None:
-    """From a tokenizer.json, a folder that has one, or a Hugging Face id; None for an empty name."""
+    """From a tokenizer.json, a folder that has one, or an id, NAME or NAME@REVISION; None for no name."""
     if not name:
         return None
     path: Path = Path(name).expanduser()
@@ -98,7 +98,8 @@ def read_tokens(name: str) -> TokenTable | None:
         elif not path.exists() and not name.startswith(("/", ".", "~")):
             from huggingface_hub import hf_hub_download
 
-            path = Path(hf_hub_download(name, TOKENIZER))
+            bare, revision = split_revision(name)
+            path = Path(hf_hub_download(bare, TOKENIZER, revision=revision))
         return TokenTable.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # those of the hub are OSErrors
         raise CannotLoad(f"no tokenizer at {name!r}: {error}") from error

@@ -20,7 +20,7 @@ from outrider.runtime.children import ServiceProcess
 from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
-from outrider.runtime.settings import env_prefix
+from outrider.runtime.settings import as_variables
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
@@ -97,10 +97,7 @@ def start_followers(settings: VerifierSettings) -> tuple[Place, tuple[ServicePro
     size = settings.ranks
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.update(common, RANK="0", LOCAL_RANK="0")
-    told = {
-        f"{env_prefix(settings.role)}{name.upper()}": str(value)
-        for name, value in settings.model_dump(exclude={"parent_pid"}).items()
-    }
+    told = as_variables(settings, without=frozenset({"parent_pid", "config"}))
     followers = [
         ServiceProcess.start(
             f"rank {rank} of {size}",

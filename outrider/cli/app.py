@@ -5,11 +5,13 @@ import traceback
 from collections.abc import Sequence
 from enum import StrEnum
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from outrider.cli import index, roles
+from outrider.cli import config as config_commands
+from outrider.cli import index, models, roles
 from outrider.cli.failures import INTERRUPTED, OUTPUT_ERRORS, CommandFailed, fail, lose_output, usage
 from speculative.errors import OutriderError
 
@@ -23,6 +25,8 @@ app = typer.Typer(
 )
 app.add_typer(roles.app, name="serve")
 app.add_typer(index.app, name="index")
+app.add_typer(config_commands.app, name="config")
+app.add_typer(models.app, name="models")
 
 
 class Switch(StrEnum):
@@ -63,27 +67,35 @@ Whole = int | None
 
 @app.command()
 def up(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A TOML file with a table per role, and [up]. Default: OUTRIDER_CONFIG."),
+    ] = None,
     target: Annotated[
-        str, typer.Option(help="The target: a Hugging Face folder or id. Default: the embedded pair.")
-    ] = "",
+        str | None, typer.Option(help="The target: a Hugging Face folder or id. Default: the embedded pair.")
+    ] = None,
     drafter: Annotated[
-        str, typer.Option(help="The drafter: a folder, an id, or `none`. Default: none with --target.")
-    ] = "",
-    bind: Annotated[str, typer.Option(help="host:port of the front door; port 0 picks one.")] = "127.0.0.1:0",
-    http_bind: Annotated[str, typer.Option(help="The same for OpenAI's API over HTTP.")] = "127.0.0.1:0",
+        str | None, typer.Option(help="The drafter: a folder, an id, or `none`. Default: none with --target.")
+    ] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="host:port of the front door. Default: 127.0.0.1 and a free port.")
+    ] = None,
+    http_bind: Annotated[str | None, typer.Option(help="The same for OpenAI's API over HTTP.")] = None,
     threads: Annotated[
         Whole, typer.Option(min=1, help="Compute threads of verifier and drafter each. Default: by cores.")
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="What the models compute in.")] = Dtype.FLOAT32,
-    device: Annotated[str, typer.Option(help="The torch device.")] = "cpu",
+    dtype: Annotated[Dtype | None, typer.Option(help="What the models compute in. Default: float32.")] = None,
+    device: Annotated[str | None, typer.Option(help="The torch device. Default: cpu.")] = None,
     retrieval: Annotated[
-        str, typer.Option(help="`none` leaves the retrieval worker out. Default: it runs.")
-    ] = "",
+        str | None, typer.Option(help="`none` leaves the retrieval worker out. Default: it runs.")
+    ] = None,
     corpus: Annotated[
         list[str] | None, typer.Option(help="A corpus of `outrider index build` to draft from; repeatable.")
     ] = None,
-    folder: Annotated[str, typer.Option(help="Where past outputs are kept. Default: in memory.")] = "",
-    log_level: Annotated[Level, typer.Option(help="What the services log.")] = Level.WARNING,
+    folder: Annotated[
+        str | None, typer.Option(help="Where past outputs are kept. Default: in memory.")
+    ] = None,
+    log_level: Annotated[Level | None, typer.Option(help="What the services log. Default: warning.")] = None,
     json_: Json = False,
 ) -> None:
     """Run verifier, drafter, retrieval and orchestrator on this machine, until SIGTERM or Ctrl-C.
@@ -92,24 +104,13 @@ def up(
     Examples:
       outrider up
       outrider up --target Qwen/Qwen3-0.6B --drafter none --bind 127.0.0.1:50051
+      outrider up --config outrider.toml
     """
-    from outrider.cli.stack import StackOptions
+    flags = {name: value for name, value in locals().items() if name != "json_"}
     from outrider.cli.up import run_up
+    from outrider.cli.up_settings import read_up
 
-    options = StackOptions(
-        target=target,
-        drafter=drafter,
-        bind=bind,
-        http_bind=http_bind,
-        threads=threads,
-        dtype=dtype.value,
-        device=device,
-        log_level=log_level.value,
-        retrieval=retrieval != "none",
-        corpora=tuple(corpus or ()),
-        folder=folder,
-    )
-    raise typer.Exit(run_up(options, as_json=json_))
+    raise typer.Exit(run_up(read_up(flags), as_json=json_))
 
 
 @app.command()

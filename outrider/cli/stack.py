@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 
 from outrider.cli.failures import CommandFailed
+from outrider.cli.said import Said
 from outrider.client import Client
 from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, stop_all
 from outrider.runtime.threads import cpu_limit
@@ -51,6 +52,8 @@ class StackOptions:
     """Folders of corpora to draft from."""
     folder: str = ""
     """Where the retrieval worker keeps what it learns; empty: nowhere."""
+    said: Said = field(default_factory=Said)
+    """What is said to the services themselves, which goes before most of the above."""
 
     def models(self) -> tuple[str, str]:
         """Target and drafter; an empty drafter is none. Raises CommandFailed where the pair is not there."""
@@ -142,10 +145,11 @@ class Stack:
             self._roles.append(self._model_role("drafter", drafter, drafter_threads, options))
         if options.retrieval:
             self._roles.append(self._retrieval_role(target, options))
-        flags = ["--bind", options.bind, "--http-bind", options.http_bind, "--log-level", options.log_level]
+        decided = {"bind": options.bind, "http_bind": options.http_bind, "log_level": options.log_level}
+        flags = options.said.flags("orchestrator", decided)
         for role in self._roles:
             flags += [f"--{role.name}", role.bind]
-        self._roles.append(_Role("orchestrator", "orchestrator", flags))
+        self._roles.append(_Role("orchestrator", "orchestrator", flags, options.said.environment()))
         self._children: dict[str, ServiceProcess] = {}
         self._wanted: set[str] = set()
         self._lost = {role: _Lost() for role in SOURCES}
@@ -214,28 +218,41 @@ class Stack:
         )
 
     def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:
-        flags = ["--bind", self._reserve(), "--metrics-bind", self._reserve()]
-        flags += ["--model", model, "--threads", str(threads)]
-        flags += ["--dtype", options.dtype, "--device", options.device, "--log-level", options.log_level]
-        env = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        said = options.said
+        decided = {"threads": str(threads), "dtype": options.dtype, "device": options.device}
+        flags = [*self._addresses(name, said), "--model", model]
+        flags += said.flags(name, decided | {"log_level": options.log_level})
+        if "threads" not in said.by_flag and said.text(name, "threads").isdecimal():
+            threads = int(said.text(name, "threads"))
+        env = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **said.environment()}
         if Path(model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
         return _Role(name, f"{name}_service", flags, env)
 
     def _retrieval_role(self, target: str, options: StackOptions) -> _Role:
         """Of a folder it takes the tokenizer and the embeddings that are there; of an id the tokenizer."""
-        flags = ["--bind", self._reserve(), "--metrics-bind", self._reserve()]
-        flags += ["--log-level", options.log_level]
+        decided = {"log_level": options.log_level}
         folder = Path(target)
         if not folder.is_dir() or (folder / "tokenizer.json").is_file():
-            flags += ["--tokenizer", target]
+            decided["tokenizer"] = target
         if any(folder.glob("model.safetensors*")):
-            flags += ["--embeddings", target]
+            decided["embeddings"] = target
         if options.corpora:
-            flags += ["--corpus", ",".join(options.corpora)]
+            decided["corpus"] = ",".join(options.corpora)
         if options.folder:
-            flags += ["--folder", options.folder]
-        return _Role("retrieval", "retrieval_service", flags, {"OMP_NUM_THREADS": "1"})
+            decided["folder"] = options.folder
+        flags = [*self._addresses("retrieval", options.said), *options.said.flags("retrieval", decided)]
+        env = {"OMP_NUM_THREADS": "1", **options.said.environment()}
+        return _Role("retrieval", "retrieval_service", flags, env)
+
+    def _addresses(self, role: str, said: Said) -> list[str]:
+        """Where it was said to serve, where a port was; else on ports that are held for it."""
+        flags = []
+        for name in ("bind", "metrics_bind"):
+            address = said.text(role, name)
+            free = not address or address.endswith(":0")
+            flags += [f"--{name.replace('_', '-')}", self._reserve() if free else address]
+        return flags
 
     def _reserve(self) -> str:
         """A free port that stays ours: bound here without listening, so that only a child that asks for it by

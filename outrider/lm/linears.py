@@ -118,11 +118,13 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether the packed layout exists here: a float32 model on the CPU, in a torch with oneDNN."""
+    """Whether the packed layout exists here: a float32 model on the CPU, not quantised, in a torch with
+    oneDNN."""
     first = next(model.parameters())
     return (
         first.device.type == "cpu"
         and first.dtype is torch.float32
+        and getattr(model, "hf_quantizer", None) is None
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )

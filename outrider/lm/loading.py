@@ -4,7 +4,6 @@ Reads Hugging Face folders and ids; a folder is never looked up on the network. 
 passes.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
+from outrider.lm.sources import Source, first_line
 from outrider.tokens import ChatTemplate
 from speculative.errors import InvalidRequest, ModelRefused
 
@@ -61,32 +61,44 @@ class FoundTokenizer:
 def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTrainedModel:
     """The model in evaluation mode, on ``device``, without gradients; of several ranks, this one's part.
 
+    ``source`` is a folder, or an id, ORG/NAME or ORG/NAME@REVISION. Quantised weights are read by the library
+    that the model's configuration asks for.
+
     Raises InvalidRequest if there is no model at ``source`` or the dtype is unknown, ModelRefused (naming the
     model type) if there is one of a kind that cannot be served.
     """
     if dtype not in _DTYPES:
         raise InvalidRequest(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
     transformers_logging.disable_progress_bar()
-    config = _config(source)
+    where = Source.of(source)
+    config = _config(where)
+    where.check_whole()
     split: dict[str, Any] = {}
     if ranks > 1:
         check_split(config, ranks)
         split["distributed_config"] = DistributedConfig(tp_plan="auto")
+    quantised = _quantised(config)
+    if quantised and not split:
+        # Quantised weights are made where they stay; moving them later is refused by some of the libraries.
+        split["device_map"] = {"": device}
     try:
         # Its annotation leaves out what `output_loading_info` changes.
         load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
         model, report = load(
-            source,
+            where.name,
             config=config,
             dtype=_DTYPES[dtype],
             attn_implementation="eager",
-            local_files_only=Path(source).is_dir(),
             trust_remote_code=False,
             output_loading_info=True,
+            **where.arguments,
             **split,
         )
+    except ImportError as error:
+        raise InvalidRequest(_lacking(source, quantised, error)) from error
     except Exception as error:
-        raise InvalidRequest(f"model {source!r} cannot be loaded: {_first_line(error)}") from error
+        kind = f" (its weights are quantised by {quantised})" if quantised else ""
+        raise InvalidRequest(f"model {source!r}{kind} cannot be loaded: {first_line(error)}") from error
     if report["missing_keys"]:
         lacking = ", ".join(sorted(report["missing_keys"])[:3])
         raise InvalidRequest(
@@ -94,6 +106,26 @@ def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTr
         )
     ready: PreTrainedModel = (model if split else model.to(device)).eval()
     return ready.requires_grad_(False)
+
+
+def _quantised(config: PreTrainedConfig) -> str:
+    """By which method; empty for plain weights."""
+    for one in (config, config.get_text_config()):
+        found = getattr(one, "quantization_config", None)
+        if found:
+            method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
+            return str(getattr(method, "value", method) or "a method that it does not name")
+    return ""
+
+
+def _lacking(source: str, quantised: str, error: ImportError) -> str:
+    """A library that is not here."""
+    if not quantised:
+        return f"model {source!r} cannot be loaded: {first_line(error)}"
+    return (
+        f"model {source!r} has weights quantised by {quantised}, and what reads them is not installed here: "
+        f"{first_line(error)}"
+    )
 
 
 def check_split(config: PreTrainedConfig, ranks: int) -> None:
@@ -119,14 +151,13 @@ def load_tokenizer(source: str) -> FoundTokenizer | None:
 
     Raises InvalidRequest where a folder's ``tokenizer.json`` cannot be read.
     """
-    folder = Path(source)
+    where = Source.of(source)
+    folder = Path(where.name)
     if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER_FILES):
         return None
     _check_readable(folder / "tokenizer.json")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, local_files_only=folder.is_dir(), trust_remote_code=False
-        )
+        tokenizer = AutoTokenizer.from_pretrained(where.name, trust_remote_code=False, **where.arguments)
     except (OSError, ValueError, ImportError):
         return None
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -154,7 +185,7 @@ def _check_readable(path: Path) -> None:
         try:
             Tokenizer.from_file(str(path))
         except Exception as error:
-            raise InvalidRequest(f"{path} cannot be read: {_first_line(error)}") from error
+            raise InvalidRequest(f"{path} cannot be read: {first_line(error)}") from error
 
 
 def end_ids(model: PreTrainedModel) -> tuple[int, ...]:
@@ -197,8 +228,8 @@ def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
     return [found, *nested]
 
 
-def _config(source: str) -> PreTrainedConfig:
-    raw = _raw_config(source)
+def _config(source: Source) -> PreTrainedConfig:
+    raw = source.read_config()
     model_type = str(raw.get("model_type", "unknown"))
 
     def refusal(why: str) -> ModelRefused:
@@ -214,22 +245,3 @@ def _config(source: str) -> PreTrainedConfig:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise refusal("it has no causal language model")
     return config
-
-
-def _raw_config(source: str) -> dict[str, Any]:
-    folder = Path(source)
-    looks_like_path = folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
-    if not folder.exists() and looks_like_path:
-        raise InvalidRequest(f"there is no model folder {source!r}")
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise InvalidRequest(f"{source!r} is not a model folder: it has no config.json")
-    try:
-        raw, _ = PreTrainedConfig.get_config_dict(source, local_files_only=folder.is_dir())
-    except (OSError, ValueError) as error:
-        hint = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        raise InvalidRequest(f"model {source!r} was not found{hint}: {_first_line(error)}") from error
-    return raw
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,29 +1,33 @@
-"""Settings of a process: flags over OUTRIDER_<ROLE>__FIELD over defaults, and nothing unknown at any level.
+"""Settings of a process: flags over OUTRIDER_<ROLE>__FIELD over the role's table of one configuration file.
 
-Only a service's `__main__` reads them; everything below receives plain values.
+Nothing unknown passes at any level. Only a service's `__main__` reads them; everything below receives plain
+values, and a class of settings that is called takes what it is given and nothing else.
 """
 
 import json
-import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from outrider.runtime import setting_names as names
+from outrider.runtime.gathering import check, gather
 from outrider.runtime.log import Format, Level
+from outrider.runtime.problems import Wrong
+from outrider.runtime.secret_files import SUFFIX, SecretFiles
 
-ROLES = ("orchestrator", "verifier", "drafter", "retrieval")
-PREFIX = "OUTRIDER_"
 
-
-class Group(BaseModel):
+class Group(SecretFiles):
     """Base of nested settings: as strict as the settings themselves."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True
+    )
 
 
 def _split(value: Any) -> Any:
@@ -36,6 +40,9 @@ def _split(value: Any) -> Any:
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list written as A,B."""
+
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
+"""The same of what must not be shown."""
 
 _ADDRESS = re.compile(r"(?:[^\s:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _HIGHEST_PORT = 65535
@@ -66,20 +73,47 @@ Peers = Annotated[
 """Addresses to dial, written as A,B; dns:NAME:PORT is each address that the name has at the time."""
 
 
-class ServiceSettings(BaseSettings):
-    """What every process can be told. A service's own settings derive from it and name their `role`."""
+class RoleSettings(SecretFiles, BaseSettings):
+    """What all that have a table in the configuration file share; a class of settings names its `role`."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
         frozen=True,
         env_nested_delimiter="__",
         use_attribute_docstrings=True,
+        hide_input_in_errors=True,
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_avoid_json=True,
         cli_hide_none_type=True,
     )
     role: ClassVar[str]
+
+    config: Path | None = None
+    """A TOML file with a table per role, which counts below variables and flags. Default: the one that
+    OUTRIDER_CONFIG names, if any."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if hasattr(cls, "role"):
+            cls.model_config["env_prefix"] = names.env_prefix(cls.role)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """A call takes what it is given; `read_settings` is what looks around."""
+        return (init_settings,)
+
+
+class ServiceSettings(RoleSettings):
+    """What every process can be told. A service's own settings derive from it and name their `role`."""
 
     bind: Address = "127.0.0.1:0"
     """Where to serve gRPC; port 0 picks a free one."""
@@ -96,35 +130,20 @@ class ServiceSettings(BaseSettings):
     parent_pid: int | None = None
     """End as soon as this process, which must be the parent, has ended."""
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        cls.model_config["env_prefix"] = env_prefix(cls.role)
 
-
-def env_prefix(role: str) -> str:
-    """What a role's variables begin with."""
-    return f"{PREFIX}{role.upper()}__"
-
-
-Settings = TypeVar("Settings", bound=ServiceSettings)
+Settings = TypeVar("Settings", bound=RoleSettings)
 
 
 def read_settings(
     kind: type[Settings], arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Settings:
-    """Reads flags and environment. Raises ValueError with every fault; an unknown flag exits with 2."""
-    unknown = sorted(unknown_variables(kind, os.environ if environment is None else environment))
-    if unknown:
-        raise ValueError(
-            f"no such setting: {', '.join(unknown)}; known: {', '.join(sorted(_variables(kind)))}"
-        )
-    try:
-        return kind(_cli_parse_args=list(arguments), _cli_prog_name=f"outrider serve {kind.role}")
-    except ValidationError as error:
-        raise ValueError("; ".join(_fault(kind, fault) for fault in error.errors())) from error
-    except SettingsError as error:
-        raise ValueError(str(error)) from error
+    """Reads flags, variables and the configuration file. Raises ValueError with every fault."""
+    told = gather(kind.role, kind, arguments, environment)
+    settings = check(kind, told)
+    if settings is None or told.problems:
+        raise Wrong(told.problems)
+    assert isinstance(settings, kind)
+    return settings
 
 
 def settings_or_exit(kind: type[Settings], arguments: Sequence[str] | None = None) -> Settings:
@@ -137,31 +156,30 @@ def settings_or_exit(kind: type[Settings], arguments: Sequence[str] | None = Non
         raise SystemExit(2) from error
 
 
-def unknown_variables(kind: type[ServiceSettings], environment: Mapping[str, str]) -> Iterator[str]:
-    """Variables that look like settings of this role, or of none at all, and are none."""
-    known = {name.upper() for name in _variables(kind)}
-    others = tuple(env_prefix(role) for role in ROLES if role != kind.role)
-    for name in environment:
-        upper = name.upper()
-        if upper.startswith(PREFIX) and "__" in upper and not upper.startswith(others) and upper not in known:
-            yield name
+def as_variables(settings: RoleSettings, without: frozenset[str] = frozenset()) -> dict[str, str]:
+    """The environment from which a further process of the role reads the same settings.
+
+    `without` leaves fields out. A secret that came from a file is named by that file alone.
+    """
+    given: dict[str, str] = {}
+    for setting in names.settings_of(type(settings)):
+        value, beside = _value_at(settings, setting.path), _value_at(settings, _sibling(setting.path))
+        if value is not None and beside is None and setting.path[0] not in without:
+            given[names.variable(settings.role, setting.path)] = _as_text(value)
+    return given
 
 
-def _variables(kind: type[BaseModel], prefix: str | None = None) -> Iterator[str]:
-    if prefix is None:
-        assert issubclass(kind, ServiceSettings)
-        prefix = env_prefix(kind.role)
-    for name, field in kind.model_fields.items():
-        yield f"{prefix}{name.upper()}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _variables(field.annotation, f"{prefix}{name.upper()}__")
+def _sibling(path: names.Path) -> names.Path:
+    return (*path[:-1], path[-1] + SUFFIX)
 
 
-def _fault(kind: type[ServiceSettings], fault: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "missing":
-        flag = where.replace("_", "-")
-        return (
-            f"{where} is missing: give --{flag} or {env_prefix(kind.role)}{where.upper().replace('.', '__')}"
-        )
-    return f"{where} = {fault['input']!r}: {fault['msg'].removeprefix('Value error, ')}"
+def _value_at(settings: Any, path: names.Path) -> Any:
+    for name in path:
+        settings = getattr(settings, name, None)
+    return settings
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return ",".join(map(_as_text, value)) if isinstance(value, tuple) else str(value)

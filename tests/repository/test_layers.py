@@ -32,6 +32,7 @@ CLIENT = Layer(
     RPC,
 )
 MEMORY = ("speculative", "retrieval_service.trie", "retrieval_service.memories")
+SERVICES = ("verifier_service", "drafter_service", "retrieval_service", "orchestrator")
 # The longest name that a module's begins with counts.
 LAYERS = {
     "speculative": Layer((), ("numpy",), ("asyncio", "socket", "threading", "time")),
@@ -67,7 +68,9 @@ LAYERS = {
         ),
         (),
     ),
-    "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", "triton", *TORCH)),
+    "outrider.lm": Layer(
+        ("speculative", "outrider.tokens"), ("numpy", "tokenizers", "triton", "huggingface_hub", *TORCH)
+    ),
     "outrider.cli": Layer(
         (
             *SHARED,
@@ -75,9 +78,14 @@ LAYERS = {
             "outrider.client",
             "outrider.completions",
             "outrider.options",
+            "outrider.pair",
             "retrieval_service.corpus",
+            *(f"{service}.settings" for service in SERVICES),
         ),
-        (*RPC, "typer", "rich"),
+        (*RPC, "typer", "rich", "pydantic"),
+    ),
+    "outrider.pair": Layer(
+        ("speculative", "outrider.lm", "outrider.source", "outrider.tokens", "drafter_service"), ()
     ),
     "verifier_service": Layer(
         (*SHARED, "outrider.lm", "verifier_service.grammar"),
@@ -187,6 +195,8 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("outrider.tokens", "import transformers"),
         ("outrider.client", "from outrider.runtime import serve"),
         ("outrider.cli.app", "import torch"),
+        ("outrider.cli.configuring", "from verifier_service import engine"),
+        ("outrider.pair.checking", "from verifier_service import engine"),
         ("outrider.source.events", "from drafter_service import engine"),
         ("retrieval_service.engine", "import torch"),
         ("retrieval_service.engine", "from outrider.lm import packed"),

@@ -1,11 +1,21 @@
 """Settings come from flags and environment, and nothing unknown passes."""
 
-from typing import ClassVar
+import json
+import re
+from typing import Annotated, ClassVar
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from outrider.runtime.settings import Group, Names, Peers, ServiceSettings, read_settings, settings_or_exit
+from outrider.runtime.settings import (
+    Group,
+    Names,
+    Peers,
+    ServiceSettings,
+    as_variables,
+    read_settings,
+    settings_or_exit,
+)
 
 
 class Limits(Group):
@@ -61,23 +71,27 @@ def test_names_in_a_variable_are_separated_by_commas(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "meant"),
     [
-        "OUTRIDER_DRAFTER__MODLE",
-        "OUTRIDER_DRAFTER__LIMITS__MOTS",
-        "OUTRIDER_DRAFTR__MODEL",
-        "outrider_drafter__x",
+        ("OUTRIDER_DRAFTER__MODLE", "OUTRIDER_DRAFTER__MODEL?"),
+        ("OUTRIDER_DRAFTER__LIMITS__MOTS", "OUTRIDER_DRAFTER__LIMITS__MOST?"),
+        ("OUTRIDER_DRAFTR__MODEL", "OUTRIDER_DRAFTER__MODEL?"),
+        ("OUTRIDER_DRAFTER_MODEL", "OUTRIDER_DRAFTER__MODEL, with two underscores?"),
+        ("outrider_drafter__models", "OUTRIDER_DRAFTER__MODEL?"),
     ],
 )
-def test_an_unknown_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_unknown_variable_is_refused_and_the_nearest_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
     monkeypatch.setenv(name, "1")
-    with pytest.raises(ValueError, match=f"no such setting: {name}"):
+    with pytest.raises(ValueError, match=re.escape(f"{name} is no setting; did you mean {meant}")):
         read_settings(ToySettings, ["--model", "m"])
 
 
 def test_variables_of_other_roles_and_of_the_project_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_VERIFIER__MODEL", "other")
     monkeypatch.setenv("OUTRIDER_HOME", "elsewhere")
+    monkeypatch.setenv("OUTRIDER_DRAFTER_PORT", "tcp://10.0.0.1:80")  # as Kubernetes names services
     assert read_settings(ToySettings, ["--model", "m"]).model == "m"
 
 
@@ -93,8 +107,16 @@ def test_an_address_has_a_host_and_a_port_that_exists(address: str) -> None:
 
 
 def test_what_is_missing_is_named_as_flag_and_variable() -> None:
-    with pytest.raises(ValueError, match="model is missing: give --model or OUTRIDER_DRAFTER__MODEL"):
+    with pytest.raises(ValueError, match="model is missing: give --model, OUTRIDER_DRAFTER__MODEL or"):
         read_settings(ToySettings, [])
+
+
+def test_a_default_that_will_not_do_is_told_without_a_value() -> None:
+    class Choosy(ToySettings):
+        rooms: Annotated[int, Field(validate_default=True, ge=1)] = 0
+
+    with pytest.raises(ValueError, match=r"^rooms: Input should be greater than or equal to 1$"):
+        read_settings(Choosy, ["--model", "m"], {})
 
 
 def test_settings_do_not_change() -> None:
@@ -112,11 +134,52 @@ def test_a_fault_exits_with_2_and_is_told_on_both_streams(capsys: pytest.Capture
     assert err.startswith("drafter: model is missing")
 
 
-def test_an_unknown_flag_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("flags", [["--modle", "m"], ["--modle=m"], ["--mod", "m"], ["--no-model"]])
+def test_an_unknown_flag_is_told_as_everything_else_is(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_:
-        settings_or_exit(ToySettings, ["--modle", "m"])
+        settings_or_exit(ToySettings, flags)
     assert exit_.value.code == 2
-    assert "--modle" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    name = flags[0].partition("=")[0]
+    assert err == f"drafter: {name} is no flag; did you mean --model?\n"
+    assert json.loads(out)["error"]["message"] == f"{name} is no flag; did you mean --model?"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--model", "m", "loose"], "'loose' belongs to no flag"),
+        (["--model"], "argument --model: expected one argument"),
+        (["--model", "m", "--limits.mots", "3"], "--limits.mots is no flag; did you mean --limits.most?"),
+    ],
+)
+def test_flags_that_cannot_be_read_are_named(flags: list[str], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        read_settings(ToySettings, flags)
+
+
+def test_a_fault_names_where_the_value_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_DRAFTER__LIMITS__MOST", "many")
+    with pytest.raises(ValueError, match=r"bind = 'x' \(--bind\): .*most = 'many' \(OUTRIDER_.*MOST\): "):
+        read_settings(ToySettings, ["--model", "m", "--bind", "x"])
+
+
+def test_another_process_of_the_role_reads_the_same_from_variables() -> None:
+    first = read_settings(
+        ToySettings, ["--model", "m", "--peers", "a:1,b:2", "--no-check", "--limits.most", "5"], {}
+    )
+    given = as_variables(first, without=frozenset({"bind"}))
+    assert "OUTRIDER_DRAFTER__BIND" not in given
+    assert read_settings(ToySettings, [], given) == first
+
+
+def test_a_class_that_is_called_takes_what_it_is_given_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OUTRIDER_DRAFTER__LIMITS__MOST", "7")
+    assert ToySettings(model="m").limits.most == 3
 
 
 @pytest.mark.parametrize("peer", ["dns:verifier:50051", "dns:verifier.space.svc:1", "dns:[::1]:80", "a:1"])

@@ -30,8 +30,6 @@ async def test_the_url_can_come_from_a_file(world: Any, redis_server: Any, tmp_p
     [
         ({"store": "redis"}, "nobody says where"),
         ({"store": "memory", "redis_url": "redis://h:1"}, "store is memory"),
-        ({"store": "redis", "redis_url": "redis://h:1", "redis_url_file": "x"}, "not both"),
-        ({"store": "redis", "redis_url_file": "/nowhere/at/all"}, "cannot be read: FileNotFoundError"),
         ({"store": "redis", "redis_url": f"http://:{SECRET}@h:1"}, "the Redis URL is none"),
     ],
 )

@@ -1,0 +1,77 @@
+"""What passes of two models cost on this machine, measured in turn."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Self
+
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+
+_CONTEXT = 128
+_LEAST, _MOST = 3, 100
+"""Repeats: as many as the time allows."""
+_BUDGET_S = 3.0
+TARGET_ROWS = 17
+"""The last committed id and sixteen nodes."""
+DRAFTER_ROWS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one model."""
+
+    step_ms: float
+    """A pass of one row."""
+    row_ms: float
+    """What each further row of the same session adds."""
+
+
+def measure(target: PackedLM, drafter: PackedLM) -> tuple[Cost, Cost]:
+    """The fastest of several passes, the two in turn: slower ones were held up by something else."""
+    ends = time.perf_counter() + _BUDGET_S
+    with _Short(target) as big, _Short(drafter) as small:
+        sizes = [(big, 1), (big, TARGET_ROWS), (small, 1), (small, DRAFTER_ROWS)]
+        fastest = [inf] * len(sizes)
+        for repeat in range(_MOST):
+            if repeat >= _LEAST and time.perf_counter() > ends:
+                break
+            for index, (session, rows) in enumerate(sizes):
+                fastest[index] = min(fastest[index], session.pass_ms(rows), session.pass_ms(rows))
+    one, many, drafted_one, drafted_many = fastest
+    return _cost(one, many, TARGET_ROWS), _cost(drafted_one, drafted_many, DRAFTER_ROWS)
+
+
+def _cost(one: float, many: float, rows: int) -> Cost:
+    return Cost(round(one, 4), round(max(0.0, many - one) / (rows - 1), 4))
+
+
+class _Short:
+    """A session with a short context."""
+
+    def __init__(self, lm: PackedLM) -> None:
+        self._lm = lm
+        self._table = lm.table()
+
+    def __enter__(self) -> Self:
+        context = min(_CONTEXT, self._lm.max_length // 2)
+        self._lm.forward([Share(self._table, (0,) * context, _chain(context), ())])
+        self._table.commit(_chain(context, 0))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lm.release(self._table)
+
+    def pass_ms(self, rows: int) -> float:
+        """A chain of so many rows, all of whose logits are wanted."""
+        rows = min(rows, self._lm.max_length - self._table.length)
+        began = time.perf_counter()
+        self._lm.forward([Share(self._table, (0,) * rows, _chain(rows), range(rows))]).numpy()
+        took = (time.perf_counter() - began) * 1000
+        self._table.drop_nodes()
+        return took
+
+
+def _chain(length: int, begin: int = -1) -> Sequence[int]:
+    return range(begin, begin + length)

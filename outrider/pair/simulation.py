@@ -1,0 +1,176 @@
+"""What a drafter's tree gives, on a virtual clock: real models, the real follower and merge, no processes.
+
+The target's own continuations are computed first; drafts never change them. Then a verifier and a drafter
+that never stop run side by side in simulated time with given step costs.
+"""
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drafter_service.draft_tree import Growth
+from drafter_service.drafters.causal_lm import CausalLMDrafter
+from drafter_service.follower import Follower
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+from outrider.source.events import Request
+from speculative.fragment import Fragment
+from speculative.hashing import prefix_hashes
+from speculative.merge import DraftPool
+from speculative.noise import NoiseRows
+from speculative.params import SamplingParams
+from speculative.sampling import History, choose
+from speculative.tree import ROOT
+
+TICK_MS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Simulated milliseconds (a step of n rows takes `step + row * (n - 1)`) and bounds."""
+
+    target_step: float = 7.0
+    target_row: float = 0.15
+    drafter_step: float = 0.95
+    drafter_row: float = 0.15
+    between: float = 0.4
+    """From the end of a target step to the start of the next."""
+    way: float = 0.4
+    """A message from one process to the other."""
+    patience: float = 2.5
+    """How long the verifier waits where nothing is drafted."""
+    node_limit: int = 16
+    """Nodes that the verifier takes in one round."""
+    in_flight: int = 64
+    """Nodes that the drafter may have in flight."""
+    nodes_per_pass: int = 5
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over requests."""
+
+    tokens: int = 0
+    rounds: int = 0
+    bare_rounds: int = 0
+    target_rows: int = 0
+    passes: int = 0
+    drafted: int = 0
+    ms: float = 0.0
+
+    def summary(self) -> dict[str, float]:
+        """Ratios that compare."""
+        return {
+            "acceptance_length": round(self.tokens / self.rounds, 3),
+            "tokens_per_second": round(1000 * self.tokens / self.ms, 1),
+            "bare_rounds": round(self.bare_rounds / self.rounds, 3),
+            "target_rows_per_round": round(self.target_rows / self.rounds, 2),
+            "passes_per_round": round(self.passes / self.rounds, 2),
+            "drafted_per_token": round(self.drafted / self.tokens, 2),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A prompt and what the target says after it."""
+
+    ids: tuple[int, ...]
+    prompt_length: int
+    params: SamplingParams
+    seed: int
+
+
+def continuation(lm: PackedLM, prompt: Sequence[int], params: SamplingParams, seed: int, count: int) -> Truth:
+    """Plain decoding, one token at a time."""
+    table, history = lm.table(len(prompt) + count), History.of(prompt, len(prompt))
+    noise = NoiseRows(seed, lm.vocabulary_size)
+    ids, fresh = list(prompt), list(prompt)
+    while len(ids) < len(prompt) + count and ids[-1] not in lm.eos_ids:
+        logits = lm.forward([Share(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])])
+        table.commit(range(len(fresh)))
+        fresh = [choose(logits[0].numpy(), params, history, None if params.greedy else noise.row(len(ids)))]
+        history.push(fresh[0])
+        ids += fresh
+    lm.release(table)
+    return Truth(tuple(ids), len(prompt), params, seed)
+
+
+class Simulation:
+    """One request: two actors, each with its own time; whoever is behind acts next."""
+
+    def __init__(
+        self, drafter: CausalLMDrafter, truth: Truth, growth: Growth, scene: Scene, tally: Tally
+    ) -> None:
+        prompt, limit = truth.ids[: truth.prompt_length], len(truth.ids)
+        width = drafter.abilities.width
+        request = Request(
+            epoch=1,
+            ids=prompt,
+            prompt_length=len(prompt),
+            limit=limit,
+            params=truth.params,
+            seed=truth.seed,
+            node_limit=scene.in_flight,
+            vocabulary_size=width,
+        )
+        self._drafter, self._truth, self._scene, self._tally = drafter, truth, scene, tally
+        self._follower = Follower(request, drafter.open(limit), drafter.abilities, growth)
+        self._pool = DraftPool(prompt, epoch=1, vocabulary_size=width, limit=limit)
+        self._hashes = prefix_hashes(truth.ids)
+        self._fragments: list[tuple[float, int, Fragment]] = []  # by arrival
+        self._lengths: list[tuple[float, int]] = []  # what was committed when, by arrival
+        self._serial = itertools.count()
+        self._waited = 0.0
+
+    def run(self) -> None:
+        """To the request's end."""
+        verifier_ms = drafter_ms = 0.0
+        while self._pool.length < len(self._truth.ids):
+            if drafter_ms < verifier_ms:
+                drafter_ms = self._draft(drafter_ms, verifier_ms)
+            else:
+                verifier_ms = self._verify(verifier_ms)
+        self._drafter.close(self._follower.cache)
+        self._tally.ms += verifier_ms
+
+    def _draft(self, now: float, until: float) -> float:
+        while self._lengths and self._lengths[0][0] <= now:
+            known, length = self._follower.length, heapq.heappop(self._lengths)[1]
+            self._follower.progress(known, self._truth.ids[known:length], int(self._hashes[length]))
+            self._send(now)
+        rows = self._follower.plan(self._scene.nodes_per_pass, len(self._truth.ids))
+        if rows is None:
+            return min([until, *(at for at, _ in self._lengths)])
+        self._follower.grow(rows, self._drafter.forward([(self._follower.cache, rows)]))
+        self._tally.passes += 1
+        now += self._scene.drafter_step + self._scene.drafter_row * (len(rows.tokens) - 1)
+        self._send(now)
+        return now
+
+    def _send(self, now: float) -> None:
+        for fragment in self._follower.take_fragments():
+            self._tally.drafted += len(fragment)
+            heapq.heappush(self._fragments, (now + self._scene.way, next(self._serial), fragment))
+
+    def _verify(self, now: float) -> float:
+        while self._fragments and self._fragments[0][0] <= now:
+            self._pool.offer(heapq.heappop(self._fragments)[2])
+        tree = self._pool.best_tree(self._scene.node_limit)
+        if not len(tree) and self._waited < self._scene.patience:
+            self._waited += TICK_MS
+            return now + TICK_MS
+        self._waited = 0.0
+        ids, before = self._truth.ids, self._pool.length
+        node, length = ROOT, before
+        while length < len(ids) - 1 and (child := tree.children(node).get(ids[length])) is not None:
+            node, length = child, length + 1
+        self._pool.commit(ids[before : length + 1])
+        tally = self._tally
+        tally.tokens += length + 1 - before
+        tally.rounds += 1
+        tally.bare_rounds += not len(tree)
+        tally.target_rows += 1 + len(tree)
+        end = now + self._scene.target_step + self._scene.target_row * len(tree)
+        heapq.heappush(self._lengths, (end + self._scene.way, length + 1))
+        return end + self._scene.between

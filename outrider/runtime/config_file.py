@@ -1,0 +1,56 @@
+"""The configuration file: TOML with a table per role, and one for `outrider up`.
+
+Only `--config FILE` or OUTRIDER_CONFIG name it: a file that happens to lie in a working directory is never
+read. Knows nothing of which settings a role has.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from outrider.runtime.problems import Problem
+from outrider.runtime.setting_names import TABLES, did_you_mean
+
+MOST_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """What a file says, yet to be checked."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises ValueError where there is no such file, or it is no TOML: then with line and column."""
+        try:
+            with path.expanduser().open("rb") as file:
+                text = file.read(MOST_BYTES + 1)
+            if len(text) > MOST_BYTES:
+                raise ValueError(f"config file {str(path)!r} has more than {MOST_BYTES} bytes")
+            return cls(path, tomllib.loads(text.decode()))
+        except OSError as error:
+            raise ValueError(f"config file {str(path)!r} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"config file {str(path)!r} is not UTF-8 at byte {error.start}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"config file {str(path)!r} is no TOML: {error}") from error
+
+    def table(self, name: str) -> dict[str, Any]:
+        """What it says to a role; empty where it says nothing."""
+        found = self.content.get(name, {})
+        return found if isinstance(found, dict) else {}
+
+    def problems(self) -> Iterator[Problem]:
+        """What stands where nobody would read it."""
+        tables = [f"[{name}]" for name in TABLES]
+        for name, value in self.content.items():
+            if isinstance(value, dict) and name not in TABLES:
+                what = f"is no table; {did_you_mean(f'[{name}]', tables)}"
+                yield Problem(f"[{name}]", what, origin=str(self.path))
+            elif not isinstance(value, dict):
+                what = f"stands outside of every table; a setting belongs below one of {', '.join(tables)}"
+                yield Problem(name, what, origin=str(self.path))

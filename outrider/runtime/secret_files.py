@@ -1,0 +1,103 @@
+"""Secrets among settings: each may also be given as a file that holds it, and none is ever shown.
+
+A field whose type is SecretStr, or has it within, gets a sibling: `token: SecretStr | None` brings
+`token_file`, a path, by itself. What arguments and variables hold others may read; a file has an owner.
+Knows nothing of where values come from.
+"""
+
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, model_validator
+
+SUFFIX = "_file"
+MASK = "**********"
+MOST_BYTES = 2**20
+
+
+def _readable(path: Path | None) -> Path | None:
+    if path is not None:
+        _text(path)
+    return path
+
+
+SecretFile = Annotated[Path | None, AfterValidator(_readable)]
+
+
+class SecretFiles(BaseModel):
+    """Base of all that has settings. The `_file` fields are added to each class that is derived."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Before pydantic collects the fields."""
+        super().__init_subclass__(**kwargs)
+        own, widened = cls.__annotations__, {}
+        for name, kind in own.items():
+            widened[name] = kind
+            sibling = name + SUFFIX
+            if holds_secret(kind) and sibling not in own:
+                widened[sibling] = SecretFile
+                words = f"A file that holds {name}: what stands in arguments and variables others may read."
+                setattr(cls, sibling, Field(default=None, description=words))
+        cls.__annotations__ = widened
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_secret_files(cls, values: Any) -> Any:
+        """Sets each secret that is given as a file. Of a file that cannot be read its own field tells."""
+        if not isinstance(values, dict):
+            return values
+        read = dict(values)
+        for name in secret_names(cls):
+            file = read.get(name + SUFFIX)
+            if file is None:
+                continue
+            if read.get(name) is not None:
+                raise ValueError(f"give {name} or {name}{SUFFIX}, not both")
+            try:
+                text = _text(Path(file))
+            except (ValueError, TypeError):
+                read.pop(name, None)
+                continue
+            several = _is_list(cls.model_fields[name].annotation)
+            read[name] = tuple(text.splitlines()) if several else text
+        return read
+
+
+def secret_names(kind: type[BaseModel]) -> list[str]:
+    """A class' own fields, without those of groups, whose values must not be shown."""
+    return [name for name, field in kind.model_fields.items() if holds_secret(field.annotation)]
+
+
+def rival(kind: type[BaseModel], name: str) -> str:
+    """The other of the two fields that say one secret; empty where `name` is of no such pair."""
+    secrets = secret_names(kind)
+    if name in secrets:
+        return name + SUFFIX
+    bare = name.removesuffix(SUFFIX)
+    return bare if bare != name and bare in secrets else ""
+
+
+def holds_secret(annotation: Any) -> bool:
+    """Whether a type is SecretStr or is made with it."""
+    return annotation is SecretStr or any(holds_secret(part) for part in get_args(annotation))
+
+
+def _is_list(annotation: Any) -> bool:
+    """Whether a type is of several values; each then has a line of the file."""
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        return any(_is_list(part) for part in get_args(annotation))
+    return origin in (tuple, list, frozenset, set)
+
+
+def _text(path: Path) -> str:
+    """What a file holds, without space around it. Raises ValueError, which quotes nothing of it."""
+    try:
+        with path.expanduser().open("rb") as file:
+            text = file.read(MOST_BYTES + 1).decode().strip()
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:
+        raise ValueError(f"it cannot be read: {type(error).__name__}") from None
+    if not text or len(text) > MOST_BYTES:
+        raise ValueError("it is empty" if not text else f"it has more than {MOST_BYTES} bytes")
+    return text

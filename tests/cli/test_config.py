@@ -1,0 +1,197 @@
+"""`outrider config`: what is wrong with a file, and what a role would run with."""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from outrider.cli.app import main
+from outrider.cli.config_table import BEGIN, COMMAND, rewritten
+from outrider.cli.configuring import kinds
+from outrider.runtime.secret_files import holds_secret
+from outrider.runtime.setting_names import settings_of
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "configuration.md"
+SECRET = "hunter2-of-redis"
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> Ended:
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert isinstance(end.value.code, int)
+        return Ended(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+def written(folder: Path, text: str) -> str:
+    file = folder / "outrider.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_a_right_file_is_said_to_be_right(run: Run, tmp_path: Path) -> None:
+    file = written(tmp_path, '[up]\ntarget = "org/name"\n[verifier]\nkv_mb = 64\nmodel = "org/name"\n')
+    assert run("config", "check", file) == Ended(0, f"{file}: right\n", "")
+    said = json.loads(run("config", "check", file, "--json").out)
+    assert said == {"file": file, "ok": True, "problems": [], "left": []}
+
+
+def test_what_a_file_leaves_to_flags_is_no_fault_of_it(run: Run, tmp_path: Path) -> None:
+    done = run("config", "check", written(tmp_path, "[verifier]\nkv_mb = 64\n"))
+    assert done.status == 0
+    assert "left open: verifier.model is missing: give --model, OUTRIDER_VERIFIER__MODEL or" in done.out
+
+
+def test_everything_that_is_wrong_is_told_with_path_value_and_what_to_do(run: Run, tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        'kv_mb = 3\n[verifer]\nmodel = "x"\n[verifier]\nkv_bm = 3\nthreads = 0\n[drafter]\nmodel = 4\n'
+        f'[up]\ndtype = "int3"\n[orchestrator]\nverifier = ["a:1", "b"]\nredis_url_file = "{tmp_path}/none"\n'
+        f'[retrieval]\nredis_url = "{SECRET}"\n',
+    )
+    done = run("config", "check", file, "--json")
+    assert done.status == 1
+    problems = {one["path"]: one for one in json.loads(done.out)["problems"]}
+    assert problems.keys() == {
+        "kv_mb",
+        "[verifer]",
+        "verifier.kv_bm",
+        "verifier.threads",
+        "drafter.model",
+        "up.dtype",
+        "orchestrator.verifier",
+        "orchestrator.redis_url_file",
+        "retrieval.redis_url",
+    }
+    assert problems["[verifer]"]["what"] == "is no table; did you mean [verifier]?"
+    assert problems["verifier.kv_bm"]["what"] == "is no setting; did you mean kv_mb?"
+    assert problems["verifier.threads"]["value"] == "0"
+    assert "greater than or equal to 1" in problems["verifier.threads"]["what"]
+    assert problems["up.dtype"]["value"] == "'int3'"
+    assert "bfloat16" in problems["up.dtype"]["what"]
+    assert all(one["what"] for one in problems.values())
+    plain = run("config", "check", file)
+    assert plain.status == 1
+    assert plain.out.endswith(f"{file}: 9 problems\n")
+    assert SECRET not in done.out + plain.out
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "No such file"), ("a = \n", "at line 1, column 5")])
+def test_what_is_no_file_of_tables_is_said_so(run: Run, tmp_path: Path, text: str | None, says: str) -> None:
+    file = str(tmp_path / "none.toml") if text is None else written(tmp_path, text)
+    done = run("config", "check", file)
+    assert (done.status, done.out) == (1, "")
+    assert says in done.err
+
+
+def test_a_role_is_shown_with_where_each_value_comes_from(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, '[verifier]\nmodel = "filed"\nkv_mb = 64\ndtype = "float16"\n')
+    monkeypatch.setenv("OUTRIDER_VERIFIER__DTYPE", "bfloat16")
+    monkeypatch.setenv("OUTRIDER_CONFIG", file)
+    done = run("config", "show", "verifier", "--kv-mb", "7", "--no-prefix-cache", "--json")
+    assert done.status == 0, done.err
+    settings = json.loads(done.out)["settings"]
+    assert settings["model"] == {"value": "filed", "from": file}
+    assert settings["kv_mb"] == {"value": 7, "from": "--kv-mb"}
+    assert settings["prefix_cache"] == {"value": False, "from": "--prefix-cache"}
+    assert settings["dtype"] == {"value": "bfloat16", "from": "OUTRIDER_VERIFIER__DTYPE"}
+    assert settings["max_running"] == {"value": 64, "from": "default"}
+    assert settings["threads"]["from"] == "this machine"
+    assert set(settings) == {one.dotted for one in settings_of(kinds()["verifier"])}
+    assert re.search(r"^kv_mb +7 +--kv-mb$", run("config", "show", "verifier", "--kv-mb", "7").out, re.M)
+
+
+def test_secrets_are_masked_wherever_they_come_from(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "url").write_text(f"redis://:{SECRET}@h:1")
+    flags = ["--verifier", "a:1", "--redis-url-file", str(tmp_path / "url")]
+    from_file = run("config", "show", "orchestrator", *flags, "--json")
+    monkeypatch.setenv("OUTRIDER_ORCHESTRATOR__REDIS_URL", f"redis://:{SECRET}@h:1")
+    from_variable = run("config", "show", "orchestrator", "--verifier", "a:1", "--json")
+    wrong = run("config", "show", "orchestrator", "--verifier", "nowhere")
+    urls = [json.loads(one.out)["settings"]["redis_url"] for one in (from_file, from_variable)]
+    assert [url["from"] for url in urls] == [
+        "the file of --redis-url-file",
+        "OUTRIDER_ORCHESTRATOR__REDIS_URL",
+    ]
+    assert {url["value"] for url in urls} == {"**********"}
+    assert (from_file.status, from_variable.status, wrong.status) == (0, 0, 1)
+    assert SECRET not in "".join(map(str, (from_file, from_variable, wrong)))
+
+
+def test_a_role_that_would_not_start_is_shown_with_the_reason(run: Run) -> None:
+    done = run("config", "show", "drafter", "--kv-bm", "3")
+    assert done.status == 1
+    assert "wrong: --kv-bm is no flag; did you mean --kv-mb?" in done.out
+    assert re.search(r"^model +\(missing\)", done.out, re.M)
+
+
+def test_a_role_that_is_none_is_refused(run: Run) -> None:
+    done = run("config", "show", "juggler", "--json")
+    assert done.status == 2
+    assert (
+        "there are: orchestrator, verifier, drafter, retrieval, up"
+        in json.loads(done.out)["error"]["message"]
+    )
+
+
+def test_the_document_has_the_tables_that_the_settings_give() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert text == rewritten(text), f"run {COMMAND}"
+    assert text.index(BEGIN) < text.index("| `verifier` |")
+
+
+def test_what_a_setting_is_for_is_said_of_every_one() -> None:
+    silent = [
+        f"{role}.{one.dotted}"
+        for role, kind in kinds().items()
+        for one in settings_of(kind)
+        if not one.field.description
+    ]
+    assert silent == []
+
+
+def test_every_secret_can_be_a_file() -> None:
+    for role, kind in kinds().items():
+        settings = {one.dotted: one.field for one in settings_of(kind)}
+        secrets = [name for name, field in settings.items() if holds_secret(field.annotation)]
+        assert {f"{name}_file" for name in secrets} <= settings.keys(), role
+        assert not any(name.endswith("_file") for name in secrets)
+
+
+def test_the_files_of_the_document_are_right(run: Run, tmp_path: Path) -> None:
+    examples = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.S)
+    assert examples
+    for text in examples:
+        tables: dict[str, Any] = tomllib.loads(text)
+        (tmp_path / "url").write_text("redis://h:1")
+        for table in tables.values():
+            if "redis_url_file" in table:
+                text = text.replace(table["redis_url_file"], str(tmp_path / "url"))
+        done = run("config", "check", written(tmp_path, text))
+        assert done.status == 0, done.out

@@ -1,0 +1,159 @@
+"""`outrider models check`: do two models go together, and what should be set."""
+
+import json
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from outrider.cli.app import main
+from tests.conftest import save_tiny_llama, tiny_tokenizer, writing_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = json.loads((ROOT / "docs" / "models-check.schema.json").read_text())
+SMALL = ("--prompts", "2", "--tokens", "8", "--threads", "1")
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: object) -> Ended:
+        with pytest.raises(SystemExit) as end:
+            main(["models", "check", *map(str, arguments)])
+        assert isinstance(end.value.code, int)
+        return Ended(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+def said(done: Ended) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done.out)
+    jsonschema.validate(found, SCHEMA)
+    return found
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(run: Run, tiny_llama: Path) -> None:
+    done = run(tiny_llama, tiny_llama, *SMALL, "--json")
+    assert done.status == 0, done.err
+    found = said(done)
+    assert found["fits"] is True
+    assert found["tokenizers"] == {"ok": True, "difference": ""}
+    assert found["agreement"] == 1.0
+    assert found["how"]["prompts"] == 2
+    assert {(one["temperature"], one["nodes"]) for one in found["acceptance"]} == {
+        (temperature, nodes) for temperature in (0.0, 0.8) for nodes in (4, 8, 16)
+    }
+    assert found["target"]["max_length"] == 256
+    assert found["settings"]["verifier"]["model"] == str(tiny_llama)
+
+
+def test_one_that_is_often_wrong_is_less_so_and_says_so(
+    run: Run, tiny_llama: Path, tiny_llama_b: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("for index, value in enumerate(values):\n    print(index, value)\n" * 8)
+    found = said(run(tiny_llama, tiny_llama_b, *SMALL, "--text", text, "--json"))
+    assert found["agreement"] < 1
+    assert found["how"]["text"] == str(text)
+
+
+def test_in_words_it_ends_in_a_configuration_file_that_is_right(
+    run: Run, tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run(tiny_llama, tiny_llama, *SMALL)
+    assert done.status == 0
+    assert "tokenizers  fit" in done.out
+    assert "timing passes" in done.err
+    file = tmp_path / "outrider.toml"
+    file.write_text(done.out[done.out.index("[verifier]") :])
+    assert tomllib.loads(file.read_text())["verifier"]["threads"] == 1
+    with pytest.raises(SystemExit) as end:
+        main(["config", "check", str(file)])
+    assert end.value.code == 0, capsys.readouterr().out
+
+
+def test_tokenizers_that_differ_are_told_with_the_first_difference(
+    run: Run, tiny_llama: Path, tiny_writer: Path
+) -> None:
+    done = run(tiny_llama, tiny_writer, *SMALL, "--json")
+    assert done.status == 1
+    found = said(done)
+    assert (found["fits"], found["costs"], found["acceptance"]) == (False, None, [])
+    assert found["tokenizers"]["difference"].startswith("id 2 is \"'\" in the target's and ")
+    plain = run(tiny_llama, tiny_writer, *SMALL)
+    assert plain.status == 1
+    assert "do not fit: id 2" in plain.out
+    assert "cannot be served together" in plain.out
+
+
+def test_a_model_without_a_tokenizer_is_told(run: Run, tiny_llama: Path, tiny_llama_bare: Path) -> None:
+    found = said(run(tiny_llama, tiny_llama_bare, *SMALL, "--json"))
+    assert "the drafter came without a tokenizer" in found["tokenizers"]["difference"]
+
+
+def test_a_model_that_is_refused_at_load_is_told_with_the_reason(
+    run: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    folder = save_tiny_llama(tmp_path / "narrow", seed=0, tokenizer=writing_tokenizer(), width=200)
+    done = run(folder, tiny_llama, *SMALL, "--json")
+    assert done.status == 1
+    found = said(done)
+    assert "its tokenizer gives ids up to" in found["target"]["refusal"]
+    assert found["settings"] == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "says"),
+    [
+        (("--dtype", "int3"), 1, "dtype 'int3' is not one of float32"),
+        (("--text", "/nowhere"), 2, "there is no text '/nowhere'"),
+        (("--threads", "0"), 2, "--threads"),
+        (("--device", "abacus"), 1, "abacus"),
+    ],
+)
+def test_what_cannot_be_checked_says_why(
+    run: Run, tiny_llama: Path, flags: tuple[str, ...], status: int, says: str
+) -> None:
+    done = run(tiny_llama, tiny_llama, *flags, "--json")
+    assert done.status == status
+    assert says in json.loads(done.out)["error"]["message"]
+
+
+def test_a_folder_that_is_half_there_is_named(run: Run, tiny_llama: Path, tmp_path: Path) -> None:
+    half = Path(shutil.copytree(tiny_llama, tmp_path / "half"))
+    (half / "model.safetensors").unlink()
+    done = run(tiny_llama, half)
+    assert done.status == 1
+    assert f"'{half}' has no weights" in done.err
+
+
+def test_a_wider_drafter_with_the_same_tokenizer_fits(run: Run, tiny_llama: Path, tmp_path: Path) -> None:
+    """Models are padded to round widths; ids that no token has are never drafted."""
+    tokenizer: Tokenizer = tiny_tokenizer()
+    wide = save_tiny_llama(tmp_path / "wide", seed=1, tokenizer=tokenizer, width=128)
+    assert said(run(tiny_llama, wide, *SMALL, "--json"))["fits"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_embedded_pair_is_recommended_with_its_drafter(run: Run) -> None:
+    flags = ("--threads", "1", "--prompts", "4", "--tokens", "24", "--json")
+    found = said(run(ROOT / "models/target", ROOT / "models/drafter", *flags))
+    assert found["agreement"] > 0.4
+    assert found["costs"]["drafter_to_target"] < 0.5
+    assert found["advice"]["drafter"] is True
+    assert found["advice"]["expected_speedup"] > 1.05
+    assert found["settings"]["drafter"]["model"].endswith("models/drafter")
