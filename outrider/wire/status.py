@@ -37,6 +37,8 @@ _CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.UnknownSession: grpc.StatusCode.NOT_FOUND,
     errors.Superseded: grpc.StatusCode.ABORTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.EmptySupport: grpc.StatusCode.INTERNAL,
 }
@@ -144,6 +146,8 @@ _KINDS: Mapping[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: errors.InvalidRequest,
     grpc.StatusCode.ABORTED: errors.Superseded,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.Unavailable,
 }
