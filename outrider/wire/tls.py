@@ -72,9 +72,9 @@ class Certificates:
     def _checked(self, contents: Mapping[str, bytes]) -> Pem:
         cert, key, ca = self._files.names
         pem = Pem(contents.get(cert, b""), contents.get(key, b""), contents.get(ca, b""))
-        if pem.ca:
+        if ca in contents:
             self._load(ca, pem.ca)
-        if pem.chain:
+        if cert in contents:
             self._load(cert, pem.chain)
             self._rehearse(pem)
         return pem
@@ -152,9 +152,7 @@ def channel_credentials(pem: Pem) -> grpc.ChannelCredentials:
 
 
 def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration(
-        [(pem.key, pem.chain)], root_certificates=pem.ca or None
-    )
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.chain)], root_certificates=pem.ca or None)
 
 
 def _shake(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
