@@ -54,13 +54,10 @@ def warn_of_open_doors(settings: OrchestratorSettings) -> None:
         return
     where = ", ".join(binds)
     if settings.api_keys_file is None:
-        log.warning(
-            "whoever can connect to %s may ask, as any tenant: give api_keys_file, or bind to 127.0.0.1",
-            where,
-        )
+        log.warning("whoever can connect to %s may ask: give api_keys_file, or bind to 127.0.0.1", where)
     elif settings.front_cert is None:
         log.warning(
-            "API keys come to %s in plain: give front_cert and front_key, unless a proxy before it has TLS",
+            "API keys come to %s in plain: give front_cert and front_key, unless a proxy has TLS",
             where,
         )
 

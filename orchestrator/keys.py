@@ -1,7 +1,7 @@
 """Who may ask: the file that says which keys there are, whose they are, and how much each may use.
 
-One JSON object per line; empty lines, and lines that begin with #, are passed over. Keys themselves are not in
-it, only their digests, and no message repeats a line: somebody may have put a key there.
+One JSON object per line; empty lines, and lines that begin with #, are passed over. Keys themselves are not
+in it, only their digests, and no message repeats a line: somebody may have put a key there.
 """
 
 import hashlib

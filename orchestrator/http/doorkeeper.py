@@ -1,5 +1,7 @@
 """Who is let in over HTTP, before anything of a body is read."""
 
+from contextlib import ExitStack
+
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -27,17 +29,14 @@ class Doorkeeper:
             return
         client = scope.get("client")
         peer = client[0] if client else ""
-        entering = self._gate.entered(Headers(scope=scope).get(HEADER), peer)
-        try:
-            caller = entering.__enter__()
-        except OutriderError as error:
-            await error_response(error)(scope, receive, send)
-            return
-        scope.setdefault("state", {})["caller"] = caller
-        try:
+        with ExitStack() as inside:
+            try:
+                caller = inside.enter_context(self._gate.entered(Headers(scope=scope).get(HEADER), peer))
+            except OutriderError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["caller"] = caller
             await self._app(scope, receive, send)
-        finally:
-            entering.__exit__(None, None, None)
 
 
 def caller_of(request: Request) -> Caller:

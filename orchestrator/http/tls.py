@@ -12,21 +12,18 @@ ContextFactory = Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SS
 
 def serving(certificates: Certificates) -> ContextFactory:
     """What makes uvicorn's context: each new connection is shown what the files hold then."""
-    made: dict[int, ssl.SSLContext] = {}
-
-    def newest() -> ssl.SSLContext:
-        pem = certificates.current()
-        if (context := made.get(id(pem))) is None:
-            made.clear()
-            context = made[id(pem)] = _context(pem)
-        return context
+    shown = certificates.current()
+    newest = _context(shown)
 
     def turn(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        connection.context = newest()
+        nonlocal shown, newest
+        if (pem := certificates.current()) is not shown:
+            shown, newest = pem, _context(pem)
+        connection.context = newest
 
     def make(config: uvicorn.Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-        first = _context(certificates.current())
-        first.sni_callback = turn  # type: ignore[assignment]  # called for every handshake, named or not
+        first = _context(shown)
+        first.sni_callback = turn  # type: ignore[assignment]  # called whether a name was sent or not
         return first
 
     return make

@@ -93,8 +93,8 @@ class ServiceSettings(BaseSettings):
     max_message_mb: Annotated[int, Field(ge=1, le=1024)] = 32
     """The largest message taken from a peer, in MiB."""
     tls_cert: Path | None = None
-    """This process's certificate inside, in PEM, with its role in its names (docs/security.md); read again when
-    it changes. With it go tls_key and tls_ca. Default: services talk to one another in plain."""
+    """This process's certificate inside, in PEM, with its role in its names (docs/security.md); read again
+    when it changes. With it go tls_key and tls_ca. Default: services talk to one another in plain."""
     tls_key: Path | None = None
     """The key of that certificate, without a passphrase."""
     tls_ca: Path | None = None
