@@ -69,8 +69,8 @@ def read_keys(contents: Mapping[str, bytes]) -> KeyTable:
     """The file's keys. Raises InvalidRequest, with the line's number, where a line is not what it must be."""
     try:
         lines = contents[SETTING].decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{SETTING}: it is no text in UTF-8") from error
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{SETTING}: it is no text in UTF-8; write it anew") from None
     keys: dict[str, ApiKey] = {}
     for number, text in enumerate(lines, start=1):
         if not text.strip() or text.lstrip().startswith("#"):

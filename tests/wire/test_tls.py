@@ -47,15 +47,13 @@ def test_a_key_of_another_certificate_is_refused(authority: Authority) -> None:
 @pytest.mark.parametrize("server", [True, False])
 def test_a_certificate_that_has_run_out_is_refused(authority: Authority, server: bool) -> None:
     told = authority.role("verifier", not_before=LONG_AGO, not_after=LONG_AGO.replace(year=2002))
-    with pytest.raises(
-        InvalidRequest, match=r"^tls_cert: .* not accepted by tls_ca: certificate has expired"
-    ):
+    with pytest.raises(InvalidRequest, match=r"^tls_cert: .* not accepted by tls_ca: .* expired"):
         inside(told, server=server)
 
 
 def test_a_certificate_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
     told = authority.role("verifier") | {"tls_ca": Authority(tmp_path / "theirs").ca}
-    with pytest.raises(InvalidRequest, match="tls_cert: .* unable to get local issuer"):
+    with pytest.raises(InvalidRequest, match=r"tls_cert: .* unable to get local issuer"):
         inside(told)
 
 
