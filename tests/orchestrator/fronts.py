@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,15 @@ async def orchestrator(**settings: Any) -> AsyncIterator[dict[str, str]]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def soon(happened: Callable[[], Awaitable[Any]]) -> None:
+    """Waits until it has."""
+    async with asyncio.timeout(10):
+        while True:
+            if await happened():
+                return
+            await asyncio.sleep(0.02)
 
 
 def write_keys(path: Path, tenants: Sequence[str], **quotas: int) -> list[str]:

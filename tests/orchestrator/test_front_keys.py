@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from speculative.errors import (
     Unauthenticated,
 )
 from tests.orchestrator.conftest import MAX_LENGTH, FakeVerifier, Front, World
-from tests.orchestrator.fronts import orchestrator, write_keys
+from tests.orchestrator.fronts import orchestrator, soon, write_keys
 from tests.orchestrator.test_http_refusals import send
 
 ASKS: dict[str, Any] = {"ids": [5, 6], "max_tokens": 4}
@@ -57,9 +58,7 @@ async def doors(
         AsyncClient(front.address, api_key=keys[0]) as ours,
         AsyncClient(front.address, api_key=keys[1]) as theirs,
     ):
-        async with asyncio.timeout(10):
-            while not await ours.models():
-                await asyncio.sleep(0.02)
+        await soon(ours.models)
         yield Doors(world, fake, front, keys, ours, theirs)
 
 
@@ -202,11 +201,13 @@ async def test_a_session_is_gone_on_with_by_its_own_tenant_alone(
 async def test_the_same_name_is_another_session_for_another_tenant(
     world: World, table: TokenTable, tmp_path: Path
 ) -> None:
-    async with doors(world, table, tmp_path, verifier={"tick_s": 0.02}) as at:
-        async with at.ours.stream(ids=[5], max_tokens=MAX_LENGTH - 1, session="same") as stream:
-            await anext(stream)
-            await at.theirs.generate(ids=[5], max_tokens=4, session="same")
-            assert len((await stream.completion()).ids) == MAX_LENGTH - 1, "nobody took it over"
+    async with (
+        doors(world, table, tmp_path, verifier={"tick_s": 0.02}) as at,
+        at.ours.stream(ids=[5], max_tokens=MAX_LENGTH - 1, session="same") as stream,
+    ):
+        await anext(stream)
+        await at.theirs.generate(ids=[5], max_tokens=4, session="same")
+        assert len((await stream.completion()).ids) == MAX_LENGTH - 1, "nobody took it over"
 
 
 async def asked(
@@ -297,9 +298,7 @@ async def test_streams_at_once_are_counted_and_end_with_their_clients(
             except Overloaded:
                 return False
 
-        async with asyncio.timeout(10):
-            while not await again():
-                await asyncio.sleep(0.05)
+        await soon(again)
 
 
 async def test_calls_of_one_address_are_bounded_over_both_fronts(world: World, table: TokenTable) -> None:
@@ -333,9 +332,7 @@ async def test_connections_are_bounded_over_both_fronts(world: World) -> None:
                     assert await reader.read() == b"", "it is closed, unheard"
             for _, other in (*held, (reader, writer)):
                 other.close()
-            async with asyncio.timeout(5):
-                while not await answers(host, int(port)):
-                    await asyncio.sleep(0.05)
+            await soon(partial(answers, host, int(port)))
 
 
 async def answers(host: str, port: int) -> bool:

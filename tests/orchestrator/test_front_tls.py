@@ -76,11 +76,8 @@ async def test_clients_show_certificates_where_they_are_asked_to(ours: Authority
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
-async def test_a_new_certificate_is_shown_without_a_restart(
-    ours: Authority, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_new_certificate_is_shown_without_a_restart(ours: Authority, name: str) -> None:
     """Whether a name is sent in the handshake (a host's) or not (an address)."""
-    monkeypatch.setattr("outrider.wire.reloading.EVERY_S", 0.0)
     told = ours.front()
     context = ssl.create_default_context(cafile=str(ours.ca))
     async with orchestrator(verifier=NOBODY, **told) as said:

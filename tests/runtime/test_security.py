@@ -1,10 +1,11 @@
-"""mTLS inside: who shows no certificate of ours, or one of another role, is not talked to; files may change."""
+"""mTLS inside: who shows no certificate of ours, or one of another role, is not talked to."""
 
 import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from outrider.v1.verifier_pb2_grpc import (
     add_VerifierServicer_to_server,
 )
 from outrider.wire.channel import open_channel, server_options
-from outrider.wire.tls import Certificates, Files
+from outrider.wire.tls import Certificates, Files, server_credentials
 from speculative.errors import InvalidRequest
 from tests.certificates import Authority
 
@@ -57,9 +58,14 @@ class Mirror(VerifierServicer):
 
 
 @asynccontextmanager
-async def serving(told: dict[str, Path]) -> AsyncIterator[str]:
+async def serving(told: dict[str, Path], *, at_once: bool = False) -> AsyncIterator[str]:
+    """`at_once`: files are looked at for each connection, not once a second."""
     listening = inside(VerifierLike(**told))
     assert listening.credentials is not None
+    if at_once:
+        shown = Certificates(Files(*told.values(), own_ca=True), every_s=0.0)
+        listening = replace(listening, credentials=server_credentials(shown, clients=True))
+        assert listening.credentials is not None
     server = grpc.aio.server(interceptors=listening.interceptors, options=server_options())
     add_VerifierServicer_to_server(Mirror(), server)
     port = server.add_secure_port("127.0.0.1:0", listening.credentials)
@@ -146,8 +152,7 @@ async def test_a_role_that_has_no_business_here_is_refused_with_what_would_be_ne
         assert "orchestrator.outrider.internal" in (error.value.details() or "")
         async with open_channel(address, certificates=shown, role="verifier") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                async for _ in VerifierStub(channel).Watch(timeout=5):
-                    pytest.fail("a stream is refused, too")
+                await anext(aiter(VerifierStub(channel).Watch(timeout=5)))
         assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -189,13 +194,9 @@ async def shown_by(address: str, told: dict[str, Path]) -> int:
     return int(shown["serialNumber"], 16)
 
 
-async def test_new_files_are_shown_to_those_who_connect_after(
-    ours: Authority, theirs: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outrider.wire.tls.EVERY_S", 0.0)
-    monkeypatch.setattr("outrider.wire.tls.Certificates.__init__.__kwdefaults__", {"every_s": 0.0})
+async def test_new_files_are_shown_to_those_who_connect_after(ours: Authority) -> None:
     orchestrator, verifier = ours.role("orchestrator"), ours.role("verifier")
-    async with serving(verifier) as address:
+    async with serving(verifier, at_once=True) as address:
         first = await shown_by(address, orchestrator)
         async with open_channel(address, certificates=dialling(orchestrator), role="verifier") as channel:
             beats = aiter(VerifierStub(channel).Watch(timeout=30))
@@ -245,7 +246,7 @@ def test_a_process_whose_certificate_is_none_does_not_start_and_says_which_file(
     told = ours.role("drafter")
     told["tls_key"].write_text("rubbish")
     toy = start_toy(*flags(told), wait=False)
-    with pytest.raises(ServiceFailed, match="tls_key: .*drafter.key") as failed:
+    with pytest.raises(ServiceFailed, match=r"tls_key: .*drafter\.key") as failed:
         toy.wait_ready(20)
     assert failed.value.code == "INVALID_ARGUMENT"
     assert "PRIVATE" not in json.dumps(str(failed.value))
