@@ -1,4 +1,4 @@
-"""What is secret stays so: nothing of it in logs, answers, metrics, arguments or what Python shows of things."""
+"""What is secret stays so: nothing of it in logs, answers, metrics, arguments or what Python shows."""
 
 import contextlib
 import json
