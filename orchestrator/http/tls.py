@@ -23,7 +23,7 @@ def serving(certificates: Certificates) -> ContextFactory:
 
     def make(config: uvicorn.Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
         first = _context(shown)
-        first.sni_callback = turn  # type: ignore[assignment]  # called whether a name was sent or not
+        first.sni_callback = turn  # called whether a name was sent or not
         return first
 
     return make

@@ -137,12 +137,14 @@ def server_credentials(certificates: Certificates, *, clients: bool) -> grpc.Ser
         nonlocal shown
         now = certificates.current()
         if now is shown:
-            return None
+            return None  # no change
         shown = now
         return _configuration(now)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(shown), fetch, require_client_authentication=clients
+        _configuration(shown),
+        fetch,  # type: ignore[arg-type]  # the stubs leave None out, which the library documents
+        require_client_authentication=clients,
     )
 
 

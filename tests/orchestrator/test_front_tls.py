@@ -1,6 +1,7 @@
 """Certificates that clients see, over both fronts, and those that they show."""
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from pathlib import Path
@@ -69,8 +70,8 @@ async def test_clients_show_certificates_where_they_are_asked_to(ours: Authority
             with pytest.raises(Unavailable):
                 await client.models()
         context = ssl.create_default_context(cafile=str(ours.ca))
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            await get(said["http"], context, "/version")
+        with contextlib.suppress(ssl.SSLError, ConnectionError):
+            assert await get(said["http"], context, "/version") == b"", "it is hung up on"
         context.load_cert_chain(cert, key)
         assert b'"version"' in await get(said["http"], context, "/version")
 

@@ -50,9 +50,9 @@ async def test_requests_are_answered_and_go_on_while_certificates_are_replaced(t
         await anext(held)
         ours.role("orchestrator")
         for _ in range(12):  # longer than the files are not looked at
-            assert (await client.generate(ids=[5], max_tokens=2)).ids == [next_id(1), next_id(2)]
+            assert (await client.generate(ids=[5], max_tokens=2)).ids == (next_id(1), next_id(2))
         answer = await held.completion()
-    assert answer.ids == [next_id(position) for position in range(1, MAX_LENGTH)]
+    assert answer.ids == tuple(next_id(position) for position in range(1, MAX_LENGTH))
     assert answer.usage.recoveries == 0
 
 
