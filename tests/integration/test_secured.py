@@ -1,7 +1,10 @@
 """All roles as processes with certificates and keys: the same ids, while certificates are replaced."""
 
+import json
 import socket
+import ssl
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +47,16 @@ class Secured:
     def client(self) -> Client:
         return Client(self.processes["orchestrator"].address, ca=self.authority.ca, api_key=self.key)
 
+    def models_over_http(self) -> list[str]:
+        context = ssl.create_default_context(cafile=str(self.authority.ca))
+        url, headers = (
+            f"{self.processes['orchestrator'].http}/v1/models",
+            {"authorization": f"Bearer {self.key}"},
+        )
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            return [model["id"] for model in json.loads(answer.read())["data"]]
+
     def drafted(self, client: Client) -> int:
         """Accepted ids of the drafter's, once it is attached."""
         deadline = time.monotonic() + 20
@@ -78,6 +91,7 @@ def secured(tiny_llama: Path, tmp_path: Path) -> Iterator[Secured]:
         at.commands["orchestrator"] = [
             *("--verifier", at.processes["verifier"].address, "--drafter", f"127.0.0.1:{port}"),
             *("--api-keys-file", str(tmp_path / "keys"), "--log-level", "debug"),
+            *("--http-bind", "127.0.0.1:0"),
             *flags(authority.role("orchestrator") | authority.front()),
         ]
         at.start("orchestrator")
@@ -93,6 +107,7 @@ def test_a_secured_stack_answers_and_goes_on_with_new_certificates(secured: Secu
         while not any("drafter" in model.sources for model in client.models()):
             assert time.monotonic() < deadline, (secured.folder / "orchestrator.log").read_text()
             time.sleep(0.05)
+        assert secured.models_over_http() == ["tiny"]
         plain = client.generate(**REQUEST, speculation=False)
         assert client.generate(**REQUEST).ids == plain.ids
         assert secured.drafted(client) > 0, (secured.folder / "verifier.log").read_text()
@@ -107,6 +122,7 @@ def test_a_secured_stack_answers_and_goes_on_with_new_certificates(secured: Secu
         assert client.generate(**REQUEST).ids == plain.ids
     with secured.client() as client:
         assert client.generate(**REQUEST).ids == plain.ids
+    assert secured.models_over_http() == ["tiny"]
     address = secured.processes["orchestrator"].address
     with Client(address, api_key=secured.key) as stranger, pytest.raises(Unavailable):
         stranger.models()

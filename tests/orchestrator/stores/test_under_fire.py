@@ -212,7 +212,9 @@ async def test_a_store_that_was_never_there_is_no_reason_to_refuse(world: Any, t
 
 
 def rubbish(server: Any) -> None:
-    for place, key in enumerate([KEY, SessionKey("default", "s1"), SessionKey("default", "s2"), SessionKey("default", "s3")]):
+    for place, key in enumerate(
+        [KEY, SessionKey("default", "s1"), SessionKey("default", "s2"), SessionKey("default", "s3")]
+    ):
         name = entries.record_name(key)
         if place == 0:
             server.say("SET", name, b"\xff\x00 no hash")
