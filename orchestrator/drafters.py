@@ -17,6 +17,7 @@ from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
 from outrider.wire.names import checked_source_name
 from outrider.wire.status import peer_text
+from outrider.wire.tls import SOURCE, Certificates
 from speculative.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -41,7 +42,13 @@ class SourceName:
 class SourceLink:
     """One remote source. `run` for as long as it is to be known."""
 
-    def __init__(self, address: str, *, max_message_mb: int = DEFAULT_MESSAGE_MB) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        max_message_mb: int = DEFAULT_MESSAGE_MB,
+        certificates: Certificates | None = None,
+    ) -> None:
         self.address = address
         self.said: SourceName | None = None
         """None until it has described itself once, and while its name cannot be one."""
@@ -49,7 +56,7 @@ class SourceLink:
         self.sessions = 0
         """Sessions that this orchestrator has sent its way and that still run."""
         self._ignored = ""
-        self._channel = open_channel(address, max_message_mb)
+        self._channel = open_channel(address, max_message_mb, certificates=certificates, role=SOURCE)
         self._stub: DraftSourceAsyncStub = DraftSourceStub(self._channel)
 
     def drafting(self) -> list[Drafting]:

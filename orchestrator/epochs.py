@@ -4,9 +4,12 @@
 it; the lower 20 are random, so that two takers do not share one. Pure but for clock and randomness.
 """
 
+import logging
 from collections.abc import Callable
 
-from outrider.wire.epochs import RANDOM_BITS, checked_epoch
+from outrider.wire.epochs import DAY_MS, MOST_AHEAD_MS, RANDOM_BITS, checked_epoch
+
+log = logging.getLogger(__name__)
 
 
 class Epochs:
@@ -18,8 +21,18 @@ class Epochs:
         self._last_ms = 0
 
     def next(self) -> int:
-        """A new epoch, above all that this gave before."""
-        self._last_ms = max(self._last_ms + 1, self._clock_ms())
+        """A new epoch, above all that this gave before, unless the clock was set back by half a day or more.
+
+        Then it begins again at the clock, as no verifier would take one so far ahead; a session that has a
+        higher one says so when it is opened.
+        """
+        now_ms = self._clock_ms()
+        if self._last_ms - now_ms > MOST_AHEAD_MS // 2:
+            log.warning(
+                "the clock was set back by %.1f days: epochs begin again", (self._last_ms - now_ms) / DAY_MS
+            )
+            self._last_ms = now_ms
+        self._last_ms = max(self._last_ms + 1, now_ms)
         return self._made(self._last_ms)
 
     def above(self, highest: int) -> int:

@@ -21,6 +21,7 @@ from orchestrator.placement import (
 from orchestrator.requests import Speculation, Target
 from orchestrator.verifiers import Patience, VerifierLink
 from outrider.wire.channel import DEFAULT_MESSAGE_MB
+from outrider.wire.tls import Certificates
 
 
 class Fleet:
@@ -34,14 +35,17 @@ class Fleet:
         max_message_mb: int = DEFAULT_MESSAGE_MB,
         *,
         resolve_s: float = 5.0,
+        certificates: Certificates | None = None,
     ) -> None:
         def verifier(address: str) -> VerifierLink:
-            link = VerifierLink(address, patience=patience, max_message_mb=max_message_mb)
+            link = VerifierLink(
+                address, patience=patience, max_message_mb=max_message_mb, certificates=certificates
+            )
             link.has_peer = partial(self._has_peer, link)
             return link
 
         self._verifiers = Links(verifiers, verifier, every_s=resolve_s, resolve=resolve)
-        source = partial(SourceLink, max_message_mb=max_message_mb)
+        source = partial(SourceLink, max_message_mb=max_message_mb, certificates=certificates)
         self._sources = Links(drafters, source, every_s=resolve_s, resolve=resolve)
         self.elsewhere: Mapping[str, int] = {}
         """Sessions by verifier that other orchestrators have there, as far as is known."""

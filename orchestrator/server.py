@@ -11,6 +11,7 @@ import grpc.aio
 
 from orchestrator.events import Delivered, Finished, Recovered, Started
 from orchestrator.fleet import Fleet
+from orchestrator.gate import Caller, Gate, shown_by
 from orchestrator.metrics import RequestMeasure, RequestMetrics
 from orchestrator.relay import Relay
 from orchestrator.requests import Admitted, Target, admit, check_text, choose_target, session_key
@@ -37,33 +38,43 @@ class GenerationServer(GenerationServicer):
         relay: Relay,
         metrics: RequestMetrics,
         room: Room,
+        gate: Gate,
         default_max_tokens: int,
     ) -> None:
         self._fleet = fleet
         self._relay = relay
         self._metrics = metrics
         self._room = room
+        self._gate = gate
         self._default_max_tokens = default_max_tokens
 
     @guarded
     async def Generate(  # type: ignore[override]  # of grpc.aio's two styles the one that writes
         self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: GenerateContext
     ) -> None:
-        start = await _first(requests)
-        with self._room.enter(), self._metrics.begin() as measure:
-            await self._generate(start, context, measure)
+        with self._gate.entered(*shown_by(context)) as caller:
+            start = await _first(requests)
+            start.tenant = caller.tenant(start.tenant)
+            with self._room.enter(), caller.asking(), self._metrics.begin() as measure:
+                await self._generate(start, context, measure, caller)
 
     @guarded
     async def Cancel(
         self, request: generation_pb2.CancelRequest, context: CancelContext
     ) -> generation_pb2.CancelResponse:
-        key = SessionKey(checked_tenant(request.tenant), checked_session(request.session))
-        return generation_pb2.CancelResponse(found=await self._relay.cancel(key))
+        with self._gate.entered(*shown_by(context)) as caller:
+            tenant = caller.tenant(checked_tenant(request.tenant))
+            key = SessionKey(tenant, checked_session(request.session))
+            return generation_pb2.CancelResponse(found=await self._relay.cancel(key))
 
     @guarded
     async def ListModels(
         self, request: generation_pb2.ListModelsRequest, context: ModelsContext
     ) -> generation_pb2.ListModelsResponse:
+        with self._gate.entered(*shown_by(context)):
+            return self._models()
+
+    def _models(self) -> generation_pb2.ListModelsResponse:
         fleet = self._fleet
         served = {target.name: target for target in fleet.targets() if fleet.verifiers_for(target.name)}
         return generation_pb2.ListModelsResponse(
@@ -80,7 +91,11 @@ class GenerationServer(GenerationServicer):
         )
 
     async def _generate(
-        self, start: generation_pb2.GenerateStart, context: GenerateContext, measure: RequestMeasure
+        self,
+        start: generation_pb2.GenerateStart,
+        context: GenerateContext,
+        measure: RequestMeasure,
+        caller: Caller,
     ) -> None:
         key = session_key(start)
         target = choose_target(start.model, self._fleet.targets(), self._fleet.unreached())
@@ -89,7 +104,7 @@ class GenerationServer(GenerationServicer):
         request = admit(start, key, ids, target, self._default_max_tokens)
         measure.prompt(len(ids))
         answer = self._relay.answer(request, target, context.time_remaining())
-        async with aclosing(answer) as events:
+        async with aclosing(caller.paying(answer, len(ids))) as events:
             epoch = 0
             async for event in events:
                 measure.note(event)

@@ -7,6 +7,7 @@ import grpc.aio
 
 from orchestrator.epochs import Epochs
 from orchestrator.fleet import Fleet
+from orchestrator.front import front_certificates, make_gate, warn_of_open_doors
 from orchestrator.ledger import Ledger
 from orchestrator.loads import Loads
 from orchestrator.metrics import RequestMetrics, StoreMetrics, watch_fleet
@@ -16,6 +17,7 @@ from orchestrator.server import GenerationServer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.storing import chosen_store
 from orchestrator.verifiers import Patience
+from outrider.runtime.security import certificates
 from outrider.runtime.serve import ServiceContext
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
@@ -69,7 +71,14 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     settings = context.settings
     patience = Patience(settings.silent_s, settings.stalled_s)
     sources = (*settings.drafter, *settings.retrieval)
-    fleet = Fleet(settings.verifier, sources, patience, settings.max_message_mb, resolve_s=settings.resolve_s)
+    fleet = Fleet(
+        settings.verifier,
+        sources,
+        patience,
+        settings.max_message_mb,
+        resolve_s=settings.resolve_s,
+        certificates=certificates(settings),
+    )
     watch_fleet(context.metrics, fleet)
     store_metrics = StoreMetrics(context.metrics)
     store = chosen_store(settings)
@@ -78,7 +87,9 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
     metrics = RequestMetrics(context.metrics)
     room = Room(relay, settings.max_streams)
-    server = GenerationServer(fleet, relay, metrics, room, settings.default_max_tokens)
+    gate = make_gate(settings, metrics)
+    warn_of_open_doors(settings)
+    server = GenerationServer(fleet, relay, metrics, room, gate, settings.default_max_tokens)
     http = None
     if settings.http_bind is not None:
         # Only here: a process without it starts sooner and is smaller.
@@ -87,6 +98,11 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
         from orchestrator.http.front import HttpFront
 
         desk = Desk(fleet, relay, metrics, room, settings.default_max_tokens)
-        http = HttpFront(make_app(desk, settings.max_message_mb * 2**20), settings.http_bind)
+        http = HttpFront(
+            make_app(desk, gate, settings.max_message_mb * 2**20),
+            settings.http_bind,
+            front_certificates(settings),
+            settings.max_connections,
+        )
         context.also["http"] = http.url
     return OrchestratorService(fleet, ledger, Loads(fleet, store), server, room, http)

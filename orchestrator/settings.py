@@ -1,5 +1,6 @@
 """What an orchestrator can be told."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
@@ -24,6 +25,20 @@ class OrchestratorSettings(ServiceSettings):
     """How often a name (dns:NAME:PORT) is resolved again, in seconds."""
     http_bind: Address | None = None
     """Where to serve OpenAI's HTTP API, host:port; port 0 picks a free one. Default: nowhere."""
+    front_cert: Path | None = None
+    """The certificate that clients see, over gRPC and HTTP, in PEM with those that lead to its authority;
+    read again when it changes. With it goes front_key. Default: clients talk in plain."""
+    front_key: Path | None = None
+    """The key of that certificate, without a passphrase."""
+    front_client_ca: Path | None = None
+    """Certificates of the authority of clients: only who shows one that it signed is let in."""
+    api_keys_file: Path | None = None
+    """Who may ask, as which tenant and how much: a line of `outrider keys new` for each key; read again when
+    it changes. Default: whoever can connect may, as the tenant that the request names."""
+    max_streams_per_peer: Annotated[int, Field(ge=1)] | None = None
+    """Calls at once from one address; a balancer or proxy is one. Default: no bound but max_streams."""
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Connections at once, of gRPC and of HTTP each; what comes beyond is closed."""
     store: Literal["memory", "redis"] = "memory"
     """Where sessions are recorded: in this process, or in a Redis server that all orchestrators share."""
     redis_url: SecretStr | None = None

@@ -24,6 +24,7 @@ from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
 from outrider.wire.codec import SessionKey, key_to_wire
 from outrider.wire.status import peer_text, rpc_errors
+from outrider.wire.tls import Certificates
 from speculative.errors import OutriderError, Unavailable
 
 if TYPE_CHECKING:
@@ -56,7 +57,12 @@ class VerifierLink:
     """Holds one verifier. `run` for as long as it is to be held; the other methods at any time beside it."""
 
     def __init__(
-        self, address: str, *, patience: Patience | None = None, max_message_mb: int = DEFAULT_MESSAGE_MB
+        self,
+        address: str,
+        *,
+        patience: Patience | None = None,
+        max_message_mb: int = DEFAULT_MESSAGE_MB,
+        certificates: Certificates | None = None,
     ) -> None:
         self.address = address
         self.target: Target | None = None
@@ -76,7 +82,7 @@ class VerifierLink:
         self.has_peer: Callable[[], bool] = lambda: False
         """Whether there is another verifier for its sessions."""
         self._patience = patience or Patience()
-        self._channel = open_channel(address, max_message_mb)
+        self._channel = open_channel(address, max_message_mb, certificates=certificates, role="verifier")
         self._stub: VerifierAsyncStub = VerifierStub(self._channel)
         self._readers: dict[int, Reader] = {}
         self._opening = 0

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -17,6 +18,7 @@ from outrider.asking import (
     time_left,
 )
 from outrider.completions import Chunk, Completion, Folding
+from outrider.credentials import credentials_of
 from outrider.options import Options, build_request
 from outrider.resuming import Resuming
 from outrider.v1 import generation_pb2
@@ -88,11 +90,25 @@ class AsyncStream(AsyncIterator[Chunk]):
 class AsyncClient:
     """The same for asyncio; to be made, used and closed inside one event loop."""
 
-    def __init__(self, address: str, *, patience_s: float | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        patience_s: float | None = None,
+        api_key: str | None = None,
+        ca: str | Path | None = None,
+        cert: str | Path | None = None,
+        cert_key: str | Path | None = None,
+    ) -> None:
         """See Client."""
         addresses = addresses_in(address)
         self._patience_s = patience_for(addresses, patience_s)
-        self._channels = [open_channel(one, patience_ms=PATIENCE_MS) for one in addresses]
+        credentials = credentials_of(api_key, ca, cert, cert_key)
+        self._metadata = credentials.metadata
+        self._channels = [
+            open_channel(one, patience_ms=PATIENCE_MS, certificates=credentials.certificates)
+            for one in addresses
+        ]
         self._stubs: list[GenerationAsyncStub] = [GenerationStub(channel) for channel in self._channels]
 
     async def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
@@ -106,7 +122,7 @@ class AsyncClient:
 
         def ask(resuming: Resuming) -> "AsyncCall":
             stub = self._stubs[resuming.orchestrator]
-            return stub.Generate(iter((resuming.request,)), timeout=time_left(ends))
+            return stub.Generate(iter((resuming.request,)), timeout=time_left(ends), metadata=self._metadata)
 
         resuming = Resuming(request, len(self._stubs), self._patience_s)
         return AsyncStream(ask, resuming, options.get("n") or 1)
@@ -129,10 +145,9 @@ class AsyncClient:
                 return [model_from_wire(model) for model in response.models]
         raise refusal
 
-    @staticmethod
-    async def _control(call: Callable[..., Any], request: object) -> Any:
+    async def _control(self, call: Callable[..., Any], request: object) -> Any:
         with rpc_errors():
-            return await call(request, timeout=CONTROL_S)
+            return await call(request, timeout=CONTROL_S, metadata=self._metadata)
 
     async def close(self) -> None:
         """Ends what still runs, and the connections."""

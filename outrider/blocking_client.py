@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -16,6 +17,7 @@ from outrider.asking import (
     time_left,
 )
 from outrider.completions import Chunk, Completion, Folding
+from outrider.credentials import credentials_of
 from outrider.options import Options, build_request
 from outrider.resuming import Resuming
 from outrider.v1 import generation_pb2
@@ -86,16 +88,33 @@ class Stream(Iterator[Chunk]):
 class Client:
     """A blocking client. Safe to share between threads; close it, or use it as a context manager."""
 
-    def __init__(self, address: str, *, patience_s: float | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        patience_s: float | None = None,
+        api_key: str | None = None,
+        ca: str | Path | None = None,
+        cert: str | Path | None = None,
+        cert_key: str | Path | None = None,
+    ) -> None:
         """Dials at the first call: host:port, or several of them, separated by commas, one of which is asked.
 
         Where that one is lost or full, a request goes on at the others, and is given up `patience_s` seconds
-        after the loss: by default 30 where there are several, else at once. Raises InvalidRequest where there
-        is none to dial.
+        after the loss: by default 30 where there are several, else at once.
+
+        `api_key` goes with every call. `ca` is a file with the certificates of whom to believe, and makes
+        connections encrypted; `cert` and `cert_key` are files with what to show, where orchestrators ask for
+        it. Raises InvalidRequest where there is none to dial, or a file is not what it must be.
         """
         addresses = addresses_in(address)
         self._patience_s = patience_for(addresses, patience_s)
-        self._channels = [open_sync_channel(one, patience_ms=PATIENCE_MS) for one in addresses]
+        credentials = credentials_of(api_key, ca, cert, cert_key)
+        self._metadata = credentials.metadata
+        self._channels = [
+            open_sync_channel(one, patience_ms=PATIENCE_MS, certificates=credentials.certificates)
+            for one in addresses
+        ]
         self._stubs: list[GenerationStub] = [GenerationStub(channel) for channel in self._channels]
 
     def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
@@ -109,7 +128,7 @@ class Client:
 
         def ask(resuming: Resuming) -> "grpc._CallIterator[generation_pb2.GenerateResponse]":
             stub = self._stubs[resuming.orchestrator]
-            return stub.Generate(iter((resuming.request,)), timeout=time_left(ends))
+            return stub.Generate(iter((resuming.request,)), timeout=time_left(ends), metadata=self._metadata)
 
         resuming = Resuming(request, len(self._stubs), self._patience_s)
         return Stream(ask, resuming, options.get("n") or 1)
@@ -132,10 +151,9 @@ class Client:
                 return [model_from_wire(model) for model in response.models]
         raise refusal
 
-    @staticmethod
-    def _control(call: Callable[..., Any], request: object) -> Any:
+    def _control(self, call: Callable[..., Any], request: object) -> Any:
         with rpc_errors():
-            return call(request, timeout=CONTROL_S)
+            return call(request, timeout=CONTROL_S, metadata=self._metadata)
 
     def close(self) -> None:
         """Ends what still runs, and the connections."""

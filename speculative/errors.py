@@ -9,7 +9,10 @@
     ├── UnknownModel     no such model here
     ├── UnknownSession   no such session here
     ├── Superseded       a later request took over the session
+    ├── Unauthenticated  the caller did not say who it is, or not so that it is believed
+    ├── PermissionDenied the caller is known, and may not do this
     ├── Overloaded       full: try again later
+    │   └── QuotaExceeded  the caller's own share is used up: try again later
     ├── Unavailable      nobody can serve this now: try elsewhere
     ├── MalformedDraft   a source broke the contract: its draft is dropped and counted, the session goes on
     ├── ModelRefused     this model would be served wrongly, so it is not served
@@ -58,6 +61,18 @@ class Overloaded(OutriderError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class QuotaExceeded(Overloaded):
+    """What this caller may use is used up for now; others are served."""
+
+
+class Unauthenticated(OutriderError):
+    """Nobody is known by what the caller shows; the message says what to show, and never what was shown."""
+
+
+class PermissionDenied(OutriderError):
+    """The caller is known, and what it asks for is another's."""
 
 
 class Unavailable(OutriderError):

@@ -33,7 +33,7 @@ from verifier_service.registry import Registry
 from verifier_service.request import MAX_NODES, Served, request_from_wire
 from verifier_service.settings import VerifierSettings
 from verifier_service.sources import LOCAL_SOURCES
-from verifier_service.sources.following import LinkLimits
+from verifier_service.sources.following import LinkLimits, limits_of_links
 from verifier_service.sources.links import Links
 from verifier_service.watch import Reader, Watchers
 
@@ -76,7 +76,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._loop = asyncio.get_running_loop()
         self._registry = Registry()
         self._watchers = Watchers(self._registry)
-        self._links = Links(self._put, link_limits or LinkLimits(max_message_mb=settings.max_message_mb))
+        self._links = Links(self._put, link_limits or limits_of_links(settings))
         self._engine: Engine | None = None
         self._hub: Hub | None = None
         self._grammars: Grammars | None = None

@@ -2,14 +2,16 @@
 
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 import outrider
+from orchestrator.gate import Gate
 from orchestrator.http.chat import conversation
 from orchestrator.http.desk import Desk
+from orchestrator.http.doorkeeper import Doorkeeper, caller_of
 from orchestrator.http.errors import FieldRefused, error_response, on_error, on_http_error, on_invalid_body
 from orchestrator.http.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from orchestrator.http.limits import BodyLimit
@@ -19,7 +21,7 @@ from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest, OutriderError, Unavailable
 
 
-def make_app(desk: Desk, max_body_bytes: int) -> FastAPI:
+def make_app(desk: Desk, gate: Gate, max_body_bytes: int) -> FastAPI:
     """The application; every answer that is no success has OpenAI's shape."""
     app = FastAPI(title="Outrider", version=outrider.__version__, docs_url=None, redoc_url=None)
     app.include_router(_completions(desk))
@@ -30,6 +32,7 @@ def make_app(desk: Desk, max_body_bytes: int) -> FastAPI:
     app.add_exception_handler(OutriderError, on_error)
     app.add_exception_handler(Exception, on_error)
     app.add_middleware(BodyLimit, most_bytes=max_body_bytes)
+    app.add_middleware(Doorkeeper, gate=gate)  # the last one is the first to see a request
     _describe(app)
     return app
 
@@ -38,21 +41,21 @@ def _completions(desk: Desk) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", response_class=JSONResponse)
-    async def completions(asked: CompletionRequest) -> Response:
+    async def completions(asked: CompletionRequest, request: Request) -> Response:
         """Go on with a text, or with several."""
-        return await _answer(desk, asked)
+        return await _answer(desk, asked, request)
 
     @router.post("/v1/chat/completions", response_class=JSONResponse)
-    async def chat_completions(asked: ChatRequest) -> Response:
+    async def chat_completions(asked: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await _answer(desk, asked)
+        return await _answer(desk, asked, request)
 
     return router
 
 
-async def _answer(desk: Desk, asked: CompletionRequest | ChatRequest) -> Response:
+async def _answer(desk: Desk, asked: CompletionRequest | ChatRequest, request: Request) -> Response:
     try:
-        return Answer(desk, await desk.job(asked))
+        return Answer(desk, await desk.job(asked, caller_of(request)))
     except FieldRefused:
         raise
     except InvalidRequest as error:

@@ -18,9 +18,6 @@ from outrider.wire.codec import grammar_to_wire
 from speculative.errors import InvalidRequest
 from speculative.grammar import Grammar, GrammarKind
 
-TENANT = "default"
-"""Whoever asks over HTTP, whatever key is sent: none are configured."""
-
 Prompt = str | list[int]
 
 
@@ -60,7 +57,13 @@ def wants_usage(asked: Generation) -> bool:
 
 
 def admitted(
-    asked: Generation, prompts: Sequence[Sequence[int]], target: Target, seed: int, name: str, default: int
+    asked: Generation,
+    prompts: Sequence[Sequence[int]],
+    target: Target,
+    seed: int,
+    tenant: str,
+    name: str,
+    default: int,
 ) -> list[Admitted]:
     """The requests that answer it, one for each prompt, checked. Raises InvalidRequest.
 
@@ -68,15 +71,15 @@ def admitted(
     """
     found = []
     for place, ids in enumerate(prompts):
-        start = _start(asked, seed, f"{name}-{place}")
+        start = _start(asked, seed, tenant, f"{name}-{place}")
         found.append(admit(start, session_key(start), ids, target, default))
     return found
 
 
-def _start(asked: Generation, seed: int, session: str) -> generation_pb2.GenerateStart:
+def _start(asked: Generation, seed: int, tenant: str, session: str) -> generation_pb2.GenerateStart:
     stops = asked.stop
     return generation_pb2.GenerateStart(
-        tenant=TENANT,
+        tenant=tenant,
         session=session,
         sampling=_sampling(asked),
         max_tokens=_max_tokens(asked),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.events import Event
 from orchestrator.fleet import Fleet
+from orchestrator.gate import Caller
 from orchestrator.http import asking
 from orchestrator.http.chat import conversation
 from orchestrator.http.fields import ChatRequest, CompletionRequest, Generation
@@ -28,6 +29,7 @@ class Job:
     """A body that can be answered."""
 
     asked: Generation
+    caller: Caller
     target: Target
     shape: Shape
     requests: tuple[Admitted, ...]
@@ -63,18 +65,19 @@ class Desk:
         """See choose_target."""
         return choose_target(name or "", self._fleet.targets(), self._fleet.unreached())
 
-    async def job(self, asked: CompletionRequest | ChatRequest) -> Job:
+    async def job(self, asked: CompletionRequest | ChatRequest, caller: Caller) -> Job:
         """The body, checked, its prompts tokenized. Raises OutriderError."""
         try:
-            return await self._job(asked)
+            return await self._job(asked, caller)
         except Exception:
             with self._metrics.begin():  # a request that is refused is one, too
                 raise
 
     async def events(self, job: Job) -> AsyncGenerator[tuple[int, Event], None]:
         """What becomes of each of its requests, by place. Closing it ends them. Raises OutriderError."""
-        with self._room.enter(len(job.requests)):
-            streams = [self._answer(request, job.target) for request in job.requests]
+        count = len(job.requests)
+        with self._room.enter(count), job.caller.asking(count):
+            streams = [self._answer(request, job) for request in job.requests]
             async with aclosing(merged(streams)) as events:
                 async for event in events:
                     yield event
@@ -84,7 +87,7 @@ class Desk:
         tokens = check_text(text, target)
         return await asyncio.to_thread(tokens.encode, text, add_special=add_special)
 
-    async def _job(self, asked: CompletionRequest | ChatRequest) -> Job:
+    async def _job(self, asked: CompletionRequest | ChatRequest, caller: Caller) -> Job:
         asking.check_together(asked)
         target = self.target(asked.model)
         shape: Shape
@@ -99,13 +102,15 @@ class Desk:
             prompts = [p if isinstance(p, list) else await self.encode(p, target) for p in given]
         seed = secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed % 2**64
         name = f"{shape.id_prefix}-{secrets.token_hex(12)}"
-        requests = asking.admitted(asked, prompts, target, seed, name, self._default_max_tokens)
-        return Job(asked, target, shape, tuple(requests), Answers(requests), seed, name)
+        tenant = caller.tenant()
+        requests = asking.admitted(asked, prompts, target, seed, tenant, name, self._default_max_tokens)
+        return Job(asked, caller, target, shape, tuple(requests), Answers(requests), seed, name)
 
-    async def _answer(self, request: Admitted, target: Target) -> AsyncGenerator[Event, None]:
+    async def _answer(self, request: Admitted, job: Job) -> AsyncGenerator[Event, None]:
         with self._metrics.begin() as measure:
             measure.prompt(len(request.ids))
-            async with aclosing(self._relay.answer(request, target, None)) as events:
+            answer = self._relay.answer(request, job.target, None)
+            async with aclosing(job.caller.paying(answer, len(request.ids))) as events:
                 async for event in events:
                     measure.note(event)
                     yield event

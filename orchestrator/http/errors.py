@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from outrider.wire.status import RETRY_KEY, shortened, status_of
-from speculative.errors import InvalidRequest
+from speculative.errors import InvalidRequest, QuotaExceeded
 
 
 class FieldRefused(InvalidRequest):
@@ -32,12 +32,15 @@ class Kind(NamedTuple):
 
 _KINDS = {
     grpc.StatusCode.INVALID_ARGUMENT: Kind(400, "invalid_request_error", None),
+    grpc.StatusCode.UNAUTHENTICATED: Kind(401, "invalid_request_error", "invalid_api_key"),
+    grpc.StatusCode.PERMISSION_DENIED: Kind(403, "invalid_request_error", "permission_denied"),
     grpc.StatusCode.NOT_FOUND: Kind(404, "invalid_request_error", "model_not_found"),
     grpc.StatusCode.ABORTED: Kind(409, "conflict_error", "superseded"),
     grpc.StatusCode.FAILED_PRECONDITION: Kind(409, "conflict_error", "failed_precondition"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: Kind(429, "rate_limit_error", "overloaded"),
     grpc.StatusCode.UNAVAILABLE: Kind(503, "service_unavailable_error", "unavailable"),
 }
+_QUOTA = Kind(429, "rate_limit_error", "rate_limit_exceeded")
 _INTERNAL = Kind(500, "server_error", "internal_error")
 
 # What the checks that both fronts share call a field, where the body has another name for it.
@@ -72,7 +75,7 @@ def param_of(message: str) -> str | None:
 def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, body and headers of an error; one that is a bug keeps its text to the log."""
     status = status_of(error)
-    kind = _KINDS.get(status.code, _INTERNAL)
+    kind = _QUOTA if isinstance(error, QuotaExceeded) else _KINDS.get(status.code, _INTERNAL)
     param = None
     if kind.status == 400:
         param = error.param if isinstance(error, FieldRefused) else param_of(status.message)
@@ -80,6 +83,8 @@ def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         param = "model"
     metadata = dict(status.metadata)
     headers = {"retry-after": metadata[RETRY_KEY]} if RETRY_KEY in metadata else {}
+    if kind.status == 401:
+        headers["www-authenticate"] = "Bearer"
     return kind.status, shape(status.message, kind.type, param, kind.code), headers
 
 

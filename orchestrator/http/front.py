@@ -9,13 +9,16 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from orchestrator.http.limits import SlowHeaders
+from orchestrator.http.limits import SlowHeaders, bounded
+from orchestrator.http.tls import serving
+from outrider.wire.tls import Certificates
 from speculative.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
+MANY = 10_000
 STOP_S = 1
 """For answers that are still on their way once all requests have ended."""
 
@@ -29,20 +32,29 @@ class _Server(uvicorn.Server):
 
 
 class HttpFront:
-    """Serves an application at `bind`, host:port. Raises Unavailable where it cannot be bound."""
+    """Serves an application at `bind`, host:port. Raises Unavailable where it cannot be bound.
 
-    def __init__(self, app: ASGIApp, bind: str) -> None:
+    Args:
+        certificates: shown to clients; None: plain.
+        most: connections at once; what comes beyond is closed.
+    """
+
+    def __init__(
+        self, app: ASGIApp, bind: str, certificates: Certificates | None = None, most: int = MANY
+    ) -> None:
         host, _, port = bind.rpartition(":")
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         try:
             self._socket = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=BACKLOG)
         except OSError as error:
             raise Unavailable(f"cannot serve HTTP on {bind}: {error}") from error
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
+        scheme = "http" if certificates is None else "https"
+        self.url = f"{scheme}://{host}:{self._socket.getsockname()[1]}"
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=SlowHeaders,
+                http=bounded(SlowHeaders, most),
+                ssl_context_factory=None if certificates is None else serving(certificates),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -78,3 +78,28 @@ class SlowHeaders(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def bounded(protocol: type[H11Protocol], most: int) -> type[H11Protocol]:
+    """The same, for so many connections at once; what comes beyond is closed unheard."""
+    connected = 0
+
+    class Bounded(protocol):  # type: ignore[misc, valid-type]  # a class made from a class
+        _counted = False
+
+        def connection_made(self, transport: Any) -> None:
+            nonlocal connected
+            if connected >= most:
+                transport.abort()
+                return
+            connected += 1
+            self._counted = True
+            super().connection_made(transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            nonlocal connected
+            if self._counted:
+                connected -= 1
+                super().connection_lost(exc)
+
+    return Bounded

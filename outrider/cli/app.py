@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from outrider.cli import config as config_commands
-from outrider.cli import index, models, roles
+from outrider.cli import index, keys, models, roles
 from outrider.cli.failures import INTERRUPTED, OUTPUT_ERRORS, CommandFailed, fail, lose_output, usage
 from speculative.errors import OutriderError
 
@@ -27,6 +27,7 @@ app.add_typer(roles.app, name="serve")
 app.add_typer(index.app, name="index")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(models.app, name="models")
+app.add_typer(keys.app, name="keys")
 
 
 class Switch(StrEnum):
@@ -168,6 +169,10 @@ def generate(
     session: Annotated[str, typer.Option(help="The session's name. Default: a new one.")] = "",
     tenant: Annotated[str, typer.Option(help="Who asks.")] = "",
     timeout: Annotated[Floats, typer.Option(help="Seconds until the request is given up.")] = None,
+    api_key_file: Annotated[str, typer.Option(help="Holds the API key. Default: $OUTRIDER_API_KEY.")] = "",
+    ca: Annotated[str, typer.Option(help="A file with whom to believe: connect with TLS.")] = "",
+    cert: Annotated[str, typer.Option(help="With --ca: a file with the certificate to show.")] = "",
+    cert_key: Annotated[str, typer.Option(help="With --cert: a file with its key.")] = "",
     json_: Json = False,
 ) -> None:
     """Complete a prompt.
@@ -178,7 +183,7 @@ def generate(
       outrider generate --address 127.0.0.1:50051 --ids 12,7,99 --max-tokens 32 --seed 7 --json
       outrider generate --address 127.0.0.1:50051 --prompt "class" --n 3 --logprobs --top-logprobs 5 --json
     """
-    from outrider.cli.generate import parse_ids, parse_names, read_schema, run_generate
+    from outrider.cli.generate import Access, parse_ids, parse_names, read_schema, run_generate
     from outrider.options import Options
 
     if (prompt is None) == (ids is None):
@@ -217,7 +222,7 @@ def generate(
         tenant=tenant,
         timeout=timeout,
     )
-    run_generate(address, prompt, options, as_json=json_)
+    run_generate(address, prompt, options, Access(api_key_file, ca, cert, cert_key), as_json=json_)
 
 
 @app.command(

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
@@ -23,6 +24,7 @@ from grpc_reflection.v1alpha import reflection
 from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics, MetricsServer
+from outrider.runtime.security import Listening, inside
 from outrider.runtime.settings import ServiceSettings
 from outrider.wire.channel import server_options
 from outrider.wire.status import error_object
@@ -65,6 +67,7 @@ class ServiceContext(Generic[Settings]):
 
 Build = Callable[[ServiceContext[Settings]], Awaitable[Service]]
 Announce = Callable[[dict[str, Any]], None]
+Listen = Callable[[Settings], Listening]
 
 
 class _Ending:
@@ -92,12 +95,18 @@ class _Ending:
         self.requested.set()
 
 
-async def serve(role: str, build: Build[Settings], settings: Settings, announce: Announce) -> int:
+async def serve(
+    role: str,
+    build: Build[Settings],
+    settings: Settings,
+    announce: Announce,
+    listen: Listen[Settings] = inside,
+) -> int:
     """Serves until a signal; returns the exit status: 0, or 1 where it gave up, and announces why."""
     ending = _Ending()
     ending.on_signals()
     try:
-        await _serve(role, build, settings, announce, ending)
+        await _serve(role, build, settings, announce, ending, listen(settings))
     except OutriderError as error:
         ending.error = error
     except Exception as error:
@@ -114,10 +123,16 @@ async def serve(role: str, build: Build[Settings], settings: Settings, announce:
 
 
 async def _serve(
-    role: str, build: Build[Settings], settings: Settings, announce: Announce, ending: _Ending
+    role: str,
+    build: Build[Settings],
+    settings: Settings,
+    announce: Announce,
+    ending: _Ending,
+    listening: Listening,
 ) -> None:
-    server = grpc.aio.server(options=server_options(settings.max_message_mb))
-    address = _bind(server, settings.bind)
+    options = [*server_options(settings.max_message_mb), *listening.options]
+    server = grpc.aio.server(interceptors=listening.interceptors, options=options)
+    address = _bind(server, settings.bind, listening.credentials)
     metrics = Metrics(role)
     context = ServiceContext(settings, address, metrics, ending.fail)
     service = await build(context)
@@ -185,9 +200,12 @@ def _host(bind: str) -> str:
     return bind.rpartition(":")[0]
 
 
-def _bind(server: grpc.aio.Server, bind: str) -> str:
+def _bind(server: grpc.aio.Server, bind: str, credentials: grpc.ServerCredentials | None) -> str:
     try:
-        port = server.add_insecure_port(bind)
+        if credentials is None:
+            port = server.add_insecure_port(bind)
+        else:
+            port = server.add_secure_port(bind, credentials)
     except RuntimeError as error:
         raise Unavailable(f"cannot serve on {bind}: {error}") from error
     return f"{_host(bind)}:{port}"
@@ -208,8 +226,8 @@ def _failure(error: BaseException) -> dict[str, Any]:
     return {"error": {"code": "INTERNAL", "message": f"{type(error).__name__}: {error}"}}
 
 
-def run(role: str, build: Build[Settings], settings: Settings) -> NoReturn:
-    """For a `__main__`: serves, and ends the process.
+def run(role: str, build: Build[Settings], settings: Settings, listen: Listen[Settings] = inside) -> NoReturn:
+    """For a `__main__`: serves, and ends the process. `listen` says how whoever dials is met.
 
     It ends without waiting for threads: a model may still be loading, or a step running, in one of them.
     """
@@ -218,7 +236,7 @@ def run(role: str, build: Build[Settings], settings: Settings) -> NoReturn:
     announce = _claim_stdout()
     configure(role, settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        code = runner.run(serve(role, build, settings, announce))
+        code = runner.run(serve(role, build, settings, announce, listen))
         logging.shutdown()
         sys.stderr.flush()
         os._exit(code)

@@ -125,6 +125,13 @@ class ServiceSettings(RoleSettings):
     """One event per line, as text or as a JSON object."""
     max_message_mb: Annotated[int, Field(ge=1, le=1024)] = 32
     """The largest message taken from a peer, in MiB."""
+    tls_cert: Path | None = None
+    """This process's certificate inside, in PEM, with its role in its names (docs/security.md); read again
+    when it changes. With it go tls_key and tls_ca. Default: services talk to one another in plain."""
+    tls_key: Path | None = None
+    """The key of that certificate, without a passphrase."""
+    tls_ca: Path | None = None
+    """Certificates of the authority inside: who shows none that it signed is not talked to."""
     grace_s: Annotated[float, Field(ge=0, le=3600)] = 2.0
     """How long calls in flight may go on after a signal to stop, in seconds."""
     parent_pid: int | None = None

@@ -65,7 +65,7 @@ class GenerateStart(_message.Message):
     SEEN_EPOCH_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """Who asks; see SessionKey.tenant."""
+    """Who asks; see SessionKey.tenant. Default: the key's tenant, or `default` where no keys are configured."""
     session: _builtins.str
     """Names the session; see SessionKey.session. Default: the orchestrator chooses one and says so in `started`."""
     model: _builtins.str

@@ -39,7 +39,9 @@ class GenerationStub:
     stream ends after the last. Errors:
     INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
     UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
-    `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.
+    `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED; where keys
+    are configured, UNAUTHENTICATED (metadata `authorization: Bearer KEY` is missing or wrong) and
+    PERMISSION_DENIED (the request names a tenant that is not the key's).
     Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
     another one, at the next position: the client sees a pause.
     """
@@ -59,7 +61,9 @@ class GenerationAsyncStub(GenerationStub):
     stream ends after the last. Errors:
     INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
     UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
-    `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.
+    `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED; where keys
+    are configured, UNAUTHENTICATED (metadata `authorization: Bearer KEY` is missing or wrong) and
+    PERMISSION_DENIED (the request names a tenant that is not the key's).
     Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
     another one, at the next position: the client sees a pause.
     """
@@ -82,7 +86,9 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         stream ends after the last. Errors:
         INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
         UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
-        `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED.
+        `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED; where keys
+        are configured, UNAUTHENTICATED (metadata `authorization: Bearer KEY` is missing or wrong) and
+        PERMISSION_DENIED (the request names a tenant that is not the key's).
         Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
         another one, at the next position: the client sees a pause.
         """

@@ -18,6 +18,9 @@ minutes, and any limit is wrong: gRPC's own bandwidth probes count too, and come
 import grpc
 import grpc.aio
 
+from outrider.wire.renewing import RenewingChannel
+from outrider.wire.tls import Certificates, Pem, channel_credentials, role_name
+
 PING_MS = 2_000
 DIALLER_PATIENCE_MS = 1_000
 SERVER_PATIENCE_MS = 10_000
@@ -68,14 +71,41 @@ def channel_options(
 
 
 def open_channel(
-    address: str, max_message_mb: int = DEFAULT_MESSAGE_MB, *, patience_ms: int = DIALLER_PATIENCE_MS
+    address: str,
+    max_message_mb: int = DEFAULT_MESSAGE_MB,
+    *,
+    patience_ms: int = DIALLER_PATIENCE_MS,
+    certificates: Certificates | None = None,
+    role: str = "",
 ) -> grpc.aio.Channel:
-    """A channel to host:port; nothing is dialled before the first call."""
-    return grpc.aio.insecure_channel(address, options=channel_options(max_message_mb, patience_ms))
+    """A channel to host:port; nothing is dialled before the first call.
+
+    Args:
+        certificates: what to show and whom to believe; calls made after a change of the files use what they
+            hold then. None: plain.
+        role: which the peer's certificate must name; empty: it must name the host.
+    """
+    options = channel_options(max_message_mb, patience_ms)
+    if certificates is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if role:
+        options.append(("grpc.ssl_target_name_override", role_name(role)))
+
+    def make(pem: Pem) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(address, channel_credentials(pem), options=options)
+
+    return RenewingChannel(certificates, make)
 
 
 def open_sync_channel(
-    address: str, max_message_mb: int = DEFAULT_MESSAGE_MB, *, patience_ms: int = DIALLER_PATIENCE_MS
+    address: str,
+    max_message_mb: int = DEFAULT_MESSAGE_MB,
+    *,
+    patience_ms: int = DIALLER_PATIENCE_MS,
+    certificates: Certificates | None = None,
 ) -> grpc.Channel:
-    """The same for callers without an event loop."""
-    return grpc.insecure_channel(address, options=channel_options(max_message_mb, patience_ms))
+    """The same for callers without an event loop; it shows to its end what the files hold now."""
+    options = channel_options(max_message_mb, patience_ms)
+    if certificates is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, channel_credentials(certificates.current()), options=options)

@@ -37,6 +37,8 @@ _CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.UnknownSession: grpc.StatusCode.NOT_FOUND,
     errors.Superseded: grpc.StatusCode.ABORTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.EmptySupport: grpc.StatusCode.INTERNAL,
 }
@@ -144,6 +146,8 @@ _KINDS: Mapping[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: errors.InvalidRequest,
     grpc.StatusCode.ABORTED: errors.Superseded,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.Unavailable,
 }
@@ -157,6 +161,8 @@ _NAMED: Mapping[str, type[OutriderError]] = {
         errors.UnknownModel,
         errors.UnknownSession,
         errors.Superseded,
+        errors.Unauthenticated,
+        errors.PermissionDenied,
         errors.Unavailable,
         errors.EmptySupport,
     )
@@ -178,7 +184,8 @@ def error_of(error: grpc.RpcError) -> OutriderError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if ERROR_KEY not in metadata and _TOO_LARGE in message:
             return errors.InvalidRequest(f"the message is too large: {message} (sizes in bytes)")
-        return errors.Overloaded(message, retry_after_s=_number(metadata.get(RETRY_KEY, ""), float, 1.0))
+        full = errors.QuotaExceeded if metadata.get(ERROR_KEY) == "QuotaExceeded" else errors.Overloaded
+        return full(message, retry_after_s=_number(metadata.get(RETRY_KEY, ""), float, 1.0))
     kind = _NAMED.get(metadata.get(ERROR_KEY, "")) or _KINDS.get(code)
     return kind(message) if kind else OutriderError(f"{code.name}: {message}")
 

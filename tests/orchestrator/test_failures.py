@@ -118,7 +118,7 @@ async def test_ids_that_do_not_join_are_an_internal_error_not_a_wrong_answer(wor
     verifier.fault = verifier_pb2.Committed(position=9, ids=[3], credits=b"\0")
     with pytest.raises(OutriderError, match="INTERNAL"):
         await stream.completion()
-    await world.until(lambda: (SessionKey("", "mine"), verifier.highest) in verifier.cancelled)
+    await world.until(lambda: (SessionKey("default", "mine"), verifier.highest) in verifier.cancelled)
 
 
 async def test_an_orchestrator_that_stops_says_so_to_its_clients(world: Any) -> None:

@@ -78,7 +78,7 @@ async def test_what_is_finished_is_not_opened_again(world: Any) -> None:
     front, first, second = await two(world)
     stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1, n=2, seed=7)
     await anext(stream)
-    ended = first.sessions[SessionKey("", first.opened[0].key.session, 0)]
+    ended = first.sessions[SessionKey("default", first.opened[0].key.session, 0)]
     ended.length = LIMIT
     await asyncio.sleep(0.1)
     await first.server.stop(0)

@@ -28,6 +28,7 @@ CLIENT = Layer(
         "outrider.options",
         "outrider.asking",
         "outrider.resuming",
+        "outrider.credentials",
     ),
     RPC,
 )
@@ -57,6 +58,7 @@ LAYERS = {
     "outrider.options": Layer(("speculative", "outrider.wire", "outrider.v1", "outrider.option_checks"), RPC),
     "outrider.resuming": Layer(("speculative", "outrider.v1", "outrider.completions"), ()),
     "outrider.asking": Layer(("speculative", "outrider.v1", "outrider.options"), ()),
+    "outrider.credentials": Layer(("speculative", "outrider.wire"), ()),
     "outrider.blocking_client": CLIENT,
     "outrider.async_client": CLIENT,
     "outrider.client": Layer(

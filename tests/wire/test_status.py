@@ -35,6 +35,7 @@ FAMILY = [
 MADE: dict[str, OutriderError] = {
     "StaleEpoch": errors.StaleEpoch("epoch 3 is older than 7", highest=2**63 + 7),
     "Overloaded": errors.Overloaded("no room", retry_after_s=1.5),
+    "QuotaExceeded": errors.QuotaExceeded("used up", retry_after_s=2.5),
     "ModelRefused": errors.ModelRefused("mamba is not served", model_type="mamba"),
 }
 
@@ -116,6 +117,9 @@ async def test_each_error_arrives_as_itself(kind: type[OutriderError]) -> None:
         (errors.UnknownSession("x"), grpc.StatusCode.NOT_FOUND),
         (errors.Superseded("x"), grpc.StatusCode.ABORTED),
         (MADE["Overloaded"], grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (MADE["QuotaExceeded"], grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.Unauthenticated("x"), grpc.StatusCode.UNAUTHENTICATED),
+        (errors.PermissionDenied("x"), grpc.StatusCode.PERMISSION_DENIED),
         (errors.Unavailable("x"), grpc.StatusCode.UNAVAILABLE),
         (errors.EmptySupport("x"), grpc.StatusCode.INTERNAL),
     ],

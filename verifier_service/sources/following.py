@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
+from outrider.runtime.security import certificates
 from outrider.v1 import draft_source_pb2
 from outrider.wire.channel import DEFAULT_MESSAGE_MB
 from outrider.wire.codec import key_to_wire, sampling_to_wire
+from outrider.wire.tls import Certificates
 from speculative.fragment import MAX_FRAGMENT_NODES
 from verifier_service.registry import Mirror
+from verifier_service.settings import VerifierSettings
 
 # Of one round's nodes, how many rounds' worth a source may keep in flight.
 _AHEAD = 2
@@ -31,6 +34,13 @@ class LinkLimits:
     """How long a link that floods is not read."""
     max_message_mb: int = DEFAULT_MESSAGE_MB
     """The largest message taken from a source, in MiB."""
+    certificates: Certificates | None = None
+    """What to show them; None: links are plain."""
+
+
+def limits_of_links(settings: VerifierSettings) -> LinkLimits:
+    """As the process was told. Raises InvalidRequest where its certificate is none."""
+    return LinkLimits(max_message_mb=settings.max_message_mb, certificates=certificates(settings))
 
 
 @dataclass(frozen=True, slots=True)

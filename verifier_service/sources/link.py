@@ -21,6 +21,7 @@ from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.channel import open_channel
 from outrider.wire.codec import credit_from_wire, fragment_from_wire
 from outrider.wire.status import peer_text
+from outrider.wire.tls import SOURCE
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
 from verifier_service.commands import InFlight, Offers, Update
@@ -151,7 +152,10 @@ class SourceLink:
     async def _attach(self) -> None:
         """Holds one stream until it breaks; raises what broke it."""
         self._give_up.clear()
-        async with open_channel(self.address, self._limits.max_message_mb) as channel:
+        limits = self._limits
+        async with open_channel(
+            self.address, limits.max_message_mb, certificates=limits.certificates, role=SOURCE
+        ) as channel:
             async with asyncio.timeout(self._limits.dial_s):
                 await channel.channel_ready()
             call: _Call = draft_source_pb2_grpc.DraftSourceStub(channel).Attach()

@@ -53,7 +53,7 @@ async def left_behind(world: Any, url: str, **start: Any) -> Any:
     store = RedisStore(url)
     async with asyncio.timeout(10):
         while True:
-            tokens = await store.tokens(SessionKey("", "mine"))
+            tokens = await store.tokens(SessionKey("default", "mine"))
             if tokens is not None and len(tokens.ids) > 4:
                 break
             await asyncio.sleep(0.02)

@@ -18,7 +18,7 @@ from outrider.wire.codec import SessionKey
 LIMIT = 60
 WHOLE = tuple(2 + (position * 7) % 94 for position in range(1, LIMIT))
 TOKEN_PATH_S = 1e-4
-KEY = SessionKey("", "mine")
+KEY = SessionKey("default", "mine")
 
 
 class Slow:
@@ -212,7 +212,9 @@ async def test_a_store_that_was_never_there_is_no_reason_to_refuse(world: Any, t
 
 
 def rubbish(server: Any) -> None:
-    for place, key in enumerate([KEY, SessionKey("", "s1"), SessionKey("", "s2"), SessionKey("", "s3")]):
+    for place, key in enumerate(
+        [KEY, SessionKey("default", "s1"), SessionKey("default", "s2"), SessionKey("default", "s3")]
+    ):
         name = entries.record_name(key)
         if place == 0:
             server.say("SET", name, b"\xff\x00 no hash")
@@ -239,12 +241,12 @@ async def test_rubbish_is_ignored_or_written_over(
     assert front.sample("store_failures") == 0
     async with looked_into(redis_server.url) as store:
         assert {report.address for report in await store.workers()} <= {verifier.address}
-        for foreign in (KEY, SessionKey("", "s1")):
+        for foreign in (KEY, SessionKey("default", "s1")):
             assert await store.find(foreign) is None
             assert await store.tokens(foreign) is None
-        tokens = await store.tokens(SessionKey("", "s2"))
+        tokens = await store.tokens(SessionKey("default", "s2"))
         assert tokens is None or tokens == Tokens(verifier.opened[2].epoch, tokens.ids)
-        handle = await store.handle(SessionKey("", "s2"))
+        handle = await store.handle(SessionKey("default", "s2"))
     assert handle is not None
     assert handle.length == LIMIT, "what is of this version, but broken, is written over"
     assert "ignored; delete it" in caplog.text
@@ -297,7 +299,7 @@ async def test_the_next_turn_goes_where_the_last_one_was(world: Any, redis_serve
         completion = await front.client.generate(ids=ids, session="talk", max_tokens=4)
         ids += [*completion.ids, 7]
         async with looked_into(redis_server.url) as store:
-            await until_handled(store, SessionKey("", "talk"), len(ids) - 1)
+            await until_handled(store, SessionKey("default", "talk"), len(ids) - 1)
     assert sorted(len(verifier.opened) for verifier in verifiers) == [0, 0, 4]
 
 
@@ -307,7 +309,7 @@ async def test_a_known_prefix_draws_a_session_without_a_name(world: Any, redis_s
     how = {"store": "redis", "redis_url": redis_server.url}
     ids = list(range(2, 42))
     async with looked_into(redis_server.url) as store:
-        await store.put_prefixes("\0toy", hashes(ids), addresses[1])
+        await store.put_prefixes("default\0toy", hashes(ids), addresses[1])
     front = await world.front(addresses, **how)
     await world.until(partial(all_up, front, addresses))
     for _ in range(3):
@@ -333,7 +335,7 @@ async def test_a_store_that_lost_its_scripts_is_told_them(redis_server: Any) -> 
 async def test_a_caller_that_goes_away_leaves_no_answer_behind(own_redis: Any) -> None:
     """An answer that nobody took must not become the answer to the next question."""
     async with looked_into(own_redis.url) as store:
-        keys = [SessionKey("", f"k{i}") for i in range(20)]
+        keys = [SessionKey("default", f"k{i}") for i in range(20)]
         for place, key in enumerate(keys):
             await store.append([Append(key, 1, 0, [place])])
         own_redis.freeze()

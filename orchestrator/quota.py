@@ -1,0 +1,111 @@
+"""How much of the service one key may use. Pure: the caller says the time, in seconds that only rise.
+
+Requests are paid for when they begin, prompts when they are read, tokens as they are given. An answer may
+overdraw its bucket, and what comes after it waits until that is made up: nothing is cut off halfway, and
+nobody gets more than the rate for long.
+"""
+
+from dataclasses import dataclass
+
+from speculative.errors import InvalidRequest, QuotaExceeded
+
+MINUTE_S = 60.0
+STREAMS_RETRY_S = 1.0
+LEAST_RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What there may be; None: as much as there is."""
+
+    streams: int | None = None
+    """Requests at once."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Ids of prompts and answers together."""
+
+
+class Bucket:
+    """Holds a minute's worth, full at first, and fills at an even pace."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self._most = float(per_minute)
+        self._level = self._most
+        self._filled_at = now
+
+    def take(self, amount: float, now: float) -> None:
+        """Below nothing, if need be."""
+        self._fill(now)
+        self._level -= amount
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Until it holds so much, or is full; 0: it does."""
+        self._fill(now)
+        missing = min(amount, self._most) - self._level
+        return max(0.0, missing) * MINUTE_S / self._most
+
+    def resize(self, per_minute: int, now: float) -> None:
+        """What it holds stays, as far as it fits."""
+        self._fill(now)
+        self._most = float(per_minute)
+        self._level = min(self._level, self._most)
+
+    def _fill(self, now: float) -> None:
+        passed, self._filled_at = max(0.0, now - self._filled_at), max(now, self._filled_at)
+        self._level = min(self._most, self._level + passed * self._most / MINUTE_S)
+
+
+class Allowance:
+    """What one key has left."""
+
+    def __init__(self, quota: Quota, now: float) -> None:
+        self._quota = quota
+        self._running = 0
+        self._requests = _bucket(None, quota.requests_per_minute, now)
+        self._tokens = _bucket(None, quota.tokens_per_minute, now)
+
+    def change(self, quota: Quota, now: float) -> None:
+        """From now on there is so much; what is used stays used."""
+        if quota == self._quota:
+            return
+        self._quota = quota
+        self._requests = _bucket(self._requests, quota.requests_per_minute, now)
+        self._tokens = _bucket(self._tokens, quota.tokens_per_minute, now)
+
+    def begin(self, count: int, now: float) -> None:
+        """So many requests; `end` them. Raises QuotaExceeded, and InvalidRequest where it never could be."""
+        quota = self._quota
+        for name, most in (("streams", quota.streams), ("requests_per_minute", quota.requests_per_minute)):
+            if most is not None and count > most:
+                raise InvalidRequest(f"prompt has {count} prompts; this key has {name} {most}")
+        if quota.streams is not None and self._running + count > quota.streams:
+            raise QuotaExceeded(
+                f"{self._running} requests of this key run, {quota.streams} may", STREAMS_RETRY_S
+            )
+        for bucket, amount, what in ((self._requests, count, "requests"), (self._tokens, 1, "tokens")):
+            if bucket is not None and (wait_s := bucket.wait_s(amount, now)) > 0:
+                raise QuotaExceeded(
+                    f"this key's {what} of the minute are used up; try again in {wait_s:.1f} s",
+                    max(LEAST_RETRY_S, round(wait_s, 2)),
+                )
+        self._running += count
+        if self._requests is not None:
+            self._requests.take(count, now)
+
+    def end(self, count: int) -> None:
+        """So many of them have."""
+        self._running -= count
+
+    def spend(self, tokens: int, now: float) -> None:
+        """So many ids were read or given."""
+        if self._tokens is not None:
+            self._tokens.take(tokens, now)
+
+
+def _bucket(held: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+    if per_minute is None:
+        return None
+    if held is None:
+        return Bucket(per_minute, now)
+    held.resize(per_minute, now)
+    return held

@@ -1,0 +1,113 @@
+"""A channel that shows a new certificate once the files hold one.
+
+gRPC fixes a channel's certificate when it is made, and would show it to the end, run out or not. So calls are
+made on the newest of several channels; what runs on an older one goes on there, and it is closed after that.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from outrider.wire.tls import Certificates, Pem
+
+log = logging.getLogger(__name__)
+
+
+class RenewingChannel(grpc.aio.Channel):
+    """Stands in for a channel; `make` makes one that shows what it is given."""
+
+    def __init__(self, certificates: Certificates, make: Callable[[Pem], grpc.aio.Channel]) -> None:
+        self._certificates = certificates
+        self._make = make
+        self._shown = certificates.current()
+        self._newest = _Generation(make(self._shown))
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """See grpc.aio.Channel, as for all that follow."""
+        return self._calls("unary_unary", method, args, kwargs)
+
+    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._calls("unary_stream", method, args, kwargs)
+
+    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._calls("stream_unary", method, args, kwargs)
+
+    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._calls("stream_stream", method, args, kwargs)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._current().channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._current().channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._current().channel.channel_ready()
+
+    async def close(self, grace: float | None = None) -> None:
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._newest.channel.close(grace)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.close()
+
+    def _calls(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[..., Any]:
+        def call(*call_args: Any, **call_kwargs: Any) -> Any:
+            generation = self._current()
+            made = generation.calls.get(method)
+            if made is None:
+                made = getattr(generation.channel, kind)(method, *args, **kwargs)
+                generation.calls[method] = made
+            return generation.began(made(*call_args, **call_kwargs))
+
+        return call
+
+    def _current(self) -> "_Generation":
+        pem = self._certificates.current()
+        if pem is not self._shown:
+            older, self._shown = self._newest, pem
+            self._newest = _Generation(self._make(pem))
+            task = asyncio.get_running_loop().create_task(older.retire())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            log.info("a new certificate is shown from now on")
+        return self._newest
+
+
+class _Generation:
+    """One channel, and how many calls run on it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.calls: dict[str, Callable[..., Any]] = {}
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def began(self, call: Any) -> Any:
+        self._running += 1
+        self._idle.clear()
+        call.add_done_callback(self._ended)
+        return call
+
+    async def retire(self) -> None:
+        """Closes it once nothing runs on it, or at once when this is cancelled."""
+        try:
+            await self._idle.wait()
+        finally:
+            await self.channel.close()
+
+    def _ended(self, call: object) -> None:
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
