@@ -21,6 +21,7 @@ from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.settings import env_prefix
+from outrider.runtime.worker_settings import OF_THIS_PROCESS
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
@@ -99,7 +100,7 @@ def start_followers(settings: VerifierSettings) -> tuple[Place, tuple[ServicePro
     os.environ.update(common, RANK="0", LOCAL_RANK="0")
     told = {
         f"{env_prefix(settings.role)}{name.upper()}": str(value)
-        for name, value in settings.model_dump(exclude={"parent_pid"}).items()
+        for name, value in settings.model_dump(exclude={"parent_pid", *OF_THIS_PROCESS}).items()
     }
     followers = [
         ServiceProcess.start(
