@@ -1,8 +1,8 @@
 """Workers that have registered, with this orchestrator or with another one.
 
-Pure: the clock is given, in seconds of any monotonic one. An announcement is believed for a while; one that is
-no longer heard of stays for as long as it is seen to be alive, so that a store or a line that is away moves
-nobody.
+Pure: the clock is given, in seconds of any monotonic one. An announcement is believed for a while; a worker
+that is no longer heard of stays for as long as it is seen to be alive, so that a store or a line that is away
+moves nobody.
 """
 
 from collections.abc import Callable, Iterable

@@ -51,7 +51,8 @@ def other_contract(spoken: int) -> Refusal | None:
     if (spoken or 1) == CONTRACT:
         return None
     return Refusal(
-        "contract", f"it speaks version {spoken} of the contract, this orchestrator {CONTRACT}: upgrade the older"
+        "contract",
+        f"it speaks version {spoken} of the contract, this orchestrator {CONTRACT}: upgrade the older",
     )
 
 
@@ -70,11 +71,16 @@ def elected(verifiers: Iterable[Described], before: Mapping[str, Identity]) -> d
         if not present:
             chosen[model] = before.get(model, described[0].identity)
             continue
-        # Of identities with and without known weights the former say more.
-        known = sorted({it.identity: None for it in present}, key=lambda it: not it.weights_digest)
+        # One without known weights agrees with several that do not with one another: it is no candidate.
+        identities = dict.fromkeys(it.identity for it in present)
+        candidates = [
+            one
+            for one in identities
+            if one.weights_digest or not any(it[:2] == one[:2] and it.weights_digest for it in identities)
+        ]
         was = before.get(model)
         chosen[model] = max(
-            known,
+            candidates,
             key=lambda one: (
                 sum(it.identity.agrees(one) for it in present),
                 was is not None and was.agrees(one),

@@ -146,8 +146,8 @@ def choose_sources(
 def replaced(
     chosen: Sequence[ChosenSource], fitting: Sequence[Drafting], *, turn: int = 0
 ) -> tuple[ChosenSource, ...]:
-    """The same names. What is gone, out of reach or about to end gives way to another of its name, if there is
-    one that is none of this; what serves well stays."""
+    """The same names. What is gone, out of reach or about to end gives way to another of its name, if there
+    is one that is none of this; what serves well stays."""
     usable = [it for it in fitting if it.usable]
     there = {(it.name, it.address) for it in usable}
     found = []

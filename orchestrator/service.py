@@ -10,6 +10,8 @@ from orchestrator.fleet import Fleet
 from orchestrator.ledger import Ledger
 from orchestrator.loads import Loads
 from orchestrator.metrics import RequestMetrics, StoreMetrics, watch_fleet
+from orchestrator.peers import watch_peers
+from orchestrator.registry import RegistryServer
 from orchestrator.relay import Relay
 from orchestrator.room import Room
 from orchestrator.server import GenerationServer
@@ -36,6 +38,8 @@ class OrchestratorService:
         server: GenerationServer,
         room: Room,
         http: "HttpFront | None",
+        relay: Relay,
+        registry: RegistryServer | None,
     ) -> None:
         self._fleet = fleet
         self._loads = loads
@@ -43,6 +47,8 @@ class OrchestratorService:
         self._server = server
         self._room = room
         self._http = http
+        self._relay = relay
+        self._registry = registry
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
         add_GenerationServicer_to_server(self._server, server)
@@ -50,6 +56,9 @@ class OrchestratorService:
 
     async def start(self) -> None:
         self._fleet.start()
+        if self._registry is not None:
+            await self._registry.start()
+        self._relay.start()
         self._ledger.start()
         self._loads.start()
         if self._http is not None:
@@ -59,6 +68,9 @@ class OrchestratorService:
         await self._room.stop(grace)
         if self._http is not None:
             await self._http.stop()
+        if self._registry is not None:
+            await self._registry.stop()
+        await self._relay.stop()
         await self._loads.stop()
         await self._ledger.stop()
         await self._fleet.stop()
@@ -71,8 +83,14 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     sources = (*settings.drafter, *settings.retrieval)
     fleet = Fleet(settings.verifier, sources, patience, settings.max_message_mb, resolve_s=settings.resolve_s)
     watch_fleet(context.metrics, fleet)
+    watch_peers(context.metrics, fleet)
     store_metrics = StoreMetrics(context.metrics)
     store = chosen_store(settings)
+    registry = None
+    if settings.registry_bind is not None:
+        shared = None if settings.store == "memory" else store
+        registry = RegistryServer(fleet, shared, settings.registry_bind)
+        context.also["registry"] = registry.address
     ledger = Ledger(store, store_metrics.seconds.observe)
     store_metrics.watch(ledger)
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
@@ -89,4 +107,4 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
         desk = Desk(fleet, relay, metrics, room, settings.default_max_tokens)
         http = HttpFront(make_app(desk, settings.max_message_mb * 2**20), settings.http_bind)
         context.also["http"] = http.url
-    return OrchestratorService(fleet, ledger, Loads(fleet, store), server, room, http)
+    return OrchestratorService(fleet, ledger, Loads(fleet, store), server, room, http, relay, registry)

@@ -1,7 +1,7 @@
 """A worker that says where it is and how it is, to the orchestrators that are to use it.
 
-Wraps a worker's service: it announces itself once it can serve, every second from then on, and when it ends it
-says so first, so that its sessions go elsewhere while it still works. Knows nothing of what the worker does.
+Wraps a worker's service: it announces itself once it can serve and every second from then on, and when it
+ends it says so first, so that its sessions go elsewhere while it still works. Knows nothing of what it does.
 """
 
 import asyncio
@@ -79,7 +79,9 @@ class AnnouncedWorker:
         began = time.monotonic()
         self._announcer.drain()
         if self._waits and self._announcer.running:
-            while self._worker.state().sessions and time.monotonic() - began < grace:
+            for _ in range(round(grace / LEAVING_EVERY_S)):
+                if not self._worker.state().sessions:
+                    break
                 await asyncio.sleep(LEAVING_EVERY_S)
         try:
             await self._worker.stop(max(0.0, grace - (time.monotonic() - began)))

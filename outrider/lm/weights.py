@@ -15,7 +15,9 @@ HEAD_BYTES = 65_536
 """Of each file's beginning, where names and shapes are."""
 DIGITS = 32
 # What says how a configuration was written or is used, not what is computed.
-_PASSING = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"})
+_PASSING = frozenset(
+    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+)
 
 
 def weights_digest(path_or_id: str) -> str:
