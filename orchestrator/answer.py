@@ -38,9 +38,10 @@ HAND_OVER_S = 2.0
 class HandedOver(Exception):
     """Another verifier has the session, at `place`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, took_s: float) -> None:
         super().__init__(place.link.address)
         self.place = place
+        self.took_s = took_s
 
 
 class Running:
@@ -139,7 +140,7 @@ class Answer:
                 place = await self._recover(place, lost)
                 news = Recovered(time.monotonic() - began)
             except HandedOver as moved:
-                place, news = moved.place, Recovered(0.0)
+                place, news = moved.place, Recovered(moved.took_s)
 
     async def _read(self, place: Place, news: Event) -> AsyncGenerator[Event, None]:
         """The news, then what a verifier commits, until it says why the last choice ended."""
@@ -168,8 +169,9 @@ class Answer:
             readers.leave()
 
     async def _hand_over(self, place: Place) -> None:
-        """Raises HandedOver once another verifier has what a verifier that is about to end still has. Where none
+        """Raises HandedOver once another verifier has what one that is about to end still has. Where none
         takes it, it goes on where it is."""
+        began = time.monotonic()
         begun = Begun(self._generated(), place.epoch, recovered=True, moving=True)
         try:
             async with asyncio.timeout(HAND_OVER_S):
@@ -183,7 +185,7 @@ class Answer:
             return
         for delivery in self._unfinished.values():
             delivery.lost()
-        raise HandedOver(moved)
+        raise HandedOver(moved, time.monotonic() - began)
 
     def _take(self, choice: int, committed: verifier_pb2.Committed, place: Place) -> list[Event]:
         """What the client is told of a message."""
