@@ -26,7 +26,9 @@ def test_a_copy_is_the_same_model_and_other_weights_are_another(
 def test_what_is_computed_counts_and_who_wrote_it_down_does_not(copy: Path) -> None:
     ours = weights_digest(str(copy))
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"transformers_version": "0.0.1", "dtype": "float16"}))
+    (copy / "config.json").write_text(
+        json.dumps(config | {"transformers_version": "0.0.1", "dtype": "float16"})
+    )
     assert weights_digest(str(copy)) == ours
     (copy / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     assert weights_digest(str(copy)) != ours

@@ -146,7 +146,9 @@ class FakeVerifier(VerifierServicer):
                 if self.silent:
                     continue
                 step += 1
-                response = verifier_pb2.WatchResponse(beat=verifier_pb2.Beat(step=step, draining=self.draining))
+                response = verifier_pb2.WatchResponse(
+                    beat=verifier_pb2.Beat(step=step, draining=self.draining)
+                )
                 for session in self.sessions.values():
                     self._decode(session)
                 response.committed.extend(

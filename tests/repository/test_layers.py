@@ -50,6 +50,7 @@ LAYERS = {
             "uvloop",
         ),
     ),
+    "outrider.announcing": Layer(("speculative", "outrider.wire", "outrider.runtime", "outrider.v1"), RPC),
     "outrider.source": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
     "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
     "outrider.option_checks": Layer(("speculative",), ()),
@@ -67,7 +68,9 @@ LAYERS = {
         ),
         (),
     ),
-    "outrider.lm": Layer(("speculative", "outrider.tokens"), ("numpy", "tokenizers", "triton", *TORCH)),
+    "outrider.lm": Layer(
+        ("speculative", "outrider.tokens"), ("numpy", "tokenizers", "huggingface_hub", "triton", *TORCH)
+    ),
     "outrider.cli": Layer(
         (
             *SHARED,
@@ -80,16 +83,18 @@ LAYERS = {
         (*RPC, "typer", "rich"),
     ),
     "verifier_service": Layer(
-        (*SHARED, "outrider.lm", "verifier_service.grammar"),
+        (*SHARED, "outrider.announcing", "outrider.lm", "verifier_service.grammar"),
         (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
     ),
     "verifier_service.grammar": Layer(("speculative", "outrider.tokens"), ("numpy", "llguidance")),
     "drafter_service": Layer(
-        (*SHARED, "outrider.source", "outrider.lm"), (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH)
+        (*SHARED, "outrider.announcing", "outrider.source", "outrider.lm"),
+        (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
     ),
     "retrieval_service": Layer(
         (
             *SHARED,
+            "outrider.announcing",
             "outrider.source",
             "retrieval_service.corpus",
             "retrieval_service.past",

@@ -20,7 +20,9 @@ from outrider.wire.workers import (
 )
 from speculative.errors import InvalidRequest
 
-ENTRY = WorkerEntry("verifier", "10.0.0.1:50051", WorkerState("toy", "a1", "d" * 64, "cpu float32", 8, 3, 0.25))
+ENTRY = WorkerEntry(
+    "verifier", "10.0.0.1:50051", WorkerState("toy", "a1", "d" * 64, "cpu float32", 8, 3, 0.25)
+)
 
 digests = st.text("0123456789abcdef", max_size=128)
 texts = st.text(string.ascii_letters + " /.-", max_size=256)
@@ -138,9 +140,14 @@ def test_no_bytes_are_too_odd(data: bytes) -> None:
 
 @pytest.mark.parametrize("sessions", [-1, 2**31, 10**400])
 def test_a_report_with_sessions_beyond_reason_is_broken(sessions: int) -> None:
-    fields = {"address": "v:1", "reporter": "r", "model": "m", "fingerprint": "", "capacity": 8, "step_s": 0.1}
+    fields = {
+        "address": "v:1",
+        "reporter": "r",
+        "model": "m",
+        "fingerprint": "",
+        "capacity": 8,
+        "step_s": 0.1,
+    }
     report_from(b"1" + json.dumps(fields | {"sessions": 3}).encode())
     with pytest.raises(BrokenEntry):
         report_from(b"1" + json.dumps(fields | {"sessions": sessions}).encode())
-
-
