@@ -1,4 +1,4 @@
-"""Workers of which nobody told the orchestrator: they register, serve, are replaced amid requests, and leave."""
+"""Workers of which nobody told the orchestrator: they register, serve, and are replaced amid requests."""
 
 import os
 import re
