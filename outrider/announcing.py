@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc.aio
 
@@ -32,6 +32,9 @@ LEAVING_EVERY_S = 0.05
 WILDCARDS = ("0.0.0.0", "[::]", "*")
 
 
+Settings = TypeVar("Settings", bound=WorkerSettings)
+
+
 class Worker(Service, Protocol):
     """A service that can be announced."""
 
@@ -39,7 +42,7 @@ class Worker(Service, Protocol):
         """How it is now; asked on the event loop, once it has started."""
 
 
-def announced(worker: Worker, context: ServiceContext[WorkerSettings], *, waits: bool = False) -> Service:
+def announced(worker: Worker, context: ServiceContext[Settings], *, waits: bool = False) -> Service:
     """The worker, announced where its settings say so.
 
     `waits`: while its sessions are moved elsewhere it is not stopped yet; it does not wait for them itself.

@@ -14,16 +14,15 @@ import pytest
 
 from outrider.client import Client, Completion
 from outrider.runtime.children import ServiceProcess, stop_all
-from tests.integration.live import until
+from tests.integration.live import ROOT, until
 
 QUIET = {"OUTRIDER_VERIFIER__LOG_LEVEL": "warning", "OUTRIDER_DRAFTER__LOG_LEVEL": "warning"}
 ASKED: list[dict[str, Any]] = [
     {"ids": [5, 9, 30], "temperature": 0.0},
     {"ids": [5, 9, 30, 41], "temperature": 0.8, "seed": 11, "n": 2},
-    {"ids": [7], "temperature": 1.1, "seed": 3, "presence_penalty": 0.7, "repetition_penalty": 1.2},
-    {"ids": [5, 9, 30, 41], "temperature": 0.8, "seed": 4, "session": "mine"},
 ]
-LONG: dict[str, Any] = {"max_tokens": 230, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True}
+MODELS = ROOT / "models"
 
 
 class Services:
@@ -89,56 +88,47 @@ def has_sources(client: Client, *names: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_verifier_that_is_told_to_end_hands_its_streams_over(
-    services: Services, tiny_llama: Path, tiny_llama_b: Path
-) -> None:
-    services.worker("drafter", tiny_llama_b)
-    first = services.worker("verifier", tiny_llama, "--grace-s", "20")
+@pytest.mark.timeout(400)
+def test_a_verifier_that_is_told_to_end_hands_its_streams_over(services: Services) -> None:
+    first = services.worker("verifier", MODELS / "target", "--grace-s", "60")
     with Client(services.front.address) as client:
-        until(lambda: has_sources(client, "lookup", "drafter"))
-        plain = ids_of(together(client, speculation=False))
-        assert ids_of(together(client)) == plain
-        second = services.worker("verifier", tiny_llama)
-        until(lambda: len(metric(services.front, "peer_up", 1.0)) == 3)
+        until(lambda: client.models())
+        plain = ids_of(together(client))
+        services.worker("verifier", MODELS / "target")
+        until(lambda: len(metric(services.front, "peer_up", 1.0)) == 2)
         barrier = threading.Barrier(len(ASKED) + 1, action=lambda: os.kill(first.pid, signal.SIGTERM))
-        with_ids = [id_ for ids, _ in plain for id_ in ids]
         answers = together(client, barrier)
-        assert [id_ for ids, _ in ids_of(answers) for id_ in ids] == with_ids
         assert ids_of(answers) == plain
-        assert all(answer.usage.recoveries <= 1 for answer in answers)
-        until(lambda: first.poll() is not None, 10)  # long before its grace is over
+        moved = [choice.usage.recoveries for answer in answers for choice in answer.choices]
+        assert set(moved) <= {0, 1}
+        assert sum(moved) > 0
+        until(lambda: first.poll() is not None, 20)  # long before its grace is over
         assert first.poll() == 0
         until(lambda: first.address not in metric(services.front, "peer_up"))
-        assert ids_of(together(client)) == plain
-        assert second.poll() is None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
-def test_sessions_of_a_drafter_that_ends_get_another_one(
-    services: Services, tiny_llama: Path, how: signal.Signals
-) -> None:
-    services.worker("verifier", tiny_llama)
-    drafters = [services.worker("drafter", tiny_llama, "--grace-s", "5")]
-    asked: dict[str, Any] = {"ids": [5, 9, 30], "temperature": 0.8, "seed": 5, "sources": ["drafter"], **LONG}
+@pytest.mark.timeout(400)
+def test_a_request_whose_drafter_is_told_to_end_gets_another_one(services: Services) -> None:
+    services.worker("verifier", MODELS / "target")
+    drafters = [services.worker("drafter", MODELS / "drafter", "--grace-s", "20") for _ in range(2)]
+    asked: dict[str, Any] = {"prompt": "def read(path):\n", "temperature": 0.8, "seed": 5, **LONG}
     with Client(services.front.address) as client:
-        until(lambda: has_sources(client, "drafter"))
-        plain = client.generate(**{**asked, "sources": [], "speculation": False})
-        drafters.append(services.worker("drafter", tiny_llama))
         until(lambda: len(metric(services.front, "peer_up", 1.0)) == 3)
-        with client.stream(**asked) as stream:
+        until(lambda: has_sources(client, "drafter"))
+        plain = client.generate(**asked, speculation=False)
+        with client.stream(**asked, sources=["drafter"]) as stream:
             next(stream)
-            (had,) = metric(services.front, "peer_sessions", 1.0).keys() & {one.address for one in drafters}
-            lost = next(one for one in drafters if one.address == had)
-            os.kill(lost.pid, how)
-            completion = stream.completion()
-        assert completion.ids == plain.ids
-        until(lambda: not metric(services.front, "peer_up").get(had))
-        again = client.generate(**asked)
-        assert again.ids == plain.ids
-        assert again.usage.accepted_by_source.get("drafter"), "the other one drafts"
+            (had,) = {one.address for one in drafters} & metric(services.front, "peer_sessions", 1.0).keys()
+            lost, other = sorted(drafters, key=lambda one: one.address != had)
+            os.kill(lost.pid, signal.SIGTERM)
+            credited: list[str] = []
+            for chunk in stream:
+                credited += [source for source in chunk.sources if source and lost.poll() is not None]
+        assert "drafter" in credited, "after the first one had ended the other one drafted for this request"
+        assert stream.completion().ids == plain.ids
+        assert lost.poll() == 0
+        assert other.poll() is None
 
 
 def metric(process: ServiceProcess, name: str, value: float | None = None) -> dict[str, float]:

@@ -259,6 +259,8 @@ class World:
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self._stack = stack
+        self.source_servers: dict[str, Any] = {}
+        """By address."""
 
     async def verifier(self, **how: Any) -> FakeVerifier:
         fake = FakeVerifier(**how)
@@ -271,7 +273,8 @@ class World:
         fake.address, fake.server = await listen(self._stack, add_VerifierServicer_to_server, fake, port)
 
     async def source(self, **how: Any) -> str:
-        address, _ = await listen(self._stack, add_DraftSourceServicer_to_server, FakeSource(**how))
+        served = await listen(self._stack, add_DraftSourceServicer_to_server, FakeSource(**how))
+        address, self.source_servers[served[0]] = served
         return address
 
     async def front(self, verifiers: list[str], drafters: tuple[str, ...] = (), **settings: Any) -> Front:

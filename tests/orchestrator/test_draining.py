@@ -117,6 +117,26 @@ async def test_the_pause_is_short(world: Any) -> None:
     assert front.sample("recovery_seconds_count") == 1
 
 
+async def test_a_session_whose_drafter_is_gone_gets_another_one(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.drafters.ASK_KNOWN_S", 0.1)
+    verifier = await world.verifier(per_tick=1, tick_s=0.03)
+    drafters = [await world.source() for _ in range(2)]
+    front = await world.ready(await world.front([verifier.address], tuple(drafters)), sources=2)
+    for address in drafters:
+        await world.until(lambda address=address: front.sample("peer_up", peer=address))
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1)
+    await anext(stream)
+    (had,) = {source.address for source in verifier.opened[0].sources if source.address}
+    await world.source_servers[had].stop(0)
+    await world.until(lambda: verifier.changed)
+    (message,) = verifier.changed
+    assert {it.address for it in message.sources} == {"", *drafters} - {had}
+    assert tuple(message.ids)[:1] == (5,)
+    assert (await stream.completion()).ids == WHOLE
+
+
 async def test_sessions_leave_a_drafter_that_drains_within_the_same_request(world: Any) -> None:
     verifier = await world.verifier(per_tick=1, tick_s=0.03)
     drafters = [await world.source() for _ in range(2)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.fitness import Described, Identity, disagreeing, elected, other_contract, unfitting
@@ -67,6 +67,7 @@ def test_models_of_other_names_are_no_concern() -> None:
 identities = st.sampled_from([OURS, OTHERS, UNKNOWN, FOREIGN])
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(identities, st.booleans()), min_size=1), st.none() | identities)
 def test_whoever_is_used_could_go_on_with_anybody_else_s_sessions(
     them: list[tuple[Identity, bool]], before: Identity | None

@@ -4,7 +4,7 @@ import json
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.stores.entries import BrokenEntry, ForeignEntry, entry_from, entry_to_bytes, report_from
@@ -46,12 +46,14 @@ entries = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(entries)
 def test_an_announcement_comes_back_as_it_was(entry: WorkerEntry) -> None:
     assert entry_from_wire(entry_to_wire(entry)) == entry
     assert entry_from(entry_to_bytes(entry)) == entry
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         registry_pb2.AnnounceRequest,
@@ -133,6 +135,7 @@ def test_an_entry_of_another_version_is_foreign() -> None:
             entry_from(data)
 
 
+@settings(deadline=None)
 @given(st.binary())
 def test_no_bytes_are_too_odd(data: bytes) -> None:
     for prefix in (b"", b"1"):
