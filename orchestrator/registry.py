@@ -8,9 +8,10 @@ clients must not.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from orchestrator.directory import Directory
@@ -38,6 +39,8 @@ class RegistryServer(RegistryServicer):
     Args:
         bind: host:port; port 0 picks one. Raises Unavailable where nobody can listen there.
         store: that other orchestrators share; None: there is none.
+        credentials: that it shows; None: it is plain.
+        interceptors: that say who may register.
     """
 
     def __init__(
@@ -45,6 +48,9 @@ class RegistryServer(RegistryServicer):
         fleet: Fleet,
         store: SessionStore | None,
         bind: str,
+        *,
+        credentials: grpc.ServerCredentials | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
@@ -52,11 +58,14 @@ class RegistryServer(RegistryServicer):
         self._now = now
         self._tasks: list[asyncio.Task[None]] = []
         self._applying = asyncio.Lock()
-        self._server = grpc.aio.server(options=server_options(ANNOUNCEMENT_MB))
+        self._server = grpc.aio.server(options=server_options(ANNOUNCEMENT_MB), interceptors=interceptors)
         self.directory = Directory()
         add_RegistryServicer_to_server(self, self._server)
         try:
-            port = self._server.add_insecure_port(bind)
+            if credentials is None:
+                port = self._server.add_insecure_port(bind)
+            else:
+                port = self._server.add_secure_port(bind, credentials)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen for workers on {bind}: {error}") from error
         self.address = f"{bind.rpartition(':')[0]}:{port}"

@@ -106,6 +106,7 @@ class Announcer:
     Args:
         peers: registries, host:port or dns:NAME:PORT.
         state: how the worker is.
+        dial: makes a channel to host:port.
     """
 
     def __init__(
@@ -115,12 +116,14 @@ class Announcer:
         address: str,
         state: Callable[[], WorkerState],
         every_s: float = EVERY_S,
+        dial: Callable[[str], grpc.aio.Channel] = open_channel,
     ) -> None:
         self._peers = peers
         self._role = role
         self._address = address
         self._state = state
         self._every_s = every_s
+        self._dial = dial
         self._draining = False
         self._registries: dict[str, _Registry] = {}
         self._found: dict[str, tuple[str, ...]] = {}
@@ -171,7 +174,7 @@ class Announcer:
             await self._registries.pop(address).channel.close()
         for address in addresses:
             if address not in self._registries:
-                self._registries[address] = _Registry(open_channel(address))
+                self._registries[address] = _Registry(self._dial(address))
         entry = WorkerEntry(self._role, self._address, self._state(), draining=self._draining)
         await asyncio.gather(*(self._announce(address, entry) for address in addresses))
 
