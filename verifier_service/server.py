@@ -224,7 +224,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         if not self._registry.running:
             self._quiet.set()
 
-    def _describe(self, target: PackedLM, tokens: TokenTable | None, weights: str) -> None:
+    def _describe(self, target: PackedLM, tokens: TokenTable | None, weights: str = "") -> None:
         """Fills in everything that depends on the model."""
         settings = self._settings
         room = Room(settings.max_sessions, target.pool.max_slots, BLOCK)
