@@ -24,6 +24,8 @@ from speculative.errors import EmptySupport, Overloaded
 log = logging.getLogger(__name__)
 
 Batch = list[tuple[Followed, Rows]]
+PASS_WEIGHT = 0.1
+"""Of the latest pass in what is told of their duration."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class Engine:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._outgoing: dict[int, Outgoing] = {}
+        self.pass_s = 0.0
+        """How long passes took lately, in seconds."""
         self._busy = 0  # sessions in the last pass
         self._stopping = False
 
@@ -110,6 +114,7 @@ class Engine:
         batch = self._plan()
         if not batch:
             return False
+        began = time.perf_counter()
         try:
             logits = self.drafter.forward([(followed.follower.cache, rows) for followed, rows in batch])
         except Overloaded as error:
@@ -121,6 +126,8 @@ class Engine:
             self.counts.failed_passes += 1
             self._give_up(batch, "the drafter failed; its log says why")
         else:
+            took_s = time.perf_counter() - began
+            self.pass_s += (took_s - self.pass_s) * (PASS_WEIGHT if self.pass_s else 1.0)
             self._grow(batch, logits)
         self._flush()
         return True

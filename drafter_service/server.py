@@ -20,6 +20,7 @@ from outrider.runtime.metrics import Metrics
 from outrider.source.streams import AttachStreams, Context, Requests
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.status import guarded
+from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,18 @@ class DraftSourceServer(draft_source_pb2_grpc.DraftSourceServicer):
             self._engine.stop()
             await asyncio.to_thread(self._thread.join, grace)
 
+    def state(self) -> WorkerState:
+        """As it is announced."""
+        engine = self._ready()
+        return WorkerState(
+            model=engine.drafter.model,
+            tokenizer_digest=engine.drafter.tokenizer_digest,
+            numerics=f"{self._settings.device} {self._settings.dtype}",
+            capacity=self._settings.max_sessions,
+            sessions=len(engine.roster),
+            step_s=engine.pass_s,
+        )
+
     @guarded
     async def Describe(
         self, request: draft_source_pb2.SourceDescribeRequest, context: Context
@@ -93,6 +106,8 @@ class DraftSourceServer(draft_source_pb2_grpc.DraftSourceServicer):
             tokenizer_digest=drafter.tokenizer_digest,
             vocabulary_size=drafter.abilities.bound,
             max_length=drafter.abilities.max_length,
+            contract=CONTRACT,
+            max_sessions=self._settings.max_sessions,
         )
 
     @guarded

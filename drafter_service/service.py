@@ -5,10 +5,12 @@ from functools import partial
 from drafter_service.drafters import load
 from drafter_service.server import DraftSourceServer
 from drafter_service.settings import DrafterSettings
-from outrider.runtime.serve import ServiceContext
+from outrider.announcing import announced
+from outrider.runtime.serve import Service, ServiceContext
 
 
-async def build(context: ServiceContext[DrafterSettings]) -> DraftSourceServer:
+async def build(context: ServiceContext[DrafterSettings]) -> Service:
     """The service, not yet loaded."""
     settings = context.settings
-    return DraftSourceServer(settings, partial(load, settings), context.metrics, context.fail)
+    server = DraftSourceServer(settings, partial(load, settings), context.metrics, context.fail)
+    return announced(server, context, waits=True)

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from drafter_service.draft_tree import Growth
-from outrider.runtime.settings import ServiceSettings
 from outrider.runtime.threads import default_threads
+from outrider.runtime.worker_settings import WorkerSettings
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest
 
@@ -20,7 +20,7 @@ def _source_name(name: str) -> str:
         raise ValueError(str(error)) from error
 
 
-class DrafterSettings(ServiceSettings):
+class DrafterSettings(WorkerSettings):
     """Flags of `outrider serve drafter`, variables OUTRIDER_DRAFTER__FIELD."""
 
     role: ClassVar[str] = "drafter"

@@ -8,7 +8,7 @@ nothing of how a request was asked for, nor of the stream it is answered on.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from orchestrator.events import Delivered, Event, Finished, Recovered, Started
@@ -31,6 +31,17 @@ log = logging.getLogger(__name__)
 
 UNKNOWN_SESSION, TAKEN_OVER = 5, 10
 """gRPC status codes in Committed.code."""
+HAND_OVER_S = 2.0
+"""How long a stream rests while another verifier is asked to go on with it."""
+
+
+class HandedOver(Exception):
+    """Another verifier has the session, at `place`."""
+
+    def __init__(self, place: Place, took_s: float) -> None:
+        super().__init__(place.link.address)
+        self.place = place
+        self.took_s = took_s
 
 
 class Running:
@@ -65,7 +76,7 @@ class Answer:
         clock: Clock,
         request: Admitted,
         target: Target,
-        sources: Sequence[ChosenSource],
+        sources: tuple[ChosenSource, ...],
         running: Running,
     ) -> None:
         self._fleet = fleet
@@ -74,8 +85,10 @@ class Answer:
         self._clock = clock
         self._request = request
         self._target = target
-        self._sources = sources
+        self.sources = sources
+        """Those that are to draft for it."""
         self._running = running
+        self._place: Place | None = None
         self.epoch = 0
         """The latest under which it was opened; 0: none yet."""
         self._numerics: set[str] = set()  # of all verifiers that had it
@@ -88,6 +101,24 @@ class Answer:
     def ended(self) -> bool:
         """Whether every choice has."""
         return not self._unfinished
+
+    @property
+    def target(self) -> Target:
+        """The model that answers."""
+        return self._target
+
+    def use(self, sources: tuple[ChosenSource, ...]) -> None:
+        """These are to draft for it from its next opening on, or as soon as its verifier is told."""
+        self._fleet.count_sessions(self.sources, -self._request.choices)
+        self._fleet.count_sessions(sources, self._request.choices)
+        self.sources = sources
+
+    async def tell_sources(self) -> None:
+        """Its verifier, of the sources that it is to use. Raises OutriderError."""
+        if self._place is not None:
+            await self._opener.change_sources(
+                self._place, self._request, self._target, self.sources, self._generated()
+            )
 
     async def events(self, known: Whereabouts) -> AsyncGenerator[Event, None]:
         """Started, then what is delivered, then Finished for each choice.
@@ -108,11 +139,14 @@ class Answer:
                 began = time.monotonic()
                 place = await self._recover(place, lost)
                 news = Recovered(time.monotonic() - began)
+            except HandedOver as moved:
+                place, news = moved.place, Recovered(moved.took_s)
 
     async def _read(self, place: Place, news: Event) -> AsyncGenerator[Event, None]:
         """The news, then what a verifier commits, until it says why the last choice ended."""
         readers = place.read({choice: delivery.position for choice, delivery in self._unfinished.items()})
         self._running.reads(readers)
+        self._place = place
         try:
             if self._running.cancelled:
                 place.cancel_soon()
@@ -124,12 +158,34 @@ class Answer:
                             if isinstance(event, Finished):
                                 readers.ended(choice)
                             yield event
+                if readers.urged():
+                    await self._hand_over(place)
         except (GeneratorExit, asyncio.CancelledError):
             if self._request.resumable:
                 readers.let_go()
             raise
         finally:
+            self._place = None
             readers.leave()
+
+    async def _hand_over(self, place: Place) -> None:
+        """Raises HandedOver once another verifier has what one that is about to end still has. Where none
+        takes it, it goes on where it is."""
+        began = time.monotonic()
+        begun = Begun(self._generated(), place.epoch, recovered=True, moving=True)
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                if await self._ledger.is_cancelled(self._request.key, place.epoch):
+                    place.cancel_soon()
+                    return
+                moved = await self._open(begun, Whereabouts())
+        except (OutriderError, TimeoutError) as error:
+            fields = {"session": self._request.key.session, "peer": place.link.address, "why": str(error)}
+            log.info("not handed over", extra={"fields": fields})
+            return
+        for delivery in self._unfinished.values():
+            delivery.lost()
+        raise HandedOver(moved, time.monotonic() - began)
 
     def _take(self, choice: int, committed: verifier_pb2.Committed, place: Place) -> list[Event]:
         """What the client is told of a message."""
@@ -157,10 +213,21 @@ class Answer:
         """On the first verifier that takes it. Raises what the last one said where none does."""
         name = self._target.name
         refusal: OutriderError = Unavailable(f"no verifier of model {name!r} can be reached; retry")
-        for link in self._fleet.verifiers_for(name, known.verifier, known.near):
+        if (instead := self._fleet.sources_instead(self._target, self.sources)) != self.sources:
+            self.use(instead)
+        numerics = next(iter(self._numerics)) if len(self._numerics) == 1 else ""
+        links = self._fleet.verifiers_for(
+            name,
+            known.verifier,
+            known.near,
+            like=self._target,
+            numerics=numerics,
+            limit=self._request.limit,
+        )
+        for link in links:
             try:
                 place = await self._opener.open(
-                    link, self._request, self._target, self._sources, begun, self._clock.time_left()
+                    link, self._request, self._target, self.sources, begun, self._clock.time_left()
                 )
                 self.epoch = place.epoch
                 self._numerics.add(link.numerics)

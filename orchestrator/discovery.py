@@ -7,7 +7,6 @@ have ended or moved.
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -56,22 +55,6 @@ def change(held: Mapping[str, int], wanted: Collection[str]) -> Change:
     )
 
 
-async def resolve(peer: str) -> tuple[str, ...]:
-    """Every address of dns:NAME:PORT, sorted.
-
-    Waits for as long as the system's resolver does, so that a resolver that hangs holds one thread, not many.
-    Raises OSError where it finds none, UnicodeError where the name can be none.
-    """
-    host, _, port = peer.removeprefix(DNS).rpartition(":")
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    return tuple(sorted({_address(str(entry[4][0]), port) for entry in found}))
-
-
-def _address(host: str, port: str) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Links(Generic[L]):
     """One link per address of the peers given; `start` to `stop` on one event loop.
 
@@ -93,6 +76,7 @@ class Links(Generic[L]):
         self._found: dict[str, tuple[str, ...]] = {peer: () for peer in peers if peer.startswith(DNS)}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._followers: list[asyncio.Task[None]] = []
+        self._registered: tuple[str, ...] = ()
         self._leaving: frozenset[str] = frozenset()
         self.by_address: dict[str, L] = {address: make(address) for address in self._fixed}
         """All of them, those that are leaving too."""
@@ -120,6 +104,12 @@ class Links(Generic[L]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def register(self, addresses: Iterable[str]) -> None:
+        """Peers that have said themselves where they are: these, beside those given, and no others."""
+        if (addresses := tuple(addresses)) != self._registered:
+            self._registered = addresses
+            await self._apply()
+
     async def _follow(self, name: str) -> None:
         level = logging.WARNING
         while True:
@@ -134,7 +124,8 @@ class Links(Generic[L]):
             await asyncio.sleep(self._every_s)
 
     async def _apply(self) -> None:
-        wanted = dict.fromkeys((*self._fixed, *(one for found in self._found.values() for one in found)))
+        found = (one for addresses in self._found.values() for one in addresses)
+        wanted = dict.fromkeys((*self._fixed, *found, *self._registered))
         held = {address: link.sessions for address, link in self.by_address.items()}
         todo = change(held, wanted)
         self._leaving = frozenset(todo.leaving)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from orchestrator.fitness import Refusal, other_contract
 from orchestrator.placement import Drafting
 from outrider.v1 import draft_source_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
@@ -37,6 +38,8 @@ class SourceName:
     names: tuple[str, ...]
     """Under which it drafts; several where one process is several sources."""
     tokenizer_digest: str
+    capacity: int
+    """Sessions that it follows; 0: not known."""
 
 
 class SourceLink:
@@ -55,7 +58,8 @@ class SourceLink:
         self.reachable = False
         self.sessions = 0
         """Sessions that this orchestrator has sent its way and that still run."""
-        self._ignored = ""
+        self.refusal: Refusal | None = None
+        """Why no session is sent its way, where what it says of itself is the reason."""
         self._channel = open_channel(address, max_message_mb, certificates=certificates, role=SOURCE)
         self._stub: DraftSourceAsyncStub = DraftSourceStub(self._channel)
 
@@ -65,7 +69,7 @@ class SourceLink:
         if said is None:
             return []
         return [
-            Drafting(self.address, name, said.tokenizer_digest, self.sessions, self.reachable)
+            Drafting(self.address, name, said.tokenizer_digest, self.sessions, self.reachable, said.capacity)
             for name in said.names
         ]
 
@@ -78,11 +82,13 @@ class SourceLink:
         finally:
             await self._channel.close()
 
-    def ignored(self, why: str) -> None:
+    def ignored(self, refusal: Refusal) -> None:
         """No session is sent its way for this reason; it is logged when it is a new one."""
-        if why != self._ignored:
-            self._ignored = why
-            log.warning("source ignored: %s", peer_text(why), extra={"fields": {"peer": self.address}})
+        if refusal != self.refusal:
+            self.refusal = refusal
+            log.warning(
+                "source ignored: %s", peer_text(refusal.why), extra={"fields": {"peer": self.address}}
+            )
 
     async def _ask(self) -> None:
         was = self.reachable
@@ -100,9 +106,15 @@ class SourceLink:
             )
 
     def _checked(self, said: draft_source_pb2.SourceDescription) -> SourceName | None:
+        if (refusal := other_contract(said.contract)) is not None:
+            self.ignored(refusal)
+            return None
         try:
             names = tuple(dict.fromkeys(checked_source_name(name) for name in said.names or (said.name,)))
-            return SourceName(names, said.tokenizer_digest)
         except InvalidRequest as error:
-            self.ignored(str(error))
+            self.ignored(Refusal("name", str(error)))
             return None
+        found = SourceName(names, said.tokenizer_digest, said.max_sessions)
+        if found != self.said:
+            self.refusal = None
+        return found

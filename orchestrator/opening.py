@@ -28,6 +28,7 @@ from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Supers
 
 OPEN_S = 10.0
 OPEN_ATTEMPTS = 3
+CHANGE_S = 1.0
 DEADLINE_MARGIN_MS = 250
 """The verifier's own deadline is a backstop for an orchestrator that is gone: later than the request's, at
 which this process cancels it."""
@@ -63,6 +64,8 @@ class Begun:
     """The highest that was seen of the session; 0: it is new."""
     recovered: bool = False
     """Whether a verifier had admitted it."""
+    moving: bool = False
+    """Whether one still has it, until another has it too."""
 
 
 class Readers:
@@ -102,6 +105,14 @@ class Readers:
             if not arrived:
                 raise error
         return arrived
+
+    def urged(self) -> bool:
+        """Whether they were urged to go elsewhere since the last call."""
+        readers = self._readers.values()
+        urged = any(reader.urged for reader in readers)
+        for reader in readers:
+            reader.urged = False
+        return urged
 
     def ended(self, choice: int) -> None:
         """Nothing more is read of this choice."""
@@ -154,6 +165,24 @@ class Opener:
                 epoch = self._above(error.highest, request)
         raise Superseded(f"others keep taking session {request.key.session!r}; end them, or use another name")
 
+    async def change_sources(
+        self,
+        place: Place,
+        request: Admitted,
+        target: Target,
+        sources: Sequence[ChosenSource],
+        ids: Mapping[int, Sequence[int]],
+    ) -> None:
+        """Has the choices in `ids` drafted for by these, where they are and as they stand. Raises
+        OutriderError."""
+        messages = [
+            _open_message(request, choice, generated, target, sources, None, True)
+            for choice, generated in ids.items()
+        ]
+        for message in messages:
+            message.epoch = place.epoch
+        await asyncio.gather(*(place.link.open(message, CHANGE_S) for message in messages))
+
     def _above(self, highest: int, request: Admitted) -> int:
         try:
             return self._epochs.above(highest)
@@ -171,7 +200,8 @@ class Opener:
         epoch = messages[0].epoch
         keys = [key_from_wire(message.key) for message in messages]
         record = SessionRecord(request.key, epoch, link.address, request.choices)
-        self._ledger.opened(record, not begun.recovered, dict(begun.ids))
+        if not begun.moving:
+            self._ledger.opened(record, not begun.recovered, dict(begun.ids))
         stale: set[SessionKey] = set()
         try:
             answers = await asyncio.gather(
@@ -185,8 +215,11 @@ class Opener:
             for key in keys:
                 if key not in stale:  # it may have been opened all the same
                     link.cancel_soon(key, epoch)
-            self._ledger.ended(request, messages[0].model, epoch, whole=False)
+            if not begun.moving:
+                self._ledger.ended(request, messages[0].model, epoch, whole=False)
             raise
+        if begun.moving:
+            self._ledger.opened(record, False, dict(begun.ids))
         return Place(link, epoch, tuple(keys), tuple(opened[0].source_names))
 
 

@@ -21,6 +21,8 @@ class Reader:
         """Ids that have arrived, prompt included: where a reopened stream goes on."""
         self.error: OutriderError | None = None
         """Why nothing more will come; None while more may."""
+        self.urged = False
+        """Whether the session should go to another verifier."""
         self._arrived: list[verifier_pb2.Committed] = []
         self._wake = wake
 
@@ -33,6 +35,11 @@ class Reader:
     def fail(self, error: OutriderError) -> None:
         """Nothing more will come; the first reason stands."""
         self.error = self.error or error
+        self._wake.set()
+
+    def urge(self) -> None:
+        """The session should go to another verifier while this one still has it."""
+        self.urged = True
         self._wake.set()
 
     def take(self) -> list[verifier_pb2.Committed]:

@@ -11,6 +11,7 @@ from orchestrator.events import Event
 from orchestrator.fleet import Fleet
 from orchestrator.having import fill_have
 from orchestrator.ledger import Ledger
+from orchestrator.moving import SourceMover
 from orchestrator.opening import Opener
 from orchestrator.recovery import Clock
 from orchestrator.requests import Admitted, Target
@@ -33,6 +34,15 @@ class Relay:
         self._opener = Opener(ledger, epochs)
         self._patience_s = patience_s
         self._running: dict[SessionKey, Running] = {}
+        self._mover = SourceMover(fleet)
+
+    def start(self) -> None:
+        """Begin to keep an eye on sources."""
+        self._mover.start()
+
+    async def stop(self) -> None:
+        """Sources are changed no more."""
+        await self._mover.stop()
 
     async def answer(
         self, request: Admitted, target: Target, time_left: float | None
@@ -43,6 +53,7 @@ class Relay:
         running = self._take_over(request.key)
         self._fleet.count_sessions(sources, request.choices)
         answer = Answer(self._fleet, self._opener, self._ledger, clock, request, target, sources, running)
+        self._mover.add(answer)
         try:
             known = await self._ledger.whereabouts(request, target.name)
             running.cancelled = running.cancelled or known.cancelled
@@ -50,7 +61,8 @@ class Relay:
                 async for event in events:
                     yield event
         finally:
-            self._fleet.count_sessions(sources, -request.choices)
+            self._mover.drop(answer)
+            answer.use(())
             if self._running.get(request.key) is running:
                 del self._running[request.key]
             if answer.ended or not request.resumable:

@@ -45,6 +45,8 @@ class Target:
     local_sources: tuple[str, ...]
     chat: ChatTemplate | None = None
     """How a conversation becomes a prompt; None: it cannot."""
+    weights_digest: str = ""
+    """Of which weights it is; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)

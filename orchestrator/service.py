@@ -11,13 +11,15 @@ from orchestrator.front import front_certificates, make_gate, warn_of_open_doors
 from orchestrator.ledger import Ledger
 from orchestrator.loads import Loads
 from orchestrator.metrics import RequestMetrics, StoreMetrics, watch_fleet
+from orchestrator.peers import watch_peers
+from orchestrator.registry import RegistryServer
 from orchestrator.relay import Relay
 from orchestrator.room import Room
 from orchestrator.server import GenerationServer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.storing import chosen_store
 from orchestrator.verifiers import Patience
-from outrider.runtime.security import certificates
+from outrider.runtime.security import certificates, inside
 from outrider.runtime.serve import ServiceContext
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
@@ -38,6 +40,8 @@ class OrchestratorService:
         server: GenerationServer,
         room: Room,
         http: "HttpFront | None",
+        relay: Relay,
+        registry: RegistryServer | None,
     ) -> None:
         self._fleet = fleet
         self._loads = loads
@@ -45,6 +49,8 @@ class OrchestratorService:
         self._server = server
         self._room = room
         self._http = http
+        self._relay = relay
+        self._registry = registry
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
         add_GenerationServicer_to_server(self._server, server)
@@ -52,6 +58,9 @@ class OrchestratorService:
 
     async def start(self) -> None:
         self._fleet.start()
+        if self._registry is not None:
+            await self._registry.start()
+        self._relay.start()
         self._ledger.start()
         self._loads.start()
         if self._http is not None:
@@ -61,6 +70,9 @@ class OrchestratorService:
         await self._room.stop(grace)
         if self._http is not None:
             await self._http.stop()
+        if self._registry is not None:
+            await self._registry.stop()
+        await self._relay.stop()
         await self._loads.stop()
         await self._ledger.stop()
         await self._fleet.stop()
@@ -77,11 +89,24 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
         patience,
         settings.max_message_mb,
         resolve_s=settings.resolve_s,
-        certificates=certificates(settings),
+        certificates=certificates(settings, serves=settings.registry_bind is not None),
     )
     watch_fleet(context.metrics, fleet)
+    watch_peers(context.metrics, fleet)
     store_metrics = StoreMetrics(context.metrics)
     store = chosen_store(settings)
+    registry = None
+    if settings.registry_bind is not None:
+        shared = None if settings.store == "memory" else store
+        listening = inside(settings)
+        registry = RegistryServer(
+            fleet,
+            shared,
+            settings.registry_bind,
+            credentials=listening.credentials,
+            interceptors=listening.interceptors,
+        )
+        context.also["registry"] = registry.address
     ledger = Ledger(store, store_metrics.seconds.observe)
     store_metrics.watch(ledger)
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
@@ -105,4 +130,4 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
             settings.max_connections,
         )
         context.also["http"] = http.url
-    return OrchestratorService(fleet, ledger, Loads(fleet, store), server, room, http)
+    return OrchestratorService(fleet, ledger, Loads(fleet, store), server, room, http, relay, registry)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from outrider.runtime.settings import Address, Peers, ServiceSettings
 
@@ -13,7 +13,10 @@ class OrchestratorSettings(ServiceSettings):
 
     role: ClassVar[str] = "orchestrator"
 
-    verifier: Annotated[Peers, Field(min_length=1)]
+    registry_bind: Address | None = None
+    """Where workers register, host:port; port 0 picks a free one. Who can call it can have prompts sent to
+    them, so keep clients away from it. Default: nowhere, and only workers that are given are used."""
+    verifier: Annotated[Peers, Field(validate_default=True)] = ()
     """Addresses of verifiers, host:port, separated by commas; a request goes to one that serves its model.
     dns:NAME:PORT is every address that the name resolves to, which may change while this runs."""
     drafter: Peers = ()
@@ -54,3 +57,10 @@ class OrchestratorSettings(ServiceSettings):
     """One that answers, but begins no step for this long (or five times the announced duration), likewise."""
     recover_s: Annotated[float, Field(ge=0)] = 60.0
     """How long a request without a deadline that lost its verifier waits for another, in seconds."""
+
+    @field_validator("verifier")
+    @classmethod
+    def _some(cls, given: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if not given and info.data.get("registry_bind") is None:
+            raise ValueError("give addresses of verifiers, or --registry-bind for those that register")
+        return given

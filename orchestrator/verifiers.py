@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from orchestrator.describing import read_tokenizer, target_of
+from orchestrator.fitness import Refusal, other_contract
 from orchestrator.liveness import Judge, Verdict
 from orchestrator.reader import Reader
 from orchestrator.requests import Target
-from outrider.tokens import ChatTemplate, TokenTable
+from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
 from outrider.wire.codec import SessionKey, key_to_wire
 from outrider.wire.status import peer_text, rpc_errors
 from outrider.wire.tls import Certificates
-from speculative.errors import OutriderError, Unavailable
+from speculative.errors import InvalidRequest, OutriderError, Unavailable
 
 if TYPE_CHECKING:
     from outrider.v1.verifier_pb2_grpc import VerifierAsyncStub  # a name of the type stubs only
@@ -37,6 +39,7 @@ TOKENIZER_S = 60.0
 CANCEL_S = 2.0
 PROBE_S = 0.25
 GUARD_EVERY_S = 0.1
+URGE_EVERY_S = 0.5
 REDIAL_S = (0.05, 0.5)
 """First and longest wait before a verifier is dialled again."""
 
@@ -74,9 +77,13 @@ class VerifierLink:
         self.capacity = 0
         """Sessions that it takes, likewise."""
         self.step_s = 0.0
-        """How long its last step was expected to take."""
+        """How long its last step was expected to take, idle ones apart."""
+        self.refusal: Refusal | None = None
+        """Why it is not used, where what it said of itself is the reason."""
         self.reachable = False
         """Whether its beats arrive."""
+        self.draining = False
+        """Whether they say that it is about to end."""
         self.broken = 0
         """Watch streams that broke so far."""
         self.has_peer: Callable[[], bool] = lambda: False
@@ -90,6 +97,7 @@ class VerifierLink:
         self._changes = verifier_pb2.WatchRequest()
         self._changed = asyncio.Event()
         self._judge = self._new_judge()
+        self._urges_at = 0.0
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -180,6 +188,9 @@ class VerifierLink:
     async def _learn(self) -> None:
         """Describe, and the tokenizer where it is a new one."""
         said = await self._stub.Describe(verifier_pb2.VerifierDescribeRequest(), timeout=DESCRIBE_S)
+        self.refusal = other_contract(said.contract)
+        if self.refusal is not None:
+            raise InvalidRequest(self.refusal.why)
         self.numerics = said.numerics
         known = self.target
         same = known is not None and known.tokenizer_digest == said.tokenizer_digest
@@ -188,22 +199,14 @@ class VerifierLink:
             tokens = await self._tokenizer()
         self.fingerprint = f"{said.tokenizer_digest or 'no tokenizer'}, {said.numerics or 'any numerics'}"
         self.capacity = said.max_sessions
-        self.target = Target(
-            name=said.model,
-            max_length=said.max_length,
-            vocabulary_size=said.vocabulary_size,
-            tokenizer_digest=said.tokenizer_digest,
-            tokens=tokens,
-            local_sources=tuple(said.local_sources),
-            chat=_chat_template(said),
-        )
+        self.target = target_of(said, tokens)
 
     async def _tokenizer(self) -> TokenTable:
         chunks = [
             chunk.data
             async for chunk in self._stub.Tokenizer(verifier_pb2.TokenizerRequest(), timeout=TOKENIZER_S)
         ]
-        return await asyncio.to_thread(_read_tokenizer, b"".join(chunks))
+        return await asyncio.to_thread(read_tokenizer, b"".join(chunks))
 
     async def _watch(self) -> None:
         """Hold one Watch stream until it breaks."""
@@ -232,7 +235,8 @@ class VerifierLink:
             self._note("verifier reached", logging.INFO)
             self._judge = self._new_judge()
         self.reachable = True
-        self.step_s = response.beat.expected_us * 1e-6
+        self.draining = response.beat.draining
+        self.step_s = response.beat.expected_us * 1e-6 or self.step_s
         self._judge.beat(time.monotonic(), response.beat.expected_us)
         for committed in response.committed:
             if (reader := self._readers.get(committed.alias)) is not None:
@@ -251,6 +255,15 @@ class VerifierLink:
                 self._give_up(f"gave no sign of life for {silence:.1f} s")
             elif verdict is Verdict.SUSPECT:
                 await self._probe()
+            if self.draining and self.reachable and self.has_peer():
+                self._urge(time.monotonic())
+
+    def _urge(self, now: float) -> None:
+        """Its sessions should go elsewhere; those that cannot are urged again."""
+        if now >= self._urges_at:
+            self._urges_at = now + URGE_EVERY_S
+            for reader in self._readers.values():
+                reader.urge()
 
     async def _probe(self) -> None:
         with suppress(grpc.aio.AioRpcError):
@@ -273,16 +286,3 @@ def _cursor(reader: Reader) -> verifier_pb2.Cursor:
     return verifier_pb2.Cursor(
         alias=reader.alias, key=key_to_wire(reader.key), epoch=reader.epoch, position=reader.position
     )
-
-
-def _chat_template(said: verifier_pb2.VerifierDescription) -> ChatTemplate | None:
-    if not said.HasField("chat_template"):
-        return None
-    return ChatTemplate(said.chat_template.source, dict(said.chat_template.tokens))
-
-
-def _read_tokenizer(data: bytes) -> TokenTable:
-    """In a thread: a large one takes a while to read, and its longest token longer to find."""
-    table = TokenTable.from_json(data.decode())
-    _ = table.longest_token_bytes
-    return table

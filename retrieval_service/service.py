@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
+from outrider.announcing import announced
 from outrider.runtime.metrics import Metrics
-from outrider.runtime.serve import ServiceContext
+from outrider.runtime.serve import Service, ServiceContext
 from outrider.source.streams import AttachStreams, Context, Requests
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc, retrieval_pb2, retrieval_pb2_grpc
 from outrider.wire.status import guarded
+from outrider.wire.workers import CONTRACT, WorkerState
 from retrieval_service.engine import Engine
 from retrieval_service.holdings import NAMES
 from retrieval_service.loading import Loaded, load
@@ -80,6 +82,16 @@ class RetrievalService(draft_source_pb2_grpc.DraftSourceServicer):
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.close)
 
+    def state(self) -> WorkerState:
+        """As it is announced."""
+        engine, loaded = self._ready()
+        return WorkerState(
+            model="retrieval",
+            tokenizer_digest="" if loaded.tokens is None else loaded.tokens.digest,
+            capacity=self._settings.max_sessions,
+            sessions=len(engine.roster),
+        )
+
     @guarded
     async def Describe(
         self, request: draft_source_pb2.SourceDescribeRequest, context: Context
@@ -94,6 +106,8 @@ class RetrievalService(draft_source_pb2_grpc.DraftSourceServicer):
             vocabulary_size=ANY_ID if tokens is None else tokens.size,
             max_length=self._settings.max_length,
             names=engine.holdings.names,
+            contract=CONTRACT,
+            max_sessions=self._settings.max_sessions,
         )
 
     @guarded
@@ -131,6 +145,6 @@ def _lookup_histogram(metrics: Metrics) -> Callable[[str, float], None]:
     return lambda name, took: of[name].observe(took)
 
 
-async def build(context: ServiceContext[RetrievalSettings]) -> RetrievalService:
+async def build(context: ServiceContext[RetrievalSettings]) -> Service:
     """The service, not yet loaded."""
-    return RetrievalService(context)
+    return announced(RetrievalService(context), context, waits=True)

@@ -5,13 +5,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from outrider.runtime.settings import Names, ServiceSettings
+from outrider.runtime.settings import Names
+from outrider.runtime.worker_settings import WorkerSettings
 from retrieval_service.ranking import Shape
 
 DEFAULT = Shape()
 
 
-class RetrievalSettings(ServiceSettings):
+class RetrievalSettings(WorkerSettings):
     """Flags of `outrider serve retrieval`, variables OUTRIDER_RETRIEVAL__FIELD."""
 
     role: ClassVar[str] = "retrieval"

@@ -3,6 +3,7 @@
 from outrider.lm.packed import PackedLM
 from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2
+from outrider.wire.workers import WorkerState
 from verifier_service.settings import VerifierSettings
 
 
@@ -32,3 +33,16 @@ def chat_to_wire(target: PackedLM) -> verifier_pb2.ChatTemplate | None:
     """None where the target came without a template."""
     chat = target.chat
     return None if chat is None else verifier_pb2.ChatTemplate(source=chat.source, tokens=chat.tokens)
+
+
+def state_of(said: verifier_pb2.VerifierDescription, sessions: int, step_s: float) -> WorkerState:
+    """What it announces of itself, with so many sessions running."""
+    return WorkerState(
+        model=said.model,
+        weights_digest=said.weights_digest,
+        tokenizer_digest=said.tokenizer_digest,
+        numerics=said.numerics,
+        capacity=said.max_sessions,
+        sessions=sessions,
+        step_s=step_s,
+    )

@@ -21,6 +21,7 @@ from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.settings import as_variables
+from outrider.runtime.worker_settings import OF_THIS_PROCESS
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
@@ -97,7 +98,7 @@ def start_followers(settings: VerifierSettings) -> tuple[Place, tuple[ServicePro
     size = settings.ranks
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.update(common, RANK="0", LOCAL_RANK="0")
-    told = as_variables(settings, without=frozenset({"parent_pid", "config"}))
+    told = as_variables(settings, without=frozenset({"parent_pid", "config", *OF_THIS_PROCESS}))
     followers = [
         ServiceProcess.start(
             f"rank {rank} of {size}",

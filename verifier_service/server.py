@@ -14,18 +14,20 @@ import grpc.aio
 
 from outrider.lm.blocks import BLOCK
 from outrider.lm.packed import PackedLM
+from outrider.lm.weights import weights_digest
 from outrider.runtime.metrics import Metrics
 from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import finish_to_wire, key_from_wire
 from outrider.wire.status import guarded
+from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.errors import ModelRefused, Unavailable
 from verifier_service.commands import Batch, Command
 from verifier_service.engine import Engine
 from verifier_service.grammar.grammars import Grammars
 from verifier_service.hub import Hub, Room
 from verifier_service.limits import EngineLimits
-from verifier_service.loading import chat_to_wire, tokens_of
+from verifier_service.loading import chat_to_wire, state_of, tokens_of
 from verifier_service.metrics import VerifierCollector
 from verifier_service.pace import StepPace
 from verifier_service.profile import profiled
@@ -99,11 +101,12 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             target = await asyncio.to_thread(self._load)
             pace = await asyncio.to_thread(self._measure, target)
             tokens = await asyncio.to_thread(tokens_of, target)
+            weights = await asyncio.to_thread(weights_digest, self._settings.model)
             self._grammars = await asyncio.to_thread(Grammars, tokens, target.eos_ids, target.vocabulary_size)
         finally:
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
-        self._describe(target, tokens)
+        self._describe(target, tokens, weights)
         settings = self._settings
         limits = EngineLimits(
             prefill_chunk=settings.prefill_chunk,
@@ -123,8 +126,10 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._engine.start()
 
     async def stop(self, grace: float) -> None:
-        """Takes no more sessions, lets those that run go on for `grace` seconds, then ends every stream."""
+        """Takes no more sessions and says so; lets those that run go on here or move elsewhere for `grace`
+        seconds, then ends every stream."""
         self._stopping = True
+        self._watchers.drain()
         self._quiet.clear()
         if self._registry.running:
             with contextlib.suppress(TimeoutError):
@@ -138,6 +143,10 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             log.warning("a step was still running")
         if self._grammars is not None:
             self._grammars.close()
+
+    def state(self) -> WorkerState:
+        """As it is announced."""
+        return state_of(self._description, self._registry.running, self._watchers.step_s)
 
     @guarded
     async def Describe(
@@ -215,7 +224,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         if not self._registry.running:
             self._quiet.set()
 
-    def _describe(self, target: PackedLM, tokens: TokenTable | None) -> None:
+    def _describe(self, target: PackedLM, tokens: TokenTable | None, weights: str = "") -> None:
         """Fills in everything that depends on the model."""
         settings = self._settings
         room = Room(settings.max_sessions, target.pool.max_slots, BLOCK)
@@ -248,6 +257,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             model_type=target.model_type,
             numerics=numerics + self._split,
             chat_template=chat_to_wire(target),
+            contract=CONTRACT,
+            weights_digest=weights,
         )
         self._hub = Hub(
             self._served,

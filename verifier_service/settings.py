@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from outrider.runtime.settings import ServiceSettings
 from outrider.runtime.threads import default_threads
+from outrider.runtime.worker_settings import WorkerSettings
 from verifier_service.request import MAX_NODES
 
 
-class VerifierSettings(ServiceSettings):
+class VerifierSettings(WorkerSettings):
     """Flags of `outrider serve verifier`, variables OUTRIDER_VERIFIER__FIELD."""
 
     role: ClassVar[str] = "verifier"

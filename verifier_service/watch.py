@@ -171,6 +171,9 @@ class Watchers:
         self.registry = registry
         self.beat = verifier_pb2.Beat()
         self.closed = False
+        self.step_s = 0.0
+        """How long the latest step was expected to take, in seconds; 0: there was none yet."""
+        self._draining = False
         self.returned: Callable[[Mirror], None] = lambda mirror: None
         """Told of each session that a reader names."""
         self._readers: set[Reader] = set()
@@ -188,9 +191,15 @@ class Watchers:
 
     def announce(self, step: int, expected_us: int) -> None:
         """A step begins, or the engine is idle: every reader is told, with whatever is new for it."""
-        self.beat = verifier_pb2.Beat(step=step, expected_us=expected_us)
+        self.beat = verifier_pb2.Beat(step=step, expected_us=expected_us, draining=self._draining)
+        self.step_s = expected_us * 1e-6 or self.step_s
         for reader in self._readers:
             reader.beat()
+
+    def drain(self) -> None:
+        """Tells every reader that its sessions should go elsewhere."""
+        self._draining = True
+        self.announce(self.beat.step, self.beat.expected_us)
 
     def close_all(self) -> None:
         """Ends every stream after one last message."""

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import NamedTuple, Protocol
 
 from outrider.wire.codec import SessionKey
+from outrider.wire.workers import WorkerEntry
 
 STORES = {
     "memory": "orchestrator.stores.memory:MemoryStore",
@@ -134,6 +135,12 @@ class SessionStore(Protocol):
         """Keep these for REPORT_S seconds, each in place of the reporter's earlier one of the worker."""
 
     async def workers(self) -> list[WorkerReport]:
+        """All that are still believed."""
+
+    async def announce(self, entries: Sequence[WorkerEntry]) -> None:
+        """Keep these workers for BELIEVED_S seconds, each in place of the earlier entry of its address."""
+
+    async def announced(self) -> list[WorkerEntry]:
         """All that are still believed."""
 
     async def close(self) -> None:

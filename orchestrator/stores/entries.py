@@ -4,6 +4,7 @@ All of a session lies under one hash tag, hence in one slot. Epochs are texts of
 are exact to 53 bits only. VERSION is in every entry: one of another version is somebody else's, to be left.
 """
 
+import dataclasses
 import json
 import math
 import sys
@@ -13,11 +14,16 @@ from hashlib import blake2b
 
 from orchestrator.stores import Handle, SessionRecord, Tokens, WorkerReport
 from outrider.wire.codec import MAX_CHOICES, SessionKey, epoch_from_text, epoch_to_text
+from outrider.wire.workers import WorkerEntry, WorkerState, checked
+from speculative.errors import InvalidRequest
 
 VERSION = b"1"
 HEADER = 17
 """Bytes before the ids of a record of tokens: version and epoch. Ids follow, four bytes each, low first."""
+MOST = 2**31
+"""Of sessions, so that nobody's sums overflow."""
 WORKERS = "outrider:{workers}"
+REGISTERED = "outrider:{workers}:registered"
 
 
 class ForeignEntry(Exception):
@@ -111,13 +117,41 @@ def report_from(data: bytes) -> WorkerReport:
     try:
         report = WorkerReport(**json.loads(data[1:]))
         kinds = [type(default) for default in WorkerReport("", "", "", "", 0, 0, 0.0)]
-        if [type(value) for value in report] != kinds or report.sessions < 0 or report.capacity < 0:
+        counts = (report.sessions, report.capacity)
+        if [type(value) for value in report] != kinds or not all(0 <= it < MOST for it in counts):
             raise BrokenEntry(f"{data[:80]!r}")
         if not math.isfinite(report.step_s):
             raise BrokenEntry(f"a step of {report.step_s} s")
         return report
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise BrokenEntry(f"{data[:80]!r}: {error}") from error
+
+
+def entry_to_bytes(entry: WorkerEntry) -> bytes:
+    """JSON behind the version."""
+    return VERSION + json.dumps(dataclasses.asdict(entry)).encode()
+
+
+def entry_from(data: bytes) -> WorkerEntry:
+    """Raises ForeignEntry, BrokenEntry."""
+    if not data.startswith(VERSION):
+        raise ForeignEntry(data[:1].decode(errors="replace"))
+    try:
+        told = json.loads(data[1:])
+        entry = WorkerEntry(**told | {"state": WorkerState(**told["state"])})
+        _check_kinds(entry, WorkerEntry("", "", WorkerState()))
+        _check_kinds(entry.state, WorkerState())
+        return checked(entry)
+    except (ValueError, TypeError, KeyError, RecursionError, InvalidRequest) as error:
+        raise BrokenEntry(f"{data[:80]!r}: {error}") from error
+
+
+def _check_kinds(given: object, blank: object) -> None:
+    """Dataclasses take anything; JSON has to bring what the fields are of."""
+    for field in dataclasses.fields(blank):  # type: ignore[arg-type]  # both are
+        kind, value = type(getattr(blank, field.name)), getattr(given, field.name)
+        if type(value) is not kind:
+            raise TypeError(f"{field.name} is {value!r}")
 
 
 def epoch_to_bytes(epoch: int) -> bytes:

@@ -16,6 +16,7 @@ from orchestrator.stores import (
     WorkerReport,
 )
 from outrider.wire.codec import SessionKey
+from outrider.wire.workers import BELIEVED_S, WorkerEntry
 
 MOST = 65_536
 """Entries of a kind; the one renewed longest ago makes room."""
@@ -67,6 +68,7 @@ class MemoryStore:
         self._handles: Leases[SessionKey, Handle] = Leases(LEASE_S, now)
         self._prefixes: Leases[tuple[str, int], str] = Leases(LEASE_S, now)
         self._reports: Leases[tuple[str, str], WorkerReport] = Leases(REPORT_S, now)
+        self._announced: Leases[str, WorkerEntry] = Leases(BELIEVED_S, now)
 
     async def put(self, records: Sequence[tuple[SessionRecord, bool]]) -> list[bool]:
         return [self._put(record, lifts) for record, lifts in records]
@@ -116,6 +118,13 @@ class MemoryStore:
 
     async def workers(self) -> list[WorkerReport]:
         return self._reports.values()
+
+    async def announce(self, entries: Sequence[WorkerEntry]) -> None:
+        for entry in entries:
+            self._announced.put(entry.address, entry)
+
+    async def announced(self) -> list[WorkerEntry]:
+        return self._announced.values()
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -26,11 +26,13 @@ from orchestrator.stores.connection import RedisConnection, is_wrong_kind
 from orchestrator.stores.entries import VERSION, BrokenEntry, ForeignEntry, epoch_to_bytes
 from outrider.wire.codec import SessionKey
 from outrider.wire.epochs import MOST_AHEAD_MS, RANDOM_BITS, wall_clock_ms
+from outrider.wire.workers import BELIEVED_S, WorkerEntry
 
 log = logging.getLogger(__name__)
 
 LEASE_MS = int(LEASE_S * 1000)
 REPORT_MS = int(REPORT_S * 1000)
+BELIEVED_MS = int(BELIEVED_S * 1000)
 
 Entry = TypeVar("Entry")
 
@@ -154,6 +156,19 @@ class RedisStore:
         reports = found if isinstance(found, list) else []
         read = [self._read(entries.WORKERS, partial(entries.report_from, data)) for data in reports]
         return [report for report in read if report is not None]
+
+    async def announce(self, announced: Sequence[WorkerEntry]) -> None:
+        arguments: list[Any] = [BELIEVED_MS]
+        for it in announced:
+            arguments += [it.address, entries.entry_to_bytes(it)]
+        if announced:
+            await self._run(scripts.REPORT, [(entries.REGISTERED, arguments)])
+
+    async def announced(self) -> list[WorkerEntry]:
+        (found,) = await self._run(scripts.WORKERS, [(entries.REGISTERED, (VERSION,))])
+        told = found if isinstance(found, list) else []
+        read = [self._read(entries.REGISTERED, partial(entries.entry_from, data)) for data in told]
+        return [entry for entry in read if entry is not None]
 
     async def close(self) -> None:
         await self._connection.close()

@@ -111,12 +111,14 @@ now = now[1] * 1000 + math.floor(now[2] / 1000)
 local all, alive = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do
   local ends = tonumber(string.sub(all[i + 1], 1, 16))
-  if ends and ends > now then
+  if not ends or ends > now + 60000 then
+    alive[#alive + 1] = '?'
+  elseif ends > now then
     alive[#alive + 1] = string.sub(all[i + 1], 17)
-  elseif ends and string.sub(all[i + 1], 17, 17) == ARGV[1] then
+  elseif string.sub(all[i + 1], 17, 17) == ARGV[1] then
     redis.call('HDEL', KEYS[1], all[i])
   end
 end
 return alive
 """
-"""KEYS: workers. ARGV: version. Answers the reports that still stand."""
+"""KEYS: workers. ARGV: version. Answers the reports that still stand; a ? for each that never was one."""

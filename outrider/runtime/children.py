@@ -42,6 +42,8 @@ class ServiceProcess:
         """host:port of its metrics; empty until it is ready."""
         self.http = ""
         """URL of its HTTP front; empty until it is ready, and where it has none."""
+        self.registry = ""
+        """host:port where workers register with it, likewise."""
         self._process = process
         self._log_path = log_path
 
@@ -98,6 +100,7 @@ class ServiceProcess:
             ended = "is still running" if status is None else f"ended with exit status {status}"
             raise ServiceFailed(f"{self.role} {ended} without being ready{self._last_words()}", self.role)
         self.address, self.metrics, self.http = said["address"], said["metrics"], said.get("http", "")
+        self.registry = said.get("registry", "")
 
     def terminate(self) -> None:
         """Asks it to stop; returns at once."""

@@ -24,8 +24,10 @@ CALLERS: Mapping[str, tuple[str, ...]] = {
     "verifier": ("orchestrator", OPERATOR),
     "drafter": ("verifier", "orchestrator", OPERATOR),
     "retrieval": ("verifier", "orchestrator", OPERATOR),
+    "orchestrator": ("verifier", "drafter", "retrieval", OPERATOR),
 }
-"""Who calls whom; health and reflection answer whoever has a certificate."""
+"""Who calls whom inside; health and reflection answer whoever has a certificate. An orchestrator's are those
+who register; it meets clients at another port."""
 _OURS = "/outrider."
 _NAMES = "x509_subject_alternative_name"
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -41,14 +43,16 @@ class Listening:
     options: Sequence[tuple[str, int | str]] = ()
 
 
-def certificates(settings: ServiceSettings) -> Certificates | None:
-    """What this process shows inside, and whom it believes; None: all is plain. Raises InvalidRequest."""
+def certificates(settings: ServiceSettings, *, serves: bool = True) -> Certificates | None:
+    """What this process shows inside, and whom it believes; None: all is plain. Raises InvalidRequest.
+
+    `serves`: others inside dial it.
+    """
     files = Files(
         settings.tls_cert,
         settings.tls_key,
         settings.tls_ca,
-        # Nobody inside dials an orchestrator.
-        server=settings.role != "orchestrator",
+        server=serves,
         own_ca=True,
     )
     given = [path is not None for path in (files.cert, files.key, files.ca)]

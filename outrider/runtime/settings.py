@@ -48,14 +48,14 @@ _ADDRESS = re.compile(r"(?:[^\s:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _HIGHEST_PORT = 65535
 
 
-def _checked(address: str, lowest: int) -> str:
+def checked_address(address: str, lowest: int) -> str:
     found = _ADDRESS.fullmatch(address)
     if found is None or not lowest <= int(found[1]) <= _HIGHEST_PORT:
         raise ValueError(f"give host:port, the port from {lowest} to {_HIGHEST_PORT}")
     return address
 
 
-Address = Annotated[str, AfterValidator(partial(_checked, lowest=0))]
+Address = Annotated[str, AfterValidator(partial(checked_address, lowest=0))]
 """host:port to serve on; port 0 picks a free one."""
 
 DNS = "dns:"
@@ -63,7 +63,7 @@ DNS = "dns:"
 
 
 def _checked_peer(peer: str) -> str:
-    _checked(peer.removeprefix(DNS), lowest=1)
+    checked_address(peer.removeprefix(DNS), lowest=1)
     return peer
 
 

@@ -408,8 +408,8 @@ class Usage(_message.Message):
     admitted: _builtins.int
     """Drafted nodes that the target's passes computed."""
     recoveries: _builtins.int
-    """How often the choice went on elsewhere after its verifier was lost. What a lost verifier had been offered
-    after its last message is not in drafted_by_source.
+    """How often the choice went on elsewhere after its verifier was lost, or was about to end. What that one had
+    been offered after its last message is not in drafted_by_source.
     """
     replay_identical: _builtins.bool
     """Which promise held. True: replay-identical, any verifier of the same VerifierDescription.numerics gives

@@ -44,6 +44,8 @@ class SourceDescription(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
+    CONTRACT_FIELD_NUMBER: _builtins.int
+    MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The source's name in usage and metrics; see Source.name in verifier.proto."""
     model: _builtins.str
@@ -54,6 +56,10 @@ class SourceDescription(_message.Message):
     """Ids it drafts are below this."""
     max_length: _builtins.int
     """The most ids of a session that it can follow."""
+    contract: _builtins.int
+    """See VerifierDescription.contract."""
+    max_sessions: _builtins.int
+    """Sessions that it follows at a time; 0: not known."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Where it drafts under several names: all of them, each as Source.name in verifier.proto; else empty."""
@@ -67,10 +73,12 @@ class SourceDescription(_message.Message):
         vocabulary_size: _builtins.int = ...,
         max_length: _builtins.int = ...,
         names: _abc.Iterable[_builtins.str] | None = ...,
+        contract: _builtins.int = ...,
+        max_sessions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_length", b"max_length", "model", b"model", "name", b"name", "names", b"names", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "name", b"name", "names", b"names", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

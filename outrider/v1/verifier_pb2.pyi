@@ -49,6 +49,8 @@ class VerifierDescription(_message.Message):
     MODEL_TYPE_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    CONTRACT_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """What OpenRequest.model takes."""
     max_length: _builtins.int
@@ -67,6 +69,12 @@ class VerifierDescription(_message.Message):
     """Where and how it computes, for instance "cpu float32". Under the deterministic profile, for instance
     "cpu float32 deterministic 0123456789abcdef": verifiers that say the same give the same bits, as the
     digest is of bits that weights, kernels and versions decide.
+    """
+    contract: _builtins.int
+    """Version of the contract that the worker speaks; 0 counts as 1, the first."""
+    weights_digest: _builtins.str
+    """Of the target's configuration and a sample of its weights, hexadecimal: verifiers that call different
+    weights by one model's name differ in it. Empty: not known.
     """
     @_builtins.property
     def eos_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -94,10 +102,12 @@ class VerifierDescription(_message.Message):
         model_type: _builtins.str = ...,
         numerics: _builtins.str = ...,
         chat_template: Global___ChatTemplate | None = ...,
+        contract: _builtins.int = ...,
+        weights_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "eos_ids", b"eos_ids", "local_sources", b"local_sources", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "model_type", b"model_type", "node_limit", b"node_limit", "numerics", b"numerics", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "contract", b"contract", "eos_ids", b"eos_ids", "local_sources", b"local_sources", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "model_type", b"model_type", "node_limit", b"node_limit", "numerics", b"numerics", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -448,19 +458,25 @@ class Beat(_message.Message):
 
     STEP_FIELD_NUMBER: _builtins.int
     EXPECTED_US_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Counts the engine's steps from the worker's start."""
     expected_us: _builtins.int
     """How long the step that begins is expected to take, in microseconds; 0 when idle."""
+    draining: _builtins.bool
+    """Whether the worker is about to end: it opens no further session, and goes on with those it has until they
+    have been opened elsewhere, or its grace is over.
+    """
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         expected_us: _builtins.int = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_us", b"expected_us", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "expected_us", b"expected_us", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

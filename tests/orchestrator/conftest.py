@@ -23,7 +23,7 @@ from outrider.wire.channel import server_options
 from outrider.wire.codec import SessionKey, finish_to_wire, key_from_wire
 from outrider.wire.status import guarded
 from speculative.commit import FinishReason
-from speculative.errors import OutriderError, StaleEpoch
+from speculative.errors import OutriderError, StaleEpoch, Unavailable
 
 VOCABULARY = 96
 MAX_LENGTH = 64
@@ -64,12 +64,18 @@ class FakeVerifier(VerifierServicer):
     refusals: dict[int, OutriderError] = field(default_factory=dict)
     """What it answers instead, once, by choice."""
     opened: list[verifier_pb2.OpenRequest] = field(default_factory=list)
+    changed: list[verifier_pb2.OpenRequest] = field(default_factory=list)
+    """Opens under the epoch that a session has: of other sources."""
     cancelled: list[tuple[SessionKey, int]] = field(default_factory=list)
     sessions: dict[SessionKey, Session] = field(default_factory=dict)
     highest: int = 0
     address: str = ""
     server: Any = None
     numerics: str = "toy"
+    contract: int = 0
+    weights: str = ""
+    draining: bool = False
+    """Whether its beats say so; it refuses new sessions then."""
     fault: verifier_pb2.Committed | None = None
     """Sent in place of what was committed."""
 
@@ -87,6 +93,8 @@ class FakeVerifier(VerifierServicer):
             node_limit=16,
             max_sessions=8,
             numerics=self.numerics,
+            contract=self.contract,
+            weights_digest=self.weights,
             chat_template=verifier_pb2.ChatTemplate(source=self.chat, tokens={"eos_token": "<eos>"})
             if self.chat
             else None,
@@ -101,8 +109,14 @@ class FakeVerifier(VerifierServicer):
     async def Open(self, request: verifier_pb2.OpenRequest, context: Any) -> verifier_pb2.OpenResponse:
         if self.refusal is not None:
             raise self.refusal
+        if self.draining:
+            raise Unavailable("this verifier is stopping")
         if request.key.choice in self.refusals:
             raise self.refusals.pop(request.key.choice)
+        known = self.sessions.get(key_from_wire(request.key))
+        if known is not None and known.message.epoch == request.epoch:
+            self.changed.append(request)
+            return verifier_pb2.OpenResponse(source_names=[source.name for source in request.sources])
         if request.epoch < self.highest:
             raise StaleEpoch("an older epoch", self.highest)
         self.highest = request.epoch
@@ -132,7 +146,9 @@ class FakeVerifier(VerifierServicer):
                 if self.silent:
                     continue
                 step += 1
-                response = verifier_pb2.WatchResponse(beat=verifier_pb2.Beat(step=step))
+                response = verifier_pb2.WatchResponse(
+                    beat=verifier_pb2.Beat(step=step, draining=self.draining)
+                )
                 for session in self.sessions.values():
                     self._decode(session)
                 response.committed.extend(
@@ -199,10 +215,11 @@ class FakeSource(DraftSourceServicer):
     name: str = "drafter"
     digest: str = ""
     names: tuple[str, ...] = ()
+    contract: int = 0
 
     async def Describe(self, request: Any, context: Any) -> draft_source_pb2.SourceDescription:
         return draft_source_pb2.SourceDescription(
-            name=self.name, tokenizer_digest=self.digest, names=self.names
+            name=self.name, tokenizer_digest=self.digest, names=self.names, contract=self.contract
         )
 
 
@@ -216,6 +233,8 @@ class Front:
     metrics: Metrics
     http: str = ""
     """URL of its HTTP front, where it was told to have one."""
+    registry: str = ""
+    """Where workers register with it, likewise."""
 
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"outrider_orchestrator_{name}", labels) or 0.0
@@ -240,6 +259,8 @@ class World:
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self._stack = stack
+        self.source_servers: dict[str, Any] = {}
+        """By address."""
 
     async def verifier(self, **how: Any) -> FakeVerifier:
         fake = FakeVerifier(**how)
@@ -252,7 +273,8 @@ class World:
         fake.address, fake.server = await listen(self._stack, add_VerifierServicer_to_server, fake, port)
 
     async def source(self, **how: Any) -> str:
-        address, _ = await listen(self._stack, add_DraftSourceServicer_to_server, FakeSource(**how))
+        served = await listen(self._stack, add_DraftSourceServicer_to_server, FakeSource(**how))
+        address, self.source_servers[served[0]] = served
         return address
 
     async def front(self, verifiers: list[str], drafters: tuple[str, ...] = (), **settings: Any) -> Front:
@@ -264,7 +286,8 @@ class World:
         await service.start()
         self._stack.push_async_callback(service.stop, 0.0)
         client = await self._stack.enter_async_context(AsyncClient(address))
-        return Front(service, address, client, metrics, context.also.get("http", ""))
+        http, registry = (context.also.get(name, "") for name in ("http", "registry"))
+        return Front(service, address, client, metrics, http, registry)
 
     async def until(self, happened: Callable[[], Any]) -> None:
         async with asyncio.timeout(10):

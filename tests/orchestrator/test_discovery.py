@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.discovery import Change, Links, change, resolve
+from orchestrator.discovery import Change, Links, change
 from orchestrator.fleet import Fleet
 from orchestrator.verifiers import Patience
+from outrider.runtime.resolving import resolve
 from speculative.errors import Unavailable
 
 NAME = "dns:verifiers.test:50051"

@@ -31,7 +31,11 @@ def test_a_key_is_found_by_what_the_client_shows() -> None:
     assert len(table) == 2
 
 
-@pytest.mark.parametrize("shown", ["", KEY[:-1], KEY + "x", KEY.swapcase(), key_digest(KEY), "é"])
+@pytest.mark.parametrize(
+    "shown",
+    ["", KEY[:-1], KEY + "x", KEY.swapcase(), key_digest(KEY), "é"],
+    ids=["nothing", "shorter", "longer", "swapped", "digest", "rubbish"],
+)
 def test_nothing_else_is_found(shown: str) -> None:
     assert read(line()).find(shown) is None
 

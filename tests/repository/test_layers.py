@@ -52,6 +52,7 @@ LAYERS = {
             "uvloop",
         ),
     ),
+    "outrider.announcing": Layer(("speculative", "outrider.wire", "outrider.runtime", "outrider.v1"), RPC),
     "outrider.source": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
     "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
     "outrider.option_checks": Layer(("speculative",), ()),
@@ -71,7 +72,7 @@ LAYERS = {
         (),
     ),
     "outrider.lm": Layer(
-        ("speculative", "outrider.tokens"), ("numpy", "tokenizers", "triton", "huggingface_hub", *TORCH)
+        ("speculative", "outrider.tokens"), ("numpy", "tokenizers", "huggingface_hub", "triton", *TORCH)
     ),
     "outrider.cli": Layer(
         (
@@ -90,16 +91,18 @@ LAYERS = {
         ("speculative", "outrider.lm", "outrider.source", "outrider.tokens", "drafter_service"), ()
     ),
     "verifier_service": Layer(
-        (*SHARED, "outrider.lm", "verifier_service.grammar"),
+        (*SHARED, "outrider.announcing", "outrider.lm", "verifier_service.grammar"),
         (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
     ),
     "verifier_service.grammar": Layer(("speculative", "outrider.tokens"), ("numpy", "llguidance")),
     "drafter_service": Layer(
-        (*SHARED, "outrider.source", "outrider.lm"), (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH)
+        (*SHARED, "outrider.announcing", "outrider.source", "outrider.lm"),
+        (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
     ),
     "retrieval_service": Layer(
         (
             *SHARED,
+            "outrider.announcing",
             "outrider.source",
             "retrieval_service.corpus",
             "retrieval_service.past",

@@ -1,6 +1,8 @@
 """What every store promises, on every store: the Redis one on a real server."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +18,10 @@ from orchestrator.stores import (
     WorkerReport,
     open_store,
 )
+from orchestrator.stores.memory import MemoryStore
 from outrider.wire.codec import SessionKey
 from outrider.wire.epochs import RANDOM_BITS, wall_clock_ms
+from outrider.wire.workers import BELIEVED_S, WorkerEntry, WorkerState
 
 KEY = SessionKey("tenant", "a session {with} braces", 0)
 NOW = wall_clock_ms() << RANDOM_BITS
@@ -149,7 +153,32 @@ async def test_each_reporter_s_latest_word_on_a_worker_stands(store: SessionStor
     assert sorted(await store.workers()) == [report._replace(sessions=4), other]
 
 
+async def test_a_worker_s_latest_announcement_stands(store: SessionStore) -> None:
+    assert await store.announced() == []
+    state = WorkerState("toy", "a1", "d" * 64, "cpu float32", 8, 3, 0.025)
+    entry = WorkerEntry("verifier", "v:1", state)
+    other = WorkerEntry("drafter", "d:1", WorkerState())
+    await store.announce([entry, other])
+    await store.announce([replace(entry, draining=True)])
+    assert sorted(await store.announced(), key=str) == sorted([replace(entry, draining=True), other], key=str)
+
+
+async def test_an_announcement_ends(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(store, MemoryStore):
+        now = [0.0]
+        store = MemoryStore(lambda: now[0])
+    else:
+        monkeypatch.setattr("orchestrator.stores.redis.BELIEVED_MS", 150)
+    await store.announce([WorkerEntry("drafter", "d:1", WorkerState())])
+    assert len(await store.announced()) == 1
+    if isinstance(store, MemoryStore):
+        now[0] = BELIEVED_S
+    await asyncio.sleep(0.3)
+    assert await store.announced() == []
+
+
 async def test_nothing_to_do_is_done_at_once(store: SessionStore) -> None:
     nothing: list[Any] = []
+    await store.announce(nothing)
     assert await store.put(nothing) == []
     assert await store.append(nothing) == []

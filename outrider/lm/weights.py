@@ -1,0 +1,62 @@
+"""Which model it is that was loaded, told by its files: the same whatever it is computed in, and on how many
+devices. Reads a sample, as whole weights take a while: what differs in training differs nearly everywhere.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import huggingface_hub
+
+SAMPLES = 64
+"""Places of each file that are read."""
+SAMPLE_BYTES = 4096
+HEAD_BYTES = 65_536
+"""Of each file's beginning, where names and shapes are."""
+DIGITS = 32
+# What says how a configuration was written or is used, not what is computed.
+_PASSING = frozenset(
+    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+)
+
+
+def weights_digest(path_or_id: str) -> str:
+    """Hexadecimal, of a Hugging Face folder's or cached id's configuration and a sample of its weights.
+
+    Empty where there are no such files, as for a model that was made in memory.
+    """
+    folder = _folder(path_or_id)
+    if folder is None:
+        return ""
+    files = sorted(file for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
+    digest = hashlib.sha256()
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        told = {key: value for key, value in config.items() if key not in _PASSING}
+        digest.update(json.dumps(told, sort_keys=True).encode())
+        for file in files:
+            _sample(file, digest)
+    except (OSError, ValueError, AttributeError):  # the last where the JSON is no object
+        return ""
+    return digest.hexdigest()[:DIGITS] if files else ""
+
+
+def _sample(file: Path, digest: "hashlib._Hash") -> None:
+    size = file.stat().st_size
+    digest.update(f"{size}\n".encode())
+    with file.open("rb") as data:
+        digest.update(data.read(HEAD_BYTES))
+        for number in range(SAMPLES):
+            data.seek(max(0, size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+            digest.update(data.read(SAMPLE_BYTES))
+
+
+def _folder(path_or_id: str) -> Path | None:
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        return path
+    try:
+        found = huggingface_hub.try_to_load_from_cache(path_or_id, "config.json")
+    except ValueError:  # what can be no id
+        return None
+    return Path(found).parent if isinstance(found, str) else None

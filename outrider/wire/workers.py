@@ -1,0 +1,124 @@
+"""A worker as it announces itself: one form for workers, orchestrators and what they share.
+
+What comes from the wire or from a store is checked in one place, `checked`: rubbish is refused by name.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+from outrider.v1 import registry_pb2
+from speculative.errors import InvalidRequest
+
+CONTRACT = 1
+"""Version of the contract that this code speaks. Another one means: do not use one another."""
+EVERY_S = 1.0
+"""How often a worker announces itself, in seconds."""
+BELIEVED_S = 4.0
+"""How long an announcement is believed, in seconds."""
+ROLES = {
+    "verifier": registry_pb2.WORKER_ROLE_VERIFIER,
+    "drafter": registry_pb2.WORKER_ROLE_DRAFTER,
+    "retrieval": registry_pb2.WORKER_ROLE_RETRIEVAL,
+}
+_NAMES = {number: name for name, number in ROLES.items()}
+_ADDRESS = re.compile(r"(?:[^\s:\[\]/,]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
+_DIGEST = re.compile(r"[0-9a-f]{0,128}")
+_LONGEST_ADDRESS = 255
+_LONGEST_TEXT = 256
+_MOST = 2**31
+_LONGEST_STEP_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """How a worker is at the moment; fields as in AnnounceRequest."""
+
+    model: str = ""
+    weights_digest: str = ""
+    tokenizer_digest: str = ""
+    numerics: str = ""
+    capacity: int = 0
+    sessions: int = 0
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEntry:
+    """A worker where it is."""
+
+    role: str
+    """One of ROLES."""
+    address: str
+    """host:port."""
+    state: WorkerState
+    contract: int = CONTRACT
+    draining: bool = False
+
+
+def checked(entry: WorkerEntry) -> WorkerEntry:
+    """Raises InvalidRequest for what can be no worker."""
+    state = entry.state
+    if entry.role not in ROLES:
+        raise InvalidRequest(f"a worker's role is {entry.role[:20]!r}; one of {', '.join(ROLES)}")
+    checked_address(entry.address)
+    for name in ("model", "numerics"):
+        text: str = getattr(state, name)
+        if len(text) > _LONGEST_TEXT or not (text.isprintable() or not text):
+            raise InvalidRequest(
+                f"a worker's {name} is {text[:40]!r}; at most {_LONGEST_TEXT} printable characters"
+            )
+    for name in ("weights_digest", "tokenizer_digest"):
+        if not _DIGEST.fullmatch(text := getattr(state, name)):
+            raise InvalidRequest(f"a worker's {name} is {text[:40]!r}; at most 128 hexadecimal digits")
+    for name, number in (
+        ("contract", entry.contract),
+        ("capacity", state.capacity),
+        ("sessions", state.sessions),
+    ):
+        if not 0 <= number < _MOST:
+            raise InvalidRequest(f"a worker's {name} is {number}; 0 to {_MOST - 1}")
+    if not (math.isfinite(state.step_s) and 0 <= state.step_s <= _LONGEST_STEP_S):
+        raise InvalidRequest(f"a worker's step took {state.step_s} s; 0 to {_LONGEST_STEP_S:g}")
+    return entry
+
+
+def checked_address(address: str) -> str:
+    """Raises InvalidRequest for what is no host:port that somebody can dial."""
+    found = _ADDRESS.fullmatch(address) if len(address) <= _LONGEST_ADDRESS else None
+    if found is None or not address.isprintable() or not 1 <= int(found[1]) <= 65535:
+        raise InvalidRequest(f"a worker's address is {address[:80]!r}; host:port is needed, port 1 to 65535")
+    return address
+
+
+def entry_to_wire(entry: WorkerEntry) -> registry_pb2.AnnounceRequest:
+    """As a worker announces it."""
+    state = entry.state
+    return registry_pb2.AnnounceRequest(
+        role=ROLES[entry.role],
+        address=entry.address,
+        contract=entry.contract,
+        model=state.model,
+        weights_digest=state.weights_digest,
+        tokenizer_digest=state.tokenizer_digest,
+        numerics=state.numerics,
+        capacity=state.capacity,
+        sessions=state.sessions,
+        step_us=min(2**32 - 1, round(state.step_s * 1e6)),
+        draining=entry.draining,
+    )
+
+
+def entry_from_wire(message: registry_pb2.AnnounceRequest) -> WorkerEntry:
+    """Raises InvalidRequest for what can be no worker."""
+    state = WorkerState(
+        model=message.model,
+        weights_digest=message.weights_digest,
+        tokenizer_digest=message.tokenizer_digest,
+        numerics=message.numerics,
+        capacity=message.capacity,
+        sessions=message.sessions,
+        step_s=message.step_us * 1e-6,
+    )
+    role = _NAMES.get(message.role, str(message.role))
+    return checked(WorkerEntry(role, message.address, state, message.contract or 1, message.draining))

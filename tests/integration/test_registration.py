@@ -1,0 +1,139 @@
+"""Workers of which nobody told the orchestrator: they register, serve, and are replaced amid requests."""
+
+import os
+import re
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.client import Client, Completion
+from outrider.runtime.children import ServiceProcess, stop_all
+from tests.integration.live import ROOT, until
+
+QUIET = {"OUTRIDER_VERIFIER__LOG_LEVEL": "warning", "OUTRIDER_DRAFTER__LOG_LEVEL": "warning"}
+ASKED: list[dict[str, Any]] = [
+    {"ids": [5, 9, 30], "temperature": 0.0},
+    {"ids": [5, 9, 30, 41], "temperature": 0.8, "seed": 11, "n": 2},
+]
+LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True}
+MODELS = ROOT / "models"
+
+
+class Services:
+    """An orchestrator that was told of nobody, and workers that know where it is."""
+
+    def __init__(self) -> None:
+        self.processes: list[ServiceProcess] = []
+        self.front = self.start("orchestrator", "orchestrator", "--registry-bind", "127.0.0.1:0")
+
+    def start(self, role: str, module: str, *flags: str) -> ServiceProcess:
+        process = ServiceProcess.start(role, module, ["--bind", "127.0.0.1:0", *flags], env=QUIET)
+        self.processes.append(process)
+        process.wait_ready(60.0)
+        return process
+
+    def worker(self, role: str, model: Path, *flags: str) -> ServiceProcess:
+        registered = ("--register-with", self.front.registry, "--model", str(model), "--threads", "1")
+        return self.start(role, f"{role}_service", *registered, *flags)
+
+
+@pytest.fixture
+def services() -> Iterator[Services]:
+    with ExitStack() as held:
+        services = Services()
+        held.callback(lambda: stop_all(services.processes, 5.0))
+        yield services
+
+
+def together(client: Client, started: threading.Barrier | None = None, **asked: Any) -> list[Completion]:
+    """All requests at once; the barrier is passed when each has its first ids."""
+    answers: list[Completion | BaseException] = [RuntimeError("never answered")] * len(ASKED)
+
+    def ask(number: int) -> None:
+        try:
+            with client.stream(**LONG, **ASKED[number], **asked) as stream:
+                next(stream)
+                if started is not None:
+                    started.wait(60)
+                answers[number] = stream.completion()
+        except BaseException as error:
+            answers[number] = error
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(ASKED))]
+    for thread in threads:
+        thread.start()
+    if started is not None:
+        started.wait(60)
+    for thread in threads:
+        thread.join(60)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if isinstance(answer, Completion)]
+
+
+def ids_of(answers: list[Completion]) -> list[tuple[tuple[int, ...], str]]:
+    return [(choice.ids, choice.text) for answer in answers for choice in answer.choices]
+
+
+def has_sources(client: Client, *names: str) -> bool:
+    models = client.models()
+    return bool(models) and set(names) <= set(models[0].sources)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_verifier_that_is_told_to_end_hands_its_streams_over(services: Services) -> None:
+    first = services.worker("verifier", MODELS / "target", "--grace-s", "60")
+    with Client(services.front.address) as client:
+        until(lambda: client.models())
+        plain = ids_of(together(client))
+        services.worker("verifier", MODELS / "target")
+        until(lambda: len(metric(services.front, "peer_up", 1.0)) == 2)
+        barrier = threading.Barrier(len(ASKED) + 1, action=lambda: os.kill(first.pid, signal.SIGTERM))
+        answers = together(client, barrier)
+        assert ids_of(answers) == plain
+        moved = [choice.usage.recoveries for answer in answers for choice in answer.choices]
+        assert set(moved) <= {0, 1}
+        assert sum(moved) > 0
+        until(lambda: first.poll() is not None, 20)  # long before its grace is over
+        assert first.poll() == 0
+        until(lambda: first.address not in metric(services.front, "peer_up"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_request_whose_drafter_is_told_to_end_gets_another_one(services: Services) -> None:
+    services.worker("verifier", MODELS / "target")
+    drafters = [services.worker("drafter", MODELS / "drafter", "--grace-s", "20") for _ in range(2)]
+    asked: dict[str, Any] = {"prompt": "def read(path):\n", "temperature": 0.8, "seed": 5, **LONG}
+    with Client(services.front.address) as client:
+        until(lambda: len(metric(services.front, "peer_up", 1.0)) == 3)
+        until(lambda: has_sources(client, "drafter"))
+        plain = client.generate(**asked, speculation=False)
+        with client.stream(**asked, sources=["drafter"]) as stream:
+            next(stream)
+            (had,) = {one.address for one in drafters} & metric(services.front, "peer_sessions", 1.0).keys()
+            lost, other = sorted(drafters, key=lambda one: one.address != had)
+            os.kill(lost.pid, signal.SIGTERM)
+            credited: list[str] = []
+            for chunk in stream:
+                credited += [source for source in chunk.sources if source and lost.poll() is not None]
+        assert "drafter" in credited, "after the first one had ended the other one drafted for this request"
+        assert stream.completion().ids == plain.ids
+        assert lost.poll() == 0
+        assert other.poll() is None
+
+
+def metric(process: ServiceProcess, name: str, value: float | None = None) -> dict[str, float]:
+    """Of each peer, or of those that have this value."""
+    with urllib.request.urlopen(f"http://{process.metrics}/metrics", timeout=10) as reply:
+        text = reply.read().decode()
+    found = re.findall(rf'^outrider_orchestrator_{name}{{peer="([^"]+)"}} (\S+)$', text, flags=re.MULTILINE)
+    return {peer: float(number) for peer, number in found if value is None or float(number) == value}
