@@ -5,7 +5,7 @@ Knows nothing of verifiers or sources but their names.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, suppress
 
 import grpc.aio
 
@@ -20,9 +20,10 @@ from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
 from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire
 from outrider.wire.status import guarded
-from speculative.errors import InvalidRequest
+from speculative.errors import InvalidRequest, OutriderError
 
 FIRST_MESSAGE_S = 30.0
+ARRIVING_S = 0.2
 
 GenerateContext = grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
 CancelContext = grpc.aio.ServicerContext[generation_pb2.CancelRequest, generation_pb2.CancelResponse]
@@ -52,7 +53,12 @@ class GenerationServer(GenerationServicer):
     async def Generate(  # type: ignore[override]  # of grpc.aio's two styles the one that writes
         self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: GenerateContext
     ) -> None:
-        with self._gate.entered(*shown_by(context)) as caller:
+        with ExitStack() as inside:
+            try:
+                caller = inside.enter_context(self._gate.entered(*shown_by(context)))
+            except OutriderError:
+                await _arrived(requests)
+                raise
             start = await _first(requests)
             start.tenant = caller.tenant(start.tenant)
             with self._room.enter(), caller.asking(), self._metrics.begin() as measure:
@@ -112,6 +118,14 @@ class GenerationServer(GenerationServicer):
                     continue
                 await context.write(_message(event, request, target, start.return_prompt_ids, epoch))
                 epoch = epoch if isinstance(event, Finished) else event.epoch
+
+
+async def _arrived(requests: AsyncIterator[generation_pb2.GenerateRequest]) -> None:
+    """Until the request is here, if it is under way: where a refusal overtakes it, gRPC's client for asyncio
+    may take that for a fault of its own, and tell INTERNAL in its place."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ARRIVING_S):
+            await anext(aiter(requests), None)
 
 
 async def _first(requests: AsyncIterator[generation_pb2.GenerateRequest]) -> generation_pb2.GenerateStart:
