@@ -11,10 +11,11 @@ import grpc.aio
 
 from orchestrator.events import Delivered, Finished, Recovered, Started
 from orchestrator.fleet import Fleet
-from orchestrator.metrics import RequestMeasure, RequestMetrics
+from orchestrator.following import Following, Requests
 from orchestrator.relay import Relay
 from orchestrator.requests import Admitted, Target, admit, check_text, choose_target, session_key
 from orchestrator.room import Room
+from outrider.runtime.origin import arrived, origin_of
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
 from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire
@@ -35,13 +36,13 @@ class GenerationServer(GenerationServicer):
         self,
         fleet: Fleet,
         relay: Relay,
-        metrics: RequestMetrics,
+        followed: Requests,
         room: Room,
         default_max_tokens: int,
     ) -> None:
         self._fleet = fleet
         self._relay = relay
-        self._metrics = metrics
+        self._followed = followed
         self._room = room
         self._default_max_tokens = default_max_tokens
 
@@ -50,8 +51,9 @@ class GenerationServer(GenerationServicer):
         self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: GenerateContext
     ) -> None:
         start = await _first(requests)
-        with self._room.enter(), self._metrics.begin() as measure:
-            await self._generate(start, context, measure)
+        arrived(origin_of(context.invocation_metadata() or ()))
+        with self._room.enter(), self._followed.begin() as following:
+            await self._generate(start, context, following)
 
     @guarded
     async def Cancel(
@@ -80,19 +82,19 @@ class GenerationServer(GenerationServicer):
         )
 
     async def _generate(
-        self, start: generation_pb2.GenerateStart, context: GenerateContext, measure: RequestMeasure
+        self, start: generation_pb2.GenerateStart, context: GenerateContext, following: Following
     ) -> None:
         key = session_key(start)
         target = choose_target(start.model, self._fleet.targets(), self._fleet.unreached())
         ids = await _prompt_ids(start, target)
         await self._relay.fill_have(start, key, ids)
         request = admit(start, key, ids, target, self._default_max_tokens)
-        measure.prompt(len(ids))
+        following.admitted(request, target)
         answer = self._relay.answer(request, target, context.time_remaining())
         async with aclosing(answer) as events:
             epoch = 0
             async for event in events:
-                measure.note(event)
+                following.note(event)
                 if isinstance(event, Recovered):
                     continue
                 await context.write(_message(event, request, target, start.return_prompt_ids, epoch))

@@ -18,6 +18,7 @@ import grpc.aio
 from orchestrator.liveness import Judge, Verdict
 from orchestrator.reader import Reader
 from orchestrator.requests import Target
+from outrider.runtime.origin import current
 from outrider.tokens import ChatTemplate, TokenTable
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
@@ -113,7 +114,8 @@ class VerifierLink:
     async def open(self, message: verifier_pb2.OpenRequest, timeout_s: float) -> verifier_pb2.OpenResponse:
         """Start a session there. Raises what the verifier answers, as an OutriderError."""
         with rpc_errors():
-            response: verifier_pb2.OpenResponse = await self._stub.Open(message, timeout=timeout_s)
+            call = self._stub.Open(message, timeout=timeout_s, metadata=current().metadata)
+            response: verifier_pb2.OpenResponse = await call
             return response
 
     @contextmanager
