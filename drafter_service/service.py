@@ -11,4 +11,5 @@ from outrider.runtime.serve import ServiceContext
 async def build(context: ServiceContext[DrafterSettings]) -> DraftSourceServer:
     """The service, not yet loaded."""
     settings = context.settings
-    return DraftSourceServer(settings, partial(load, settings), context.metrics, context.fail)
+    loading = partial(load, settings)
+    return DraftSourceServer(settings, loading, context.metrics, context.fail, context.tracing)

@@ -38,7 +38,7 @@ _QUANTILES = (0.5, 0.9, 0.99)
 
 
 class VerifierCollector(Collector):
-    """Everything that engine, links, sessions and slots can tell; `model` is what requests call the target."""
+    """Everything that engine, links, sessions and slots can tell of `model`, as requests call the target."""
 
     def __init__(
         self, engine: Engine, links: Links, registry: Registry, pool: SlotPool, model: str = ""
@@ -97,7 +97,9 @@ class VerifierCollector(Collector):
             self._engine.kv.running_slots / slots,
         )
         info = GaugeMetricFamily(
-            f"{PREFIX}cache_config_info", "How KV slots are kept; 1.", labels=(MODEL, "block_size", "num_blocks")
+            f"{PREFIX}cache_config_info",
+            "How KV slots are kept; 1.",
+            labels=(MODEL, "block_size", "num_gpu_blocks"),
         )
         info.add_metric((self._model, str(BLOCK), str(slots // BLOCK)), 1.0)
         yield info
@@ -171,7 +173,9 @@ class VerifierCollector(Collector):
             labels=("sessions",),
         )
         exact = GaugeMetricFamily(
-            f"{OWN}split_ms", "The same over the last few thousand steps, in ms.", labels=("sessions", "quantile")
+            f"{OWN}split_ms",
+            "The same over the last few thousand steps, in ms.",
+            labels=("sessions", "quantile"),
         )
         for sessions, samples in sorted(timings.split.items()):
             split.add_metric((str(sessions),), _seconds(samples), samples.total_ms / 1000)

@@ -15,9 +15,14 @@ async def build(context: ServiceContext[VerifierSettings]) -> VerifierServer:
     """The service, not yet loaded; of several ranks, that of the first."""
     settings = context.settings
     place = place_of(settings)
+    server: VerifierServer
     if place is None and settings.ranks == 1:
-        return VerifierServer(settings, partial(load_target, settings), context.metrics, context.fail)
+        server = VerifierServer(settings, partial(load_target, settings), context.metrics, context.fail)
+        server.tracing = context.tracing
+        return server
     followers: Sequence[ServiceProcess] = ()
     if place is None:
         place, followers = start_followers(settings)
-    return LeadingServer(settings, place, followers, context.metrics, context.fail)
+    server = LeadingServer(settings, place, followers, context.metrics, context.fail)
+    server.tracing = context.tracing
+    return server

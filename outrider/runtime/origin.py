@@ -50,8 +50,8 @@ def origin_of(headers: Iterable[tuple[str, str | bytes]]) -> Origin:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether the trace is recorded where it comes from; not where there is none."""
-    return bool(traceparent) and bool(int(traceparent[-2:], 16) & _SAMPLED)
+    """Whether the trace is recorded where it comes from; not where there is none, or a malformed one."""
+    return _TRACE.fullmatch(traceparent) is not None and bool(int(traceparent[-2:], 16) & _SAMPLED)
 
 
 def current() -> Origin:

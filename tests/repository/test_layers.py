@@ -44,13 +44,16 @@ LAYERS = {
             *RPC,
             "grpc_health",
             "grpc_reflection",
+            "opentelemetry",
             "prometheus_client",
             "pydantic",
             "pydantic_settings",
             "uvloop",
         ),
     ),
-    "outrider.source": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
+    "outrider.source": Layer(
+        ("speculative", "outrider.wire", "outrider.v1", "outrider.runtime.tracing"), RPC
+    ),
     "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
     "outrider.option_checks": Layer(("speculative",), ()),
     "outrider.options": Layer(("speculative", "outrider.wire", "outrider.v1", "outrider.option_checks"), RPC),
@@ -77,7 +80,7 @@ LAYERS = {
             "outrider.options",
             "retrieval_service.corpus",
         ),
-        (*RPC, "typer", "rich"),
+        (*RPC, "typer", "rich", "prometheus_client"),
     ),
     "verifier_service": Layer(
         (*SHARED, "outrider.lm", "verifier_service.grammar"),
@@ -112,7 +115,14 @@ LAYERS = {
     ),
     "orchestrator.stores.connection": Layer(("orchestrator",), ("redis",)),
     "orchestrator.http": Layer(
-        ("speculative", "outrider.wire", "outrider.tokens", "outrider.v1", "orchestrator"),
+        (
+            "speculative",
+            "outrider.wire",
+            "outrider.runtime.origin",
+            "outrider.tokens",
+            "outrider.v1",
+            "orchestrator",
+        ),
         ("grpc", "fastapi", "starlette", "uvicorn", "h11", "pydantic", "jinja2"),
     ),
     "training": Layer(("speculative", "outrider.lm", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
