@@ -10,15 +10,16 @@ from contextlib import aclosing
 import grpc.aio
 
 from orchestrator.events import Delivered, Finished, Recovered, Started
+from orchestrator.explaining import explained
 from orchestrator.fleet import Fleet
 from orchestrator.following import Following, Requests
 from orchestrator.relay import Relay
 from orchestrator.requests import Admitted, Target, admit, check_text, choose_target, session_key
 from orchestrator.room import Room
 from outrider.runtime.origin import arrived, origin_of
-from outrider.v1 import generation_pb2
+from outrider.v1 import explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
-from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire
+from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire, key_from_wire
 from outrider.wire.status import guarded
 from speculative.errors import InvalidRequest
 
@@ -26,6 +27,7 @@ FIRST_MESSAGE_S = 30.0
 
 GenerateContext = grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
 CancelContext = grpc.aio.ServicerContext[generation_pb2.CancelRequest, generation_pb2.CancelResponse]
+ExplainContext = grpc.aio.ServicerContext[explain_pb2.ExplainRequest, explain_pb2.ExplainResponse]
 ModelsContext = grpc.aio.ServicerContext[generation_pb2.ListModelsRequest, generation_pb2.ListModelsResponse]
 
 
@@ -61,6 +63,12 @@ class GenerationServer(GenerationServicer):
     ) -> generation_pb2.CancelResponse:
         key = SessionKey(checked_tenant(request.tenant), checked_session(request.session))
         return generation_pb2.CancelResponse(found=await self._relay.cancel(key))
+
+    @guarded
+    async def Explain(
+        self, request: explain_pb2.ExplainRequest, context: ExplainContext
+    ) -> explain_pb2.ExplainResponse:
+        return await explained(self._fleet, key_from_wire(request.key))
 
     @guarded
     async def ListModels(
