@@ -79,13 +79,11 @@ class Chronicle:
         return explain_pb2.ExplainResponse(incarnations=[_told(entry) for entry in self.journal.find(key)])
 
     def _ended(self, mirror: Mirror, reason: FinishReason | None, usage: UsageCount) -> None:
-        session, key = self._open.pop(mirror.handle), mirror.key
+        session = self._open.pop(mirror.handle)
         outcome = "parked" if reason is None else reason.value
         fields = {
             "request": session.request,
-            "tenant": key.tenant,
-            "session": key.session,
-            "choice": key.choice,
+            **mirror.key.fields,
             "outcome": outcome,
             "tokens": usage.completion_tokens,
             "rounds": usage.rounds,

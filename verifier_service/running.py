@@ -232,7 +232,7 @@ class RunningSessions:
 
     def broken(self, session: Session, error: Exception, what: str = "") -> None:
         """Something is wrong with one session: it ends."""
-        fields = {"tenant": session.key.tenant, "session": session.key.session}
+        fields = session.key.fields
         log.error("session %s failed", session.key, exc_info=error, extra={"fields": fields})
         if session not in self:
             return

@@ -37,7 +37,8 @@ def run_explain(address: str, session: str, *, tenant: str, choice: int, as_json
     if as_json:
         print(json.dumps({"session": session, "incarnations": incarnations}))
         return
-    console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
+    width = None if Console().is_terminal else WIDTH
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
     for one in incarnations:
         show(one, console)
 

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from outrider.cli.failures import CommandFailed, usage
 from outrider.cli.gauges import Reading, Span, figures, read
+from outrider.runtime.log import escaped
 
 TIMEOUT_S = 2.0
 WIDTH = 150
@@ -86,7 +87,7 @@ class Watched:
 
 def _why(error: Exception) -> str:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    return str(reason) or type(error).__name__
+    return escaped(str(reason)) or type(error).__name__
 
 
 def run_top(told: Sequence[str], *, interval_s: float, once: bool, as_json: bool) -> int:
@@ -101,7 +102,8 @@ def run_top(told: Sequence[str], *, interval_s: float, once: bool, as_json: bool
         time.sleep(interval_s)
         if once or as_json:
             return _once(look(), as_json=as_json)
-        with suppress(KeyboardInterrupt), Live(table(look()), refresh_per_second=4, screen=False) as live:
+        live = Live(table(look()), console=_console(), refresh_per_second=4)
+        with suppress(KeyboardInterrupt), live:
             while True:
                 time.sleep(interval_s)
                 live.update(table(look()))
@@ -112,13 +114,18 @@ def _once(processes: list[dict[str, Any]], *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"processes": processes}))
     else:
-        console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
-        console.print(table(processes))
+        _console().print(table(processes))
     if all("error" in process for process in processes):
         if not as_json:
             raise CommandFailed("none of them answers", "UNAVAILABLE")
         return 1
     return DONE
+
+
+def _console() -> Console:
+    """What processes say of themselves is shown as it is."""
+    width = None if Console().is_terminal else WIDTH
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def table(processes: Sequence[dict[str, Any]]) -> Table:
@@ -134,7 +141,7 @@ def table(processes: Sequence[dict[str, Any]]) -> Table:
         if "error" in process:
             shown.add_row(role, at, *("-",) * 6, f"does not answer: {process['error']}", style="red")
         else:
-            shown.add_row(role, at, *_cells(process), "; ".join(_more(process)))
+            shown.add_row(role, at, *_cells(process), escaped("; ".join(_more(process))))
     return shown
 
 

@@ -218,7 +218,17 @@ class Front:
     """URL of its HTTP front, where it was told to have one."""
 
     def sample(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(f"outrider_orchestrator_{name}", labels) or 0.0
+        """Of the orchestrator's own metrics, or else of those that all servers have, summed over models."""
+        own = self.metrics.registry.get_sample_value(f"outrider_orchestrator_{name}", labels)
+        if own is not None:
+            return own
+        families = self.metrics.registry.collect()
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == f"outrider_{name}" and labels.items() <= sample.labels.items()
+        )
 
 
 async def listen(

@@ -121,9 +121,20 @@ class Verifier(Client):
     server: Any = None
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(f"outrider_verifier_{name}", labels) or 0.0
+        """Of the verifier's own, or of those that all servers have, summed over what labels leave open."""
+        names = (f"outrider_verifier_{name}", f"outrider_{name}")
+        return sum(
+            sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name in names and labels.items() <= sample.labels.items()
+        )
 
     def nodes(self, source: str, outcome: str) -> float:
+        if outcome == "admitted":
+            return self.metric("spec_decode_num_draft_tokens_total", source=source)
+        if outcome == "accepted":
+            return self.metric("spec_decode_num_accepted_tokens_total", source=source)
         return self.metric("source_nodes_total", source=source, outcome=outcome)
 
 
