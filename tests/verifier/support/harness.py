@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 
 from outrider.runtime.metrics import Metrics
+from outrider.runtime.tracing import Tracing
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel, server_options
@@ -139,7 +140,7 @@ class Verifier(Client):
 
 
 @asynccontextmanager
-async def serving(target: Any, **settings: Any) -> AsyncIterator[Verifier]:
+async def serving(target: Any, *, tracing: Tracing | None = None, **settings: Any) -> AsyncIterator[Verifier]:
     """A verifier that serves `target` on a free port."""
     metrics = Metrics("verifier")
     failures: list[BaseException] = []
@@ -147,6 +148,7 @@ async def serving(target: Any, **settings: Any) -> AsyncIterator[Verifier]:
     port = server.add_insecure_port("127.0.0.1:0")
     options = VerifierSettings(model="unused", **{"orphan_grace_s": 30.0, "prefix_cache": False, **settings})
     service = VerifierServer(options, lambda: target, metrics, failures.append, QUICK, lambda _: StepPace())
+    service.tracing = tracing or service.tracing
     service.register(server)
     await server.start()
     try:
