@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,14 @@ def quick_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+async def until(happened: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if await happened():
+                return
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.usefixtures("quick_switches")
 async def test_a_request_is_one_trace_through_three_services(tiny_llama: Path, tiny_llama_b: Path) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
@@ -68,12 +76,17 @@ async def test_a_request_is_one_trace_through_three_services(tiny_llama: Path, t
         drafter = await stack.enter_async_context(running(build_drafter, small, tracing))
         front = OrchestratorSettings(verifier=(verifier,), drafter=(drafter,))
         address = await stack.enter_async_context(running(build_orchestrator, front, tracing))
-        async with AsyncClient(address) as client, asyncio.timeout(30):
-            while not any("drafter" in model.sources for model in await client.models()):
-                await asyncio.sleep(0.02)
+        async with AsyncClient(address) as client:
+
+            async def joined() -> bool:
+                return any("drafter" in model.sources for model in await client.models())
+
+            async def told() -> bool:
+                return len({span.name for span in spans.get_finished_spans()}) == 4
+
+            await until(joined)
             completion = await client.generate(ids=[5, 9, 30, 41], max_tokens=60, temperature=0.8, seed=3)
-            while len({span.name for span in spans.get_finished_spans()}) < 4:
-                await asyncio.sleep(0.02)
+            await until(told)
     found: dict[str, list[Any]] = {}
     for span in spans.get_finished_spans():
         found.setdefault(span.name, []).append(span)
