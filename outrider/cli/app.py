@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(roles.app, name="serve")
 app.add_typer(index.app, name="index")
+app.add_typer(looking.app)
 
 
 class Switch(StrEnum):
@@ -260,10 +261,6 @@ def version(json_: Json = False) -> None:
     from outrider import __version__
 
     print(json.dumps({"version": __version__}) if json_ else f"outrider {__version__}")
-
-
-app.command()(looking.top)
-app.command()(looking.explain)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -4,14 +4,16 @@ from typing import Annotated
 
 import typer
 
+app = typer.Typer()
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, an error included.")]
 
 
+@app.command()
 def top(
     addresses: Annotated[
         list[str],
         typer.Argument(
-            metavar="ADDRESS...",
+            metavar="ADDRESS",
             help="host:port of each process's metrics, or a file with what `outrider up --json` printed; "
             "- reads that from standard input.",
         ),
@@ -35,6 +37,7 @@ def top(
     raise typer.Exit(run_top(addresses, interval_s=interval, once=once, as_json=json_))
 
 
+@app.command()
 def explain(
     session: Annotated[str, typer.Argument(help="Its name, as `generate --session` or an answer says it.")],
     address: Annotated[str, typer.Option(help="host:port of an orchestrator, as `outrider up` prints it.")],
