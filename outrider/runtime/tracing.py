@@ -15,8 +15,7 @@ from speculative.errors import InvalidRequest
 if TYPE_CHECKING:
     from opentelemetry import trace
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SpanProcessor
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from tests.verifier.support.ngram_lm import NgramLM
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "deploy/helm/outrider/files"
 TEXT = (ROOT / "docs/metrics.md").read_text()
-ROW = re.compile(r"^\| `(outrider_\w+)` \| ([^|]*) \|", re.MULTILINE)
+ROW = re.compile(r"^\| `(outrider_\w+)` \|([^|]*)\|", re.MULTILINE)
 ERROR = re.compile(r"^\| `(\w+)` \| ([A-Z_]+) \| (\d+) \|", re.MULTILINE)
 NAME = re.compile(r"\boutrider_\w+")
 
@@ -112,7 +112,7 @@ async def test_every_metric_that_a_file_names_is_exported(
     known = {series for metrics in exported.values() for one in metrics for series in series_of(one)}
     named = set(NAME.findall((FILES / file).read_text()))
     assert named - known == set()
-    assert len(named) > 6
+    assert len(named) >= 6
 
 
 def test_a_name_that_nobody_exports_would_be_found() -> None:

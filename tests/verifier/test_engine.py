@@ -139,5 +139,5 @@ async def test_timings_are_shown() -> None:
         steps = verifier.metric("step_ms_count", part="forward")
         assert steps == verifier.metric("steps_total") == target.forward_calls
         assert verifier.metric("step_ms_sum", part="forward") >= steps
-        assert verifier.metric("step_split_ms_count", sessions="1") >= 29
+        assert verifier.metric("step_split_seconds_count", sessions="1") >= 29
         assert verifier.metric("rows_total") == sum(target.rows)
