@@ -6,24 +6,33 @@ What a client sees of its requests is counted here, under vLLM's names; what an 
 import time
 from collections.abc import Iterator
 from functools import partial
+from types import TracebackType
+from typing import Self
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from orchestrator.drafters import SourceLink
+from orchestrator.events import Delivered, Event, Finished, Recovered
 from orchestrator.fleet import Fleet
 from orchestrator.ledger import Ledger
+from orchestrator.requests import Admitted, Target
+from orchestrator.telling import Telling
 from orchestrator.verifiers import VerifierLink
 from outrider.runtime.metrics import MODEL, PREFIX, REQUEST_SECONDS, Metrics
+from outrider.runtime.tracing import Tracing
+from speculative.commit import FinishReason
+from speculative.errors import OutriderError
 
 OWN = f"{PREFIX}orchestrator_"
 STORE_SECONDS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
 class RequestMetrics:
-    """The counters, by model; requests that are refused before they have one are errors by reason."""
+    """The counters, by model; `begin` measures one request, and traces it."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing or Tracing()
         counter = partial(metrics.counter, common=True)
         histogram = partial(metrics.histogram, labels=(MODEL,), common=True)
         self.running = metrics.gauge("requests", "Requests that are being answered.")
@@ -50,25 +59,61 @@ class RequestMetrics:
             buckets=REQUEST_SECONDS,
         )
 
+    def begin(self) -> "RequestMeasure":
+        """Of the request that this task is bound to; see `outrider.wire.origin`."""
+        return RequestMeasure(self, Telling(self._tracing))
+
 
 class RequestMeasure:
-    """One request's counts; its model is known once it is admitted."""
+    """One request from its first message to its end, as a context manager; unless told, it was cancelled."""
 
-    def __init__(self, metrics: RequestMetrics) -> None:
+    def __init__(self, metrics: RequestMetrics, telling: Telling) -> None:
         self._metrics = metrics
+        self._telling = telling
+        self._outcome = FinishReason.CANCELLED.value
         self._model = ""
+        self._tokens = 0
         self._began = time.perf_counter()
         self._last: dict[int, float] = {}
-        metrics.running.inc()
 
-    def admitted(self, model: str, prompt: int) -> None:
-        """The request is for this model, with a prompt of so many ids."""
-        self._model = model
-        self._metrics.prompt_tokens.labels(model).inc(prompt)
+    def __enter__(self) -> Self:
+        self._metrics.running.inc()
+        self._telling.begin()
+        return self
 
-    def delivered(self, choice: int, count: int) -> None:
-        """So many ids of a choice are on their way to the client."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failed = isinstance(error, Exception)
+        metrics, took = self._metrics, time.perf_counter() - self._began
+        metrics.running.dec()
+        if failed:
+            self._outcome = type(error).__name__ if isinstance(error, OutriderError) else "internal"
+            metrics.errors.labels(self._outcome).inc()
+        else:
+            metrics.ended.labels(self._model, self._outcome).inc()
+            metrics.whole.labels(self._model).observe(took)
+        self._telling.end(self._outcome, self._tokens, took, failed=failed)
+
+    def admitted(self, request: Admitted, target: Target) -> None:
+        """It can be decoded."""
+        self._model = target.name
+        self._metrics.prompt_tokens.labels(target.name).inc(len(request.ids))
+        self._telling.admitted(request, target)
+
+    def note(self, event: Event) -> None:
+        """This is on its way to the client."""
+        self._telling.note(event)
+        if isinstance(event, Delivered):
+            self._delivered(event.choice, len(event.delta.ids))
+        elif isinstance(event, Recovered):
+            self._metrics.recoveries.observe(event.silent_s)
+        elif isinstance(event, Finished):
+            self._outcome = event.reason.value
+
+    def _delivered(self, choice: int, count: int) -> None:
         now, metrics = time.perf_counter(), self._metrics
+        self._tokens += count
         metrics.generation_tokens.labels(self._model).inc(count)
         if not self._last:
             metrics.first_token.labels(self._model).observe(now - self._began)
@@ -77,21 +122,6 @@ class RequestMeasure:
             for _ in range(count):
                 each.observe((now - last) / count)
         self._last[choice] = now
-
-    def recovered(self, silent_s: float) -> None:
-        """Another verifier has it, after so long."""
-        self._metrics.recoveries.observe(silent_s)
-
-    def end(self, outcome: str, *, failed: bool) -> float:
-        """By its finish reason, or the error's name; returns how long it took, in seconds."""
-        took = time.perf_counter() - self._began
-        self._metrics.running.dec()
-        if failed:
-            self._metrics.errors.labels(outcome).inc()
-        else:
-            self._metrics.ended.labels(self._model, outcome).inc()
-            self._metrics.whole.labels(self._model).observe(took)
-        return took
 
 
 class StoreMetrics:

@@ -12,11 +12,10 @@ import grpc.aio
 from orchestrator.events import Delivered, Finished, Recovered, Started
 from orchestrator.explaining import explained
 from orchestrator.fleet import Fleet
-from orchestrator.following import Following, Requests
+from orchestrator.metrics import RequestMeasure, RequestMetrics
 from orchestrator.relay import Relay
 from orchestrator.requests import Admitted, Target, admit, check_text, choose_target, session_key
 from orchestrator.room import Room
-from outrider.runtime.origin import arrived, origin_of
 from outrider.v1 import explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
 from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire, key_from_wire
@@ -38,13 +37,13 @@ class GenerationServer(GenerationServicer):
         self,
         fleet: Fleet,
         relay: Relay,
-        followed: Requests,
+        metrics: RequestMetrics,
         room: Room,
         default_max_tokens: int,
     ) -> None:
         self._fleet = fleet
         self._relay = relay
-        self._followed = followed
+        self._metrics = metrics
         self._room = room
         self._default_max_tokens = default_max_tokens
 
@@ -53,9 +52,8 @@ class GenerationServer(GenerationServicer):
         self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: GenerateContext
     ) -> None:
         start = await _first(requests)
-        arrived(origin_of(context.invocation_metadata() or ()))
-        with self._room.enter(), self._followed.begin() as following:
-            await self._generate(start, context, following)
+        with self._room.enter(), self._metrics.begin() as measure:
+            await self._generate(start, context, measure)
 
     @guarded
     async def Cancel(
@@ -90,19 +88,19 @@ class GenerationServer(GenerationServicer):
         )
 
     async def _generate(
-        self, start: generation_pb2.GenerateStart, context: GenerateContext, following: Following
+        self, start: generation_pb2.GenerateStart, context: GenerateContext, measure: RequestMeasure
     ) -> None:
         key = session_key(start)
         target = choose_target(start.model, self._fleet.targets(), self._fleet.unreached())
         ids = await _prompt_ids(start, target)
         await self._relay.fill_have(start, key, ids)
         request = admit(start, key, ids, target, self._default_max_tokens)
-        following.admitted(request, target)
+        measure.admitted(request, target)
         answer = self._relay.answer(request, target, context.time_remaining())
         async with aclosing(answer) as events:
             epoch = 0
             async for event in events:
-                following.note(event)
+                measure.note(event)
                 if isinstance(event, Recovered):
                     continue
                 await context.write(_message(event, request, target, start.return_prompt_ids, epoch))

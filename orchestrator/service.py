@@ -7,7 +7,6 @@ import grpc.aio
 
 from orchestrator.epochs import Epochs
 from orchestrator.fleet import Fleet
-from orchestrator.following import Requests
 from orchestrator.ledger import Ledger
 from orchestrator.loads import Loads
 from orchestrator.metrics import RequestMetrics, StoreMetrics, watch_fleet
@@ -77,9 +76,9 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     ledger = Ledger(store, store_metrics.seconds.observe)
     store_metrics.watch(ledger)
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
-    followed = Requests(RequestMetrics(context.metrics), context.tracing)
+    metrics = RequestMetrics(context.metrics, context.tracing)
     room = Room(relay, settings.max_streams)
-    server = GenerationServer(fleet, relay, followed, room, settings.default_max_tokens)
+    server = GenerationServer(fleet, relay, metrics, room, settings.default_max_tokens)
     http = None
     if settings.http_bind is not None:
         # Only here: a process without it starts sooner and is smaller.
@@ -87,7 +86,7 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
         from orchestrator.http.desk import Desk
         from orchestrator.http.front import HttpFront
 
-        desk = Desk(fleet, relay, followed, room, settings.default_max_tokens)
+        desk = Desk(fleet, relay, metrics, room, settings.default_max_tokens)
         http = HttpFront(make_app(desk, settings.max_message_mb * 2**20), settings.http_bind)
         context.also["http"] = http.url
     return OrchestratorService(fleet, ledger, Loads(fleet, store), server, room, http)

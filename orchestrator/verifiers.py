@@ -18,12 +18,12 @@ import grpc.aio
 from orchestrator.liveness import Judge, Verdict
 from orchestrator.reader import Reader
 from orchestrator.requests import Target
-from outrider.runtime.origin import current
 from outrider.tokens import ChatTemplate, TokenTable
 from outrider.v1 import explain_pb2, verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
 from outrider.wire.codec import SessionKey, key_to_wire
+from outrider.wire.origin import current
 from outrider.wire.status import peer_text, rpc_errors
 from speculative.errors import OutriderError, Unavailable
 

@@ -6,10 +6,10 @@ import logging
 import time
 from dataclasses import dataclass
 
-from outrider.runtime.origin import Origin
 from outrider.runtime.tracing import Span, Tracing
 from outrider.v1 import explain_pb2
 from outrider.wire.codec import SessionKey, finish_to_wire
+from outrider.wire.origin import Origin
 from speculative.commit import FinishReason
 from speculative.stats import UsageCount
 from verifier_service.commands import Update

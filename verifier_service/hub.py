@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from outrider.runtime.origin import Origin
 from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
 from outrider.v1 import explain_pb2
 from outrider.wire.codec import SessionKey
 from outrider.wire.epochs import wall_clock_ms
+from outrider.wire.origin import Origin
 from speculative.commit import Ending, FinishReason
 from speculative.errors import InvalidRequest, Overloaded
 from speculative.grammar import Matcher

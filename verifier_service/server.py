@@ -15,11 +15,11 @@ import grpc.aio
 from outrider.lm.blocks import BLOCK
 from outrider.lm.packed import PackedLM
 from outrider.runtime.metrics import Metrics
-from outrider.runtime.origin import bound, origin_of
 from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
 from outrider.v1 import explain_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import finish_to_wire, key_from_wire
+from outrider.wire.origin import bound, current
 from outrider.wire.status import guarded
 from speculative.errors import ModelRefused, Unavailable
 from verifier_service.chronicle import Chronicle
@@ -171,9 +171,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             matcher = await self._grammars.matcher(asked.grammar, generated)
         if self._stopping:
             raise Unavailable("this verifier is stopping")
-        origin = origin_of(context.invocation_metadata() or ())
-        with bound(origin, tenant=asked.key.tenant, session=asked.key.session):
-            opened = hub.open(asked, matcher, origin)
+        with bound(current(), tenant=asked.key.tenant, session=asked.key.session):
+            opened = hub.open(asked, matcher, current())
         return verifier_pb2.OpenResponse(
             source_names=opened.source_names, finished=finish_to_wire(opened.finished)
         )

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from orchestrator.events import Event
 from orchestrator.fleet import Fleet
-from orchestrator.following import Requests
 from orchestrator.http import asking
 from orchestrator.http.chat import conversation
 from orchestrator.http.fields import ChatRequest, CompletionRequest, Generation
 from orchestrator.http.folding import Answers
 from orchestrator.http.merging import merged
 from orchestrator.http.shapes import ChatShape, Shape, TextShape
+from orchestrator.metrics import RequestMetrics
 from orchestrator.relay import Relay
 from orchestrator.requests import Admitted, Target, check_text, choose_target
 from orchestrator.room import Room
@@ -44,13 +44,13 @@ class Desk:
         self,
         fleet: Fleet,
         relay: Relay,
-        followed: Requests,
+        metrics: RequestMetrics,
         room: Room,
         default_max_tokens: int,
     ) -> None:
         self._fleet = fleet
         self._relay = relay
-        self._followed = followed
+        self._metrics = metrics
         self._room = room
         self._default_max_tokens = default_max_tokens
 
@@ -68,7 +68,7 @@ class Desk:
         try:
             return await self._job(asked)
         except Exception:
-            with self._followed.begin():  # a request that is refused is one, too
+            with self._metrics.begin():  # a request that is refused is one, too
                 raise
 
     async def events(self, job: Job) -> AsyncGenerator[tuple[int, Event], None]:
@@ -103,9 +103,9 @@ class Desk:
         return Job(asked, target, shape, tuple(requests), Answers(requests), seed, name)
 
     async def _answer(self, request: Admitted, target: Target) -> AsyncGenerator[Event, None]:
-        with self._followed.begin() as following:
-            following.admitted(request, target)
+        with self._metrics.begin() as measure:
+            measure.admitted(request, target)
             async with aclosing(self._relay.answer(request, target, None)) as events:
                 async for event in events:
-                    following.note(event)
+                    measure.note(event)
                     yield event

@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.runtime.origin import REQUEST_KEY, arrived, origin_of
+from outrider.wire.origin import REQUEST_KEY, arrived, origin_of
 
 
 class Origins:

@@ -1,7 +1,7 @@
 """Logs on standard error, one line per event, plain or JSON.
 
 An event's fields go in `extra`: `log.info("stream lost", extra={"fields": {"peer": peer}})`; to them come
-those that are bound to the running task (`outrider.runtime.origin`): request, tenant, session. Prompts, what
+those that are bound to the running task (`outrider.wire.origin`): request, tenant, session. Prompts, what
 is generated and secrets are never among them. Standard output is never written to.
 """
 
@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
-from outrider.runtime.origin import bound_fields
+from outrider.wire.origin import bound_fields
 
 Format = Literal["plain", "json"]
 Level = Literal["debug", "info", "warning", "error"]

@@ -9,7 +9,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from outrider.runtime.origin import is_sampled
+from outrider.wire.origin import is_sampled
 from speculative.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ async def test_a_stream_that_breaks_goes_on_where_it_was(world: Any) -> None:
     await world.serve(verifier)
     completion = await stream.completion()
     assert completion.ids == tuple(2 + (position * 7) % 94 for position in range(1, 51))
-    assert front.sample("peer_watch_broken", peer=verifier.address) == 1
+    assert front.sample("peer_watch_broken_total", peer=verifier.address) == 1
 
 
 async def test_a_verifier_that_was_started_anew_goes_on_with_what_it_has_forgotten(world: Any) -> None:

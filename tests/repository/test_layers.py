@@ -118,7 +118,7 @@ LAYERS = {
         (
             "speculative",
             "outrider.wire",
-            "outrider.runtime.origin",
+            "outrider.wire.origin",
             "outrider.tokens",
             "outrider.v1",
             "orchestrator",

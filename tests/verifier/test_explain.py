@@ -8,9 +8,9 @@ from fake_source import FakeSource, running
 from harness import Verifier, eventually, serving
 from ngram_lm import NgramLM
 
-from outrider.runtime.origin import TRACE_KEY
 from outrider.runtime.tracing import Tracing
 from outrider.v1 import common_pb2, explain_pb2
+from outrider.wire.origin import TRACE_KEY
 
 PROMPT = [1, 2, 3, 1, 2, 3]
 TRACE = "0af7651916cd43dd8448eb211c80319c"

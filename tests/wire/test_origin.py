@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from outrider.runtime.log import configure
-from outrider.runtime.origin import Origin, arrived, bound, bound_fields, current, is_sampled, origin_of
+from outrider.wire.origin import Origin, arrived, bound, bound_fields, current, is_sampled, origin_of
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
