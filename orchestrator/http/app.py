@@ -13,7 +13,6 @@ from orchestrator.http.desk import Desk
 from orchestrator.http.errors import FieldRefused, error_response, on_error, on_http_error, on_invalid_body
 from orchestrator.http.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from orchestrator.http.limits import BodyLimit
-from orchestrator.http.origins import Origins
 from orchestrator.http.responses import Answer
 from orchestrator.requests import Target
 from outrider.tokens import TokenTable
@@ -31,7 +30,6 @@ def make_app(desk: Desk, max_body_bytes: int) -> FastAPI:
     app.add_exception_handler(OutriderError, on_error)
     app.add_exception_handler(Exception, on_error)
     app.add_middleware(BodyLimit, most_bytes=max_body_bytes)
-    app.add_middleware(Origins)
     _describe(app)
     return app
 

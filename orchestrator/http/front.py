@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from orchestrator.http.limits import SlowHeaders
+from orchestrator.http.origins import Origins
 from speculative.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class HttpFront:
         self.url = f"http://{host}:{self._socket.getsockname()[1]}"
         self._server = _Server(
             uvicorn.Config(
-                app,
+                Origins(app),
                 http=SlowHeaders,
                 ws="none",
                 lifespan="off",
