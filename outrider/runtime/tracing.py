@@ -5,7 +5,7 @@ Whoever has a span passes its `traceparent` on; nobody but the front door begins
 what the spans are about.
 """
 
-import logging
+import threading
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
-log = logging.getLogger(__name__)
-
 Value: TypeAlias = str | bool | int | float | tuple[str, ...]
 
-_CLOSE_MS = 1_000
+_CLOSE_S = 1.0
 
 
 class Span:
@@ -87,8 +85,10 @@ class Tracing:
     def close(self) -> None:
         """Sends what is left, for a second at most. Blocks."""
         if self._provider is not None:
-            self._provider.force_flush(_CLOSE_MS)
-            self._provider.shutdown()
+            # The library would go on trying a collector that is away for several seconds.
+            sending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+            sending.start()
+            sending.join(_CLOSE_S)
 
     @staticmethod
     def _start(

@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from outrider.runtime.tracing import Tracing, open_tracing, traced
@@ -80,6 +84,45 @@ def test_without_an_endpoint_nothing_is_imported_and_nothing_recorded() -> None:
         "assert not [name for name in sys.modules if name.startswith('opentelemetry.sdk')]\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_spans_reach_a_collector() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="the extra otel is not installed")
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as services
+
+    received: list[Any] = []
+
+    class Collector(services.TraceServiceServicer):
+        def Export(self, request: Any, context: Any) -> Any:
+            received.append(request)
+            return messages.ExportTraceServiceResponse()
+
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        services.add_TraceServiceServicer_to_server(Collector(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        tracing = open_tracing("verifier", f"http://127.0.0.1:{port}", 1.0)
+        span = tracing.request("outrider.request")
+        assert span is not None
+        span.end()
+        tracing.close()
+        server.stop(0).wait()
+    (request,) = received
+    (one,) = request.resource_spans[0].scope_spans[0].spans
+    assert one.name == "outrider.request"
+
+
+def test_a_collector_that_is_away_holds_nobody_up_at_the_end() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="the extra otel is not installed")
+    tracing = open_tracing("verifier", "http://127.0.0.1:1", 1.0)
+    span = tracing.request("outrider.request")
+    assert span is not None
+    span.end()
+    began = time.monotonic()
+    tracing.close()
+    assert time.monotonic() - began < 4
 
 
 def test_an_endpoint_without_the_library_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
