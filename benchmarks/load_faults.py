@@ -73,11 +73,11 @@ def _ratios(load: Load, stack: Stack, arms: dict[str, Arm], kind: str, repeats: 
 
 
 def _forwards(stack: Stack) -> tuple[float, float]:
-    """Target passes so far, and their ms."""
-    name = "outrider_verifier_step_ms"
+    """Target passes so far, and their seconds."""
+    name = "outrider_verifier_step_seconds"
     return (
-        stack.metric("verifier", f"{name}_count", part="forward"),
-        stack.metric("verifier", f"{name}_sum", part="forward"),
+        stack.metric("verifier", f"{name}_count", phase="forward"),
+        stack.metric("verifier", f"{name}_sum", phase="forward"),
     )
 
 

@@ -89,6 +89,6 @@ def _hit_rate(client: Client, stack: Stack, load: Load, tenant: str, speculation
 def _cached(stack: Stack) -> tuple[float, float]:
     """Ids looked up among the cached prefixes so far, and ids found."""
     return (
-        stack.metric("verifier", "outrider_verifier_prefix_cache_queries_total"),
-        stack.metric("verifier", "outrider_verifier_prefix_cache_hits_total"),
+        stack.metric("verifier", "outrider_prefix_cache_queries_total"),
+        stack.metric("verifier", "outrider_prefix_cache_hits_total"),
     )

@@ -228,7 +228,7 @@ class Engine:
 
     def _failed(self, whom: Follow | Followed) -> None:
         """Inside an `except`: the trouble of one session is no other's."""
-        log.exception("session %s failed; it is refused", whom.key)
+        log.exception("session %s failed; it is refused", whom.key, extra={"fields": whom.key.fields})
         self.counts.failed_sessions += 1
         self._refuse(whom, "the drafter failed on this session; its log says why")
 

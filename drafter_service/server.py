@@ -17,6 +17,7 @@ from drafter_service.engine import Engine
 from drafter_service.metrics import EngineCollector
 from drafter_service.settings import DrafterSettings
 from outrider.runtime.metrics import Metrics
+from outrider.runtime.tracing import Tracing
 from outrider.source.streams import AttachStreams, Context, Requests
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.status import guarded
@@ -43,6 +44,7 @@ class DraftSourceServer(draft_source_pb2_grpc.DraftSourceServicer):
         load: Callable[[], Drafter],
         metrics: Metrics,
         fail: Callable[[BaseException], None],
+        tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
         self._load = load
@@ -50,7 +52,7 @@ class DraftSourceServer(draft_source_pb2_grpc.DraftSourceServicer):
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
         dropped = metrics.counter("nodes_unread", "Nodes dropped because a verifier did not read them.")
-        self._streams = AttachStreams(dropped.inc)
+        self._streams = AttachStreams(dropped.inc, tracing)
         metrics.registry.register(EngineCollector(lambda: self._engine))
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:

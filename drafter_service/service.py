@@ -12,5 +12,6 @@ from outrider.runtime.serve import Service, ServiceContext
 async def build(context: ServiceContext[DrafterSettings]) -> Service:
     """The service, not yet loaded."""
     settings = context.settings
-    server = DraftSourceServer(settings, partial(load, settings), context.metrics, context.fail)
+    loading = partial(load, settings)
+    server = DraftSourceServer(settings, loading, context.metrics, context.fail, context.tracing)
     return announced(server, context, waits=True)

@@ -40,7 +40,7 @@ def make_gate(settings: OrchestratorSettings, metrics: RequestMetrics) -> Gate:
     """Lets in whom the settings name; who is not let in is counted. Raises InvalidRequest."""
 
     def refused(error: OutriderError) -> None:
-        metrics.requests.labels(type(error).__name__).inc()
+        metrics.errors.labels(type(error).__name__).inc()
 
     file = settings.api_keys_file
     keys = None if file is None else watched_keys(file)

@@ -59,6 +59,8 @@ class Ledger:
         self._writer: asyncio.Task[None] | None = None
         self.failures = 0
         """Batches that could not be written so far."""
+        self.well = True
+        """Whether the last one was."""
 
     @property
     def waiting(self) -> int:
@@ -165,7 +167,7 @@ class Ledger:
                 renews_at = time.monotonic() + RENEW_S
                 self._outbox.repeat_all()
             self._work.clear()
-            well = await self._flush()
+            self.well = well = await self._flush()
             if self._outbox:
                 self._work.set()
             await asyncio.sleep(EVERY_S if well else AGAIN_S)

@@ -10,15 +10,16 @@ from contextlib import ExitStack, aclosing, suppress
 import grpc.aio
 
 from orchestrator.events import Delivered, Finished, Recovered, Started
+from orchestrator.explaining import explained
 from orchestrator.fleet import Fleet
 from orchestrator.gate import Caller, Gate, shown_by
 from orchestrator.metrics import RequestMeasure, RequestMetrics
 from orchestrator.relay import Relay
 from orchestrator.requests import Admitted, Target, admit, check_text, choose_target, session_key
 from orchestrator.room import Room
-from outrider.v1 import generation_pb2
+from outrider.v1 import explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
-from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire
+from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire, key_from_wire
 from outrider.wire.status import guarded
 from speculative.errors import InvalidRequest, OutriderError
 
@@ -27,6 +28,7 @@ ARRIVING_S = 0.2
 
 GenerateContext = grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
 CancelContext = grpc.aio.ServicerContext[generation_pb2.CancelRequest, generation_pb2.CancelResponse]
+ExplainContext = grpc.aio.ServicerContext[explain_pb2.ExplainRequest, explain_pb2.ExplainResponse]
 ModelsContext = grpc.aio.ServicerContext[generation_pb2.ListModelsRequest, generation_pb2.ListModelsResponse]
 
 
@@ -74,6 +76,14 @@ class GenerationServer(GenerationServicer):
             return generation_pb2.CancelResponse(found=await self._relay.cancel(key))
 
     @guarded
+    async def Explain(
+        self, request: explain_pb2.ExplainRequest, context: ExplainContext
+    ) -> explain_pb2.ExplainResponse:
+        key = key_from_wire(request.key)
+        with self._gate.entered(*shown_by(context)) as caller:
+            return await explained(self._fleet, key._replace(tenant=caller.tenant(key.tenant)))
+
+    @guarded
     async def ListModels(
         self, request: generation_pb2.ListModelsRequest, context: ModelsContext
     ) -> generation_pb2.ListModelsResponse:
@@ -108,7 +118,7 @@ class GenerationServer(GenerationServicer):
         ids = await _prompt_ids(start, target)
         await self._relay.fill_have(start, key, ids)
         request = admit(start, key, ids, target, self._default_max_tokens)
-        measure.prompt(len(ids))
+        measure.admitted(request, target)
         answer = self._relay.answer(request, target, context.time_remaining())
         async with aclosing(caller.paying(answer, len(ids))) as events:
             epoch = 0

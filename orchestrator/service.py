@@ -110,7 +110,7 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     ledger = Ledger(store, store_metrics.seconds.observe)
     store_metrics.watch(ledger)
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
-    metrics = RequestMetrics(context.metrics)
+    metrics = RequestMetrics(context.metrics, context.tracing)
     room = Room(relay, settings.max_streams)
     gate = make_gate(settings, metrics)
     warn_of_open_doors(settings)

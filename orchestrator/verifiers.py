@@ -21,10 +21,11 @@ from orchestrator.liveness import Judge, Verdict
 from orchestrator.reader import Reader
 from orchestrator.requests import Target
 from outrider.tokens import TokenTable
-from outrider.v1 import verifier_pb2
+from outrider.v1 import explain_pb2, verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
 from outrider.wire.codec import SessionKey, key_to_wire
+from outrider.wire.origin import current
 from outrider.wire.status import peer_text, rpc_errors
 from outrider.wire.tls import Certificates
 from speculative.errors import InvalidRequest, OutriderError, Unavailable
@@ -127,7 +128,8 @@ class VerifierLink:
     async def open(self, message: verifier_pb2.OpenRequest, timeout_s: float) -> verifier_pb2.OpenResponse:
         """Start a session there. Raises what the verifier answers, as an OutriderError."""
         with rpc_errors():
-            response: verifier_pb2.OpenResponse = await self._stub.Open(message, timeout=timeout_s)
+            call = self._stub.Open(message, timeout=timeout_s, metadata=current().metadata)
+            response: verifier_pb2.OpenResponse = await call
             return response
 
     @contextmanager
@@ -162,6 +164,13 @@ class VerifierLink:
         with rpc_errors():
             response: verifier_pb2.VerifierCancelResponse = await self._stub.Cancel(request, timeout=CANCEL_S)
             return response.found
+
+    async def explain(self, key: SessionKey) -> explain_pb2.ExplainResponse:
+        """What it knows of a session's rounds. Raises what the verifier answers."""
+        request = explain_pb2.ExplainRequest(key=key_to_wire(key))
+        with rpc_errors():
+            response: explain_pb2.ExplainResponse = await self._stub.Explain(request, timeout=CANCEL_S)
+            return response
 
     def cancel_soon(self, key: SessionKey, epoch: int) -> None:
         """The same with nobody waiting: one that cannot be reached ends it when it misses its reader."""

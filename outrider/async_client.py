@@ -21,11 +21,11 @@ from outrider.completions import Chunk, Completion, Folding
 from outrider.credentials import credentials_of
 from outrider.options import Options, build_request
 from outrider.resuming import Resuming
-from outrider.v1 import generation_pb2
+from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel
 from outrider.wire.status import rpc_errors
-from speculative.errors import OutriderError, Overloaded, Unavailable
+from speculative.errors import OutriderError, Overloaded, Unavailable, UnknownSession
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -132,6 +132,23 @@ class AsyncClient:
         request = generation_pb2.CancelRequest(tenant=tenant, session=session)
         found = [(await self._control(stub.Cancel, request)).found for stub in self._stubs]
         return any(found)
+
+    async def explain(
+        self, session: str, *, tenant: str = "", choice: int = 0
+    ) -> explain_pb2.ExplainResponse:
+        """How the last rounds of a session went, as verifiers remember it. Raises OutriderError."""
+        key = common_pb2.SessionKey(tenant=tenant, session=session, choice=choice)
+        refusal: OutriderError = Unavailable("no orchestrator")
+        for stub in self._stubs:
+            try:
+                response: explain_pb2.ExplainResponse = await self._control(
+                    stub.Explain, explain_pb2.ExplainRequest(key=key)
+                )
+            except (Unavailable, UnknownSession) as error:
+                refusal = error
+            else:
+                return response
+        raise refusal
 
     async def models(self) -> list[Model]:
         """What can be asked for, at the first orchestrator that answers. Raises OutriderError."""

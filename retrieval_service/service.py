@@ -42,7 +42,7 @@ class RetrievalService(draft_source_pb2_grpc.DraftSourceServicer):
         self._thread: threading.Thread | None = None
         metrics = context.metrics
         dropped = metrics.counter("nodes_unread", "Nodes dropped because a verifier did not read them.")
-        self._streams = AttachStreams(dropped.inc)
+        self._streams = AttachStreams(dropped.inc, context.tracing)
         self._observe = _lookup_histogram(metrics)
         self._retrieval = RetrievalServer(context.settings, self._ready)
         metrics.registry.register(EngineCollector(lambda: self._engine))

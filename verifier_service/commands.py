@@ -11,6 +11,7 @@ from speculative.commit import FinishReason
 from speculative.logprobs import TokenLogprob
 from speculative.merge import Fragment
 from speculative.stats import UsageCount
+from verifier_service.journal import Record
 from verifier_service.sources import SourceSet
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ class Update:
     """Drafted nodes that they computed."""
     parked: UsageCount | None = None
     """What it has cost so far, where it was parked: nothing more comes of it."""
+    record: Record | None = None
+    """What its round was, where it had one."""
 
 
 @dataclass(frozen=True, slots=True)

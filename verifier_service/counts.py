@@ -3,7 +3,7 @@
 Pure: knows nothing of metrics or links.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -72,3 +72,14 @@ class EngineTotals:
     waits: int = 0
     """Steps that waited for a draft."""
     failed_sessions: int = 0
+    drafted_rounds: int = 0
+    """Rounds that brought at least one drafted node."""
+    accepted_at: list[int] = field(default_factory=list)
+    """How many rounds accepted a first drafted token, a second, and so on."""
+
+    def accepted(self, count: int) -> None:
+        """A round accepted so many drafted tokens."""
+        while len(self.accepted_at) < count:
+            self.accepted_at.append(0)
+        for place in range(count):
+            self.accepted_at[place] += 1

@@ -19,6 +19,7 @@ from outrider.lm.ranks import RankLost
 from speculative.commit import FinishReason
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Park, Sources, Stop
 from verifier_service.counts import CountsByName, EngineTotals
+from verifier_service.journal import Step
 from verifier_service.kv_cache import KVCache
 from verifier_service.limits import EngineLimits
 from verifier_service.pace import StepPace
@@ -65,9 +66,10 @@ class Engine:
         self._limits = limits
         self._publish = publish
         self._fail = fail
-        kv = KVCache(target.pool, limits.reuse_prefixes, limits.lease_s)
-        self.prefixes = kv.prefixes.counts
-        self._running = RunningSessions(kv, Scheduler(limits.most_running), self.totals, self.counts)
+        self.kv = KVCache(target.pool, limits.reuse_prefixes, limits.lease_s)
+        scheduler = Scheduler(limits.most_running)
+        self._running = RunningSessions(self.kv, scheduler, self.totals, self.counts)
+        self.phases = self._running.phases
         self._pace = pace or StepPace()
         self._weighing = Weighing(self._pace, limits.adaptive)
         self._stopping = False
@@ -108,7 +110,7 @@ class Engine:
         self._drain()
         now = time.perf_counter()
         self._running.expire(now)
-        self._running.kv.at(now)
+        self._running.at(now)
         ready = self._running.ready()
         if not ready or self._stopping:
             self._tell(stepping=False, step_ms=0.0)
@@ -144,7 +146,7 @@ class Engine:
             case Offers():
                 running.take_offers(command)
             case Open(session):
-                running.open(session)
+                running.open(session, time.perf_counter())
             case Cancel(handle, message):
                 if (cancelled := running.get(handle)) is not None:
                     running.end(cancelled, FinishReason.CANCELLED, message)
@@ -219,7 +221,7 @@ class Engine:
     def _forward(self, parts: list[Part]) -> NDArray[np.float32] | None:
         """Logits of all wanted rows; None where the pass failed, which ends its sessions."""
         shares = [self._running.share(session, portion) for session, portion in parts]
-        began = time.perf_counter()
+        began, waited_s = time.perf_counter(), self._waiting_s
         self._record_split(began, len(parts))
         try:
             logits = self._target.forward(shares).numpy()
@@ -236,6 +238,7 @@ class Engine:
         self.timings.forward.add(forward_ms)
         self.totals.steps += 1
         self.totals.rows += rows
+        self._running.step = Step(self.totals.steps, began, self._forward_ended, len(parts), rows, waited_s)
         return logits
 
     def _forward_failed(self, parts: list[Part], error: Exception) -> None:

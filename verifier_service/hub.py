@@ -9,13 +9,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
+from outrider.v1 import explain_pb2
 from outrider.wire.codec import SessionKey
 from outrider.wire.epochs import wall_clock_ms
+from outrider.wire.origin import Origin
 from speculative.commit import Ending, FinishReason
 from speculative.errors import InvalidRequest, Overloaded
 from speculative.grammar import Matcher
 from speculative.stats import UsageCount
+from verifier_service.chronicle import Chronicle
 from verifier_service.commands import Batch, Cancel, Command, Finish, Open, Park, Sources
 from verifier_service.registry import Mirror, Registry
 from verifier_service.reputation import Reputations
@@ -67,6 +71,7 @@ class Hub:
         watchers: Watchers,
         links: Links,
         put: Callable[[Command], None],
+        chronicle: Chronicle | None = None,
     ) -> None:
         self._served = served
         self._tokens = tokens
@@ -75,13 +80,14 @@ class Hub:
         self._watchers = watchers
         self._links = links
         self._put = put
+        self._chronicle = chronicle or Chronicle(Tracing())
         self._reputations = Reputations()
         watchers.returned = self._returned
 
-    def open(self, request: Request, grammar: Matcher | None = None) -> Opened:
+    def open(self, request: Request, grammar: Matcher | None = None, origin: Origin | None = None) -> Opened:
         """Starts a session, takes one over, or changes the sources of one.
 
-        `grammar` is the request's, after its ids.
+        `grammar` is the request's, after its ids; `origin` is what came with the call.
 
         Raises StaleEpoch, InvalidRequest (stop strings without a tokenizer, an epoch from the future) or
         Overloaded.
@@ -93,7 +99,7 @@ class Hub:
             if mirror.finish is None:
                 self._change_sources(mirror, request)
         else:
-            mirror = self._start(request, ending, mirror, grammar)
+            mirror = self._start(request, ending, mirror, grammar, origin or Origin())
         return Opened(mirror.source_names, mirror.finish.reason if mirror.finish else None)
 
     def cancel(self, key: SessionKey, epoch: int) -> bool:
@@ -114,15 +120,22 @@ class Hub:
     def absorb(self, batch: Batch) -> None:
         """Takes over what a step did: mirrors first, then sources and readers hear of it."""
         now = time.monotonic()
-        back = [
-            mirror
+        moved = [
+            (mirror, update)
             for update in batch.updates
-            if (mirror := self._registry.absorb(update, now)) and mirror.subscribers and mirror.parked
+            if (mirror := self._registry.absorb(update, now)) is not None
         ]
         self._links.absorb(batch)
-        for mirror in back:  # a reader came while it was being parked
-            self._returned(mirror)
+        for mirror, _ in moved:
+            if mirror.subscribers and mirror.parked:  # a reader came while it was being parked
+                self._returned(mirror)
         self._watchers.announce(batch.step, batch.expected_us)
+        for mirror, update in moved:
+            self._chronicle.absorb(mirror, update)
+
+    def explained(self, key: SessionKey) -> explain_pb2.ExplainResponse:
+        """What is known of a session's rounds."""
+        return self._chronicle.explained(key)
 
     def sweep(self, grace_s: float, lease_s: float) -> None:
         """Parks sessions that nobody has read for `grace_s`; forgets what has rested for `lease_s`."""
@@ -144,7 +157,12 @@ class Hub:
         )
 
     def _start(
-        self, request: Request, ending: Ending, older: Mirror | None, grammar: Matcher | None
+        self,
+        request: Request,
+        ending: Ending,
+        older: Mirror | None,
+        grammar: Matcher | None,
+        origin: Origin,
     ) -> Mirror:
         now = time.monotonic()
         sources = dict(enumerate(request.sources, start=1))
@@ -160,6 +178,7 @@ class Hub:
         if request.time_left_s is not None:
             mirror.deadline_s = time.perf_counter() + request.time_left_s
         self._replace(older, mirror)
+        self._chronicle.began(mirror, origin, request.prompt_length)
         self._run(mirror, request, ending)
         return mirror
 
@@ -190,6 +209,7 @@ class Hub:
         if older is not None:
             self._links.end(older.handle)
             self._registry.supersede(older)
+            self._chronicle.gone(older)
             self._put(Cancel(older.handle))
         self._registry.add(mirror)
 

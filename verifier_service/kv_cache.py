@@ -63,8 +63,9 @@ class KVCache:
 
     @property
     def running_slots(self) -> int:
-        """Slots of the blocks that running sessions hold, shared ones once."""
-        return BLOCK * len({block for held in self._held.values() for block in held.table.blocks})
+        """Slots of the blocks that running sessions hold, shared ones once; from any thread."""
+        tables = [held.table for held in list(self._held.values())]
+        return BLOCK * len({block for table in tables for block in list(table.blocks)})
 
     def at(self, now: float) -> None:
         """The time, in seconds, from now on."""

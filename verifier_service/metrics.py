@@ -1,6 +1,10 @@
-"""The worker's counts as Prometheus sees them: read when asked for, so that counting costs a step nothing."""
+"""The worker's counts as Prometheus sees them: read when asked for, so that counting costs a step nothing.
+
+What vLLM counts too has its name and meaning; the rest is the verifier's own.
+"""
 
 from collections.abc import Iterator
+from functools import partial
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -10,22 +14,23 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from outrider.lm.blocks import BLOCK
 from outrider.lm.pool import SlotPool
+from outrider.runtime.metrics import MODEL, PREFIX
 from verifier_service.counts import SourceCounts
 from verifier_service.engine import Engine
 from verifier_service.registry import Registry
 from verifier_service.sources.links import Links
-from verifier_service.timings import BUCKETS_MS, Samples, Timings
+from verifier_service.timings import Samples
 
-PREFIX = "outrider_verifier_"
+OWN = f"{PREFIX}verifier_"
 
-_NODE_OUTCOMES = ("offered", "kept", "stale", "waiting", "duplicate", "refused", "admitted", "accepted")
+_NODE_OUTCOMES = ("offered", "kept", "stale", "waiting", "duplicate", "refused")
 _TOTALS = {
     "steps": "Engine steps, each one forward call of the target.",
     "rows": "Input tokens of those calls.",
     "rounds": "Passes that committed at least one token of a session, summed over sessions.",
     "committed": "Tokens committed.",
-    "preempted": "Sessions that gave up their keys and values to older ones, to be computed again.",
     "waits": "Steps that waited for a draft.",
     "failed_sessions": "Sessions that ended in an error.",
 }
@@ -33,13 +38,16 @@ _QUANTILES = (0.5, 0.9, 0.99)
 
 
 class VerifierCollector(Collector):
-    """Everything that engine, links, sessions and slots can tell."""
+    """Everything that engine, links, sessions and slots can tell of `model`, as requests call the target."""
 
-    def __init__(self, engine: Engine, links: Links, registry: Registry, pool: SlotPool) -> None:
+    def __init__(
+        self, engine: Engine, links: Links, registry: Registry, pool: SlotPool, model: str = ""
+    ) -> None:
         self._engine = engine
         self._links = links
         self._registry = registry
         self._pool = pool
+        self._model = model
 
     def describe(self) -> Iterator[Metric]:
         """Nothing is read at registration."""
@@ -47,52 +55,102 @@ class VerifierCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Each metric once."""
+        yield from self._requests()
+        yield from self._cache()
+        yield from self._speculation()
         for name, what in _TOTALS.items():
-            yield CounterMetricFamily(PREFIX + name, what, value=getattr(self._engine.totals, name))
-        for name, (what, value) in self._prefixes().items():
-            yield CounterMetricFamily(PREFIX + name, what, value=value)
+            yield CounterMetricFamily(OWN + name, what, value=getattr(self._engine.totals, name))
         gauges = {
-            "sessions": ("Sessions running now.", self._registry.running),
-            "sessions_waiting": ("Those of them that wait for memory or for others.", self._engine.waiting),
             "sessions_parked": ("Sessions that nobody reads, kept to go on.", self._registry.parked),
             "sources_attached": ("Links to sources whose stream is up.", self._links.attached),
-            "kv_slots_used": ("Tokens that running sessions have room for.", self._pool.used_slots),
-            "kv_slots": ("Tokens that there may be room for in all.", self._pool.max_slots),
         }
         for name, (what, value) in gauges.items():
-            yield GaugeMetricFamily(PREFIX + name, what, value=value)
+            yield GaugeMetricFamily(OWN + name, what, value=value)
         yield from self._sources()
-        yield from _times(self._engine.timings)
+        yield from self._steps()
 
-    def _prefixes(self) -> dict[str, tuple[str, int]]:
-        counts = self._engine.prefixes
-        return {
-            "prefix_cache_queries": (
-                "Ids of sessions that began, looked up in the cache.",
-                counts.asked,
-            ),
-            "prefix_cache_hits": ("Those of them that were found.", counts.hit),
-            "prefix_cache_evicted": ("Cached blocks that were evicted.", counts.evicted_blocks),
-        }
+    def _requests(self) -> Iterator[Metric]:
+        waiting = self._engine.waiting
+        running = max(0, self._registry.running - waiting)
+        yield self._gauge("num_requests_running", "Sessions that steps are for.", running)
+        yield self._gauge("num_requests_waiting", "Sessions that wait for memory or for others.", waiting)
+        yield self._counter(
+            "num_preemptions",
+            "Sessions that gave up their keys and values to older ones, to be computed again.",
+            self._engine.totals.preempted,
+        )
+        phases = self._engine.phases
+        for name, what, samples in (
+            ("queue", "From a session's Open to its first pass.", phases.queue),
+            ("prefill", "From there to the end of its first round.", phases.prefill),
+            ("decode", "From there to its end.", phases.decode),
+        ):
+            family = HistogramMetricFamily(f"{PREFIX}request_{name}_time_seconds", what, labels=(MODEL,))
+            family.add_metric((self._model,), _seconds(samples), samples.total_ms / 1000)
+            yield family
+
+    def _cache(self) -> Iterator[Metric]:
+        slots = self._pool.max_slots
+        yield self._gauge(
+            "kv_cache_usage_perc",
+            "Share of the KV slots that running sessions hold; 1 is all.",
+            self._engine.kv.running_slots / slots,
+        )
+        info = GaugeMetricFamily(
+            f"{PREFIX}cache_config_info",
+            "How KV slots are kept; 1.",
+            labels=(MODEL, "block_size", "num_gpu_blocks"),
+        )
+        info.add_metric((self._model, str(BLOCK), str(slots // BLOCK)), 1.0)
+        yield info
+        counts = self._engine.kv.prefixes.counts
+        yield self._counter(
+            "prefix_cache_queries", "Ids of sessions that began, looked up in the cache.", counts.asked
+        )
+        yield self._counter("prefix_cache_hits", "Those of them that were found.", counts.hit)
+        yield CounterMetricFamily(
+            f"{OWN}prefix_cache_evicted", "Cached blocks that were evicted.", value=counts.evicted_blocks
+        )
+
+    def _speculation(self) -> Iterator[Metric]:
+        """What vLLM counts of it; its accepted tokens over its drafts, and 1, are the acceptance length."""
+        totals = self._engine.totals
+        counter = partial(CounterMetricFamily, labels=(MODEL, "source"))
+        yield self._counter(
+            "spec_decode_num_drafts", "Rounds that verified at least one node.", totals.drafted_rounds
+        )
+        drafted = counter(f"{PREFIX}spec_decode_num_draft_tokens", "Nodes that were verified.")
+        accepted = counter(f"{PREFIX}spec_decode_num_accepted_tokens", "Nodes committed as tokens.")
+        for name, counts in sorted(self._engine.counts.copy().items()):
+            drafted.add_metric((self._model, name), counts.admitted)
+            accepted.add_metric((self._model, name), counts.accepted)
+        places = CounterMetricFamily(
+            f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
+            "Rounds that accepted a drafted token at this place of the path, from 0.",
+            labels=(MODEL, "position"),
+        )
+        for place, count in enumerate(totals.accepted_at.copy()):
+            places.add_metric((self._model, str(place)), count)
+        yield from (drafted, accepted, places)
 
     def _sources(self) -> Iterator[Metric]:
         """What sources did; the engine and the links each know a part."""
-        names = sorted({*self._engine.counts, *self._links.counts})
+        names = sorted({*self._engine.counts.copy(), *self._links.counts.copy()})
         nothing = SourceCounts()
         counts = {
             name: self._engine.counts.get(name, nothing).plus(self._links.counts.get(name, nothing))
             for name in names
         }
         nodes = CounterMetricFamily(
-            PREFIX + "source_nodes", "Drafted nodes by what became of them.", labels=("source", "outcome")
+            f"{OWN}source_nodes", "Drafted nodes by what became of them.", labels=("source", "outcome")
         )
         dropped = CounterMetricFamily(
-            PREFIX + "source_drafts_dropped", "Drafts dropped whole, by why.", labels=("source", "why")
+            f"{OWN}source_drafts_dropped", "Drafts dropped whole, by why.", labels=("source", "reason")
         )
         sessions = CounterMetricFamily(
-            PREFIX + "source_sessions_lost",
+            f"{OWN}source_sessions_lost",
             "Sessions that a source does not draft for: muted after something malformed, or refused by it.",
-            labels=("source", "why"),
+            labels=("source", "reason"),
         )
         for name, count in counts.items():
             for outcome in _NODE_OUTCOMES:
@@ -103,30 +161,42 @@ class VerifierCollector(Collector):
             sessions.add_metric((name, "refused"), count.unfollowed)
         yield from (nodes, dropped, sessions)
 
+    def _steps(self) -> Iterator[Metric]:
+        timings = self._engine.timings
+        parts = {"forward": timings.forward, "sampling": timings.sampling, "waiting": timings.waiting}
+        steps = HistogramMetricFamily(f"{OWN}step_seconds", "Time of a step's phases.", labels=("phase",))
+        for part, samples in parts.items():
+            steps.add_metric((part,), _seconds(samples), samples.total_ms / 1000)
+        split = HistogramMetricFamily(
+            f"{OWN}step_split_seconds",
+            "Between two forwards, less sampling and waiting, by sessions in the step.",
+            labels=("sessions",),
+        )
+        exact = GaugeMetricFamily(
+            f"{OWN}split_ms",
+            "The same over the last few thousand steps, in ms.",
+            labels=("sessions", "quantile"),
+        )
+        for sessions, samples in sorted(timings.split.items()):
+            split.add_metric((str(sessions),), _seconds(samples), samples.total_ms / 1000)
+            for quantile in _QUANTILES:
+                if len(samples):
+                    exact.add_metric((str(sessions), str(quantile)), samples.quantile(quantile))
+        yield from (steps, split, exact)
 
-def _times(timings: Timings) -> Iterator[Metric]:
-    parts = {"forward": timings.forward, "sampling": timings.sampling, "waiting": timings.waiting}
-    steps = HistogramMetricFamily(PREFIX + "step_ms", "Milliseconds of a step's parts.", labels=("part",))
-    for part, samples in parts.items():
-        steps.add_metric((part,), _buckets(samples), samples.total_ms)
-    split = HistogramMetricFamily(
-        PREFIX + "step_split_ms",
-        "Milliseconds between two forwards, less sampling and waiting, by sessions in the step.",
-        labels=("sessions",),
-    )
-    exact = GaugeMetricFamily(
-        PREFIX + "split_ms", "The same over the last few thousand steps.", labels=("sessions", "quantile")
-    )
-    for sessions, samples in sorted(timings.split.items()):
-        split.add_metric((str(sessions),), _buckets(samples), samples.total_ms)
-        for quantile in _QUANTILES:
-            if len(samples):
-                exact.add_metric((str(sessions), str(quantile)), samples.quantile(quantile))
-    yield from (steps, split, exact)
+    def _gauge(self, name: str, what: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, what, labels=(MODEL,))
+        family.add_metric((self._model,), value)
+        return family
+
+    def _counter(self, name: str, what: str, value: float) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, what, labels=(MODEL,))
+        family.add_metric((self._model,), value)
+        return family
 
 
-def _buckets(samples: Samples) -> list[tuple[str, float]]:
-    """Cumulative counts by upper bound, as Prometheus wants them."""
+def _seconds(samples: Samples) -> list[tuple[str, float]]:
+    """Cumulative counts by upper bound in seconds, as Prometheus wants them."""
     counted = samples.buckets.copy()
-    bounds = (*(str(bound) for bound in BUCKETS_MS), "+Inf")
+    bounds = (*(f"{bound / 1000:g}" for bound in samples.bounds), "+Inf")
     return [(bound, float(sum(counted[: at + 1]))) for at, bound in enumerate(bounds)]

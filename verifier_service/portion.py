@@ -1,6 +1,7 @@
 """What one session brings to one step, and what the step commits of it. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from speculative.commit import FinishReason
 from speculative.logprobs import TokenLogprob
@@ -15,6 +16,8 @@ class Portion:
     tree: TokenTree
     final: bool
     """Whether the chain reaches the last committed id, so that the step commits something."""
+    candidates: int = 0
+    """Drafted nodes that there were to choose from."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -45,3 +48,5 @@ class Round:
     """Rows of the portion that are committed positions now."""
     reason: FinishReason | None
     logprobs: tuple[TokenLogprob, ...] = ()
+    drafted: Mapping[int, int] = field(default_factory=dict)
+    """Nodes offered so far, by credit index."""

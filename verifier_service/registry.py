@@ -58,6 +58,8 @@ class Mirror:
     """Drafted nodes that its rounds computed."""
     deadline_s: float | None = None
     """When it is to end, on the engine's clock; None: never."""
+    traceparent: str = ""
+    """Of its span, where that is recorded."""
     subscribers: set[Subscriber] = field(default_factory=set)
 
     def __post_init__(self) -> None:

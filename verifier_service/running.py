@@ -19,7 +19,9 @@ from speculative.errors import MalformedDraft
 from speculative.merge import Fragment, Offer
 from verifier_service.commands import Finish, Offers, Strike, Update
 from verifier_service.counts import CountsByName, EngineTotals
+from verifier_service.journal import Record, Step
 from verifier_service.kv_cache import KVCache
+from verifier_service.phases import Phases
 from verifier_service.portion import Portion, Round
 from verifier_service.scheduler import Scheduler, fit, may_start
 from verifier_service.sessions import Session
@@ -50,12 +52,18 @@ class RunningSessions:
 
     def __init__(self, kv: KVCache, scheduler: Scheduler, totals: EngineTotals, counts: CountsByName) -> None:
         self.kv = kv
+        self.phases = Phases()
+        self.step = Step(0, 0.0, 0.0, 0, 0, 0.0)
+        """The last one."""
+        self._now = 0.0
         self._scheduler = scheduler
         self._totals = totals
         self._counts = counts
         self._sessions: dict[int, Session] = {}
         self._updates: list[Update] = []
         self._strikes: list[Strike] = []
+        self._prompt_passes: dict[int, int] = {}
+        """Of sessions whose prompt is being read, steps that did nothing else for them."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -95,9 +103,15 @@ class RunningSessions:
         """Sessions that wait for memory, or for others to end."""
         return self._scheduler.waiting
 
-    def open(self, session: Session) -> None:
+    def at(self, now_s: float) -> None:
+        """The time, on time.perf_counter, from now on."""
+        self._now = now_s
+        self.kv.at(now_s)
+
+    def open(self, session: Session, now_s: float) -> None:
         """Takes a session in; it waits for its turn."""
         self._sessions[session.handle] = session
+        self.phases.opened(session.handle, now_s)
         self._scheduler.add(session.handle, session.key.tenant, session.begun)
 
     def ready(self) -> list[Session]:
@@ -112,6 +126,7 @@ class RunningSessions:
                 begun = self.kv.begin(session)
             if begun:
                 self._scheduler.start(handle)
+                self.phases.began(handle, self._now)
             elif session in self:
                 break
         return [self._sessions[handle] for handle in self._scheduler.running]
@@ -161,17 +176,22 @@ class RunningSessions:
     def skip(self, session: Session, portion: Portion) -> None:
         """A step computed part of the session's prompt."""
         self.kv.keep_rows(session, session.skip(portion))
+        self._prompt_passes[session.handle] = self._prompt_passes.get(session.handle, 0) + 1
 
     def commit(self, session: Session, portion: Portion, done: Round) -> None:
         """A step committed something: what is cached, counted and told follows from it."""
         self.kv.keep_rows(session, done.path)
         self._totals.rounds += 1
         self._totals.committed += len(done.tokens)
+        self._totals.drafted_rounds += bool(portion.tree.sources)
+        self._totals.accepted(len(done.credits) - done.credits.count(0))
+        self.phases.committed(session.handle, self.step.ended_s)
         for credit in portion.tree.sources:
             self._counts[session.name_of(credit)].admitted += 1
         for credit in done.credits:
             if credit:
                 self._counts[session.name_of(credit)].accepted += 1
+        record = self._record(session, portion, done)
         finish = None
         if done.reason is not None:
             finish = Finish(done.reason, session.usage())
@@ -187,7 +207,21 @@ class RunningSessions:
                 done.logprobs,
                 session.resting,
                 *session.cost,
+                record=record,
             )
+        )
+
+    def _record(self, session: Session, portion: Portion, done: Round) -> Record:
+        """Of what is there already: this is on every round's way."""
+        return Record(
+            self.step,
+            done.position,
+            len(portion.chain),
+            self._prompt_passes.pop(session.handle, 0),
+            portion.candidates,
+            portion.tree.sources,
+            done.credits,
+            done.drafted,
         )
 
     def expire(self, now_s: float) -> None:
@@ -198,7 +232,8 @@ class RunningSessions:
 
     def broken(self, session: Session, error: Exception, what: str = "") -> None:
         """Something is wrong with one session: it ends."""
-        log.error("session %s failed", session.key, exc_info=error)
+        fields = session.key.fields
+        log.error("session %s failed", session.key, exc_info=error, extra={"fields": fields})
         if session not in self:
             return
         self._totals.failed_sessions += 1
@@ -223,6 +258,8 @@ class RunningSessions:
         del self._sessions[session.handle]
         self._scheduler.remove(session.handle)
         self.kv.release(session)
+        self._prompt_passes.pop(session.handle, None)
+        self.phases.ended(session.handle, self._now)
 
     def _take_offer(self, session: Session, fragment: Fragment, arrived_s: float) -> None:
         try:

@@ -16,12 +16,15 @@ from outrider.lm.blocks import BLOCK
 from outrider.lm.packed import PackedLM
 from outrider.lm.weights import weights_digest
 from outrider.runtime.metrics import Metrics
+from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
-from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.v1 import explain_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import finish_to_wire, key_from_wire
+from outrider.wire.origin import bound, current
 from outrider.wire.status import guarded
 from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.errors import ModelRefused, Unavailable
+from verifier_service.chronicle import Chronicle
 from verifier_service.commands import Batch, Command
 from verifier_service.engine import Engine
 from verifier_service.grammar.grammars import Grammars
@@ -88,6 +91,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._stopping = False
         self._quiet = asyncio.Event()  # after a step that left no session running
         self._tasks: list[asyncio.Task[None]] = []
+        self.tracing = Tracing()
+        """Of sessions; to be set before `start`."""
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
         """Adds the servicer; returns its name."""
@@ -120,7 +125,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         )
         self._engine = Engine(target, limits, self._publish, self._fail, pace)
         self._metrics.registry.register(
-            VerifierCollector(self._engine, self._links, self._registry, target.pool)
+            VerifierCollector(self._engine, self._links, self._registry, target.pool, self._served.model)
         )
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
         self._engine.start()
@@ -175,7 +180,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             matcher = await self._grammars.matcher(asked.grammar, generated)
         if self._stopping:
             raise Unavailable("this verifier is stopping")
-        opened = hub.open(asked, matcher)
+        with bound(current(), tenant=asked.key.tenant, session=asked.key.session):
+            opened = hub.open(asked, matcher, current())
         return verifier_pb2.OpenResponse(
             source_names=opened.source_names, finished=finish_to_wire(opened.finished)
         )
@@ -203,6 +209,13 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         """See the contract."""
         found = self._ready().cancel(key_from_wire(request.key), request.epoch)
         return verifier_pb2.VerifierCancelResponse(found=found)
+
+    @guarded
+    async def Explain(
+        self, request: explain_pb2.ExplainRequest, context: Context
+    ) -> explain_pb2.ExplainResponse:
+        """See the contract."""
+        return self._ready().explained(key_from_wire(request.key))
 
     def _ready(self) -> Hub:
         if self._hub is None:
@@ -260,15 +273,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             contract=CONTRACT,
             weights_digest=weights,
         )
-        self._hub = Hub(
-            self._served,
-            tokens,
-            room,
-            self._registry,
-            self._watchers,
-            self._links,
-            self._put,
-        )
+        parts = (self._registry, self._watchers, self._links, self._put, Chronicle(self.tracing))
+        self._hub = Hub(self._served, tokens, room, *parts)
 
     async def _beat_while_loading(self) -> None:
         while True:

@@ -16,10 +16,14 @@ async def build(context: ServiceContext[VerifierSettings]) -> Service:
     """The service, not yet loaded; of several ranks, that of the first."""
     settings = context.settings
     place = place_of(settings)
+    server: VerifierServer
     if place is None and settings.ranks == 1:
         server = VerifierServer(settings, partial(load_target, settings), context.metrics, context.fail)
+        server.tracing = context.tracing
         return announced(server, context)
     followers: Sequence[ServiceProcess] = ()
     if place is None:
         place, followers = start_followers(settings)
-    return announced(LeadingServer(settings, place, followers, context.metrics, context.fail), context)
+    server = LeadingServer(settings, place, followers, context.metrics, context.fail)
+    server.tracing = context.tracing
+    return announced(server, context)

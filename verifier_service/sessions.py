@@ -206,9 +206,8 @@ class Session:
         """The rows of a step that computes `rows` (at least 1) pending ids and the likeliest `nodes`."""
         end = self.cached + rows
         self._brought = nodes
-        return Portion(
-            tuple(self.ids[self.cached : end]), self.ranking(rows).tree(nodes), end == len(self.ids)
-        )
+        chain, ranking = tuple(self.ids[self.cached : end]), self.ranking(rows)
+        return Portion(chain, ranking.tree(nodes), end == len(self.ids), len(ranking.survivals))
 
     def match(self, portion: Portion, logits: NDArray[np.float32]) -> Match:
         """The target's own tokens along the tree of a final portion; changes nothing.
@@ -259,7 +258,8 @@ class Session:
         self._noise.forget_before(len(self.ids))
         self._ranking = None
         rows = (*range(chain), *(chain + node for node in path))
-        return Round(position, tokens, credits, rows, reason, match.logprobs[: len(tokens)])
+        drafted = self._pool.drafted_by_source.copy()
+        return Round(position, tokens, credits, rows, reason, match.logprobs[: len(tokens)], drafted)
 
     def committed(self, now_ms: float) -> None:
         """The last round was published: sources' clocks start."""

@@ -16,10 +16,12 @@ BUCKETS_MS = (
 class Samples:
     """A series of milliseconds."""
 
-    __slots__ = ("_capacity", "_last", "_next", "buckets", "total_ms")
+    __slots__ = ("_capacity", "_last", "_next", "bounds", "buckets", "total_ms")
 
-    def __init__(self, capacity: int = _CAPACITY) -> None:
-        self.buckets = [0] * (len(BUCKETS_MS) + 1)
+    def __init__(self, capacity: int = _CAPACITY, bounds: tuple[float, ...] = BUCKETS_MS) -> None:
+        self.bounds = bounds
+        """Upper bounds of the buckets, in ms."""
+        self.buckets = [0] * (len(bounds) + 1)
         """How many values fell into each bucket; the last one is open."""
         self.total_ms = 0.0
         self._capacity = capacity
@@ -28,7 +30,7 @@ class Samples:
 
     def add(self, value: float) -> None:
         """One more value; of the last `capacity`, the oldest goes."""
-        self.buckets[bisect_left(BUCKETS_MS, value)] += 1
+        self.buckets[bisect_left(self.bounds, value)] += 1
         self.total_ms += value
         if len(self._last) < self._capacity:
             self._last.append(value)

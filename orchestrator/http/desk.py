@@ -108,7 +108,7 @@ class Desk:
 
     async def _answer(self, request: Admitted, job: Job) -> AsyncGenerator[Event, None]:
         with self._metrics.begin() as measure:
-            measure.prompt(len(request.ids))
+            measure.admitted(request, job.target)
             answer = self._relay.answer(request, job.target, None)
             async with aclosing(job.caller.paying(answer, len(request.ids))) as events:
                 async for event in events:

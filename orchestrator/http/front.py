@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from orchestrator.http.limits import SlowHeaders, bounded
+from orchestrator.http.origins import Origins
 from orchestrator.http.tls import serving
 from outrider.wire.tls import Certificates
 from speculative.errors import Unavailable
@@ -52,7 +53,7 @@ class HttpFront:
         self.url = f"{scheme}://{host}:{self._socket.getsockname()[1]}"
         self._server = _Server(
             uvicorn.Config(
-                app,
+                Origins(app),
                 http=bounded(SlowHeaders, most),
                 ssl_context_factory=None if certificates is None else serving(certificates),
                 ws="none",

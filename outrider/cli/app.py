@@ -11,7 +11,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from outrider.cli import config as config_commands
-from outrider.cli import index, keys, models, roles
+from outrider.cli import index, keys, looking, models, roles
+from outrider.cli.access import Access, ApiKeyFile, Ca, Cert, CertKey
 from outrider.cli.failures import INTERRUPTED, OUTPUT_ERRORS, CommandFailed, fail, lose_output, usage
 from speculative.errors import OutriderError
 
@@ -28,6 +29,7 @@ app.add_typer(index.app, name="index")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
+app.add_typer(looking.app)
 
 
 class Switch(StrEnum):
@@ -169,10 +171,10 @@ def generate(
     session: Annotated[str, typer.Option(help="The session's name. Default: a new one.")] = "",
     tenant: Annotated[str, typer.Option(help="Who asks.")] = "",
     timeout: Annotated[Floats, typer.Option(help="Seconds until the request is given up.")] = None,
-    api_key_file: Annotated[str, typer.Option(help="Holds the API key. Default: $OUTRIDER_API_KEY.")] = "",
-    ca: Annotated[str, typer.Option(help="A file with whom to believe: connect with TLS.")] = "",
-    cert: Annotated[str, typer.Option(help="With --ca: a file with the certificate to show.")] = "",
-    cert_key: Annotated[str, typer.Option(help="With --cert: a file with its key.")] = "",
+    api_key_file: ApiKeyFile = "",
+    ca: Ca = "",
+    cert: Cert = "",
+    cert_key: CertKey = "",
     json_: Json = False,
 ) -> None:
     """Complete a prompt.
@@ -183,7 +185,7 @@ def generate(
       outrider generate --address 127.0.0.1:50051 --ids 12,7,99 --max-tokens 32 --seed 7 --json
       outrider generate --address 127.0.0.1:50051 --prompt "class" --n 3 --logprobs --top-logprobs 5 --json
     """
-    from outrider.cli.generate import Access, parse_ids, parse_names, read_schema, run_generate
+    from outrider.cli.generate import parse_ids, parse_names, read_schema, run_generate
     from outrider.options import Options
 
     if (prompt is None) == (ids is None):

@@ -1,17 +1,13 @@
 """`outrider generate`: one request, as text while it comes or as one JSON object."""
 
 import json
-import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
+from outrider.cli.access import NOTHING_TO_SHOW, Access
 from outrider.cli.failures import CommandFailed, usage
 from outrider.client import Choice, Client, Completion, Logprob, Usage
 from outrider.options import Options
-
-API_KEY = "OUTRIDER_API_KEY"
-"""The variable that holds a key where no file does: arguments can be seen by others."""
 
 
 def parse_ids(text: str, flag: str) -> list[int]:
@@ -38,31 +34,6 @@ def read_schema(told: str) -> str | None:
         return Path(told).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise usage(f"--json-schema {told!r} is neither a schema, {{...}}, nor a file: {error}") from error
-
-
-class Access(NamedTuple):
-    """How the client is let in; empty: not given."""
-
-    api_key_file: str = ""
-    ca: str = ""
-    cert: str = ""
-    cert_key: str = ""
-
-    def client(self, address: str) -> Client:
-        """Raises OutriderError, CommandFailed."""
-        ca, cert, cert_key = (path or None for path in (self.ca, self.cert, self.cert_key))
-        return Client(address, api_key=self._api_key(), ca=ca, cert=cert, cert_key=cert_key)
-
-    def _api_key(self) -> str | None:
-        if not self.api_key_file:
-            return os.environ.get(API_KEY) or None
-        try:
-            return Path(self.api_key_file).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise usage(f"--api-key-file {self.api_key_file!r} cannot be read: {error}") from error
-
-
-NOTHING_TO_SHOW = Access()
 
 
 def run_generate(

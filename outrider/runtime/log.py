@@ -1,7 +1,8 @@
 """Logs on standard error, one line per event, plain or JSON.
 
-An event's fields go in `extra`: `log.info("stream lost", extra={"fields": {"peer": peer}})`. Standard output
-is never written to.
+An event's fields go in `extra`: `log.info("stream lost", extra={"fields": {"peer": peer}})`; to them come
+those that are bound to the running task (`outrider.wire.origin`): request, tenant, session. Prompts, what
+is generated and secrets are never among them. Standard output is never written to.
 """
 
 import json
@@ -10,13 +11,15 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
+from outrider.wire.origin import bound_fields
+
 Format = Literal["plain", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     fields = getattr(record, "fields", {})
-    return fields if isinstance(fields, dict) else {}
+    return {**bound_fields(), **fields} if isinstance(fields, dict) else {**bound_fields()}
 
 
 def escaped(text: str) -> str:

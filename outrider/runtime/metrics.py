@@ -1,6 +1,7 @@
 """One process's counters, and the small HTTP server that shows them and tells probes how it is.
 
-Names are outrider_<role>_<name>. Label sets are bounded: never session ids. Knows nothing of what is counted.
+Names are outrider_<role>_<name>; what other servers of models count too has vLLM's name behind outrider_ and
+vLLM's meaning. Label sets are bounded: never session ids. Knows nothing of what is counted.
 """
 
 import threading
@@ -18,32 +19,66 @@ from prometheus_client import (
     generate_latest,
 )
 
+import outrider
+
+PREFIX = "outrider_"
 # Rounds take milliseconds on a CPU and less on a GPU: finer at the lower end than the library's own.
 SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0)
 
 
+# Requests take from tens of milliseconds to minutes.
+REQUEST_SECONDS = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.2,
+    0.4,
+    0.8,
+    1.5,
+    3.0,
+    6.0,
+    12.0,
+    25.0,
+    50.0,
+    100.0,
+    200.0,
+    400.0,
+)
+MODEL = "model_name"
+"""The label that says which target; on every metric that has vLLM's name."""
+
+
 class Metrics:
-    """Makes metrics under one role's prefix, in a registry of their own."""
+    """Makes metrics in a registry of their own: `common` ones under vLLM's names, others under the role's."""
 
     def __init__(self, role: str) -> None:
         self.role = role
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
+        info = Gauge(f"{PREFIX}info", "What this process is; 1.", ("role", "version"), registry=self.registry)
+        info.labels(role, outrider.__version__).set(1)
 
-    def _name(self, name: str) -> str:
-        return f"outrider_{self.role}_{name}"
+    def _name(self, name: str, common: bool) -> str:
+        return f"{PREFIX}{name}" if common else f"{PREFIX}{self.role}_{name}"
 
-    def counter(self, name: str, what: str, labels: Sequence[str] = ()) -> Counter:
-        return Counter(self._name(name), what, labels, registry=self.registry)
+    def counter(self, name: str, what: str, labels: Sequence[str] = (), *, common: bool = False) -> Counter:
+        return Counter(self._name(name, common), what, labels, registry=self.registry)
 
-    def gauge(self, name: str, what: str, labels: Sequence[str] = ()) -> Gauge:
-        return Gauge(self._name(name), what, labels, registry=self.registry)
+    def gauge(self, name: str, what: str, labels: Sequence[str] = (), *, common: bool = False) -> Gauge:
+        return Gauge(self._name(name, common), what, labels, registry=self.registry)
 
     def histogram(
-        self, name: str, what: str, labels: Sequence[str] = (), buckets: Sequence[float] = SECONDS
+        self,
+        name: str,
+        what: str,
+        labels: Sequence[str] = (),
+        buckets: Sequence[float] = SECONDS,
+        *,
+        common: bool = False,
     ) -> Histogram:
-        return Histogram(self._name(name), what, labels, buckets=buckets, registry=self.registry)
+        return Histogram(self._name(name, common), what, labels, buckets=buckets, registry=self.registry)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

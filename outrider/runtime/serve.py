@@ -26,6 +26,7 @@ from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics, MetricsServer
 from outrider.runtime.security import Listening, inside
 from outrider.runtime.settings import ServiceSettings
+from outrider.runtime.tracing import Tracing, open_tracing
 from outrider.wire.channel import server_options
 from outrider.wire.status import error_object
 from speculative.errors import OutriderError, Unavailable
@@ -63,6 +64,7 @@ class ServiceContext(Generic[Settings]):
     """Ends the process with this error; may be called from any thread, and returns at once."""
     also: dict[str, str] = field(default_factory=dict)
     """What else it serves, name to URL: announced beside the address."""
+    tracing: Tracing = field(default_factory=Tracing)
 
 
 Build = Callable[[ServiceContext[Settings]], Awaitable[Service]]
@@ -134,7 +136,8 @@ async def _serve(
     server = grpc.aio.server(interceptors=listening.interceptors, options=options)
     address = _bind(server, settings.bind, listening.credentials)
     metrics = Metrics(role)
-    context = ServiceContext(settings, address, metrics, ending.fail)
+    tracing = open_tracing(role, settings.trace_endpoint, settings.trace_sample)
+    context = ServiceContext(settings, address, metrics, ending.fail, tracing=tracing)
     service = await build(context)
     health = health_aio.HealthServicer()
     names = (READY, *service.register(server))
@@ -162,6 +165,7 @@ async def _serve(
         await health.enter_graceful_shutdown()
         await _stop(service, server, settings.grace_s)
         http.close()
+        await asyncio.to_thread(tracing.close)
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

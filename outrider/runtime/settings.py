@@ -123,6 +123,10 @@ class ServiceSettings(RoleSettings):
     """The least severe events to log."""
     log_format: Format = "plain"
     """One event per line, as text or as a JSON object."""
+    trace_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/]+:\d+/?$")] | None = None
+    """Where spans of requests go, over OTLP: http://host:port of a collector. Default: nowhere."""
+    trace_sample: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Of requests that come without a trace of their own, the share that is traced."""
     max_message_mb: Annotated[int, Field(ge=1, le=1024)] = 32
     """The largest message taken from a peer, in MiB."""
     tls_cert: Path | None = None

@@ -13,9 +13,11 @@ from typing import Any
 
 import grpc.aio
 
+from outrider.runtime.tracing import Tracing
 from outrider.source.events import Broken, Event, Outgoing
 from outrider.source.messages import events_from_wire, outgoing_to_wire
 from outrider.source.outbox import Outbox
+from outrider.source.spans import FollowSpans
 from outrider.v1 import draft_source_pb2
 
 log = logging.getLogger(__name__)
@@ -29,10 +31,12 @@ class AttachStreams:
 
     Args:
         dropped: told of nodes that went because a verifier did not read them.
+        tracing: of the sessions that are followed.
     """
 
-    def __init__(self, dropped: Callable[[int], None]) -> None:
+    def __init__(self, dropped: Callable[[int], None], tracing: Tracing | None = None) -> None:
         self._dropped = dropped
+        self._spans = FollowSpans(tracing or Tracing())
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
         self._outboxes: dict[int, Outbox] = {}
@@ -53,6 +57,7 @@ class AttachStreams:
         async def read() -> None:
             try:
                 async for message in requests:
+                    self._spans.told(stream, message)
                     for event in events_from_wire(
                         message, stream, model=model, tokenizer_digest=tokenizer_digest
                     ):
@@ -68,6 +73,7 @@ class AttachStreams:
         finally:
             del self._outboxes[stream]
             submit(Broken(stream))
+            self._spans.broken(stream)
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
@@ -88,3 +94,4 @@ class AttachStreams:
             outbox = self._outboxes.get(stream)
             if outbox is not None:
                 self._dropped(outbox.put(what))
+                self._spans.drafted(stream, what)

@@ -143,6 +143,7 @@ class Follow(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     LEARN_FIELD_NUMBER: _builtins.int
     CORPORA_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     alias: _builtins.int
     """Chosen by the verifier, unique on this stream until it is ended."""
     epoch: _builtins.int
@@ -163,6 +164,8 @@ class Follow(_message.Message):
     """Width of the target's logits: ids drafted are below it."""
     learn: _builtins.bool
     """Whether the session's output may be kept to draft from, for its own tenant alone; default false."""
+    traceparent: _builtins.str
+    """Which trace the session is part of, as W3C's Trace Context writes it; empty: none that is recorded."""
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:
         """Whose session."""
@@ -201,10 +204,11 @@ class Follow(_message.Message):
         sources: _abc.Iterable[_builtins.str] | None = ...,
         learn: _builtins.bool = ...,
         corpora: _abc.Iterable[_builtins.str] | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "corpora", b"corpora", "epoch", b"epoch", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "corpora", b"corpora", "epoch", b"epoch", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "tokenizer_digest", b"tokenizer_digest", "traceparent", b"traceparent", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from outrider.v1 import explain_pb2 as outrider_dot_v1_dot_explain__pb2
 from outrider.v1 import generation_pb2 as outrider_dot_v1_dot_generation__pb2
 
 GRPC_GENERATED_VERSION = '1.78.0'
@@ -45,6 +46,11 @@ class GenerationStub(object):
                 request_serializer=outrider_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/outrider.v1.Generation/Explain',
+                request_serializer=outrider_dot_v1_dot_explain__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_explain__pb2.ExplainResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/outrider.v1.Generation/ListModels',
                 request_serializer=outrider_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
@@ -79,6 +85,14 @@ class GenerationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """How the last rounds of a session went, one that runs or ended not long ago; of all verifiers that had it.
+        NOT_FOUND where none knows of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """What can be asked for here.
         """
@@ -98,6 +112,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.CancelRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.CancelResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=outrider_dot_v1_dot_explain__pb2.ExplainRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_explain__pb2.ExplainResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -160,6 +179,33 @@ class Generation(object):
             '/outrider.v1.Generation/Cancel',
             outrider_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Generation/Explain',
+            outrider_dot_v1_dot_explain__pb2.ExplainRequest.SerializeToString,
+            outrider_dot_v1_dot_explain__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

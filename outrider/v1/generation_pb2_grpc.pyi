@@ -5,6 +5,7 @@ Client -> orchestrator: the front door."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from outrider.v1 import explain_pb2 as _explain_pb2
 from outrider.v1 import generation_pb2 as _generation_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -47,6 +48,10 @@ class GenerationStub:
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]
     """Ends a session's current request. Idempotent: an unknown session is no error."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_explain_pb2.ExplainRequest, _explain_pb2.ExplainResponse]
+    """How the last rounds of a session went, one that runs or ended not long ago; of all verifiers that had it.
+    NOT_FOUND where none knows of it.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]
     """What can be asked for here."""
 
@@ -69,6 +74,10 @@ class GenerationAsyncStub(GenerationStub):
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]  # type: ignore[assignment]
     """Ends a session's current request. Idempotent: an unknown session is no error."""
+    Explain: _aio.UnaryUnaryMultiCallable[_explain_pb2.ExplainRequest, _explain_pb2.ExplainResponse]  # type: ignore[assignment]
+    """How the last rounds of a session went, one that runs or ended not long ago; of all verifiers that had it.
+    NOT_FOUND where none knows of it.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]  # type: ignore[assignment]
     """What can be asked for here."""
 
@@ -100,6 +109,16 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.CancelResponse, _abc.Awaitable[_generation_pb2.CancelResponse]]:
         """Ends a session's current request. Idempotent: an unknown session is no error."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _explain_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_explain_pb2.ExplainResponse, _abc.Awaitable[_explain_pb2.ExplainResponse]]:
+        """How the last rounds of a session went, one that runs or ended not long ago; of all verifiers that had it.
+        NOT_FOUND where none knows of it.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from outrider.v1 import explain_pb2 as outrider_dot_v1_dot_explain__pb2
 from outrider.v1 import verifier_pb2 as outrider_dot_v1_dot_verifier__pb2
 
 GRPC_GENERATED_VERSION = '1.78.0'
@@ -59,6 +60,11 @@ class VerifierStub(object):
                 request_serializer=outrider_dot_v1_dot_verifier__pb2.VerifierCancelRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_verifier__pb2.VerifierCancelResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/outrider.v1.Verifier/Explain',
+                request_serializer=outrider_dot_v1_dot_explain__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_explain__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class VerifierServicer(object):
@@ -105,6 +111,13 @@ class VerifierServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """The last rounds of a session that runs here or ended not long ago; nothing of one that is not known.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VerifierServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +145,11 @@ def add_VerifierServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=outrider_dot_v1_dot_verifier__pb2.VerifierCancelRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_verifier__pb2.VerifierCancelResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=outrider_dot_v1_dot_explain__pb2.ExplainRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_explain__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +287,33 @@ class Verifier(object):
             '/outrider.v1.Verifier/Cancel',
             outrider_dot_v1_dot_verifier__pb2.VerifierCancelRequest.SerializeToString,
             outrider_dot_v1_dot_verifier__pb2.VerifierCancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Verifier/Explain',
+            outrider_dot_v1_dot_explain__pb2.ExplainRequest.SerializeToString,
+            outrider_dot_v1_dot_explain__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ Orchestrator -> verifier: sessions are opened, watched and cancelled; the verifi
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from outrider.v1 import explain_pb2 as _explain_pb2
 from outrider.v1 import verifier_pb2 as _verifier_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -50,6 +51,8 @@ class VerifierStub:
     """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch,
     INVALID_ARGUMENT for one more than a day ahead of the worker's clock.
     """
+    Explain: _grpc.UnaryUnaryMultiCallable[_explain_pb2.ExplainRequest, _explain_pb2.ExplainResponse]
+    """The last rounds of a session that runs here or ended not long ago; nothing of one that is not known."""
 
 @_typing.type_check_only
 class VerifierAsyncStub(VerifierStub):
@@ -73,6 +76,8 @@ class VerifierAsyncStub(VerifierStub):
     """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch,
     INVALID_ARGUMENT for one more than a day ahead of the worker's clock.
     """
+    Explain: _aio.UnaryUnaryMultiCallable[_explain_pb2.ExplainRequest, _explain_pb2.ExplainResponse]  # type: ignore[assignment]
+    """The last rounds of a session that runs here or ended not long ago; nothing of one that is not known."""
 
 class VerifierServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -123,5 +128,13 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         """Ends a session when the step in flight ends. Idempotent. FAILED_PRECONDITION for an older epoch,
         INVALID_ARGUMENT for one more than a day ahead of the worker's clock.
         """
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _explain_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_explain_pb2.ExplainResponse, _abc.Awaitable[_explain_pb2.ExplainResponse]]:
+        """The last rounds of a session that runs here or ended not long ago; nothing of one that is not known."""
 
 def add_VerifierServicer_to_server(servicer: VerifierServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -31,6 +31,11 @@ class SessionKey(NamedTuple):
     def __str__(self) -> str:
         return f"{self.tenant}/{self.session}#{self.choice}"
 
+    @property
+    def fields(self) -> dict[str, str | int]:
+        """As log lines name it."""
+        return {"tenant": self.tenant, "session": self.session, "choice": self.choice}
+
 
 def key_to_wire(key: SessionKey) -> common_pb2.SessionKey:
     return common_pb2.SessionKey(tenant=key.tenant, session=key.session, choice=key.choice)

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from outrider.wire.codec import epoch_from_text, epoch_to_text
+from outrider.wire.origin import arrived, origin_of
 from speculative import errors
 from speculative.errors import OutriderError
 
@@ -96,13 +97,15 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 def guarded(handler: Handler) -> Handler:
     """Decorates a servicer's method (a coroutine or an async generator): whatever it raises becomes a status.
 
-    Cancellation passes through, and so does an abort that the method made itself.
+    It runs bound to what came with the call; see `outrider.wire.origin`. Cancellation passes through, and so
+    does an abort that the method made itself.
     """
     wrapped: Callable[..., Any]
     if inspect.isasyncgenfunction(handler):
 
         @functools.wraps(handler)
         async def wrapped_stream(self: Any, request: Any, context: Any) -> AsyncIterator[Any]:
+            arrived(origin_of(context.invocation_metadata() or ()))
             try:
                 async with aclosing(handler(self, request, context)) as responses:
                     async for response in responses:
@@ -117,6 +120,7 @@ def guarded(handler: Handler) -> Handler:
 
         @functools.wraps(handler)
         async def wrapped_call(self: Any, request: Any, context: Any) -> Any:
+            arrived(origin_of(context.invocation_metadata() or ()))
             try:
                 return await handler(self, request, context)
             except grpc.aio.AbortError:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider.cli.access import API_KEY, Access
 from outrider.cli.failures import CommandFailed
-from outrider.cli.generate import API_KEY, Access
 from outrider.wire.keys import bearer
 from speculative.errors import InvalidRequest
 

@@ -20,7 +20,7 @@ from tests.integration.live import REQUEST, ROOT, Up, until
 
 pytestmark = pytest.mark.usefixtures("unmoved")
 
-RUNNING = "outrider_orchestrator_num_requests_running"
+RUNNING = "outrider_orchestrator_requests"
 
 BAD: dict[str, tuple[dict[str, Any], type[OutriderError], str]] = {
     "empty text": ({"prompt": ""}, InvalidRequest, "empty"),
@@ -117,7 +117,7 @@ def test_a_client_that_is_killed_frees_its_session(up: Up) -> None:
     client.kill()
     client.wait()
     client.stdout.close()
-    until(lambda: up.metric("verifier", "outrider_verifier_sessions") == 0, 10)
+    until(lambda: up.metric("verifier", "outrider_num_requests_running") == 0, 10)
     until(lambda: up.metric("orchestrator", RUNNING) == 0, 10)
 
 

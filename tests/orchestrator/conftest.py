@@ -15,8 +15,9 @@ from orchestrator.settings import OrchestratorSettings
 from outrider.client import AsyncClient
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
+from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
-from outrider.v1 import common_pb2, draft_source_pb2, verifier_pb2
+from outrider.v1 import common_pb2, draft_source_pb2, explain_pb2, verifier_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceServicer, add_DraftSourceServicer_to_server
 from outrider.v1.verifier_pb2_grpc import VerifierServicer, add_VerifierServicer_to_server
 from outrider.wire.channel import server_options
@@ -76,6 +77,10 @@ class FakeVerifier(VerifierServicer):
     weights: str = ""
     draining: bool = False
     """Whether its beats say so; it refuses new sessions then."""
+    explained: list[explain_pb2.Incarnation] = field(default_factory=list)
+    """What it remembers of any session of tenant `us`."""
+    metadata: list[dict[str, str]] = field(default_factory=list)
+    """What came with each Open."""
     fault: verifier_pb2.Committed | None = None
     """Sent in place of what was committed."""
 
@@ -120,6 +125,7 @@ class FakeVerifier(VerifierServicer):
         if request.epoch < self.highest:
             raise StaleEpoch("an older epoch", self.highest)
         self.highest = request.epoch
+        self.metadata.append(dict(context.invocation_metadata()))
         self.opened.append(request)
         self.sessions[key_from_wire(request.key)] = Session(request, len(request.ids))
         return verifier_pb2.OpenResponse(source_names=[source.name for source in request.sources])
@@ -135,6 +141,10 @@ class FakeVerifier(VerifierServicer):
         self.cancelled.append((key, request.epoch))
         session.finished = session.finished or FinishReason.CANCELLED
         return verifier_pb2.VerifierCancelResponse(found=True)
+
+    async def Explain(self, request: explain_pb2.ExplainRequest, context: Any) -> explain_pb2.ExplainResponse:
+        known = self.explained if request.key.tenant == "us" else []
+        return explain_pb2.ExplainResponse(incarnations=known)
 
     async def Watch(self, requests: Any, context: Any) -> AsyncIterator[verifier_pb2.WatchResponse]:
         cursors: dict[int, verifier_pb2.Cursor] = {}
@@ -237,7 +247,17 @@ class Front:
     """Where workers register with it, likewise."""
 
     def sample(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(f"outrider_orchestrator_{name}", labels) or 0.0
+        """Of the orchestrator's own metrics, or else of those that all servers have, summed over models."""
+        own = self.metrics.registry.get_sample_value(f"outrider_orchestrator_{name}", labels)
+        if own is not None:
+            return own
+        families = self.metrics.registry.collect()
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == f"outrider_{name}" and labels.items() <= sample.labels.items()
+        )
 
 
 async def listen(
@@ -277,10 +297,17 @@ class World:
         address, self.source_servers[served[0]] = served
         return address
 
-    async def front(self, verifiers: list[str], drafters: tuple[str, ...] = (), **settings: Any) -> Front:
+    async def front(
+        self,
+        verifiers: list[str],
+        drafters: tuple[str, ...] = (),
+        *,
+        tracing: Tracing | None = None,
+        **settings: Any,
+    ) -> Front:
         told = OrchestratorSettings(verifier=verifiers, drafter=drafters, **settings)
         metrics = Metrics("orchestrator")
-        context = ServiceContext(told, "", metrics, fail=lambda error: None)
+        context = ServiceContext(told, "", metrics, lambda error: None, tracing=tracing or Tracing())
         service = await build(context)
         address, _ = await listen(self._stack, lambda _, server: service.register(server) and None, None)
         await service.start()

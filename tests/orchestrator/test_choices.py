@@ -28,7 +28,7 @@ async def test_choices_are_sessions_of_one_epoch_with_derived_seeds(world: Any) 
     assert completion.usage.completion_tokens == 27
     assert front.sample("prompt_tokens_total") == 2
     assert front.sample("generation_tokens_total") == 27
-    assert front.sample("requests_total", outcome="length") == 1
+    assert front.sample("request_success_total", finished_reason="length") == 1
 
 
 async def test_chunks_say_whose_they_are_and_come_in_order(world: Any, table: Any) -> None:

@@ -54,7 +54,7 @@ async def test_a_stream_that_breaks_goes_on_where_it_was(world: Any) -> None:
     await world.serve(verifier)
     completion = await stream.completion()
     assert completion.ids == tuple(2 + (position * 7) % 94 for position in range(1, 51))
-    assert front.sample("peer_watch_broken", peer=verifier.address) == 1
+    assert front.sample("peer_watch_broken_total", peer=verifier.address) == 1
 
 
 async def test_a_verifier_that_was_started_anew_goes_on_with_what_it_has_forgotten(world: Any) -> None:
@@ -107,7 +107,7 @@ async def test_a_session_that_failed_over_there_says_why(world: Any) -> None:
     verifier.fault = verifier_pb2.Committed(position=1, finished=4, message="NaN at position 1", code=13)
     with pytest.raises(OutriderError, match="NaN at position 1"):
         await stream.completion()
-    await world.until(lambda: front.sample("requests_total", outcome="error") == 1)
+    await world.until(lambda: front.sample("request_success_total", finished_reason="error") == 1)
 
 
 async def test_ids_that_do_not_join_are_an_internal_error_not_a_wrong_answer(world: Any) -> None:

@@ -99,7 +99,7 @@ async def test_without_a_known_key_nothing_is_answered_over_grpc(
                 await call
             assert not shown or shown not in str(refused.value)
         assert at.verifier.opened == []
-        assert at.front.sample("requests_total", outcome="Unauthenticated") == 3
+        assert at.front.sample("request_errors_total", reason="Unauthenticated") == 3
 
 
 async def test_a_caller_without_a_key_is_told_before_it_sends_a_request(
@@ -266,7 +266,7 @@ async def test_a_quota_is_told_with_when_to_come_back_over_both_fronts(
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
         assert 30 < float(headers["retry-after"]) <= 60
         await at.theirs.generate(**ASKS)
-        assert at.front.sample("requests_total", outcome="QuotaExceeded") == 2
+        assert at.front.sample("request_errors_total", reason="QuotaExceeded") == 2
 
 
 async def test_tokens_are_counted_of_prompts_and_answers(

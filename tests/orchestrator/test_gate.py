@@ -42,7 +42,11 @@ def test_with_keys_the_tenant_is_the_key_s(tmp_path: Path) -> None:
         assert caller.tenant() == "theirs"
 
 
-@pytest.mark.parametrize("shown", [None, "", "Basic x", "Bearer", f"Bearer {new_key()}", new_key()])
+@pytest.mark.parametrize(
+    "shown",
+    [None, "", "Basic x", "Bearer", f"Bearer {new_key()}", new_key()],
+    ids=["nothing", "empty", "basic", "no key", "stranger", "no scheme"],
+)
 def test_with_keys_nobody_else_is_let_in_and_what_they_showed_is_not_told(
     tmp_path: Path, shown: str | None
 ) -> None:

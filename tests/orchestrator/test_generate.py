@@ -112,8 +112,8 @@ async def test_a_client_that_goes_away_cancels_its_session(world: Any) -> None:
         await anext(stream)
     await world.until(lambda: verifier.cancelled)
     assert verifier.cancelled[0][0].session == "mine"
-    await world.until(lambda: front.sample("requests_total", outcome="cancelled") == 1)
-    assert front.sample("num_requests_running") == 0
+    await world.until(lambda: front.sample("request_success_total", finished_reason="cancelled") == 1)
+    assert front.sample("requests") == 0
 
 
 async def test_a_passed_deadline_ends_the_request_and_the_session(world: Any) -> None:

@@ -52,7 +52,7 @@ async def test_a_text_is_gone_on_with(world: World, table: TokenTable) -> None:
     assert answer.model_extra == {"seed": 7}
     assert verifier.opened[0].seed == 7
     assert verifier.opened[0].key.tenant == "default"
-    assert front.sample("requests_total", outcome="length") == 1
+    assert front.sample("request_success_total", finished_reason="length") == 1
 
 
 async def test_a_stream_has_an_event_for_each_round_and_the_usage_last(
@@ -145,7 +145,7 @@ async def test_prompts_are_texts_or_ids(
     assert [choice.index for choice in answer.choices] == list(range(len(wanted)))
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == sum(lengths)
-    assert front.sample("num_requests_running") == 0
+    assert front.sample("requests") == 0
 
 
 async def test_log_probabilities_come_in_the_shape_of_completions(world: World, table: TokenTable) -> None:

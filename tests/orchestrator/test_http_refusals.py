@@ -114,8 +114,8 @@ async def test_every_invalid_value_is_refused_by_name(
                 wrong[str(fields)[:100]] = (status, told)
     assert not wrong
     assert not verifier.opened, "nothing was begun"
-    assert front.sample("requests_total", outcome="InvalidRequest") + front.sample(
-        "requests_total", outcome="FieldRefused"
+    assert front.sample("request_errors_total", reason="InvalidRequest") + front.sample(
+        "request_errors_total", reason="FieldRefused"
     )
 
 
@@ -188,7 +188,7 @@ async def test_a_full_front_says_when_to_come_back(world: World, table: TokenTab
             with pytest.raises(openai.RateLimitError) as refused:
                 await client.completions.create(model="toy", prompt="abc")
         assert float(refused.value.response.headers["retry-after"]) == 1
-        await world.until(lambda: front.sample("num_requests_running") == 0)
+        await world.until(lambda: front.sample("requests") == 0)
 
 
 async def test_what_a_verifier_refuses_is_told_before_the_stream_begins(
@@ -239,7 +239,7 @@ async def test_a_client_that_goes_away_cancels(world: World, table: TokenTable, 
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         await world.until(lambda: len(verifier.cancelled) == 4)
-        await world.until(lambda: front.sample("num_requests_running") == 0)
+        await world.until(lambda: front.sample("requests") == 0)
 
 
 async def test_an_orchestrator_that_stops_tells_its_streams(world: World, table: TokenTable) -> None:

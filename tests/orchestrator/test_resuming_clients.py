@@ -94,7 +94,7 @@ async def test_what_is_wrong_is_not_asked_twice(world: Any) -> None:
     async with AsyncClient(f"{first.address},{second.address}") as client:
         with pytest.raises(InvalidRequest, match="96"):
             await client.generate(ids=[96])
-    assert second.sample("requests_total", outcome="InvalidRequest") == 0
+    assert second.sample("request_errors_total", reason="InvalidRequest") == 0
 
 
 @pytest.mark.parametrize("address", ["", " ", "a:1,,b:2", ","])

@@ -46,6 +46,7 @@ LAYERS = {
             *RPC,
             "grpc_health",
             "grpc_reflection",
+            "opentelemetry",
             "prometheus_client",
             "pydantic",
             "pydantic_settings",
@@ -53,7 +54,9 @@ LAYERS = {
         ),
     ),
     "outrider.announcing": Layer(("speculative", "outrider.wire", "outrider.runtime", "outrider.v1"), RPC),
-    "outrider.source": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
+    "outrider.source": Layer(
+        ("speculative", "outrider.wire", "outrider.v1", "outrider.runtime.tracing"), RPC
+    ),
     "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
     "outrider.option_checks": Layer(("speculative",), ()),
     "outrider.options": Layer(("speculative", "outrider.wire", "outrider.v1", "outrider.option_checks"), RPC),
@@ -85,7 +88,7 @@ LAYERS = {
             "retrieval_service.corpus",
             *(f"{service}.settings" for service in SERVICES),
         ),
-        (*RPC, "typer", "rich", "pydantic"),
+        (*RPC, "typer", "rich", "pydantic", "prometheus_client"),
     ),
     "outrider.pair": Layer(
         ("speculative", "outrider.lm", "outrider.source", "outrider.tokens", "drafter_service"), ()
@@ -125,7 +128,14 @@ LAYERS = {
     ),
     "orchestrator.stores.connection": Layer(("orchestrator",), ("redis",)),
     "orchestrator.http": Layer(
-        ("speculative", "outrider.wire", "outrider.tokens", "outrider.v1", "orchestrator"),
+        (
+            "speculative",
+            "outrider.wire",
+            "outrider.wire.origin",
+            "outrider.tokens",
+            "outrider.v1",
+            "orchestrator",
+        ),
         ("grpc", "fastapi", "starlette", "uvicorn", "h11", "pydantic", "jinja2"),
     ),
     "training": Layer(("speculative", "outrider.lm", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),

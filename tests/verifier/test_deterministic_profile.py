@@ -70,7 +70,7 @@ async def test_sessions_that_give_way_and_find_prefixes_again_keep_their_ids(tin
                 for prompt, seed in asked
             )
         )
-        assert verifier.metric("preempted_total") > 0
+        assert verifier.metric("num_preemptions_total") > 0
     assert [answer.ids for answer in answers] == plain
 
 

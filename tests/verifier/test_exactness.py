@@ -108,4 +108,4 @@ async def test_drafts_for_a_session_that_has_ended_do_no_harm() -> None:
         second = await verifier.generate((1, 2), **asked)
         assert first.ids == second.ids
         assert verifier.nodes("drafter", "stale") > 0
-        assert verifier.metric("source_drafts_dropped_total", source="drafter", why="malformed") == 0
+        assert verifier.metric("source_drafts_dropped_total", source="drafter", reason="malformed") == 0

@@ -37,7 +37,7 @@ async def test_ten_thousand_sessions_at_once_are_served_or_told_to_come_back() -
             if status is grpc.StatusCode.OK:
                 await verifier.cancel(request)
         assert (await reading).ids == alone
-        await eventually(lambda: verifier.metric("sessions") == 0)
+        await eventually(lambda: verifier.metric("num_requests_running") == 0)
         assert target.pool.used_slots == 0
         assert (await verifier.generate([1, 2, 3], new=40)).ids == alone
 

@@ -33,7 +33,7 @@ async def quick_to_park(**settings: Any) -> AsyncIterator[Verifier]:
 async def parked(verifier: Verifier, request: verifier_pb2.OpenRequest) -> None:
     await verifier.open(request)
     await eventually(lambda: verifier.metric("sessions_parked") == 1)
-    assert verifier.metric("sessions") == 0
+    assert verifier.metric("num_requests_running") == 0
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])

@@ -73,7 +73,7 @@ async def test_a_draft_of_no_name_is_malformed(target: NgramLM, sources: bytes) 
             names = [("a", server.address), ("b", server.address)]
             answer = await verifier.generate(PROMPT, new=NEW, sources=names)
         assert answer.ids == (await verifier.generate(PROMPT, new=NEW)).ids
-        assert verifier.metric("source_drafts_dropped_total", source="a", why="malformed") == 1
+        assert verifier.metric("source_drafts_dropped_total", source="a", reason="malformed") == 1
         assert not answer.usage.accepted_by_source
 
 

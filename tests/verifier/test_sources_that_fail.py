@@ -52,11 +52,11 @@ async def decode(
 
 
 def dropped(verifier: Verifier, why: str) -> float:
-    return verifier.metric("source_drafts_dropped_total", source="drafter", why=why)
+    return verifier.metric("source_drafts_dropped_total", source="drafter", reason=why)
 
 
 def lost(verifier: Verifier, why: str) -> float:
-    return verifier.metric("source_sessions_lost_total", source="drafter", why=why)
+    return verifier.metric("source_sessions_lost_total", source="drafter", reason=why)
 
 
 def more_are_lost(verifier: Verifier, why: str, before: float) -> bool:

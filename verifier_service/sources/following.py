@@ -80,4 +80,5 @@ class Following:
             sources=self.names,
             learn=request.learn,
             corpora=request.corpora,
+            traceparent=self.mirror.traceparent,
         )

@@ -105,7 +105,7 @@ class SourceLink:
         following = self._following.get(handle)
         if following is None:
             return
-        fields = {"source": following.name, "peer": self.address, "session": str(following.mirror.key)}
+        fields = {"source": following.name, "peer": self.address, **following.mirror.key.fields}
         log.warning("muted for this session: %s", why, extra={"fields": fields})
         self._counts[following.name].muted += 1
         self._unfollow(handle)
@@ -261,7 +261,7 @@ class SourceLink:
         if following is None:
             return
         self._counts[following.name].unfollowed += 1
-        fields = {"source": following.name, "peer": self.address, "session": str(following.mirror.key)}
+        fields = {"source": following.name, "peer": self.address, **following.mirror.key.fields}
         log.warning("source does not follow: %s", peer_text(refusal.message), extra={"fields": fields})
         if outgoing.end(following.mirror.handle):
             self._wake.set()

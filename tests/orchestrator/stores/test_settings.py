@@ -22,7 +22,7 @@ async def test_the_url_can_come_from_a_file(world: Any, redis_server: Any, tmp_p
     front = await world.ready(await world.front([verifier.address], store="redis", redis_url_file=str(file)))
     await front.client.generate(ids=[5], session="mine", max_tokens=4)
     await world.until(lambda: front.sample("store_sessions") == 0)
-    assert front.sample("store_failures") == 0
+    assert front.sample("store_failures_total") == 0
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ async def test_a_slow_store_slows_no_stream(world: Any, slow: Slow) -> None:
     pause_s, store_s = await during(front, lambda: None)
     assert pause_s < PAUSE_S
     assert store_s < TOKEN_PATH_S
-    assert front.sample("store_failures") == 0, "slow, but within the limit"
+    assert front.sample("store_failures_total") == 0, "slow, but within the limit"
 
 
 async def test_a_frozen_store_stops_no_stream_and_is_told_all_when_it_wakes(
@@ -169,7 +169,7 @@ async def test_a_frozen_store_stops_no_stream_and_is_told_all_when_it_wakes(
     pause_s, store_s = await during(front, own_redis.freeze)
     assert pause_s < PAUSE_S
     assert store_s < TOKEN_PATH_S
-    assert front.sample("store_failures") > 0
+    assert front.sample("store_failures_total") > 0
     stream = front.client.stream(ids=[5], session="mine", max_tokens=LIMIT - 1)
     ids = (await anext(stream)).ids
     other = front.client.stream(ids=[5], session="other", max_tokens=LIMIT - 1)
@@ -238,7 +238,7 @@ async def test_rubbish_is_ignored_or_written_over(
     for name in ("mine", "s1", "s2", "s3"):
         completion = await front.client.generate(ids=[5], session=name, max_tokens=LIMIT - 1)
         assert completion.ids == WHOLE
-    assert front.sample("store_failures") == 0
+    assert front.sample("store_failures_total") == 0
     async with looked_into(redis_server.url) as store:
         assert {report.address for report in await store.workers()} <= {verifier.address}
         for foreign in (KEY, SessionKey("default", "s1")):

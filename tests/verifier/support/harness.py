@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 
 from outrider.runtime.metrics import Metrics
+from outrider.runtime.tracing import Tracing
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel, server_options
@@ -121,14 +122,25 @@ class Verifier(Client):
     server: Any = None
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(f"outrider_verifier_{name}", labels) or 0.0
+        """Of the verifier's own, or of those that all servers have, summed over what labels leave open."""
+        names = (f"outrider_verifier_{name}", f"outrider_{name}")
+        return sum(
+            sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name in names and labels.items() <= sample.labels.items()
+        )
 
     def nodes(self, source: str, outcome: str) -> float:
+        if outcome == "admitted":
+            return self.metric("spec_decode_num_draft_tokens_total", source=source)
+        if outcome == "accepted":
+            return self.metric("spec_decode_num_accepted_tokens_total", source=source)
         return self.metric("source_nodes_total", source=source, outcome=outcome)
 
 
 @asynccontextmanager
-async def serving(target: Any, **settings: Any) -> AsyncIterator[Verifier]:
+async def serving(target: Any, *, tracing: Tracing | None = None, **settings: Any) -> AsyncIterator[Verifier]:
     """A verifier that serves `target` on a free port."""
     metrics = Metrics("verifier")
     failures: list[BaseException] = []
@@ -136,6 +148,7 @@ async def serving(target: Any, **settings: Any) -> AsyncIterator[Verifier]:
     port = server.add_insecure_port("127.0.0.1:0")
     options = VerifierSettings(model="unused", **{"orphan_grace_s": 30.0, "prefix_cache": False, **settings})
     service = VerifierServer(options, lambda: target, metrics, failures.append, QUICK, lambda _: StepPace())
+    service.tracing = tracing or service.tracing
     service.register(server)
     await server.start()
     try:

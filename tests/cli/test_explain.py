@@ -1,0 +1,110 @@
+"""What `outrider explain` prints of a session's rounds."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from outrider.cli import explain
+from outrider.v1 import common_pb2, explain_pb2
+from outrider.wire.epochs import wall_clock_ms
+
+EPOCH = wall_clock_ms() << 20
+
+
+def incarnation() -> explain_pb2.Incarnation:
+    share = explain_pb2.SourceShare
+    return explain_pb2.Incarnation(
+        epoch=EPOCH,
+        verifier="10.0.0.1:50051",
+        prompt_tokens=6,
+        node_limit=16,
+        source_names=["lookup", "drafter"],
+        forgotten=2,
+        finished=common_pb2.FINISH_REASON_LENGTH,
+        rounds=[
+            explain_pb2.Round(
+                step=7,
+                at_ms=1.25,
+                position=6,
+                pending=6,
+                prompt_passes=1,
+                committed=1,
+                sessions=1,
+                rows=6,
+                forward_ms=2.0,
+            ),
+            explain_pb2.Round(
+                step=8,
+                at_ms=4.0,
+                position=7,
+                pending=1,
+                candidates=9,
+                admitted=5,
+                committed=4,
+                sessions=2,
+                rows=8,
+                waited_ms=0.5,
+                forward_ms=2.5,
+                by_source=[
+                    share(source=1, drafted=3, admitted=1),
+                    share(source=2, drafted=8, admitted=4, accepted=3),
+                ],
+            ),
+        ],
+    )
+
+
+def test_a_round_says_by_name_what_sources_did() -> None:
+    said = explain.as_object(incarnation())
+    assert (said["verifier"], said["finished"], said["rounds_forgotten"]) == ("10.0.0.1:50051", "length", 2)
+    _, second = said["rounds"]
+    assert second["round"] == 3
+    assert second["drafted"] == {"lookup": 3, "drafter": 8}
+    assert second["admitted_by_source"] == {"lookup": 1, "drafter": 4}
+    assert second["accepted"] == {"drafter": 3}
+    assert (second["candidates"], second["admitted"], second["committed"]) == (9, 5, 4)
+    json.dumps(said)
+
+
+def test_a_table_has_a_line_for_each_round_and_the_sums() -> None:
+    console = Console(file=io.StringIO(), width=explain.WIDTH, highlight=False, markup=False)
+    explain.show(explain.as_object(incarnation()), console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0].startswith("verifier 10.0.0.1:50051, epoch ")
+    assert lines[1] == "2 earlier rounds are kept no longer"
+    assert "6 (+1 passes)" in lines[3]
+    assert lines[4].split()[:4] == ["3", "8", "4.0", "7"]
+    assert "5 of 9" in lines[4]
+    assert lines[5] == "2 rounds, 5 tokens: 2.50 a round"
+    assert lines[6:] == [
+        "drafter: 8 drafted, 4 verified, 3 accepted",
+        "lookup: 3 drafted, 1 verified, 0 accepted",
+    ]
+
+
+def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+
+    class Fake:
+        def __init__(self, address: str) -> None:
+            asked.append(address)
+
+        def __enter__(self) -> "Fake":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def explain(self, session: str, *, tenant: str, choice: int) -> explain_pb2.ExplainResponse:
+            asked.append((session, tenant, choice))
+            return explain_pb2.ExplainResponse(incarnations=[incarnation()])
+
+    monkeypatch.setattr(explain, "Client", Fake)
+    explain.run_explain("a:1", "mine", tenant="us", choice=1, as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert asked == ["a:1", ("mine", "us", 1)]
+    assert said["session"] == "mine"
+    assert len(said["incarnations"]) == 1

@@ -1,0 +1,30 @@
+"""The chart offers the alerts and the dashboard as they lie in its files, where they are asked for."""
+
+import json
+
+import kubernetes_validate
+import yaml
+from rendering import CHART, of_kind, render
+
+RULES = {"monitoring": {"rules": {"enabled": True, "labels": {"release": "prometheus"}}}}
+BOARD = {"monitoring": {"dashboard": {"enabled": True}}}
+
+
+def test_neither_is_there_unless_asked_for() -> None:
+    assert of_kind(render(), "PrometheusRule", "ConfigMap") == []
+
+
+def test_alerts_are_a_rule_of_the_operator_word_for_word() -> None:
+    (rule,) = of_kind(render(RULES), "PrometheusRule")
+    assert rule["apiVersion"] == "monitoring.coreos.com/v1"
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert rule["spec"] == yaml.safe_load((CHART / "files/alerts.yaml").read_text())
+
+
+def test_the_dashboard_is_a_config_map_that_grafana_s_sidecar_finds() -> None:
+    (board,) = of_kind(render(BOARD), "ConfigMap")
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(board["data"]["outrider.json"]) == json.loads(
+        (CHART / "files/dashboard.json").read_text()
+    )
+    kubernetes_validate.validate(board, "1.27", strict=True)
