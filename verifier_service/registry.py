@@ -19,6 +19,8 @@ from verifier_service.request import Request, SourceAddress
 _EPOCHS_REMEMBERED = 65_536
 _MOST_KEPT = 16_384
 _MOST_KEPT_IDS = 1_000_000
+# Log-probabilities of an id take some 300 bytes, the id itself 40.
+_LOGPROB_WEIGHT = 8
 
 
 class Subscriber(Protocol):
@@ -79,6 +81,11 @@ class Mirror:
         """Which incarnation it is."""
         return self.request.epoch
 
+    @property
+    def weight(self) -> int:
+        """What keeping it takes, in ids."""
+        return len(self.ids) + _LOGPROB_WEIGHT * len(self.logprobs)
+
     def logprobs_between(self, start: int, end: int) -> list[TokenLogprob]:
         """Of the ids at these positions, less those that came with Open."""
         opened = len(self.request.ids)
@@ -103,7 +110,7 @@ class Registry:
 
     Args:
         most_kept: of them.
-        most_kept_ids: ids of them all.
+        most_kept_ids: ids of them all; one with log-probabilities counts as several.
     """
 
     def __init__(self, most_kept: int = _MOST_KEPT, most_kept_ids: int = _MOST_KEPT_IDS) -> None:
@@ -227,8 +234,8 @@ class Registry:
     def _keep(self, mirror: Mirror, now: float) -> None:
         self._running.pop(mirror.handle, None)
         self._kept[mirror.handle] = now
-        self._kept_ids += len(mirror.ids)
+        self._kept_ids += mirror.weight
 
     def _keep_no_longer(self, handle: int) -> None:
         if self._kept.pop(handle, None) is not None:
-            self._kept_ids -= len(self._by_handle[handle].ids)
+            self._kept_ids -= self._by_handle[handle].weight

@@ -96,7 +96,10 @@ class Writer:
             except Exception as error:
                 done.set_exception(error)
 
-        self._queue.put(run, timeout=timeout)
+        try:
+            self._queue.put(run, timeout=timeout)
+        except queue.Full:
+            raise TimeoutError(f"{self._queue.qsize()} records wait to be written") from None
         return done.result(timeout)
 
     def _run(self) -> None:
