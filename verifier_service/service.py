@@ -18,6 +18,7 @@ async def build(context: ServiceContext[VerifierSettings]) -> VerifierServer:
     if place is None and settings.ranks == 1:
         return VerifierServer(settings, partial(load_target, settings), context.metrics, context.fail)
     followers: Sequence[ServiceProcess] = ()
+    listener = None
     if place is None:
-        place, followers = start_followers(settings)
-    return LeadingServer(settings, place, followers, context.metrics, context.fail)
+        place, followers, listener = start_followers(settings)
+    return LeadingServer(settings, place, followers, context.metrics, context.fail, listener)

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from outrider.cli import index, roles
+from outrider.cli import index, memory, roles
 from outrider.cli.failures import INTERRUPTED, OUTPUT_ERRORS, CommandFailed, fail, lose_output, usage
 from speculative.errors import OutriderError
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(roles.app, name="serve")
 app.add_typer(index.app, name="index")
+app.add_typer(memory.app, name="memory")
 
 
 class Switch(StrEnum):

@@ -53,18 +53,22 @@ class TextSource:
     def __iter__(self) -> Iterator[str]:
         """Documents; none is empty or has lone surrogates. Raises BadSource."""
         self.left_out.clear()
-        for path in self.paths:
-            if path.is_dir():
-                for file in self._files(path):
-                    yield from self._of_file(file)
-            elif path.is_file():
-                yield from self._of_file(path)
-            else:
-                raise BadSource(f"{path}: neither a file nor a folder")
+        for file in self.files():
+            yield from self._of_file(file)
         if self.stdin is not None:
             yield from self._of_stream(self.stdin)
 
-    def _files(self, root: Path) -> Iterator[Path]:
+    def files(self) -> Iterator[Path]:
+        """What is read, in order. Raises BadSource."""
+        for path in self.paths:
+            if path.is_dir():
+                yield from self._below(path)
+            elif path.is_file():
+                yield path
+            else:
+                raise BadSource(f"{path}: neither a file nor a folder")
+
+    def _below(self, root: Path) -> Iterator[Path]:
         skipped = {os.path.realpath(path) for path in self.skip}
         for folder, folders, names in os.walk(root, onerror=self._unreadable):
             folders[:] = sorted(

@@ -1,4 +1,4 @@
-"""What goes wrong beside drafting: empty builds, damaged corpora, dead builders, full disks, greedy tenants."""
+"""What goes wrong beside drafting: empty builds, damaged corpora, dead builders, full disks, greed."""
 
 import asyncio
 import errno
