@@ -246,5 +246,5 @@ def _forget(loaded: Loaded, tenant: str, session: str | None) -> None:
         if loaded.past is not None:
             loaded.past.forget_tenant(scope(tenant), timeout=FORGET_S)
     elif loaded.past is not None:
-        for choice in range(MAX_CHOICES):
-            loaded.past.forget(scope(tenant), name_of(SessionKey(tenant, session, choice)), timeout=FORGET_S)
+        choices = [name_of(SessionKey(tenant, session, choice)) for choice in range(MAX_CHOICES)]
+        loaded.past.forget(scope(tenant), *choices, timeout=FORGET_S)

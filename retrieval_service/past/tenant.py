@@ -57,10 +57,10 @@ class Tenant:
         with self._lock:
             return self.text.give_up_oldest()
 
-    def forget(self, session: str) -> int:
-        """Drop a session's text; the number of ids that were held."""
+    def forget(self, sessions: Sequence[str]) -> int:
+        """Drop sessions' text; the number of ids that were held."""
         with self._lock:
-            count = self.text.forget(session)
+            count = sum(map(self.text.forget, sessions))
         self.settle()
         return count
 
