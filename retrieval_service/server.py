@@ -137,7 +137,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
             if group:
                 count = await asyncio.to_thread(documents.add, tenant, group)
         finally:
-            # Once for all of them: what is kept of a tenant is written as a whole.
+            # Once for all of them.
             if tenant is not None:
                 with told("added in memory, not yet on the disk"):
                     await asyncio.to_thread(documents.keep)
