@@ -152,6 +152,6 @@ class KVCache:
                 del self._coming[name]
 
     def _evict(self, blocks: int) -> int:
-        # Looking for them takes the longer the more is cached, and a busy worker's memory is full of it at all
-        # times: so some more than are needed now.
+        # Looking for them takes the longer the more is cached, and the memory of a busy worker is full of it
+        # at all times: so some more than are needed now.
         return self.prefixes.evict(max(blocks, len(self.prefixes) // _EVICTED_SHARE), self._now)
