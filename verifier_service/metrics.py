@@ -56,7 +56,10 @@ class VerifierCollector(Collector):
             "sessions_waiting": ("Those of them that wait for memory or for others.", self._engine.waiting),
             "sessions_parked": ("Sessions that nobody reads, kept to go on.", self._registry.parked),
             "sources_attached": ("Links to sources whose stream is up.", self._links.attached),
-            "kv_slots_used": ("Tokens that running sessions have room for.", self._pool.used_slots),
+            "kv_slots_used": (
+                "Tokens that running sessions, and what is cached of others, take room for.",
+                self._pool.used_slots,
+            ),
             "kv_slots": ("Tokens that there may be room for in all.", self._pool.max_slots),
         }
         for name, (what, value) in gauges.items():

@@ -121,6 +121,7 @@ class Registry:
         self._running: dict[int, Mirror] = {}
         self._kept: OrderedDict[int, float] = OrderedDict()  # since when, the oldest first
         self._kept_ids = 0
+        self._parked: set[int] = set()  # of those that are kept
         self._most_kept = most_kept
         self._most_kept_ids = most_kept_ids
 
@@ -131,8 +132,8 @@ class Registry:
 
     @property
     def parked(self) -> int:
-        """Sessions that nobody reads and that go on where somebody does."""
-        return sum(self._by_handle[handle].parked is not None for handle in self._kept)
+        """Sessions that nobody reads and that go on where somebody does; from any thread."""
+        return len(self._parked)
 
     def find(self, key: SessionKey) -> Mirror | None:
         """The session of this key, if it is known here."""
@@ -234,8 +235,11 @@ class Registry:
     def _keep(self, mirror: Mirror, now: float) -> None:
         self._running.pop(mirror.handle, None)
         self._kept[mirror.handle] = now
+        if mirror.parked is not None:
+            self._parked.add(mirror.handle)
         self._kept_ids += mirror.weight
 
     def _keep_no_longer(self, handle: int) -> None:
+        self._parked.discard(handle)
         if self._kept.pop(handle, None) is not None:
             self._kept_ids -= self._by_handle[handle].weight

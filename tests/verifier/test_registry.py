@@ -1,5 +1,7 @@
 """Mirrors, epochs and who reads what."""
 
+import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -117,6 +119,33 @@ def test_the_oldest_are_forgotten_where_too_many_are_kept(bounds: dict[str, int]
     registry.forget_kept(now=3.0, lease_s=100.0)
     known = [choice for choice in range(4) if registry.find(KEY._replace(choice=choice))]
     assert known == [1, 2, 3]
+
+
+def test_how_many_are_parked_can_be_asked_from_another_thread() -> None:
+    registry, failures, ended = Registry(most_kept=50), [], threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            try:
+                assert 0 <= registry.parked <= 51
+            except Exception as error:
+                failures.append(error)
+                return
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for number in range(2000):
+            parked(registry, added(registry, key=KEY._replace(session=f"s{number}")), now=float(number))
+            registry.forget_kept(now=float(number), lease_s=1e9)
+    finally:
+        ended.set()
+        asking.join()
+        sys.setswitchinterval(before)
+    assert not failures
+    assert registry.parked == 50
 
 
 def test_log_probabilities_count_for_what_they_take() -> None:
