@@ -57,7 +57,7 @@ class VerifierCollector(Collector):
             "sessions_parked": ("Sessions that nobody reads, kept to go on.", self._registry.parked),
             "sources_attached": ("Links to sources whose stream is up.", self._links.attached),
             "kv_slots_used": (
-                "Tokens that running sessions, and what is cached of others, take room for.",
+                "Tokens that sessions and what is cached take.",
                 self._pool.used_slots,
             ),
             "kv_slots": ("Tokens that there may be room for in all.", self._pool.max_slots),
