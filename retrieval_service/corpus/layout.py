@@ -135,7 +135,7 @@ def unsealed(path: Path) -> dict[str, Any]:
     try:
         said = json.loads(path.read_bytes())
         checksum = said.pop("checksum")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: damaged: not what was written") from error
     if checksum != _checksum(said):
         raise Damaged(f"{path}: damaged: its checksum does not fit its text")

@@ -71,6 +71,18 @@ def test_a_corpus_of_next_to_nothing_can_be_looked_up(documents: list[list[int]]
     assert verify(folder).tokens == sum(map(len, documents))
 
 
+@pytest.mark.parametrize("rubbish", ["", "[[[", "[" * 100_000, "3", "[]", "{}", '{"checksum": 1}'])
+def test_a_header_that_is_rubbish_is_damaged(rubbish: str, folder: Path) -> None:
+    make_corpus(folder, [[1, 2]])
+    (folder / "header.json").write_text(rubbish)
+    with pytest.raises(Damaged, match="header.json"):
+        describe(folder)
+    with pytest.raises(Damaged, match="remove the corpus first"):
+        make_corpus(folder, [[1, 2]])
+    remove(folder)
+    make_corpus(folder, [[1, 2]])
+
+
 def test_an_empty_corpus_never_takes_the_place_of_one_that_holds_something(folder: Path) -> None:
     make_corpus(folder, [[], []])
     make_corpus(folder, [[]])
