@@ -77,5 +77,5 @@ def test_a_session_that_there_is_no_room_for_is_looked_at_again_when_another_has
     for _ in range(50):
         assert running.ready() == [first]
     assert len(looks) <= 1
-    running.end(first, FinishReason.CANCELLED)
+    running.end(first, FinishReason.CANCELLED, "it was enough")
     assert running.ready() == [second]
