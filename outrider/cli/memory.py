@@ -5,7 +5,7 @@ What the commands do is imported when they are called.
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -244,7 +244,7 @@ def _worker(address: str) -> Iterator[Any]:
         yield RetrievalStub(channel)
 
 
-def _sent(call: Callable[..., Any], messages: Iterator[Any], timeout: float) -> Any:
+def _sent(call: Any, messages: Iterator[Any], timeout: float) -> Any:
     """What a stream of messages is answered with. What reading them raises ends the call, and is raised."""
     failures: list[Exception] = []
 

@@ -177,7 +177,7 @@ def _store(place: Place, listener: socket.socket | None) -> Any:
     if listener is None:
         return next(dist.rendezvous("env://", timeout=_GATHER))[0]  # type: ignore[attr-defined]
     host, port = listener.getsockname()
-    return dist.TCPStore(
+    return dist.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
         place.size,

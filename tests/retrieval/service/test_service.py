@@ -249,6 +249,8 @@ async def test_without_embeddings_there_are_no_references(tiny_llama: Path) -> N
         (("--corpus", "/nowhere/corpus"), "no corpus there"),
         (("--tokenizer", "/nowhere"), "no tokenizer at '/nowhere'"),
         (("--embeddings", "/nowhere"), "/nowhere"),
+        (("--encoder", "/nowhere"), "the encoder does not start"),
+        (("--encoder", "x", "--embeddings", "y"), "either --embeddings or --encoder"),
         (("--past-tokens", "5"), "past_tokens"),
     ],
 )
