@@ -236,6 +236,8 @@ def _reference_name(name: str) -> str:
 def _reference_ids(message: retrieval_pb2.AddReferencesRequest, loaded: Loaded) -> Sequence[int]:
     if message.reference.HasField("ids"):
         return document_ids(message.reference.ids, loaded.tokens)
+    if not message.reference.HasField("text"):
+        raise InvalidRequest(f"reference {message.reference.name!r} has neither `text` nor `ids`")
     return _tokens(loaded).encode(message.reference.text)
 
 

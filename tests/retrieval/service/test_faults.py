@@ -166,6 +166,12 @@ async def test_references_beyond_the_room_are_refused_and_others_stay(
             message = retrieval_pb2.AddReferencesRequest(tenant=tenant, reference=reference)
             return await live.retrieval.AddReferences(iter([message]), timeout=10)
 
+        bare = retrieval_pb2.AddReferencesRequest(reference=retrieval_pb2.Reference(name="bare"))
+        error = await refused(live.retrieval.AddReferences(iter([bare]), timeout=10))
+        assert (error.code(), "'bare' has neither" in (error.details() or "")) == (
+            Code.INVALID_ARGUMENT,
+            True,
+        )
         assert (await add("one", 1600)).documents == 1
         error = await refused(add("two", 800))
         assert (error.code(), "2000 are taken on" in (error.details() or "")) == (
