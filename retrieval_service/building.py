@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,10 +16,15 @@ from typing import Self
 
 from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2
+from retrieval_service.corpus.errors import CorpusError
+from retrieval_service.corpus.manage import discard
 from retrieval_service.corpus.texts import PIECE
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, Superseded
 
+log = logging.getLogger(__name__)
+
 RETRY_AFTER_S = 60.0
+INCOMING = ".incoming-"
 
 
 class NoTokenizer(OutriderError):
@@ -51,20 +59,30 @@ class Spool:
         self._most = most_mb << 20
         self._size = 0
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = tempfile.TemporaryDirectory(prefix=".incoming-", dir=folder)
+        self._folder = tempfile.TemporaryDirectory(prefix=INCOMING, dir=folder)
+        self._lock = _locked(Path(self._folder.name))
         self.tokenizer = Path(self._folder.name) / "tokenizer.json"
         self.path = Path(self._folder.name) / "documents"
         self._file = self.path.open("w", encoding="utf-8")
 
     def __enter__(self) -> Self:
-        self.tokenizer.write_text(self._tokens.to_json(), encoding="utf-8")
+        try:
+            self.tokenizer.write_text(self._tokens.to_json(), encoding="utf-8")
+        except BaseException:
+            self._remove()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._remove()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):  # the rest of the text, on a full disk
+            self._file.close()
         self._folder.cleanup()
+        os.close(self._lock)
 
     def add(self, message: retrieval_pb2.BuildCorpusRequest) -> None:
         """One more document. Raises InvalidRequest, or Overloaded where it is too much."""
@@ -86,6 +104,26 @@ class Spool:
         if self._size > self._most:
             raise Overloaded(f"the documents have more than {self._most >> 20} MiB", RETRY_AFTER_S)
         self._file.write(line + "\n")
+
+
+def remove_left(folder: Path) -> None:
+    """Removes what processes that died while they took documents in have left there."""
+    for path in folder.glob(f"{INCOMING}*"):
+        with contextlib.suppress(OSError):  # somebody else's, who takes documents in just now
+            lock = _locked(path)
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """Raises OSError where another process has it; the lock goes with its holder."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 class Builds:
@@ -121,8 +159,17 @@ class Builds:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+                await self._discard(path)
         if process.returncode != 0:
+            await self._discard(path)
             raise _failure(path, told, process.returncode or 0)
+
+    async def _discard(self, path: Path) -> None:
+        """What a build that failed has left takes room, and no later one would go on from it."""
+        try:
+            await asyncio.to_thread(discard, path)
+        except CorpusError as error:
+            log.warning("left as it is: %s", error)
 
 
 def _failure(path: Path, told: bytes, status: int) -> BuildFailed:

@@ -2,30 +2,42 @@
 
 import threading
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from retrieval_service.dense.embeddings import TableEmbedder
+from retrieval_service.dense.embeddings import Embedder
 from retrieval_service.dense.errors import NoLibrary
 from retrieval_service.dense.library import Library
 from retrieval_service.dense.references import References
 from retrieval_service.holdings import scope
 from retrieval_service.memories import Memory
+from speculative.errors import Overloaded
+
+RETRY_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many ids of documents are taken on; more are refused, as nothing that was added is evicted."""
+
+    tokens: int
+    tokens_of_tenant: int
 
 
 class Documents:
     """The library, and what sessions draw from it. A ReferenceMemory; safe from several threads.
 
     Args:
-        model: a Hugging Face folder, whose embedding table says what is near.
+        embedder: says what is near.
         folder: where documents are kept; None: in memory alone.
 
     Raises:
-        DenseError: the table, or what the folder holds, cannot be used.
+        DenseError: what the folder holds cannot be used.
     """
 
-    def __init__(self, model: Path, tokenizer_digest: str, folder: Path | None) -> None:
-        embedder = TableEmbedder.read(model)
+    def __init__(self, embedder: Embedder, tokenizer_digest: str, folder: Path | None, room: Room) -> None:
         self._folder = folder
+        self._room = room
         self._library = Library(embedder, tokenizer_digest)
         if folder is not None:
             try:
@@ -33,28 +45,42 @@ class Documents:
             except NoLibrary:
                 self._library.save(folder)
         self._references = References(self._library)
-        self._counting = threading.Lock()
-        self._counts = {name: len(self._library.documents(name)) for name in self._library.kinds()}
+        self._changing = threading.Lock()
+        self._held = {name: self._count(name) for name in self._library.kinds()}
 
     @property
     def count(self) -> int:
         """Documents of all tenants."""
-        return sum(self._counts.values())
+        return sum(count for count, _ in list(self._held.values()))
 
     def add(self, tenant: str, documents: Sequence[tuple[str, Sequence[int]]]) -> int:
-        """Adds documents, name and ids each, and keeps them; returns how many the tenant has then."""
-        self._library.add(scope(tenant), documents)
-        return self._changed(tenant)
+        """Adds documents, name and ids each; returns how many the tenant has then. `keep` them in the end.
+
+        Raises Overloaded where there is no room for them; then none is added.
+        """
+        owner = scope(tenant)
+        with self._changing:
+            self._check_room(owner, documents)
+            self._library.add(owner, documents)
+            return self._counted(owner)
+
+    def keep(self) -> None:
+        """Writes what was added or removed, if there is where to. Raises OSError."""
+        if self._folder is not None:
+            self._library.save(self._folder)
 
     def remove(self, tenant: str, names: Sequence[str]) -> int:
-        """Removes documents, all of them where none is named; returns how many were there."""
-        before = self._counts.get(scope(tenant), 0)
-        if names:
+        """Removes documents, all of them where none is named, from disk too; returns how many were there."""
+        owner = scope(tenant)
+        with self._changing:
+            before, _ = self._held.get(owner, (0, 0))
             for name in names:
-                self._library.remove(scope(tenant), name)
-        else:
-            self._library.forget(scope(tenant))
-        return before - self._changed(tenant)
+                self._library.remove(owner, name)
+            if not names:
+                self._library.forget(owner)
+            left = self._counted(owner)
+        self.keep()
+        return before - left
 
     def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> Memory:
         """See ReferenceMemory."""
@@ -72,10 +98,24 @@ class Documents:
         """Ends the search's thread."""
         self._references.close()
 
-    def _changed(self, tenant: str) -> int:
-        count = len(self._library.documents(scope(tenant)))
-        with self._counting:
-            self._counts[scope(tenant)] = count
-        if self._folder is not None:
-            self._library.save(self._folder)
-        return count
+    def _check_room(self, owner: str, documents: Sequence[tuple[str, Sequence[int]]]) -> None:
+        held = {one.name: len(one.ids) for one in self._library.documents(owner)}
+        own = sum((held | {name: len(ids) for name, ids in documents}).values())
+        others = sum(tokens for name, (_, tokens) in self._held.items() if name != owner)
+        for tokens, most, whose in (
+            (own, self._room.tokens_of_tenant, "of one tenant"),
+            (others + own, self._room.tokens, "of all tenants"),
+        ):
+            if tokens > most:
+                raise Overloaded(
+                    f"references {whose} would have {tokens} ids; {most} are taken on: remove some",
+                    RETRY_AFTER_S,
+                )
+
+    def _counted(self, owner: str) -> int:
+        self._held[owner] = self._count(owner)
+        return self._held[owner][0]
+
+    def _count(self, owner: str) -> tuple[int, int]:
+        documents = self._library.documents(owner)
+        return len(documents), sum(len(one.ids) for one in documents)

@@ -179,7 +179,7 @@ class Engine:
             self._drawing.begin(followed)
         except NotFollowed as error:
             self._refuse(followed, str(error))
-            self.roster.end(followed)
+            self._over(followed)
         except Exception:
             self._failed(followed)
         else:
@@ -206,6 +206,10 @@ class Engine:
         if followed is None:
             self.counts.unknown_aliases += 1
             return
+        self._over(followed)
+
+    def _over(self, followed: Followed) -> None:
+        """The session is no longer followed here, and what its memories hold for it goes."""
         self._waiting.pop(followed, None)
         self.roster.end(followed)
         self._drawing.finish(followed.key)
@@ -220,8 +224,7 @@ class Engine:
         self.counts.failed_sessions += 1
         self._refuse(whom, "the retrieval service failed on this session; its log says why")
         if isinstance(whom, Followed):
-            self._waiting.pop(whom, None)
-            self.roster.end(whom)
+            self._over(whom)
 
     def _refuse(self, whom: Follow | Followed | Wrong, message: str) -> None:
         self.counts.refusals += 1

@@ -18,7 +18,6 @@ from outrider.runtime.lifeline import die_with_told_parent
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import Ids
-from retrieval_service.corpus.errors import BadSource
 from retrieval_service.corpus.plan import Settings
 from speculative.errors import OutriderError
 
@@ -59,9 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         table = TokenTable.from_json(Path(tokenizer).read_text(encoding="utf-8"))
         source = Spooled(Path(spool), table)
-        built = build(Path(folder), Settings(table.digest, table.size, owner or None), source)
-        if not built.header.tokens:
-            raise BadSource("there is nothing to index: no document has an id")
+        built = build(Path(folder), Settings(table.digest, table.size, owner or None), source, empty=False)
     except OutriderError as error:
         code = getattr(error, "code", "INTERNAL")
         print(json.dumps({"error": {"code": code, "message": str(error)}}))

@@ -1,11 +1,13 @@
 """Opens everything that the settings name: the tokenizer, corpora, past outputs, references."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.tokens import TokenTable, split_revision
+from retrieval_service.building import remove_left
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.holdings import CorpusKey, Holdings
@@ -15,6 +17,7 @@ from retrieval_service.store import CorpusStore
 from speculative.errors import InvalidRequest, OutriderError
 
 if TYPE_CHECKING:
+    from retrieval_service.dense.remote import EncoderProcess
     from retrieval_service.documents import Documents
 
 log = logging.getLogger(__name__)
@@ -37,11 +40,15 @@ class Loaded:
     store: CorpusStore
     past: PastOutputs | None
     documents: "Documents | None"
+    encoder: "EncoderProcess | None" = None
+    """What finds references, where that is a process of its own."""
 
     def close(self) -> None:
         """Writes what is to last; corpora are the engine's to close."""
         if self.documents is not None:
             self.documents.close()
+        if self.encoder is not None:
+            self.encoder.close()
         if self.past is not None:
             self.past.close()
 
@@ -49,17 +56,13 @@ class Loaded:
 def load(settings: RetrievalSettings) -> Loaded:
     """Raises OutriderError where something that is named cannot be used.
 
-    A corpus of the service's own folder that is damaged, or another tokenizer's, is left out and logged.
+    A corpus of the service's own folder that is damaged, or another tokenizer's, is left out and logged; so
+    are all of them where the service has no tokenizer.
     """
     tokens = read_tokens(settings.tokenizer)
-    digest = "" if tokens is None else tokens.digest
     store = CorpusStore(settings.below("corpora"))
-    named = [open_corpus(Path(path).expanduser(), tokens) for path in settings.corpus]
-    documents = None
-    if settings.embeddings:
-        from retrieval_service.documents import Documents  # FAISS, which nothing else needs
-
-        documents = Documents(Path(settings.embeddings), digest, settings.below("references"))
+    named = _by_key([open_corpus(Path(path).expanduser(), tokens) for path in settings.corpus])
+    documents, encoder = _documents(settings, tokens)
     past = None
     if settings.past:
         try:
@@ -68,16 +71,61 @@ def load(settings: RetrievalSettings) -> Loaded:
         except OSError as error:
             raise CannotLoad(f"past outputs: {error}") from error
     holdings = Holdings(past, documents)
+    if settings.folder:
+        remove_left(store.root)
     for path in store.paths():
         try:
             index = open_corpus(path, tokens)
-        except CorpusError as error:
+        except (CorpusError, InvalidRequest) as error:
             log.error("corpus left out: %s", error)
         else:
             holdings.add(CorpusKey(index.header.tenant, path.name), index)
-    for given, index in zip(settings.corpus, named, strict=True):
-        holdings.add(CorpusKey(index.header.tenant, Path(given).name), index)
-    return Loaded(tokens, holdings, store, past, documents)
+    for key, index in named.items():
+        holdings.add(key, index)
+    return Loaded(tokens, holdings, store, past, documents, encoder)
+
+
+def _documents(
+    settings: RetrievalSettings, tokens: TokenTable | None
+) -> "tuple[Documents | None, EncoderProcess | None]":
+    """References, and the process that embeds them, if the settings have any. Raises OutriderError."""
+    if not settings.embeddings and not settings.encoder:
+        return None, None
+    if settings.embeddings and settings.encoder:
+        raise InvalidRequest("give either --embeddings or --encoder: references are found with one of them")
+    from retrieval_service.dense.embeddings import TableEmbedder  # FAISS, which nothing else needs
+    from retrieval_service.dense.remote import EncoderProcess
+    from retrieval_service.documents import Documents, Room
+
+    room = Room(settings.reference_tokens, settings.reference_tokens_of_tenant)
+    folder, digest = settings.below("references"), "" if tokens is None else tokens.digest
+    if settings.embeddings:
+        embedder = TableEmbedder.read(Path(settings.embeddings).expanduser())
+        return Documents(embedder, digest, folder, room), None
+    if tokens is None:
+        raise InvalidRequest(
+            "an encoder reads text, so it needs the target's own tokenizer; give --tokenizer"
+        )
+    encoder = EncoderProcess.of_model(settings.encoder, tokens)
+    try:
+        return Documents(encoder, digest, folder, room), encoder
+    except BaseException:
+        encoder.close()
+        raise
+
+
+def _by_key(named: Sequence[CorpusIndex]) -> dict[CorpusKey, CorpusIndex]:
+    """Corpora by owner and the names of their folders. Raises CannotLoad where two are called the same."""
+    found: dict[CorpusKey, CorpusIndex] = {}
+    for index in named:
+        key = CorpusKey(index.header.tenant, index.path.resolve().name)
+        if key in found:
+            raise CannotLoad(
+                f"two corpora would be called {key}, after their folders: {found[key].path} and {index.path};"
+                " rename one"
+            )
+        found[key] = index
+    return found
 
 
 def open_corpus(path: Path, tokens: TokenTable | None) -> CorpusIndex:

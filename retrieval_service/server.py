@@ -16,6 +16,7 @@ from outrider.wire.status import guarded
 from retrieval_service.building import Builds, NoTokenizer, Spool, document_ids
 from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.engine import Engine
+from retrieval_service.faults import told
 from retrieval_service.holdings import CorpusKey, name_of, scope
 from retrieval_service.loading import Loaded, open_corpus
 from retrieval_service.settings import RetrievalSettings
@@ -78,7 +79,11 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         key = _key(first.start)
         tokens = _tokens(loaded)
         path = loaded.store.path(key)
-        with self._builds.only(path), Spool(loaded.store.root, tokens, self._settings.ingest_mb) as spool:
+        with (
+            self._builds.only(path),
+            told(f"corpus {key} is not built"),
+            Spool(loaded.store.root, tokens, self._settings.ingest_mb) as spool,
+        ):
             async for message in requests:
                 await asyncio.to_thread(spool.add, message)
             await self._builds.run(path, spool, tokens, key.owner)
@@ -99,12 +104,15 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         """See retrieval.proto."""
         engine, loaded = self._ready()
         key = _key(request.name)
-        path = loaded.store.path(key) if request.remove else None
-        if not await _in_engine(engine, lambda: loaded.holdings.remove(key)):
-            raise NoSuchCorpus(f"no corpus {key} is loaded")
-        if path is not None:
-            with self._builds.only(path):
-                await asyncio.to_thread(loaded.store.remove, key)
+        if not request.remove:
+            found = await _in_engine(engine, lambda: loaded.holdings.remove(key))
+        else:
+            with self._builds.only(loaded.store.path(key)):
+                found = await _in_engine(engine, lambda: loaded.holdings.remove(key))
+                # One that is damaged could not be loaded, and is removed all the same.
+                found = await asyncio.to_thread(loaded.store.remove, key) or found
+        if not found:
+            raise NoSuchCorpus(f"no corpus {key} is {'there' if request.remove else 'loaded'}")
         return retrieval_pb2.UnloadCorpusResponse()
 
     @guarded
@@ -117,16 +125,22 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         tenant: str | None = None
         group: list[tuple[str, Sequence[int]]] = []
         count = 0
-        async for message in requests:
-            tenant = checked_tenant(message.tenant) if tenant is None else tenant
-            group.append((_reference_name(message.reference.name), _reference_ids(message, loaded)))
-            if len(group) >= ADDED_AT_ONCE:
+        try:
+            async for message in requests:
+                tenant = checked_tenant(message.tenant) if tenant is None else tenant
+                group.append((_reference_name(message.reference.name), _reference_ids(message, loaded)))
+                if len(group) >= ADDED_AT_ONCE:
+                    count = await asyncio.to_thread(documents.add, tenant, group)
+                    group = []
+            if tenant is None:
+                raise InvalidRequest("there is no document: the stream has no message")
+            if group:
                 count = await asyncio.to_thread(documents.add, tenant, group)
-                group = []
-        if tenant is None:
-            raise InvalidRequest("there is no document: the stream has no message")
-        if group:
-            count = await asyncio.to_thread(documents.add, tenant, group)
+        finally:
+            # Once for all of them.
+            if tenant is not None:
+                with told("added in memory, not yet on the disk"):
+                    await asyncio.to_thread(documents.keep)
         return retrieval_pb2.AddReferencesResponse(documents=count)
 
     @guarded
@@ -136,7 +150,8 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         """See retrieval.proto."""
         _, loaded = self._ready()
         tenant = checked_tenant(request.tenant)
-        removed = await asyncio.to_thread(_documents(loaded).remove, tenant, tuple(request.names))
+        with told("removed in memory, not yet on the disk"):
+            removed = await asyncio.to_thread(_documents(loaded).remove, tenant, tuple(request.names))
         return retrieval_pb2.RemoveReferencesResponse(removed=removed)
 
     @guarded
@@ -148,7 +163,8 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         tenant = checked_tenant(request.tenant)
         session = checked_session(request.session) if request.session else None
         await _in_engine(engine, lambda: engine.roster.unlearn(tenant, session))
-        await asyncio.to_thread(_forget, loaded, tenant, session)
+        with told("forgotten in memory, not yet on the disk"):
+            await asyncio.to_thread(_forget, loaded, tenant, session)
         return retrieval_pb2.ForgetResponse()
 
     @guarded
@@ -204,7 +220,7 @@ def _tokens(loaded: Loaded) -> TokenTable:
 def _documents(loaded: Loaded) -> "Documents":
     if loaded.documents is None:
         raise NoReferences(
-            "this service has no embeddings to find documents with; start it with --embeddings PATH"
+            "this service has nothing to find documents with; start it with --embeddings PATH (or --encoder)"
         )
     return loaded.documents
 
@@ -220,6 +236,8 @@ def _reference_name(name: str) -> str:
 def _reference_ids(message: retrieval_pb2.AddReferencesRequest, loaded: Loaded) -> Sequence[int]:
     if message.reference.HasField("ids"):
         return document_ids(message.reference.ids, loaded.tokens)
+    if not message.reference.HasField("text"):
+        raise InvalidRequest(f"reference {message.reference.name!r} has neither `text` nor `ids`")
     return _tokens(loaded).encode(message.reference.text)
 
 
@@ -230,5 +248,5 @@ def _forget(loaded: Loaded, tenant: str, session: str | None) -> None:
         if loaded.past is not None:
             loaded.past.forget_tenant(scope(tenant), timeout=FORGET_S)
     elif loaded.past is not None:
-        for choice in range(MAX_CHOICES):
-            loaded.past.forget(scope(tenant), name_of(SessionKey(tenant, session, choice)), timeout=FORGET_S)
+        choices = [name_of(SessionKey(tenant, session, choice)) for choice in range(MAX_CHOICES)]
+        loaded.past.forget(scope(tenant), *choices, timeout=FORGET_S)

@@ -26,7 +26,15 @@ class RetrievalSettings(WorkerSettings):
     """Where corpora that are built over the wire, past outputs and references are kept; without it past
     outputs and references are in memory alone."""
     embeddings: str = ""
-    """A model's folder whose embedding table finds references that are near; without it there are none."""
+    """A model's folder whose embedding table finds references that are near; without it, or an `encoder`,
+    there are none."""
+    encoder: str = ""
+    """A model of sentence-transformers, name or folder, that finds them in place of `embeddings`. It runs in
+    a process of its own, which needs the extra `embed`."""
+    reference_tokens: Annotated[int, Field(ge=1024)] = 16_000_000
+    """Ids of references that are taken on, of all tenants together; each takes about 30 bytes of memory."""
+    reference_tokens_of_tenant: Annotated[int, Field(ge=1024)] = 4_000_000
+    """Of one tenant; more are refused."""
     past: bool = True
     """Whether drafts come from past outputs too."""
     past_tokens: Annotated[int, Field(ge=1024)] = 16_000_000

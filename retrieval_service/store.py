@@ -1,12 +1,13 @@
 """Where corpora that are built over the wire lie on disk; knows nothing of what is in them."""
 
 import hashlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from outrider.wire.names import checked_corpus_name
+from retrieval_service.corpus.errors import NoCorpus
 from retrieval_service.corpus.layout import HEADER
+from retrieval_service.corpus.manage import remove
 from retrieval_service.holdings import CorpusKey
 from speculative.errors import InvalidRequest, OutriderError
 
@@ -42,9 +43,16 @@ class CorpusStore:
         if self._root is not None:
             yield from sorted(header.parent for header in self._root.glob(f"*/*/{HEADER}"))
 
-    def remove(self, key: CorpusKey) -> None:
-        """Deletes a corpus' files. What has it mapped keeps it until it lets go."""
-        shutil.rmtree(self.path(key), ignore_errors=True)
+    def remove(self, key: CorpusKey) -> bool:
+        """Deletes a corpus' files, whole or not; whether there were any. Raises CorpusError.
+
+        What has it mapped keeps it until it lets go.
+        """
+        try:
+            remove(self.path(key))
+        except NoCorpus:
+            return False
+        return True
 
 
 def _digest(tenant: str) -> str:

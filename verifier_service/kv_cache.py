@@ -15,6 +15,9 @@ from verifier_service.prefix_cache import Name, Naming, PrefixCache
 from verifier_service.scheduler import Need
 from verifier_service.sessions import Session
 
+_EVICTED_SHARE = 64
+"""Of what is cached, the part that is evicted at a time at least."""
+
 
 class _Held:
     """One session's table, and the names of its full blocks."""
@@ -46,6 +49,8 @@ class KVCache:
         self._held: dict[int, _Held] = {}
         self._coming: dict[Name, int] = {}  # blocks that a session is about to fill, and its handle
         self._now = 0.0
+        self.released = 0
+        """How often a session gave its table back: only then is there more room than before."""
         pool.evict = self._evict
 
     def __contains__(self, session: Session) -> bool:
@@ -125,6 +130,7 @@ class KVCache:
         """Gives a session's table back, if it has one; what is cached of it stays until it is evicted."""
         held = self._held.pop(session.handle, None)
         if held is not None:
+            self.released += 1
             held.table.close()
             self._came(session, held, everything=True)
             self.prefixes.lease(held.names, self._now + self._lease_s)
@@ -147,4 +153,6 @@ class KVCache:
                 del self._coming[name]
 
     def _evict(self, blocks: int) -> int:
-        return self.prefixes.evict(blocks, self._now)
+        # Looking for them takes the longer the more is cached, and the memory of a busy worker is full of it
+        # at all times: so some more than are needed now.
+        return self.prefixes.evict(max(blocks, len(self.prefixes) // _EVICTED_SHARE), self._now)

@@ -41,8 +41,11 @@ class LeadingServer(VerifierServer):
         followers: Sequence[ServiceProcess],
         metrics: Metrics,
         fail: Callable[[BaseException], None],
+        listener: socket.socket | None = None,
     ) -> None:
+        """`listener` is where the other ranks look for this one, if it was opened already."""
         self._place = place
+        self._listener = listener
         self._followers = followers
         self._lead: Lead | None = None
         self._lost = fail
@@ -76,7 +79,7 @@ class LeadingServer(VerifierServer):
                     return
 
     def _load_and_lead(self) -> PackedLM:
-        crew = join(self._settings, self._place)
+        crew = join(self._settings, self._place, self._listener)
         target = load_part(self._settings, crew)
         self._lead = Lead(target, crew, self._lost)
         return target
@@ -90,13 +93,17 @@ def place_of(settings: VerifierSettings) -> Place | None:
     return place
 
 
-def start_followers(settings: VerifierSettings) -> tuple[Place, tuple[ServiceProcess, ...]]:
-    """Makes this process the first of `settings.ranks`, and the others its children. From the main thread."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def start_followers(
+    settings: VerifierSettings,
+) -> tuple[Place, tuple[ServiceProcess, ...], socket.socket]:
+    """Makes this process the first of `settings.ranks`, and the others its children. From the main thread.
+
+    Listens where they look for it from now on, so that nobody else takes the port while all load.
+    """
+    listener = socket.create_server(("127.0.0.1", 0), backlog=settings.ranks)
+    host, port = listener.getsockname()
     size = settings.ranks
-    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
     os.environ.update(common, RANK="0", LOCAL_RANK="0")
     told = as_variables(settings, without=frozenset({"parent_pid", "config", *OF_THIS_PROCESS}))
     followers = [
@@ -107,12 +114,12 @@ def start_followers(settings: VerifierSettings) -> tuple[Place, tuple[ServicePro
         )
         for rank in range(1, size)
     ]
-    return Place(0, size, 0), tuple(followers)
+    return Place(0, size, 0), tuple(followers), listener
 
 
-def join(settings: VerifierSettings, place: Place) -> Crew:
+def join(settings: VerifierSettings, place: Place, listener: socket.socket | None = None) -> Crew:
     """Raises OutriderError where the ranks do not come together."""
-    return Crew.join(place, place.device(settings.device), settings.ranks_timeout_s)
+    return Crew.join(place, place.device(settings.device), settings.ranks_timeout_s, listener)
 
 
 def load_part(settings: VerifierSettings, crew: Crew) -> PackedLM:

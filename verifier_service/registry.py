@@ -19,6 +19,8 @@ from verifier_service.request import Request, SourceAddress
 _EPOCHS_REMEMBERED = 65_536
 _MOST_KEPT = 16_384
 _MOST_KEPT_IDS = 1_000_000
+# Log-probabilities of an id take some 300 bytes, the id itself 40.
+_LOGPROB_WEIGHT = 8
 
 
 class Subscriber(Protocol):
@@ -81,6 +83,11 @@ class Mirror:
         """Which incarnation it is."""
         return self.request.epoch
 
+    @property
+    def weight(self) -> int:
+        """What keeping it takes, in ids."""
+        return len(self.ids) + _LOGPROB_WEIGHT * len(self.logprobs)
+
     def logprobs_between(self, start: int, end: int) -> list[TokenLogprob]:
         """Of the ids at these positions, less those that came with Open."""
         opened = len(self.request.ids)
@@ -105,7 +112,7 @@ class Registry:
 
     Args:
         most_kept: of them.
-        most_kept_ids: ids of them all.
+        most_kept_ids: ids of them all; one with log-probabilities counts as several.
     """
 
     def __init__(self, most_kept: int = _MOST_KEPT, most_kept_ids: int = _MOST_KEPT_IDS) -> None:
@@ -116,6 +123,7 @@ class Registry:
         self._running: dict[int, Mirror] = {}
         self._kept: OrderedDict[int, float] = OrderedDict()  # since when, the oldest first
         self._kept_ids = 0
+        self._parked: set[int] = set()  # of those that are kept
         self._most_kept = most_kept
         self._most_kept_ids = most_kept_ids
 
@@ -126,8 +134,8 @@ class Registry:
 
     @property
     def parked(self) -> int:
-        """Sessions that nobody reads and that go on where somebody does."""
-        return sum(self._by_handle[handle].parked is not None for handle in self._kept)
+        """Sessions that nobody reads and that go on where somebody does; from any thread."""
+        return len(self._parked)
 
     def find(self, key: SessionKey) -> Mirror | None:
         """The session of this key, if it is known here."""
@@ -229,8 +237,11 @@ class Registry:
     def _keep(self, mirror: Mirror, now: float) -> None:
         self._running.pop(mirror.handle, None)
         self._kept[mirror.handle] = now
-        self._kept_ids += len(mirror.ids)
+        if mirror.parked is not None:
+            self._parked.add(mirror.handle)
+        self._kept_ids += mirror.weight
 
     def _keep_no_longer(self, handle: int) -> None:
+        self._parked.discard(handle)
         if self._kept.pop(handle, None) is not None:
-            self._kept_ids -= len(self._by_handle[handle].ids)
+            self._kept_ids -= self._by_handle[handle].weight

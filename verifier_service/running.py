@@ -60,6 +60,7 @@ class RunningSessions:
         self._totals = totals
         self._counts = counts
         self._sessions: dict[int, Session] = {}
+        self._crowded: tuple[int, int] | None = None
         self._updates: list[Update] = []
         self._strikes: list[Strike] = []
         self._prompt_passes: dict[int, int] = {}
@@ -118,8 +119,7 @@ class RunningSessions:
         """Sessions that the next step is for, the oldest first; those whose turn it is begin."""
         while (handle := self._scheduler.next()) is not None:
             session = self._sessions[handle]
-            running = len(self._scheduler.running)
-            if not may_start(self.kv.blocks_to_begin(session), self.kv.available, running):
+            if not self._may_start(session):
                 break
             begun = False
             with self.guarded(session):
@@ -130,6 +130,16 @@ class RunningSessions:
             elif session in self:
                 break
         return [self._sessions[handle] for handle in self._scheduler.running]
+
+    def _may_start(self, session: Session) -> bool:
+        """Whether there is room; one that there was none for is looked at again when a session has left."""
+        crowded = (session.handle, self.kv.released)
+        if crowded == self._crowded:
+            return False
+        need, running = self.kv.blocks_to_begin(session), len(self._scheduler.running)
+        starts = may_start(need, self.kv.free, running) or may_start(need, self.kv.available, running)
+        self._crowded = None if starts else crowded
+        return starts
 
     def fit(self, ready: list[Session], sizes: list[int]) -> bool:
         """Makes room for a step; whether it has room for drafted nodes too. Some may have to give way."""

@@ -22,8 +22,9 @@ async def build(context: ServiceContext[VerifierSettings]) -> Service:
         server.tracing = context.tracing
         return announced(server, context)
     followers: Sequence[ServiceProcess] = ()
+    listener = None
     if place is None:
-        place, followers = start_followers(settings)
-    server = LeadingServer(settings, place, followers, context.metrics, context.fail)
+        place, followers, listener = start_followers(settings)
+    server = LeadingServer(settings, place, followers, context.metrics, context.fail, listener)
     server.tracing = context.tracing
     return announced(server, context)

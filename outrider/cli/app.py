@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from outrider.cli import config as config_commands
-from outrider.cli import index, keys, looking, models, roles
+from outrider.cli import index, keys, looking, memory, models, roles
 from outrider.cli.access import Access, ApiKeyFile, Ca, Cert, CertKey
 from outrider.cli.failures import INTERRUPTED, OUTPUT_ERRORS, CommandFailed, fail, lose_output, usage
 from speculative.errors import OutriderError
@@ -30,6 +30,7 @@ app.add_typer(config_commands.app, name="config")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(looking.app)
+app.add_typer(memory.app, name="memory")
 
 
 class Switch(StrEnum):

@@ -76,7 +76,7 @@ def build_index(
         table = read_tokenizer(tokenizer)
         settings = Settings(table.digest, table.size, tenant, shard_tokens or SHARD_TOKENS)
         texts = TextSource(
-            tuple(sources or ()), tuple(glob or ()), jsonl_field, sys.stdin.buffer if stdin else None
+            tuple(sources or ()), tuple(glob or ()), jsonl_field, sys.stdin.buffer if stdin else None, (out,)
         )
         kept_out = TextSource(tuple(exclude)) if exclude else None
         with _Meter() as meter:

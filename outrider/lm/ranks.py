@@ -6,6 +6,7 @@ Under torchrun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT a
 """
 
 import contextlib
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -76,19 +77,25 @@ class Crew:
         self._orders = orders
 
     @classmethod
-    def join(cls, place: Place, device: str, timeout_s: float) -> "Crew":
+    def join(
+        cls, place: Place, device: str, timeout_s: float, listener: socket.socket | None = None
+    ) -> "Crew":
         """Waits for all ranks. From then on a rank that is waited for has ``timeout_s``.
 
-        Raises RankLost where they do not come together.
+        ``listener`` is the first rank's, where it listens at MASTER_ADDR and MASTER_PORT already; it is taken
+        over. Raises RankLost where they do not come together.
         """
         timeout = timedelta(seconds=timeout_s)
         kind = torch.device(device).type
         try:
-            store, rank, size = next(dist.rendezvous("env://", timeout=_GATHER))  # type: ignore[attr-defined]
-            crew = cls(place, store, None, timeout_s)
+            crew = cls(place, _store(place, listener), None, timeout_s)
             crew.meet("joined")
             dist.init_process_group(
-                "gloo" if kind == "cpu" else "nccl", store=store, rank=rank, world_size=size, timeout=timeout
+                "gloo" if kind == "cpu" else "nccl",
+                store=crew._store,
+                rank=place.rank,
+                world_size=place.size,
+                timeout=timeout,
             )
             # Orders never wait for a device, so they have a group of their own, on the CPU.
             crew._orders = dist.new_group(backend="gloo", timeout=timeout)
@@ -163,6 +170,22 @@ class Crew:
                 work.wait()
             except RuntimeError as error:
                 raise self.lost(f"rank {rank}", error) from error
+
+
+def _store(place: Place, listener: socket.socket | None) -> Any:
+    """Where the ranks find each other."""
+    if listener is None:
+        return next(dist.rendezvous("env://", timeout=_GATHER))[0]  # type: ignore[attr-defined]
+    host, port = listener.getsockname()
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        place.size,
+        is_master=True,
+        timeout=_GATHER,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -106,7 +106,8 @@ class RetrievalServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UnloadCorpus(self, request, context):
-        """Drafts from a corpus no longer; on request its files go too. NOT_FOUND where it is not loaded.
+        """Drafts from a corpus no longer; on request its files go too, those of one that could not be loaded as well.
+        NOT_FOUND where there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,9 @@ class RetrievalStub:
     LoadCorpus: _grpc.UnaryUnaryMultiCallable[_retrieval_pb2.LoadCorpusRequest, _retrieval_pb2.Corpus]
     """Opens an index of the service's folder that was built, or unloaded, before. NOT_FOUND where there is none."""
     UnloadCorpus: _grpc.UnaryUnaryMultiCallable[_retrieval_pb2.UnloadCorpusRequest, _retrieval_pb2.UnloadCorpusResponse]
-    """Drafts from a corpus no longer; on request its files go too. NOT_FOUND where it is not loaded."""
+    """Drafts from a corpus no longer; on request its files go too, those of one that could not be loaded as well.
+    NOT_FOUND where there is none.
+    """
     AddReferences: _grpc.StreamUnaryMultiCallable[_retrieval_pb2.AddReferencesRequest, _retrieval_pb2.AddReferencesResponse]
     """Adds documents to the tenant's references, or replaces those of the same name; of the stream's messages the
     first names the tenant.
@@ -74,7 +76,9 @@ class RetrievalAsyncStub(RetrievalStub):
     LoadCorpus: _aio.UnaryUnaryMultiCallable[_retrieval_pb2.LoadCorpusRequest, _retrieval_pb2.Corpus]  # type: ignore[assignment]
     """Opens an index of the service's folder that was built, or unloaded, before. NOT_FOUND where there is none."""
     UnloadCorpus: _aio.UnaryUnaryMultiCallable[_retrieval_pb2.UnloadCorpusRequest, _retrieval_pb2.UnloadCorpusResponse]  # type: ignore[assignment]
-    """Drafts from a corpus no longer; on request its files go too. NOT_FOUND where it is not loaded."""
+    """Drafts from a corpus no longer; on request its files go too, those of one that could not be loaded as well.
+    NOT_FOUND where there is none.
+    """
     AddReferences: _aio.StreamUnaryMultiCallable[_retrieval_pb2.AddReferencesRequest, _retrieval_pb2.AddReferencesResponse]  # type: ignore[assignment]
     """Adds documents to the tenant's references, or replaces those of the same name; of the stream's messages the
     first names the tenant.
@@ -125,7 +129,9 @@ class RetrievalServicer(metaclass=_abc_1.ABCMeta):
         request: _retrieval_pb2.UnloadCorpusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_retrieval_pb2.UnloadCorpusResponse, _abc.Awaitable[_retrieval_pb2.UnloadCorpusResponse]]:
-        """Drafts from a corpus no longer; on request its files go too. NOT_FOUND where it is not loaded."""
+        """Drafts from a corpus no longer; on request its files go too, those of one that could not be loaded as well.
+        NOT_FOUND where there is none.
+        """
 
     @_abc_1.abstractmethod
     def AddReferences(

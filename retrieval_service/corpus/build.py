@@ -47,11 +47,13 @@ def build(
     *,
     disk: Disk | None = None,
     tell: Callable[[Progress], None] = lambda progress: None,
+    empty: bool = True,
 ) -> Built:
     """Makes `folder` a corpus of the documents of `source`; one that is there stays until this is complete.
 
     Raises CorpusError: Held, OutOfSpace, BadSource. Whatever ends it, the next call with the same settings
-    and source goes on after the last complete shard.
+    and source goes on after the last complete shard. A corpus without an id never takes the place of one that
+    has some, and is none at all where `empty` is False: BadSource.
     """
     make_folder(folder)
     foreign = sorted(path.name for path in folder.iterdir() if not is_ours(path.name))
@@ -60,7 +62,7 @@ def build(
             f"{folder}: holds {foreign[0]!r}, which is no part of a corpus: choose another folder"
         )
     with held(folder):
-        work = _Build(folder, settings, source, disk or Disk(), tell)
+        work = _Build(folder, settings, source, disk or Disk(), tell, empty)
         try:
             return work.run()
         except OSError as error:
@@ -84,11 +86,13 @@ class _Build(Generic[T]):
         source: Source[T],
         disk: Disk,
         tell: Callable[[Progress], None],
+        empty: bool,
     ) -> None:
         self._folder, self._settings = folder, settings
         self._source: Source[T] = source
         self._disk, self._tell = disk, tell
         self._old = old_header(folder)
+        self._empty = empty and not (self._old and self._old.tokens)
         self._shard: ShardWriter | None = None
         self._hash = new_hash()
         self._state = self._begin()
@@ -214,6 +218,10 @@ class _Build(Generic[T]):
 
     def _commit(self) -> Header:
         settings, state = self._settings, self._state
+        if not state.shards and not self._empty:
+            raise BadSource(
+                f"{self._folder}: there is nothing to index: no document has an id; what was there stays"
+            )
         header = Header(
             state.generation, settings.tokenizer, settings.vocabulary, settings.tenant, tuple(state.shards)
         )

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from outrider.near_copies import KeptOut
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.errors import BadSource, Damaged
 from retrieval_service.corpus.layout import Header
-from retrieval_service.corpus.near_copies import KeptOut
 from retrieval_service.corpus.suffixes import CHUNK
 from retrieval_service.corpus.texts import TextSource
 

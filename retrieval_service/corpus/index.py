@@ -48,6 +48,8 @@ class CorpusIndex:
                 if read_header(path) == header:
                     raise Damaged(f"{error.filename}: missing, but named in the header") from None
                 # Built anew since the header was read: its successor is there.
+            except OSError as error:
+                raise Damaged(f"{error.filename or path}: cannot be mapped: {error.strerror}") from error
         raise CorpusError(f"{path}: built anew faster than it can be opened")
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:

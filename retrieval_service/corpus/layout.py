@@ -135,7 +135,7 @@ def unsealed(path: Path) -> dict[str, Any]:
     try:
         said = json.loads(path.read_bytes())
         checksum = said.pop("checksum")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: damaged: not what was written") from error
     if checksum != _checksum(said):
         raise Damaged(f"{path}: damaged: its checksum does not fit its text")
@@ -148,6 +148,8 @@ def read_header(folder: Path) -> Header:
         said = unsealed(folder / HEADER)
     except (FileNotFoundError, NotADirectoryError):
         raise NoCorpus(f"{folder}: {_absence(folder)}") from None
+    except OSError as error:
+        raise Damaged(f"{folder / HEADER}: cannot be read: {error.strerror}") from error
     if said.get("format") != FORMAT or said.get("version") != VERSION:
         kind = f"{said.get('format')!r} version {said.get('version')!r}"
         raise NoCorpus(f"{folder}: holds {kind}; this program reads {FORMAT!r} version {VERSION}")

@@ -116,5 +116,27 @@ def remove(folder: Path, disk: Disk | None = None) -> None:
         raise CorpusError(f"{folder}: cannot be removed: {error}") from error
 
 
+def discard(folder: Path, disk: Disk | None = None) -> None:
+    """Removes what an unfinished build has left; a complete corpus stays as it is. Raises Held."""
+    disk = disk or Disk()
+    if not folder.is_dir():
+        return
+    try:
+        with held(folder):
+            try:
+                wanted = read_header(folder).names | {HEADER, LOCK}
+            except NoCorpus:
+                wanted = frozenset({LOCK})
+            for path in sorted(folder.iterdir()):
+                if is_ours(path.name) and path.name not in wanted:
+                    disk.remove(path)
+            if HEADER not in wanted:
+                disk.remove(folder / LOCK)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    except OSError as error:
+        raise CorpusError(f"{folder}: cannot be cleared: {error}") from error
+
+
 def _owner(header: Header) -> str:
     return "everybody" if header.tenant is None else f"tenant {header.tenant!r}"

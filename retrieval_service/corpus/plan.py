@@ -120,7 +120,7 @@ def unfinished(folder: Path) -> State | None:
     """The build that was begun there and never finished, where its complete shards are there."""
     try:
         state = State.of(unsealed(folder / BUILD))
-    except (FileNotFoundError, Damaged, TypeError, KeyError):
+    except (OSError, Damaged, TypeError, KeyError):
         return None
     files = [file for shard in state.shards for file in shard.files]
     there = all(

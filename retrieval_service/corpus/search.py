@@ -10,9 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from retrieval_service.corpus.counting import counted
 from retrieval_service.corpus.layout import ENTRY_IDS, STRIDE
-from retrieval_service.trie import CountedTrie
+from retrieval_service.trie import CountedTrie, counted
 
 LONGEST_MATCH = 32
 """Ids of a context that are looked at: a longer match says nothing more about what follows."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -34,6 +34,7 @@ class TextSource:
         globs: of a folder's files, those whose name or path below the folder fits one; empty: all.
         jsonl_field: if given, every line of every file is an object whose text is under this name.
         stdin: read last, if given.
+        skip: folders below `paths` that are left out: the one of the corpus that is being made.
         left_out: how much was not text, by reason; filled while reading, anew each time.
     """
 
@@ -41,6 +42,7 @@ class TextSource:
     globs: tuple[str, ...] = ()
     jsonl_field: str | None = None
     stdin: BinaryIO | None = None
+    skip: tuple[Path, ...] = ()
     left_out: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -51,20 +53,29 @@ class TextSource:
     def __iter__(self) -> Iterator[str]:
         """Documents; none is empty or has lone surrogates. Raises BadSource."""
         self.left_out.clear()
-        for path in self.paths:
-            if path.is_dir():
-                for file in self._files(path):
-                    yield from self._of_file(file)
-            elif path.is_file():
-                yield from self._of_file(path)
-            else:
-                raise BadSource(f"{path}: neither a file nor a folder")
+        for file in self.files():
+            yield from self._of_file(file)
         if self.stdin is not None:
             yield from self._of_stream(self.stdin)
 
-    def _files(self, root: Path) -> Iterator[Path]:
-        for folder, folders, names in os.walk(root):
-            folders[:] = sorted(name for name in folders if not _hidden(name))
+    def files(self) -> Iterator[Path]:
+        """What is read, in order. Raises BadSource."""
+        for path in self.paths:
+            if path.is_dir():
+                yield from self._below(path)
+            elif path.is_file():
+                yield path
+            else:
+                raise BadSource(f"{path}: neither a file nor a folder")
+
+    def _below(self, root: Path) -> Iterator[Path]:
+        skipped = {os.path.realpath(path) for path in self.skip}
+        for folder, folders, names in os.walk(root, onerror=self._unreadable):
+            folders[:] = sorted(
+                name
+                for name in folders
+                if not _hidden(name) and os.path.realpath(os.path.join(folder, name)) not in skipped
+            )
             for name in sorted(names):
                 path = Path(folder, name)
                 below = path.relative_to(root).as_posix()
@@ -72,6 +83,9 @@ class TextSource:
                 # A pipe or a device would never end.
                 if not _hidden(name) and (wanted or not self.globs) and path.is_file():
                     yield path
+
+    def _unreadable(self, _: OSError) -> None:
+        self.left_out["unreadable folders"] += 1
 
     def _of_file(self, path: Path) -> Iterator[str]:
         try:
@@ -105,8 +119,7 @@ class TextSource:
             if text is None:
                 self.left_out["lines without text"] += bool(line.strip())
                 continue
-            for start in range(0, len(text), PIECE):
-                yield text[start : start + PIECE]
+            yield from _pieces(StringIO(text, newline=""))
 
 
 def _text_of(line: bytes, name: str) -> str | None:

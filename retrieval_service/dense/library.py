@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from retrieval_service.corpus.disk import Disk, make_folder
 from retrieval_service.dense.embeddings import Embedder, Vectors
 from retrieval_service.dense.index import Sizes
-from retrieval_service.dense.shelf import Document, Found, Ids, Shelf
+from retrieval_service.dense.shelf import Document, Found, Ids, Shelf, Snapshot
 from retrieval_service.dense.storage import (
+    Before,
     Maker,
-    StoredShelf,
     check_maker,
     read_manifest,
     read_shelf,
@@ -51,7 +51,7 @@ class _Saved:
 
     shelf: Shelf
     changes: int
-    stored: StoredShelf
+    before: Before
 
 
 class Library:
@@ -100,7 +100,8 @@ class Library:
         for stored in shelves:
             shelf = Shelf.restored(read_shelf(folder, stored, saved), chunking.stride, sizes)
             library._shelves[stored.tenant] = shelf
-            library._saved[stored.tenant] = _Saved(shelf, shelf.changes, stored)
+            held = Before(stored, tuple(shelf.documents()))
+            library._saved[stored.tenant] = _Saved(shelf, shelf.changes, held)
         library._saved_at = folder
         return library
 
@@ -172,12 +173,16 @@ class Library:
             generation = self._generation + 1
             saved: dict[str, _Saved] = {}
             for number, (tenant, shelf) in enumerate(shelves.items()):
-                before = self._saved.get(tenant)
-                if before is not None and before.shelf is shelf and before.changes == shelf.changes:
-                    saved[tenant] = before
+                last = self._saved.get(tenant)
+                if last is not None and last.shelf is not shelf:
+                    last = None
+                if last is not None and last.changes == shelf.changes:
+                    saved[tenant] = last
                 else:
-                    saved[tenant] = _save_shelf(disk, folder, f"{generation}-{number}", tenant, shelf)
-            write_manifest(disk, folder, self.maker, generation, [one.stored for one in saved.values()])
+                    before = None if last is None else last.before
+                    saved[tenant] = _save_shelf(disk, folder, f"{generation}-{number}", tenant, shelf, before)
+            stored = [one.before.stored for one in saved.values()]
+            write_manifest(disk, folder, self.maker, generation, stored)
             self._saved, self._saved_at, self._generation = saved, folder, generation
 
     def _shelf(self, tenant: str) -> Shelf:
@@ -228,10 +233,14 @@ def _with_vectors(group: list[Windowed], vectors: Vectors) -> Iterator[tuple[Doc
         at += len(windows)
 
 
-def _save_shelf(disk: Disk, folder: Path, stem: str, tenant: str, shelf: Shelf) -> _Saved:
-    return shelf.with_snapshot(
-        lambda now: _Saved(shelf, now.changes, write_shelf(disk, folder, stem, tenant, now))
-    )
+def _save_shelf(
+    disk: Disk, folder: Path, stem: str, tenant: str, shelf: Shelf, before: Before | None
+) -> _Saved:
+    def saved(now: Snapshot) -> _Saved:
+        stored = write_shelf(disk, folder, stem, tenant, now, before)
+        return _Saved(shelf, now.changes, Before(stored, tuple(entry.document for entry in now.entries)))
+
+    return shelf.with_snapshot(saved)
 
 
 def _generation_in(folder: Path) -> int:

@@ -3,12 +3,13 @@
 Each save writes new files, then replaces the manifest that names them at once, then removes what it no longer
 names. So a crash at any point leaves the old state or the new one. The manifest carries its own checksum and
 those of all files. Of each scope: `.names` (JSON), `.ids` (int32), `.vectors` (float16), `.index` (FAISS; an
-exact index is built again instead).
+exact index is built again instead). A scope to which documents were only added gets more of the first three,
+under another stem, until there are too many; in the order of the manifest they are one.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch, NoLi
 from retrieval_service.dense.index import VectorIndex
 from retrieval_service.dense.shelf import Document, Entry, Ids, Snapshot
 
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest"
+MOST_STEMS = 64
+"""Of one scope; then it is written as a whole."""
 _MAGIC = "outrider-dense"
 _ENDINGS = (".names", ".ids", ".vectors", ".index")
 
@@ -46,10 +49,48 @@ class StoredShelf:
     kind: str
     files: Mapping[str, tuple[int, str]]
 
+    @property
+    def stems(self) -> tuple[str, ...]:
+        """What its files are called, less their endings, in order."""
+        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.files))
 
-def write_shelf(disk: Disk, folder: Path, stem: str, tenant: str, snapshot: Snapshot) -> StoredShelf:
-    """Writes the files of one scope under a stem that no manifest names yet."""
-    entries = snapshot.entries
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What stands in a scope's files: these documents, in order."""
+
+    stored: StoredShelf
+    documents: tuple[Document, ...]
+
+    def lacks(self, snapshot: Snapshot) -> tuple[Entry, ...] | None:
+        """What was added since; None where more has changed, or there are stems enough."""
+        known, entries = len(self.documents), snapshot.entries
+        grown = len(entries) > known and all(
+            entry.document is document for entry, document in zip(entries, self.documents, strict=False)
+        )
+        exact = snapshot.index.kind == self.stored.kind == "flat"
+        return entries[known:] if grown and exact and len(self.stored.stems) < MOST_STEMS else None
+
+
+def write_shelf(
+    disk: Disk, folder: Path, stem: str, tenant: str, snapshot: Snapshot, before: Before | None = None
+) -> StoredShelf:
+    """Writes what `before` lacks of one scope, else all of it, under a stem that no manifest names yet."""
+    lacking = None if before is None else before.lacks(snapshot)
+    files = {} if before is None or lacking is None else dict(before.stored.files)
+    files |= _write_entries(disk, folder, stem, snapshot.entries if lacking is None else lacking)
+    if snapshot.index.kind != "flat":
+        path = folder / f"{stem}.index"
+        snapshot.index.write(path)
+        with path.open("rb") as written:
+            disk.sync(written)
+        files[path.name] = (path.stat().st_size, _sha256(path))
+    return StoredShelf(tenant, snapshot.index.kind, files)
+
+
+def _write_entries(
+    disk: Disk, folder: Path, stem: str, entries: Sequence[Entry]
+) -> dict[str, tuple[int, str]]:
     names = [[entry.document.name, len(entry.document.ids), len(entry.vectors)] for entry in entries]
     files = {}
     for ending, blocks in (
@@ -65,13 +106,7 @@ def write_shelf(disk: Disk, folder: Path, stem: str, tenant: str, snapshot: Snap
                 size += len(block)
             disk.sync(file)
         files[f"{stem}{ending}"] = (size, digest.hexdigest())
-    if snapshot.index.kind != "flat":
-        path = folder / f"{stem}.index"
-        snapshot.index.write(path)
-        with path.open("rb") as written:
-            disk.sync(written)
-        files[path.name] = (path.stat().st_size, _sha256(path))
-    return StoredShelf(tenant, snapshot.index.kind, files)
+    return files
 
 
 def write_manifest(
@@ -130,10 +165,8 @@ def check_maker(folder: Path, saved: Maker, own: Maker) -> None:
 
 def read_shelf(folder: Path, shelf: StoredShelf, maker: Maker) -> Snapshot:
     """Maps what was written. Raises LibraryDamaged, which names the file."""
-    paths: dict[str, Path] = {}
     for name, (size, checksum) in shelf.files.items():
         path = folder / name
-        paths[path.suffix] = path
         found = path.stat().st_size if path.exists() else None
         if found != size:
             state = "is missing" if found is None else f"has {found} bytes of {size}"
@@ -142,19 +175,26 @@ def read_shelf(folder: Path, shelf: StoredShelf, maker: Maker) -> Snapshot:
             raise LibraryDamaged(
                 f"{path}: does not match its checksum; restore it or add the documents again"
             )
-    ids = _mapped(paths[".ids"], np.dtype("<i4"), 1)
-    vectors = _mapped(paths[".vectors"], np.dtype("<f2"), maker.dimensions)
-    entries = tuple(_entries(json.loads(paths[".names"].read_bytes()), ids, vectors))
-    if ".index" in paths:
-        return Snapshot(entries, VectorIndex.read(paths[".index"], _kind(shelf.kind)))
-    return Snapshot(entries, VectorIndex.build(vectors, "flat"))
+    entries: list[Entry] = []
+    vectors: list[Any] = []
+    for stem in shelf.stems:
+        ids = _mapped(folder / f"{stem}.ids", np.dtype("<i4"), 1)
+        own = _mapped(folder / f"{stem}.vectors", np.dtype("<f2"), maker.dimensions)
+        names = json.loads((folder / f"{stem}.names").read_bytes())
+        entries += _entries(names, ids, own, first=sum(map(len, vectors)))
+        vectors.append(own)
+    if shelf.kind != "flat":
+        return Snapshot(
+            tuple(entries), VectorIndex.read(folder / f"{shelf.stems[-1]}.index", _kind(shelf.kind))
+        )
+    return Snapshot(tuple(entries), VectorIndex.build(np.concatenate(vectors), "flat"))
 
 
-def _entries(names: list[tuple[str, int, int]], ids: Ids, vectors: Any) -> Iterator[Entry]:
+def _entries(names: list[tuple[str, int, int]], ids: Ids, vectors: Any, first: int) -> Iterator[Entry]:
     at = row = 0
     for name, length, chunks in names:
         document = Document(name, ids[at : at + length])
-        yield Entry(document, vectors[row : row + chunks], row)
+        yield Entry(document, vectors[row : row + chunks], first + row)
         at, row = at + length, row + chunks
 
 

@@ -132,17 +132,17 @@ class PastOutputs:
         """A tenant's past outputs to look up in, now and later; it finds nothing of any other tenant's."""
         return _View(self._tenants, tenant)
 
-    def forget(self, tenant: str, session: str, *, timeout: float = 60.0) -> int:
-        """Remove a session's text, from memory at once and from the disk before this returns.
+    def forget(self, tenant: str, *sessions: str, timeout: float = 60.0) -> int:
+        """Remove sessions' text, from memory at once and from the disk, all together, before this returns.
 
-        Stop feeding the session first: what comes afterwards is new text. The number of ids that were held.
+        Stop feeding the sessions first: what comes afterwards is new text. The number of ids that were held.
         Raises OSError where files could not be removed, TimeoutError where they were not yet.
         """
         # Not known here its files may be there all the same, damaged beyond reading whose they are.
         known = self._tenants.get(tenant) or self._new(tenant)
-        count = known.forget(session)
+        count = known.forget(sessions)
         if self._writer is not None:
-            self._writer.forget(known, session, timeout)
+            self._writer.forget(known, sessions, timeout)
         return count
 
     def forget_tenant(self, tenant: str, *, timeout: float = 60.0) -> int:

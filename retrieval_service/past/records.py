@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval_service.past.text import Added
+from speculative.errors import OutriderError
 
 VERSION = 1
 _MAGIC = b"\x89ORpast\n"
@@ -29,8 +30,10 @@ _KIND_ADDED, _KIND_END, _KIND_FORGET = 1, 2, 3
 SNAPSHOT, LOG, INTENT = 1, 2, 3
 
 
-class PastError(Exception):
+class PastError(OutriderError):
     """A folder of past outputs that cannot be used, and what to do about it."""
+
+    code = "FAILED_PRECONDITION"
 
 
 class DamagedError(Exception):

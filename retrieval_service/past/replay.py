@@ -1,7 +1,7 @@
 """From a snapshot's and a log's bytes to the sequences they tell of: always those of some moment."""
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from retrieval_service.past.records import End, Record, unpack_header, unpack_records
@@ -25,9 +25,9 @@ class Replayed:
             serial: (session, ids) for serial, session, ids in fitting(self.listed(), token_limit)
         }
 
-    def forget(self, session: str) -> None:
-        """Drop a session's."""
-        self.sequences = {key: one for key, one in self.sequences.items() if one[0] != session}
+    def forget(self, sessions: Container[str]) -> None:
+        """Drop sessions'."""
+        self.sequences = {key: one for key, one in self.sequences.items() if one[0] not in sessions}
 
 
 def read_snapshot(data: bytes, path: object) -> tuple[Replayed, bool]:

@@ -3,10 +3,9 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from retrieval_service.past.best_first import best_first
 from retrieval_service.past.tenant_files import TenantFiles
 from retrieval_service.past.text import Added, Held, PastText
-from retrieval_service.trie import CountedTrie
+from retrieval_service.trie import CountedTrie, counted
 
 STEP = 32
 """Ids taken in, or dropped, under the lock at once: some tenths of a millisecond."""
@@ -51,17 +50,17 @@ class Tenant:
         """As `PastText.lookup`; the lock is held for finding only."""
         with self._lock:
             length, found = self.text.read(ids, depth)
-        return best_first(found, length, node_limit) if found else None
+        return counted(found, length, node_limit) if found else None
 
     def give_up_oldest(self) -> bool:
         """Begin to drop the oldest sequence for room elsewhere; False where there is none."""
         with self._lock:
             return self.text.give_up_oldest()
 
-    def forget(self, session: str) -> int:
-        """Drop a session's text; the number of ids that were held."""
+    def forget(self, sessions: Sequence[str]) -> int:
+        """Drop sessions' text; the number of ids that were held."""
         with self._lock:
-            count = self.text.forget(session)
+            count = sum(map(self.text.forget, sessions))
         self.settle()
         return count
 

@@ -75,11 +75,11 @@ class TenantFiles:
         replayed, sound = self._read()
         # First: an evicted sequence must not come back for the room that a forgotten one makes.
         replayed.fit(token_limit)
-        forget = self._intended()
-        if forget is not None:
-            replayed.forget(forget)
+        leaving = self._intended()
+        if leaving:
+            replayed.forget(leaving)
             self._say(f"past outputs of {self.tenant!r}: finished forgetting a session")
-        if not sound or forget is not None:
+        if not sound or leaving:
             self._replace(replayed.listed(), replayed.next_serial)
         self._remove_older()
         return replayed
@@ -117,15 +117,15 @@ class TenantFiles:
         disk.sync_folder(self._root)
         self._remove_older()
 
-    def forget(self, session: str, sequences: Sequence[Held], next_serial: int) -> bool:
-        """Go on with `sequences`, which are without the session's, and shred every file that may hold those.
+    def forget(self, sessions: Sequence[str], sequences: Sequence[Held], next_serial: int) -> bool:
+        """Go on with `sequences`, which are without the sessions', and shred every file that may hold those.
 
         False where there were no files, or no room for what remains: then the tenant has none any more.
         """
         if not self.folder.is_dir():
             return False
         with suppress(OSError):
-            self._intend(session)
+            self._intend(sessions)
         return self._replace(sequences, next_serial)
 
     def wipe(self) -> None:
@@ -189,22 +189,22 @@ class TenantFiles:
                         "it was copied there; move it away"
                     )
 
-    def _intend(self, session: str) -> None:
+    def _intend(self, sessions: Sequence[str]) -> None:
         part, path = self.folder / f"{_INTENT}.part", self.folder / _INTENT
         header = pack_header(Header(INTENT, self.generation, 0, self.tenant))
-        disk.write_new(part, [header, pack_record(Forget(session), self.generation)])
+        records = (pack_record(Forget(session), self.generation) for session in sessions)
+        disk.write_new(part, [header, *records])
         part.rename(path)
         disk.sync_folder(self.folder)
 
-    def _intended(self) -> str | None:
+    def _intended(self) -> frozenset[str]:
         with suppress(FileNotFoundError, DamagedError):
             path = self.folder / _INTENT
             data = path.read_bytes()
             header, at = unpack_header(data, path)
-            for record, _ in unpack_records(data, at, header.generation):
-                if isinstance(record, Forget):
-                    return record.session
-        return None
+            records = unpack_records(data, at, header.generation)
+            return frozenset(record.session for record, _ in records if isinstance(record, Forget))
+        return frozenset()
 
     def _numbered(self) -> list[tuple[int, Path]]:
         found = ((_GENERATION.fullmatch(path.name), path) for path in sorted(self.folder.iterdir()))

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrieval_service.past.best_first import best_first
 from retrieval_service.past.bulk import context_order
 from retrieval_service.past.order import ContextOrder
-from retrieval_service.trie import CountedTrie
+from retrieval_service.trie import CountedTrie, counted
 
 CONTEXT = 32
 """The longest suffix that is told from a longer one, in ids: a power of two."""
@@ -130,7 +129,7 @@ class PastText:
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
         """What followed the longest suffix of `ids`, of at most CONTEXT ids; None where nothing did."""
         length, found = self.read(ids, depth)
-        return best_first(found, length, node_limit) if found else None
+        return counted(found, length, node_limit) if found else None
 
     def read(self, ids: Sequence[int], depth: int) -> tuple[int, list[tuple[int, ...]]]:
         """The length of the longest suffix, and what followed at most READ of its occurrences."""

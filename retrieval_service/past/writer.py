@@ -8,7 +8,7 @@ disk, never a wrong one.
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,9 +70,9 @@ class Writer:
         """Wait until what was given so far is written and lasts; False where it could not be."""
         return self._do(self._flush, timeout)
 
-    def forget(self, tenant: Tenant, session: str, timeout: float) -> None:
-        """Remove a session, gone from the text already, from the tenant's files. Raises OSError."""
-        self._do(lambda: self._forget(tenant, session), timeout)
+    def forget(self, tenant: Tenant, sessions: Sequence[str], timeout: float) -> None:
+        """Remove sessions, gone from the text already, from the tenant's files. Raises OSError."""
+        self._do(lambda: self._forget(tenant, sessions), timeout)
 
     def wipe(self, tenant: Tenant, timeout: float) -> None:
         """Remove a tenant's files. Raises OSError."""
@@ -96,7 +96,10 @@ class Writer:
             except Exception as error:
                 done.set_exception(error)
 
-        self._queue.put(run, timeout=timeout)
+        try:
+            self._queue.put(run, timeout=timeout)
+        except queue.Full:
+            raise TimeoutError(f"{self._queue.qsize()} records wait to be written") from None
         return done.result(timeout)
 
     def _run(self) -> None:
@@ -182,10 +185,10 @@ class Writer:
             except OSError as error:
                 self._fell_behind(tenant, error)
 
-    def _forget(self, tenant: Tenant, session: str) -> bool:
+    def _forget(self, tenant: Tenant, sessions: Sequence[str]) -> bool:
         if tenant.files is None or tenant.gone:
             return True
-        if not tenant.files.forget(session, *tenant.copy()):
+        if not tenant.files.forget(sessions, *tenant.copy()):
             tenant.behind = True
         return True
 

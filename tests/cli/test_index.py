@@ -144,6 +144,12 @@ def test_nothing_there_is_one_line(command: str, run: Run, tmp_path: Path) -> No
     assert done == (1, "", f"error: {tmp_path / 'nothing'}: no corpus there\n")
 
 
+@pytest.mark.parametrize("command", ["info", "verify", "rm"])
+def test_a_file_is_no_corpus(command: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    assert run(command, tmp_path / "file") == (1, "", f"error: {tmp_path / 'file'}: no corpus there\n")
+
+
 def test_a_source_that_is_not_there_is_one_line(run: Run, tmp_path: Path) -> None:
     done = run("build", tmp_path / "out", tmp_path / "nothing", "--tokenizer", TOKENIZER)
     assert done.status == 1

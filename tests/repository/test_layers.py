@@ -39,6 +39,7 @@ LAYERS = {
     "speculative": Layer((), ("numpy",), ("asyncio", "socket", "threading", "time")),
     "outrider": Layer(("outrider.client",), ()),
     "outrider.tokens": Layer((), ("tokenizers",)),
+    "outrider.near_copies": Layer((), ("numpy",)),
     "outrider.wire": Layer(("speculative", "outrider.v1"), RPC),
     "outrider.runtime": Layer(
         ("speculative", "outrider.wire"),
@@ -113,7 +114,9 @@ LAYERS = {
         ),
         (*RPC, "numpy", "pydantic", "prometheus_client", "tokenizers", "huggingface_hub"),
     ),
-    "retrieval_service.corpus": Layer((*MEMORY, "outrider.tokens"), ("numpy", "tokenizers", "pydivsufsort")),
+    "retrieval_service.corpus": Layer(
+        (*MEMORY, "outrider.tokens", "outrider.near_copies"), ("numpy", "tokenizers", "pydivsufsort")
+    ),
     "retrieval_service.past": Layer(MEMORY, ("numpy",)),
     "retrieval_service.dense": Layer(
         (*MEMORY, "outrider.tokens", "retrieval_service.corpus.disk"),
@@ -138,7 +141,10 @@ LAYERS = {
         ),
         ("grpc", "fastapi", "starlette", "uvicorn", "h11", "pydantic", "jinja2"),
     ),
-    "training": Layer(("speculative", "outrider.lm", "outrider.tokens"), ("numpy", "tokenizers", *TORCH)),
+    "training": Layer(
+        ("speculative", "outrider.lm", "outrider.tokens", "outrider.near_copies"),
+        ("numpy", "tokenizers", *TORCH),
+    ),
 }
 
 

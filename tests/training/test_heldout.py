@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from outrider import near_copies
 from training import corpus, heldout, prompts, tokenizer
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -31,21 +32,21 @@ def committed() -> list[str]:
 
 
 def test_a_window_is_shared_wherever_it_stands() -> None:
-    shared = list(range(heldout.WINDOW))
-    assert heldout.windows([7, *shared])[1] == heldout.windows([*shared, 9])[0]
+    shared = list(range(near_copies.WINDOW))
+    assert near_copies.windows([7, *shared])[1] == near_copies.windows([*shared, 9])[0]
 
 
 def test_a_text_shorter_than_a_window_has_none() -> None:
-    assert len(heldout.windows([1] * (heldout.WINDOW - 1))) == 0
+    assert len(near_copies.windows([1] * (near_copies.WINDOW - 1))) == 0
 
 
 def test_the_order_of_tokens_matters() -> None:
-    ids = list(range(heldout.WINDOW))
-    assert heldout.windows(ids)[0] != heldout.windows(ids[::-1])[0]
+    ids = list(range(near_copies.WINDOW))
+    assert near_copies.windows(ids)[0] != near_copies.windows(ids[::-1])[0]
 
 
 def test_a_tenth_of_shared_windows_makes_a_near_copy_and_less_does_not() -> None:
-    held = list(range(1000, 1000 + heldout.WINDOW + 9))  # ten windows
+    held = list(range(1000, 1000 + near_copies.WINDOW + 9))  # ten windows
     files = {
         "copy": [*held, *range(2000, 2090)],  # 10 of 100
         "cousin": [*held, *range(2000, 2091)],  # 10 of 101

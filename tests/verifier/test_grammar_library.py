@@ -284,6 +284,15 @@ async def test_too_many_at_once_are_told_to_come_back(
         await grammars.matcher(regex("a{24}"), ())
 
 
+async def test_many_sessions_of_one_grammar_at_once_are_no_crowd(tokens: TokenTable) -> None:
+    async with serving(tokens) as grammars:
+        made = await asyncio.gather(*(grammars.matcher(OBJECT, ()) for _ in range(100)))
+        assert len({id(matcher) for matcher in made}) == 100
+        crowd = (grammars.matcher(OBJECT, ()) for _ in range(300))
+        answers = await asyncio.gather(*crowd, return_exceptions=True)
+        assert sum(isinstance(answer, Overloaded) for answer in answers) == 300 - 256
+
+
 async def test_one_vetting_serves_all_that_ask_the_same(
     tokens: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """Mirrors, epochs and who reads what."""
 
+import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from outrider.wire.codec import SessionKey
 from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest, StaleEpoch
+from speculative.logprobs import TokenLogprob
 from speculative.params import SamplingParams
 from speculative.stats import UsageCount
 from verifier_service.commands import Finish, Update
@@ -116,6 +119,53 @@ def test_the_oldest_are_forgotten_where_too_many_are_kept(bounds: dict[str, int]
     registry.forget_kept(now=3.0, lease_s=100.0)
     known = [choice for choice in range(4) if registry.find(KEY._replace(choice=choice))]
     assert known == [1, 2, 3]
+
+
+def test_how_many_are_parked_can_be_asked_from_another_thread() -> None:
+    registry, failures, ended = Registry(most_kept=50), [], threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            try:
+                assert 0 <= registry.parked <= 51
+            except Exception as error:
+                failures.append(error)
+                return
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for number in range(2000):
+            parked(registry, added(registry, key=KEY._replace(session=f"s{number}")), now=float(number))
+            registry.forget_kept(now=float(number), lease_s=1e9)
+    finally:
+        ended.set()
+        asking.join()
+        sys.setswitchinterval(before)
+    assert not failures
+    assert registry.parked == 50
+
+
+def test_log_probabilities_count_for_what_they_take() -> None:
+    registry = Registry(most_kept_ids=40)
+    mirrors = [added(registry, key=KEY._replace(choice=choice)) for choice in range(3)]
+    plain, wordy, last = mirrors
+    registry.absorb(update(plain, *range(30), finish=FINISH), now=1.0)
+    registry.forget_kept(now=1.0, lease_s=100.0)
+    assert registry.find(plain.key) is plain
+    told = tuple(TokenLogprob.of(-1.0, [5] * 20, [-1.0] * 20) for _ in range(3))
+    registry.absorb(replace(update(wordy, 5, 6, 7, finish=FINISH), logprobs=told), now=2.0)
+    registry.forget_kept(now=2.0, lease_s=100.0)
+    assert registry.find(plain.key) is None, "three ids' log-probabilities take as much as 24 more"
+    registry.absorb(update(last, 5, finish=FINISH), now=3.0)
+    registry.forget_kept(now=3.0, lease_s=100.0)
+    assert registry.find(wordy.key) is wordy
+    registry.forget_kept(now=200.0, lease_s=1.0)
+    registry.absorb(update(added(registry, epoch=2), *range(30), finish=FINISH), now=201.0)
+    registry.forget_kept(now=201.0, lease_s=100.0)
+    assert registry.find(KEY) is not None, "what is forgotten weighs nothing any more"
 
 
 def test_the_highest_epoch_is_a_fence_even_after_the_session_is_gone() -> None:

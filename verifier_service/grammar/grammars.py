@@ -19,7 +19,9 @@ from verifier_service.grammar.vetting import Vetting
 
 _MOST_KNOWN = 256
 _MOST_WAITING = 16
-"""Of each kind of work; each waits for those before it."""
+"""New grammars on trial, each of which waits for those before it."""
+_MOST_BUILDING = 256
+"""Sessions whose matchers are being made, of grammars that are known to be harmless."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -55,7 +57,7 @@ class Grammars:
         fault = await asyncio.shield(self._verdict(grammar))
         if fault:
             raise InvalidRequest(f"{grammar.kind} cannot be used: {fault}")
-        if self._building >= _MOST_WAITING:
+        if self._building >= _MOST_BUILDING:
             raise Overloaded(f"{self._building} sessions wait for their grammars", _RETRY_AFTER_S)
         self._building += 1
         try:

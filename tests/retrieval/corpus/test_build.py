@@ -24,7 +24,7 @@ from retrieval_service.corpus.errors import (
 from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.corpus.layout import read_header
 from retrieval_service.corpus.lock import held
-from retrieval_service.corpus.manage import describe, merge, remove, verify
+from retrieval_service.corpus.manage import describe, discard, merge, remove, verify
 from retrieval_service.corpus.plan import Settings
 
 HERE = Path(__file__).resolve().parent
@@ -69,6 +69,47 @@ def test_a_corpus_of_next_to_nothing_can_be_looked_up(documents: list[list[int]]
     make_corpus(folder, documents)
     assert CorpusIndex.open(folder, DIGEST).lookup([5], node_limit=9, depth=9) is None
     assert verify(folder).tokens == sum(map(len, documents))
+
+
+@pytest.mark.parametrize("rubbish", ["", "[[[", "[" * 100_000, "3", "[]", "{}", '{"checksum": 1}'])
+def test_a_header_that_is_rubbish_is_damaged(rubbish: str, folder: Path) -> None:
+    make_corpus(folder, [[1, 2]])
+    (folder / "header.json").write_text(rubbish)
+    with pytest.raises(Damaged, match=r"header\.json"):
+        describe(folder)
+    with pytest.raises(Damaged, match="remove the corpus first"):
+        make_corpus(folder, [[1, 2]])
+    remove(folder)
+    make_corpus(folder, [[1, 2]])
+
+
+def test_an_empty_corpus_never_takes_the_place_of_one_that_holds_something(folder: Path) -> None:
+    make_corpus(folder, [[], []])
+    make_corpus(folder, [[]])
+    make_corpus(folder, [[1, 2]])
+    with pytest.raises(BadSource, match="nothing to index"):
+        make_corpus(folder, [[]])
+    assert documents_in(folder) == [[1, 2]]
+    assert describe(folder).unfinished is None
+
+
+@pytest.mark.parametrize("before", [[], [[7, 8]]])
+def test_what_an_unfinished_build_has_left_can_be_discarded(before: list[list[int]], folder: Path) -> None:
+    if before:
+        make_corpus(folder, before)
+    with pytest.raises(OutOfSpace):
+        make_corpus(folder, texts(0), shard_tokens=64, disk=Failing(30, errno.ENOSPC))
+    assert list(folder.glob("*-00001.text"))
+    discard(folder)
+    discard(folder)
+    assert documents_in(folder) == before if before else not folder.exists()
+    assert len(list(folder.glob("*"))) == (5 if before else 0)
+
+
+def test_a_build_under_way_is_not_discarded(folder: Path) -> None:
+    make_corpus(folder, [[1, 2]])
+    with held(folder), pytest.raises(Held):
+        discard(folder)
 
 
 def test_a_new_corpus_takes_the_old_ones_place_whole(folder: Path) -> None:

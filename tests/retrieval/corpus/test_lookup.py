@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval_service import trie
-from retrieval_service.corpus.counting import counted
 from retrieval_service.corpus.errors import WrongTokenizer
 from retrieval_service.corpus.index import Corpora, CorpusIndex
 from retrieval_service.corpus.manage import remove
@@ -142,11 +141,6 @@ def test_ids_that_no_corpus_holds_end_the_suffix(make: Make) -> None:
 @pytest.mark.parametrize(("limit", "depth"), [(0, 5), (5, 0), (-1, -1)])
 def test_no_room_gives_nothing(limit: int, depth: int, make: Make) -> None:
     assert make([[1, 2, 3]]).lookup([1], node_limit=limit, depth=depth) is None
-
-
-@given(rows=st.lists(st.lists(FEW, max_size=5).map(tuple), max_size=20), limit=st.integers(1, 30))
-def test_counting_a_part_gives_that_part_of_the_whole(rows: list[tuple[int, ...]], limit: int) -> None:
-    assert counted(rows, 3, limit) == trie.counted(rows, 3, limit)
 
 
 def test_the_longest_match_of_several_corpora_counts_and_equal_ones_add_up(tmp_path: Path) -> None:

@@ -47,6 +47,34 @@ def test_binary_rubbish_is_left_out_and_counted(rubbish: bytes, tmp_path: Path) 
     assert source.left_out == {"binary files": 1}
 
 
+def test_the_corpus_that_is_made_is_no_part_of_what_it_is_made_of(tmp_path: Path) -> None:
+    for name in ("a.txt", "made/header.json", "made/lock", "b/made/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "link").symlink_to(tmp_path / "made")
+    source = TextSource((tmp_path,), skip=(tmp_path / "b" / ".." / "made",))
+    assert list(source) == ["a.txt", "b/made/c.txt"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "shut").mkdir(mode=0)
+    (tmp_path / "shut.txt").touch(mode=0)
+    source = TextSource((tmp_path,))
+    assert list(source) == []
+    assert source.left_out == {"unreadable folders": 1, "unreadable files": 1}
+    (tmp_path / "shut").chmod(0o700)
+
+
+def test_a_long_text_in_a_line_of_json_is_cut_after_a_line(tmp_path: Path) -> None:
+    text = "a line\r\n" * (PIECE // 4)
+    (tmp_path / "one.jsonl").write_text(json.dumps({"text": text}))
+    pieces = list(TextSource((tmp_path,), jsonl_field="text"))
+    assert "".join(pieces) == text
+    assert len(pieces) > 1
+    assert all(piece.endswith("\n") for piece in pieces)
+
+
 @pytest.mark.parametrize("line", ["x" * (3 * PIECE + 5), "word " * PIECE, "line\n" * PIECE])
 def test_a_huge_text_comes_in_pieces_and_nothing_is_lost(line: str, tmp_path: Path) -> None:
     (tmp_path / "huge").write_text(line)

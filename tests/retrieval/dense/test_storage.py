@@ -11,6 +11,7 @@ from retrieval_service.dense.embeddings import TableEmbedder
 from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch, NoLibrary
 from retrieval_service.dense.index import Sizes
 from retrieval_service.dense.library import PUBLIC, Chunking, Library
+from retrieval_service.dense.storage import MOST_STEMS, read_manifest
 
 CHUNKING = Chunking(window=8, stride=4)
 SIZES = Sizes(flat=20, hnsw=60)
@@ -80,6 +81,34 @@ def test_a_scope_that_did_not_change_is_not_written_again(library: Library, tmp_
     after = {path.name for path in tmp_path.iterdir()}
     assert len(before & after) == len(before) - 4
     assert len(after) == len(before)
+
+
+def test_what_was_added_is_written_alone_and_now_and_then_all_of_it(
+    embedder: TableEmbedder, tmp_path: Path
+) -> None:
+    library = Library(embedder, "tokens", chunking=CHUNKING)
+    written = []
+    for number in range(MOST_STEMS + 9):
+        before = {path.name: path.read_bytes() for path in tmp_path.glob("*-*")}
+        library.add("a", [(f"{number}", [number, 2, 3])])
+        library.save(tmp_path)
+        new = [path for path in tmp_path.glob("*.ids") if path.name not in before]
+        written.append(sum(path.stat().st_size for path in new))
+    assert sorted(written)[:-1] == [12] * (len(written) - 1), "three ids of four bytes"
+    assert max(written) == written[MOST_STEMS] == 12 * (MOST_STEMS + 1)
+    loaded = Library.load(tmp_path, embedder, "tokens", chunking=CHUNKING)
+    assert contents(loaded) == contents(library)
+    loaded.add("a", [("new", [7, 8])])
+    loaded.remove("a", "3")
+    loaded.add("a", [("5", [9, 9])])
+    loaded.save(tmp_path)
+    assert len(list(tmp_path.glob("*.ids"))) == 1, "more than additions: written as a whole"
+    again = Library.load(tmp_path, embedder, "tokens", chunking=CHUNKING)
+    assert contents(again) == contents(loaded)
+    for name in ("0", "new", "5"):
+        (document,) = [one for one in again.documents("a") if one.name == name]
+        found = again.search("a", embedder.embed([document.ids])[0], 1)[0].document
+        assert found.ids.tolist() == document.ids.tolist()
 
 
 def test_a_scope_made_anew_is_not_taken_for_the_old_one(embedder: TableEmbedder, tmp_path: Path) -> None:
@@ -204,7 +233,8 @@ def test_stopped_at_any_change_the_old_or_the_new_is_there(embedder: TableEmbedd
         loaded.add("c", [("four", [1])])
         loaded.save(folder)
         named = {path.name.partition(".")[0] for path in folder.iterdir()} - {"manifest"}
-        assert len(named) == len(contents(loaded)) + 1
+        _, _, shelves = read_manifest(folder)
+        assert named == {stem for shelf in shelves for stem in shelf.stems}
         if ended:
             break
     assert ended
@@ -239,6 +269,6 @@ def test_other_chunks_are_refused(library: Library, embedder: TableEmbedder, tmp
 def test_another_version_is_refused(library: Library, embedder: TableEmbedder, tmp_path: Path) -> None:
     library.save(tmp_path)
     manifest = tmp_path / "manifest"
-    manifest.write_bytes(manifest.read_bytes().replace(b"outrider-dense 1 ", b"outrider-dense 9 ", 1))
-    with pytest.raises(LibraryMismatch, match="version 9, this program reads 1"):
+    manifest.write_bytes(manifest.read_bytes().replace(b"outrider-dense 2 ", b"outrider-dense 9 ", 1))
+    with pytest.raises(LibraryMismatch, match="version 9, this program reads 2"):
         load(tmp_path, embedder)

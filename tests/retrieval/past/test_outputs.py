@@ -197,6 +197,21 @@ def test_forgotten_text_is_neither_found_nor_in_any_file_and_stays_gone(tmp_path
     again.close()
 
 
+def test_sessions_are_forgotten_together_in_one_new_generation(tmp_path: Path) -> None:
+    outputs = PastOutputs(tmp_path, policy=SOON)
+    for session in ("s#0", "s#1", "keep"):
+        outputs.extend("one", session, [70_001, 2, 3])
+    outputs.flush()
+    (before,) = (int(path.stem) for path in tmp_path.rglob("*.snapshot"))
+    assert outputs.forget("one", "s#0", "s#1", "s#2") == 6
+    (after,) = (int(path.stem) for path in tmp_path.rglob("*.snapshot"))
+    assert after == before + 1
+    outputs.close()
+    again = PastOutputs(tmp_path, policy=SOON)
+    assert again.stats().tokens == 3
+    again.close()
+
+
 def test_text_that_was_evicted_is_forgotten_on_the_disk_too(tmp_path: Path) -> None:
     outputs = PastOutputs(tmp_path, Limits(tenant_tokens=200), SOON)
     outputs.extend("one", "secret", [70_001] * 30)

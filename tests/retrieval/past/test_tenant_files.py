@@ -222,7 +222,7 @@ def with_a_secret(root: Path) -> tuple[PastText, TenantFiles]:
 def test_what_is_forgotten_is_in_no_file(tmp_path: Path) -> None:
     text, files = with_a_secret(tmp_path)
     text.forget("s")
-    assert files.forget("s", text.sequences(), text.next_serial)
+    assert files.forget(["s"], text.sequences(), text.next_serial)
     assert not holds(tmp_path, SECRET)
     assert reopened(tmp_path) == state_of(text)
     files.append(added(text, PIECES))
@@ -263,7 +263,7 @@ def test_forgetting_that_dies_anywhere_either_has_not_begun_or_is_finished_at_th
             die_at(step, patch)
             died = False
             try:
-                files.forget("s", text.sequences(), text.next_serial)
+                files.forget(["s"], text.sequences(), text.next_serial)
             except Died:
                 died = True
         found = reopened(root)

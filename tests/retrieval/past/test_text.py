@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval_service.past.best_first import best_first
 from retrieval_service.past.text import CONTEXT, ID_END, LEAST_COST, READ, Added, PastText
 from retrieval_service.trie import counted
 
@@ -201,10 +200,3 @@ def test_of_very_many_occurrences_an_even_sample_is_read() -> None:
     assert found is not None
     assert found.tokens == (1, 2, 1, 2)
     assert found.occurrences == READ
-
-
-@given(st.lists(st.lists(st.integers(0, 2), max_size=6).map(tuple), max_size=40), st.integers(0, 30))
-def test_equal_continuations_are_counted_as_if_one_by_one(
-    found: list[tuple[int, ...]], node_limit: int
-) -> None:
-    assert best_first(found, 3, node_limit) == (counted(found, 3, node_limit) if node_limit else None)

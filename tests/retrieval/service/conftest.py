@@ -1,6 +1,8 @@
 """What these tests share: a memory that knows a text, and requests for sessions."""
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from outrider.wire.codec import SessionKey
 from retrieval_service.memories import Memory
 from retrieval_service.trie import CountedTrie, counted
 from speculative.params import SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 WIDTH = 1000
 

@@ -1,139 +1,16 @@
 """The service over real gRPC: drafts while corpora come and go, tenants apart, nothing lost at a restart."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
 import pytest
+from live_retrieval import LINE, Attached, Code, apart, refused, serving
 
 from outrider.runtime.children import ServiceFailed, ServiceProcess
-from outrider.runtime.metrics import Metrics
-from outrider.runtime.serve import ServiceContext
-from outrider.tokens import TokenTable
-from outrider.v1 import common_pb2, draft_source_pb2, draft_source_pb2_grpc, retrieval_pb2, retrieval_pb2_grpc
-from outrider.wire.channel import open_channel, server_options
-from retrieval_service.service import build
-from retrieval_service.settings import RetrievalSettings
-from speculative.hashing import prefix_hash
-
-LINE = "for index, value in enumerate(values):\n    print(index, value)\n"
-Code = grpc.StatusCode
-
-
-class Live:
-    """A service, and what a verifier and an operator can call of it."""
-
-    def __init__(self, channel: grpc.aio.Channel, tokens: TokenTable, metrics: Metrics | None = None) -> None:
-        self.retrieval: Any = retrieval_pb2_grpc.RetrievalStub(channel)
-        self.source: Any = draft_source_pb2_grpc.DraftSourceStub(channel)
-        self.tokens = tokens
-        self.metrics = metrics
-
-    async def build(self, name: str, *texts: str, tenant: str = "", public: bool = True) -> Any:
-        key = retrieval_pb2.CorpusName(name=name, tenant=tenant, public=public)
-        messages = [retrieval_pb2.BuildCorpusRequest(start=key)]
-        messages += [retrieval_pb2.BuildCorpusRequest(text=text) for text in texts]
-        return await self.retrieval.BuildCorpus(iter(messages), timeout=60)
-
-    async def names(self, tenant: str = "") -> list[str]:
-        said = await self.retrieval.ListCorpora(retrieval_pb2.ListCorporaRequest(tenant=tenant), timeout=10)
-        return [corpus.name.name for corpus in said.corpora]
-
-    async def stats(self) -> Any:
-        return await self.retrieval.Stats(retrieval_pb2.StatsRequest(), timeout=10)
-
-    @asynccontextmanager
-    async def attached(self) -> AsyncIterator["Attached"]:
-        call = self.source.Attach()
-        try:
-            yield Attached(call, self.tokens)
-        finally:
-            call.cancel()
-
-
-class Attached:
-    """One verifier's stream."""
-
-    def __init__(self, call: Any, tokens: TokenTable) -> None:
-        self.call = call
-        self.tokens = tokens
-        self.ids: dict[int, list[int]] = {}
-
-    async def follow(self, tokens: Sequence[int], alias: int = 1, tenant: str = "", **given: Any) -> None:
-        self.ids[alias] = list(tokens)
-        values: dict[str, Any] = {
-            "alias": alias,
-            "key": common_pb2.SessionKey(tenant=tenant, session=f"s{alias}"),
-            "epoch": 5,
-            "tokenizer_digest": self.tokens.digest,
-            "ids": tokens,
-            "prompt_length": len(tokens),
-            "limit": 500,
-            "sampling": common_pb2.Sampling(temperature=0),
-            "node_limit": 32,
-            "vocabulary_size": 96,
-            "sources": ["corpus", "past", "dense"],
-            "learn": True,
-        }
-        follow = draft_source_pb2.Follow(**(values | given))
-        await self.call.write(draft_source_pb2.AttachRequest(follow=[follow]))
-
-    async def commit(self, *fresh: int, alias: int = 1, end: bool = False) -> None:
-        ids = self.ids[alias]
-        progress = draft_source_pb2.Progress(
-            alias=alias, position=len(ids), ids=fresh, prefix_hash=prefix_hash([*ids, *fresh])
-        )
-        ids.extend(fresh)
-        await self.call.write(draft_source_pb2.AttachRequest(progress=[progress], end=[alias] * end))
-
-    async def read(self) -> Any:
-        async with asyncio.timeout(10):
-            return await self.call.read()
-
-    async def drafts(self) -> dict[str, list[int]]:
-        """Ids by the name that they are credited to, of the next message."""
-        message = await self.read()
-        assert not message.refusals
-        sources = message.sources or bytes(len(message.drafts))
-        names = ("corpus", "past", "dense")
-        return {names[k]: list(draft.ids) for k, draft in zip(sources, message.drafts, strict=True)}
-
-
-@asynccontextmanager
-async def serving(model: Path, folder: Path | None = None, **settings: Any) -> AsyncIterator[Live]:
-    told = RetrievalSettings(tokenizer=str(model), folder="" if folder is None else str(folder), **settings)
-    metrics = Metrics("retrieval")
-    server = grpc.aio.server(options=server_options())
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    failures: list[BaseException] = []
-    service = await build(ServiceContext(told, address, metrics, failures.append))
-    service.register(server)
-    await server.start()
-    tokens = TokenTable.from_json((model / "tokenizer.json").read_text())
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(server.stop, 0)
-        stack.push_async_callback(service.stop, 5.0)
-        channel = await stack.enter_async_context(open_channel(address))
-        await service.start()
-        yield Live(channel, tokens, metrics)
-    assert not failures
-
-
-@asynccontextmanager
-async def apart(model: Path, *flags: str) -> AsyncIterator[Live]:
-    """A service as a process: FAISS and torch, which made the model, do not go together in one."""
-    process = ServiceProcess.start("retrieval", "retrieval_service", ["--tokenizer", str(model), *flags])
-    try:
-        await asyncio.to_thread(process.wait_ready, 60.0)
-        tokens = TokenTable.from_json((model / "tokenizer.json").read_text())
-        async with open_channel(process.address) as channel:
-            yield Live(channel, tokens)
-    finally:
-        assert process.stop(10.0) == 0
+from outrider.v1 import common_pb2, draft_source_pb2, retrieval_pb2
 
 
 async def until_drafts(attached: Attached, source: str, ids: Iterable[int]) -> list[int]:
@@ -146,12 +23,6 @@ async def until_drafts(attached: Attached, source: str, ids: Iterable[int]) -> l
                 return found
             reading = asyncio.create_task(attached.drafts())
     raise AssertionError(f"nothing came of {source}")
-
-
-async def refused(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await call
-    return error.value
 
 
 async def test_it_says_under_which_names_it_drafts(tiny_llama: Path) -> None:
@@ -378,6 +249,8 @@ async def test_without_embeddings_there_are_no_references(tiny_llama: Path) -> N
         (("--corpus", "/nowhere/corpus"), "no corpus there"),
         (("--tokenizer", "/nowhere"), "no tokenizer at '/nowhere'"),
         (("--embeddings", "/nowhere"), "/nowhere"),
+        (("--encoder", "/nowhere"), "the encoder does not start"),
+        (("--encoder", "x", "--embeddings", "y"), "either --embeddings or --encoder"),
         (("--past-tokens", "5"), "past_tokens"),
     ],
 )

@@ -1,6 +1,6 @@
 """Which documents nearly copy a text that is to be kept out, by the runs of tokens that they share with it.
 
-The rule that training keeps held-out text away with, as `training.heldout` has it.
+The one rule by which training, and every corpus that a figure uses, keeps held-out text away.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,15 +18,15 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class KeptOut:
-    """Texts, as token ids, that a corpus must not copy."""
+    """Texts, as token ids, that nothing may nearly copy."""
 
     def __init__(self, texts: Iterable[Sequence[int] | npt.NDArray[np.uint32]]) -> None:
-        hashes = [_hashes(ids) for ids in texts]
+        hashes = [windows(ids) for ids in texts]
         self._known = np.unique(np.concatenate(hashes or [np.zeros(0, dtype=np.uint64)]))
 
     def nearly_copied_by(self, ids: Sequence[int] | npt.NDArray[np.uint32]) -> bool:
         """Whether a document shares a tenth or more of its runs of 50; a shorter one has none."""
-        hashes = _hashes(ids)
+        hashes = windows(ids)
         if not len(hashes) or not len(self._known):
             return False
         # The texts' hashes are sorted once; np.isin would sort them for every document.
@@ -34,8 +34,8 @@ class KeptOut:
         return float((nearest == hashes).mean()) >= SHARE
 
 
-def _hashes(ids: Sequence[int] | npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-    """One hash per run, in order: shape (max(0, len(ids) - WINDOW + 1),)."""
+def windows(ids: Sequence[int] | npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """A hash of every run of `WINDOW` ids, in order: uint64, shape (max(0, len(ids) - WINDOW + 1),)."""
     values = np.asarray(ids, dtype=np.uint64) + np.uint64(1)
     count = max(0, len(values) - WINDOW + 1)
     hashes = np.zeros(count, dtype=np.uint64)

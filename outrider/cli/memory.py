@@ -1,0 +1,291 @@
+"""`outrider memory`: what a running retrieval worker drafts from, listed, added to and forgotten.
+
+What the commands do is imported when they are called.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli.failures import usage
+
+if TYPE_CHECKING:
+    from outrider.v1 import retrieval_pb2
+
+app = typer.Typer(
+    help="What a running retrieval worker drafts from: listed, added to, forgotten.", rich_markup_mode=None
+)
+
+CALL_S = 60.0
+BUILD_S = 24 * 3600.0
+PATIENCE_MS = 10_000
+LONGEST_NAME = 128
+
+Address = Annotated[str, typer.Option(help="host:port of the worker, as `outrider up` prints it.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, an error included.")]
+Tenant = Annotated[str, typer.Option(help="Whose. Default: the tenant that has no name.")]
+Owner = Annotated[str, typer.Option(help="The tenant whose it is.")]
+Public = Annotated[bool, typer.Option("--public", help="It is everybody's.")]
+Sources = Annotated[list[Path], typer.Argument(help="Files, and folders with all below.")]
+Globs = Annotated[
+    list[str] | None, typer.Option(help="Of folders, files that fit this, such as '*.py'; repeatable.")
+]
+
+
+@app.command("list")
+def list_corpora(address: Address, tenant: Tenant = "", json_: Json = False) -> None:
+    """Say which corpora a tenant draws on: its own and everybody's.
+
+    \b
+    Example:
+      outrider memory list --address 127.0.0.1:40001 --tenant acme
+    """
+    from outrider.v1 import retrieval_pb2
+
+    with _worker(address) as worker:
+        listed = worker.ListCorpora(retrieval_pb2.ListCorporaRequest(tenant=tenant), timeout=CALL_S)
+    _print(
+        {"corpora": [_corpus_object(corpus) for corpus in listed.corpora]},
+        [_in_words(corpus) for corpus in listed.corpora] or ["no corpora"],
+        as_json=json_,
+    )
+
+
+@app.command("stats")
+def show_stats(address: Address, json_: Json = False) -> None:
+    """Say how much it holds, of all tenants together.
+
+    \b
+    Example:
+      outrider memory stats --address 127.0.0.1:40001
+    """
+    from outrider.v1 import retrieval_pb2
+
+    with _worker(address) as worker:
+        held = worker.Stats(retrieval_pb2.StatsRequest(), timeout=CALL_S)
+    said = {field.name: getattr(held, field.name) for field in held.DESCRIPTOR.fields}
+    _print(said, [f"{name.replace('_', ' ')}: {value:,}" for name, value in said.items()], as_json=json_)
+
+
+@app.command("build")
+def build_corpus(
+    name: Annotated[str, typer.Argument(help="What it is to be called; one of that name is replaced.")],
+    address: Address,
+    sources: Annotated[list[Path] | None, typer.Argument(help="Files, and folders with all below.")] = None,
+    tenant: Owner = "",
+    public: Public = False,
+    glob: Globs = None,
+    jsonl_field: Annotated[
+        str | None, typer.Option(help="Every line is a JSON object with its text under this name.")
+    ] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Read standard input too.")] = False,
+    json_: Json = False,
+) -> None:
+    """Send text, have a corpus made of it, and draft from it; sessions go on meanwhile.
+
+    \b
+    Example:
+      outrider memory build source src docs --public --glob '*.py' --address 127.0.0.1:40001
+    """
+    if not sources and not stdin:
+        raise usage("nothing to read: give files or folders, or --stdin")
+    key = _owned(name, tenant, public)
+    with _worker(address) as worker:
+        from outrider.v1 import retrieval_pb2
+        from retrieval_service.corpus.texts import TextSource
+
+        texts = TextSource(
+            tuple(sources or ()), tuple(glob or ()), jsonl_field, sys.stdin.buffer if stdin else None
+        )
+
+        def messages() -> "Iterator[retrieval_pb2.BuildCorpusRequest]":
+            yield retrieval_pb2.BuildCorpusRequest(start=key)
+            for text in texts:
+                yield retrieval_pb2.BuildCorpusRequest(text=text)
+
+        made = _sent(worker.BuildCorpus, messages(), BUILD_S)
+    _print(_corpus_object(made), [_in_words(made)], as_json=json_)
+
+
+@app.command("load")
+def load_corpus(
+    name: str, address: Address, tenant: Owner = "", public: Public = False, json_: Json = False
+) -> None:
+    """Draft from a corpus of the worker's folder that was unloaded, or put there meanwhile.
+
+    \b
+    Example:
+      outrider memory load source --public --address 127.0.0.1:40001
+    """
+    key = _owned(name, tenant, public)
+    with _worker(address) as worker:
+        from outrider.v1 import retrieval_pb2
+
+        loaded = worker.LoadCorpus(retrieval_pb2.LoadCorpusRequest(name=key), timeout=CALL_S)
+    _print(_corpus_object(loaded), [_in_words(loaded)], as_json=json_)
+
+
+@app.command("unload")
+def unload_corpus(
+    name: str,
+    address: Address,
+    tenant: Owner = "",
+    public: Public = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Delete its files too, damaged or not.")] = False,
+    json_: Json = False,
+) -> None:
+    """Draft from a corpus no longer.
+
+    \b
+    Example:
+      outrider memory unload source --public --remove --address 127.0.0.1:40001
+    """
+    key = _owned(name, tenant, public)
+    with _worker(address) as worker:
+        from outrider.v1 import retrieval_pb2
+
+        worker.UnloadCorpus(retrieval_pb2.UnloadCorpusRequest(name=key, remove=remove), timeout=CALL_S)
+    _print(
+        {"unloaded": name, "removed": remove},
+        [f"{name}: {'removed' if remove else 'unloaded'}"],
+        as_json=json_,
+    )
+
+
+@app.command("add")
+def add_references(
+    sources: Sources, address: Address, tenant: Tenant = "", glob: Globs = None, json_: Json = False
+) -> None:
+    """Add files to a tenant's references, each under its path; one of a known path is replaced.
+
+    \b
+    Example:
+      outrider memory add docs --tenant acme --address 127.0.0.1:40001
+    """
+    with _worker(address) as worker:
+        from outrider.v1 import retrieval_pb2
+        from retrieval_service.corpus.texts import TextSource
+
+        def messages() -> "Iterator[retrieval_pb2.AddReferencesRequest]":
+            for path in TextSource(tuple(sources), tuple(glob or ())).files():
+                text = "".join(TextSource((path,)))
+                if text:
+                    reference = retrieval_pb2.Reference(name=path.as_posix()[-LONGEST_NAME:], text=text)
+                    yield retrieval_pb2.AddReferencesRequest(tenant=tenant, reference=reference)
+
+        added = _sent(worker.AddReferences, messages(), BUILD_S)
+    said = {"documents": added.documents}
+    _print(said, [f"{added.documents:,} documents among the tenant's references"], as_json=json_)
+
+
+@app.command("drop")
+def drop_references(
+    address: Address,
+    names: Annotated[list[str] | None, typer.Argument(help="As they were added.")] = None,
+    tenant: Tenant = "",
+    everything: Annotated[bool, typer.Option("--all", help="All of the tenant's.")] = False,
+    json_: Json = False,
+) -> None:
+    """Remove documents from a tenant's references, from disk too.
+
+    \b
+    Example:
+      outrider memory drop docs/plan.md --tenant acme --address 127.0.0.1:40001
+    """
+    if bool(names) == everything:
+        raise usage("give either names or --all")
+    with _worker(address) as worker:
+        from outrider.v1 import retrieval_pb2
+
+        request = retrieval_pb2.RemoveReferencesRequest(tenant=tenant, names=names or ())
+        removed = worker.RemoveReferences(request, timeout=CALL_S).removed
+    _print({"removed": removed}, [f"{removed:,} documents removed"], as_json=json_)
+
+
+@app.command("forget")
+def forget(
+    address: Address,
+    tenant: Tenant = "",
+    session: Annotated[str, typer.Option(help="Its past output, with all of its choices.")] = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="All past output and all references of the tenant.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Remove what was learnt from a session, or all of a tenant's, for good: from memory and disk.
+
+    \b
+    Example:
+      outrider memory forget --tenant acme --session s-17 --address 127.0.0.1:40001
+    """
+    if bool(session) == everything:
+        raise usage("give either --session or --all")
+    with _worker(address) as worker:
+        from outrider.v1 import retrieval_pb2
+
+        worker.Forget(retrieval_pb2.ForgetRequest(tenant=tenant, session=session), timeout=CALL_S)
+    whose = f"session {session!r} of tenant {tenant!r}" if session else f"tenant {tenant!r}"
+    _print({"forgotten": session or None, "tenant": tenant}, [f"{whose}: forgotten"], as_json=json_)
+
+
+@contextmanager
+def _worker(address: str) -> Iterator[Any]:
+    """A stub of the worker. Raises OutriderError inside the block."""
+    from outrider.v1.retrieval_pb2_grpc import RetrievalStub
+    from outrider.wire.channel import open_sync_channel
+    from outrider.wire.status import rpc_errors
+
+    with open_sync_channel(address, patience_ms=PATIENCE_MS) as channel, rpc_errors():
+        yield RetrievalStub(channel)
+
+
+def _sent(call: Any, messages: Iterator[Any], timeout: float) -> Any:
+    """What a stream of messages is answered with. What reading them raises ends the call, and is raised."""
+    failures: list[Exception] = []
+
+    def safely() -> Iterator[Any]:
+        try:
+            yield from messages
+        except Exception as error:
+            failures.append(error)
+            answer.cancel()
+
+    answer = call.future(safely(), timeout=timeout)
+    try:
+        return answer.result()
+    except Exception:
+        if failures:
+            raise failures[0] from None
+        raise
+
+
+def _owned(name: str, tenant: str, public: bool) -> "retrieval_pb2.CorpusName":
+    if public == bool(tenant):
+        raise usage("give either --tenant or --public")
+    from outrider.v1 import retrieval_pb2
+
+    return retrieval_pb2.CorpusName(name=name, tenant=tenant, public=public)
+
+
+def _corpus_object(corpus: "retrieval_pb2.Corpus") -> dict[str, Any]:
+    return {
+        "name": corpus.name.name,
+        "tenant": None if corpus.name.public else corpus.name.tenant,
+        "tokens": corpus.tokens,
+        "documents": corpus.documents,
+        "bytes": corpus.bytes,
+    }
+
+
+def _in_words(corpus: "retrieval_pb2.Corpus") -> str:
+    owner = "public" if corpus.name.public else f"tenant {corpus.name.tenant}'s"
+    return f"{corpus.name.name}: {corpus.tokens:,} tokens of {corpus.documents:,} documents, {owner}"
+
+
+def _print(said: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    print(json.dumps(said) if as_json else "\n".join(lines))

@@ -1,0 +1,136 @@
+"""`outrider memory` against a worker that runs: corpora, references, what was learnt."""
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from outrider.cli.app import main
+from outrider.runtime.children import ServiceProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = str(ROOT / "models/target")
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> dict[str, Any]:
+        said: dict[str, Any] = json.loads(self.out)
+        return said
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    folder = tmp_path_factory.mktemp("memory")
+    flags = ["--tokenizer", MODEL, "--embeddings", MODEL, "--folder", str(folder)]
+    process = ServiceProcess.start("retrieval", "retrieval_service", flags)
+    try:
+        process.wait_ready(60.0)
+        yield process
+    finally:
+        process.stop(10.0)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], worker: ServiceProcess) -> Run:
+    def run(*arguments: str | Path, address: str = worker.address) -> Ended:
+        with pytest.raises(SystemExit) as end:
+            main(["memory", *map(str, arguments), "--address", address])
+        assert isinstance(end.value.code, int)
+        return Ended(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    for number in range(3):
+        (tmp_path / f"{number}.py").write_text(f"def function_{number}(value):\n    return value\n" * 20)
+    (tmp_path / "rubbish.bin").write_bytes(bytes(range(256)))
+    return tmp_path
+
+
+def test_a_corpus_is_built_listed_unloaded_loaded_and_removed(run: Run, texts: Path) -> None:
+    made = run("build", "source", texts, "--tenant", "acme", "--glob", "*.py", "--json").said
+    assert (made["name"], made["tenant"], made["documents"]) == ("source", "acme", 3)
+    assert run("list", "--tenant", "acme", "--json").said["corpora"] == [made]
+    assert run("list", "--tenant", "other").out == "no corpora\n"
+    assert run("stats", "--json").said["corpus_tokens"] == made["tokens"]
+    assert run("unload", "source", "--tenant", "acme").out == "source: unloaded\n"
+    again = run("load", "source", "--tenant", "acme")
+    assert again.out == f"source: {made['tokens']:,} tokens of 3 documents, tenant acme's\n"
+    assert run("unload", "source", "--tenant", "acme", "--remove").out == "source: removed\n"
+    gone = run("load", "source", "--tenant", "acme", "--json")
+    assert (gone.status, gone.said["error"]["code"]) == (1, "NOT_FOUND")
+
+
+def test_a_corpus_is_built_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = b'{"body": "one two three"}\n{"body": "four"}\n'
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    made = run("build", "lines", "--stdin", "--jsonl-field", "body", "--public")
+    assert made.out.endswith("tokens of 2 documents, public\n")
+
+
+def test_files_become_references_by_their_paths_and_are_dropped(run: Run, texts: Path) -> None:
+    assert run("add", texts, "--tenant", "acme", "--json").said == {"documents": 3}
+    assert run("add", texts / "0.py", "--tenant", "acme", "--json").said == {"documents": 3}
+    assert run("drop", texts / "0.py", texts / "rubbish.bin", "--tenant", "acme", "--json").said == {
+        "removed": 1
+    }
+    assert run("drop", "--all", "--tenant", "other", "--json").said == {"removed": 0}
+    assert run("stats", "--json").said["references"] == 2
+    assert run("forget", "--all", "--tenant", "acme").out == "tenant 'acme': forgotten\n"
+    assert run("stats", "--json").said["references"] == 0
+
+
+def test_a_session_is_forgotten(run: Run) -> None:
+    done = run("forget", "--session", "s-17", "--tenant", "acme", "--json")
+    assert (done.status, done.said) == (0, {"forgotten": "s-17", "tenant": "acme"})
+
+
+def test_what_cannot_be_read_ends_a_build_and_says_so(run: Run, tmp_path: Path) -> None:
+    done = run("build", "source", tmp_path / "nothing", "--public", "--json")
+    assert (done.status, done.said["error"]["code"]) == (1, "INVALID_ARGUMENT")
+    assert "neither a file nor a folder" in done.said["error"]["message"]
+    assert run("list", "--json").said["corpora"] == [] or "source" not in run("list").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("build", "source"), "nothing to read"),
+        (("build", "source", "x"), "--tenant or --public"),
+        (("build", "source", "x", "--tenant", "a", "--public"), "--tenant or --public"),
+        (("unload", "source"), "--tenant or --public"),
+        (("drop",), "names or --all"),
+        (("drop", "x", "--all"), "names or --all"),
+        (("forget",), "--session or --all"),
+    ],
+)
+def test_wrong_usage_exits_with_two(arguments: tuple[str, ...], says: str, run: Run) -> None:
+    done = run(*arguments)
+    assert (done.status, done.out) == (2, "")
+    assert says in done.err
+
+
+def test_a_worker_that_is_not_there_is_one_line(run: Run) -> None:
+    done = run("stats", address="127.0.0.1:1")
+    assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
+
+
+@pytest.mark.parametrize("command", ["list", "stats", "build", "load", "unload", "add", "drop", "forget"])
+def test_help_has_examples(command: str, run: Run) -> None:
+    done = run(command, "--help")
+    assert done.status == 0
+    assert f"outrider memory {command}" in done.out.partition("Example")[2]

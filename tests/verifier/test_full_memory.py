@@ -1,0 +1,81 @@
+"""A busy worker's memory is always full of what is cached: room in it is not looked for again and again."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.lm.blocks import BLOCK
+from outrider.lm.pool import KVLayout, SlotPool
+from outrider.wire.codec import SessionKey
+from speculative.commit import Ending, FinishReason
+from speculative.params import SamplingParams
+from verifier_service.counts import CountsByName, EngineTotals
+from verifier_service.kv_cache import KVCache
+from verifier_service.prefix_cache import Naming, PrefixCache
+from verifier_service.request import Request
+from verifier_service.running import RunningSessions
+from verifier_service.scheduler import Scheduler
+from verifier_service.sessions import Session
+from verifier_service.sources import SourceSet
+
+BLOCKS = 1280
+
+
+@pytest.fixture
+def kv() -> KVCache:
+    """Memory that is full of cached blocks, which nobody holds."""
+    pool = SlotPool(KVLayout(((1, 1), (1, 1)), torch.float32, torch.device("cpu")), BLOCKS * BLOCK)
+    kv = KVCache(pool, reuse=True, lease_s=0.0)
+    naming = Naming(BLOCK)
+    for number in range(BLOCKS // 10):
+        names: list[bytes] = []
+        naming.extend(names, [number] * 10 * BLOCK, naming.salt("t"))
+        blocks = pool.take(10)
+        kv.prefixes.publish(names, blocks, 0, now=float(number))
+        pool.blocks.give(blocks)
+    assert (kv.free, kv.available) == (0, BLOCKS)
+    return kv
+
+
+def session(handle: int, length: int) -> Session:
+    ids = tuple(handle for _ in range(length))
+    key = SessionKey("", f"s{handle}")
+    request = Request(key, 1, ids, length, BLOCKS * BLOCK // 2, SamplingParams(), 0, (), None, 0, ())
+    ending = Ending(frozenset(), request.limit, (), None, ids, length)
+    return Session(handle, request, ending, 16, SourceSet((), frozenset(), frozenset()))
+
+
+def test_what_is_cached_is_looked_through_once_for_many_blocks(
+    kv: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    real = PrefixCache.evict
+    monkeypatch.setattr(
+        PrefixCache, "evict", lambda self, count, now: (asked.append(count), real(self, count, now))[1]
+    )
+    blocks = [kv._pool.take(1)[0] for _ in range(100)]
+    assert len(set(blocks)) == 100
+    assert len(asked) < 10
+    kv._pool.check_integrity([blocks, kv.prefixes.held])
+
+
+def test_a_session_that_there_is_no_room_for_is_looked_at_again_when_another_has_left(
+    kv: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    real: Any = PrefixCache.evictable.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(PrefixCache, "evictable", property(lambda self: (looks.append(1), real(self))[1]))
+    running = RunningSessions(kv, Scheduler(8), EngineTotals(), CountsByName())
+    first, second = session(1, BLOCKS * BLOCK // 2 - 1), session(2, BLOCKS * BLOCK // 2 - 1)
+    running.open(first)
+    assert running.ready() == [first]
+    share = running.share(first, first.begin(first.pending, 0))
+    share.table.reserve((BLOCKS - 2) * BLOCK)
+    running.open(second)
+    looks.clear()
+    for _ in range(50):
+        assert running.ready() == [first]
+    assert len(looks) <= 1
+    running.end(first, FinishReason.CANCELLED, "it was enough")
+    assert running.ready() == [second]
