@@ -21,6 +21,7 @@ from orchestrator.placement import (
 from orchestrator.requests import Speculation, Target
 from orchestrator.verifiers import Patience, VerifierLink
 from outrider.wire.channel import DEFAULT_MESSAGE_MB
+from outrider.wire.names import PREDICTION
 
 
 class Fleet:
@@ -97,13 +98,12 @@ class Fleet:
 
     def source_names(self, target: Target) -> tuple[str, ...]:
         """Names of the sources that draft for it."""
-        return source_names(target.local_sources, self._fitting(target))
+        return source_names(_inside(target), self._fitting(target))
 
     def sources_for(self, target: Target, speculation: Speculation) -> tuple[ChosenSource, ...]:
         """The sources that a session is given. Raises InvalidRequest for a name that nobody has."""
-        chosen = choose_sources(
-            target.local_sources, self._fitting(target), speculation.sources, turn=next(self._turns)
-        )
+        local = target.local_sources if speculation.prediction else _inside(target)
+        chosen = choose_sources(local, self._fitting(target), speculation.sources, turn=next(self._turns))
         return chosen if speculation.enabled else ()
 
     def count_sessions(self, sources: Sequence[ChosenSource], change: int) -> None:
@@ -125,3 +125,8 @@ class Fleet:
                 else:
                     known.append(drafting)
         return fitting_sources(known, target.tokenizer_digest)
+
+
+def _inside(target: Target) -> tuple[str, ...]:
+    """Sources inside its verifier that draft for every request."""
+    return tuple(name for name in target.local_sources if name != PREDICTION)
