@@ -34,7 +34,20 @@ def send(
 TEXT: dict[str, Any] = {"model": "toy", "prompt": "abc", "max_tokens": 4}
 CHAT: dict[str, Any] = {"model": "toy", "messages": HI, "max_tokens": 4}
 BOTH: list[tuple[dict[str, Any], str]] = [
-    ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
+    ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": "x" * 64}}, "prediction"),
+    ({"prediction": {"type": "content", "content": "x" * 100_000}}, "prediction"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"regex": ""}}, "structured_outputs"),
+    ({"structured_outputs": {"json": "[]"}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, "structured_outputs"),
+    ({"structured_outputs": {"json_object": True}, "ignore_eos": True}, "ignore_eos"),
+    ({"speculation": {"corpora": ["../x"]}}, "speculation.corpora"),
+    ({"speculation": {"corpora": ["x"] * 17}}, "speculation.corpora"),
+    ({"speculation": {"learn": "no"}}, "speculation.learn"),
     ({"tools": []}, "tools"),
     ({"user": "me"}, "user"),
     ({"max_tokens": 0}, "max_tokens"),
