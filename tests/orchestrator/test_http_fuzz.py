@@ -1,4 +1,4 @@
-"""Bodies made from the front's own description: what it allows is answered, and what it does not is refused."""
+"""Bodies made from the front's own description: allowed ones are answered, others refused by name."""
 
 import asyncio
 import http.client
