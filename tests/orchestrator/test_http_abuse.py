@@ -27,9 +27,7 @@ async def raw(url: str, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(data)
-        await writer.drain()
-        writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             return await reader.read()
     finally:
         writer.close()
@@ -51,7 +49,7 @@ NOT_HTTP = {
     "no host": b"GET /health HTTP/1.1\r\n\r\n",
     "two lengths": HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\n{}",
     "a negative length": HEAD + b"content-length: -1\r\n\r\n{}",
-    "headers without an end": b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 200_000,
+    "headers without an end": b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 40_000,
     "an unknown coding": HEAD + b"transfer-encoding: gzip\r\n\r\n{}",
     "no size of a chunk": HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
     "a space in the path": b"GET /a b HTTP/1.1\r\nhost: x\r\n\r\n",
@@ -77,8 +75,13 @@ async def test_nothing_of_a_request_gets_into_a_header(world: World, table: Toke
     async with asking(world, table) as (_, _, front):
         answers = [
             await raw(front.http, HEAD + length + body),
-            await raw(front.http, b"GET /v1/models/a%0d%0aset-cookie:b HTTP/1.1\r\nhost: x\r\n\r\n"),
-            await raw(front.http, b"GET /%0d%0aset-cookie:b HTTP/1.1\r\nhost: x\r\n\r\n"),
+            await raw(
+                front.http,
+                b"GET /v1/models/a%0d%0aset-cookie:b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+            ),
+            await raw(
+                front.http, b"GET /%0d%0aset-cookie:b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            ),
         ]
     for answer in answers:
         head, _, told = answer.partition(b"\r\n\r\n")
@@ -112,44 +115,41 @@ async def test_a_body_in_chunks_that_grows_too_large_is_refused(world: World, ta
 
 
 async def test_thousands_of_idle_connections_keep_nobody_out(world: World, table: TokenTable) -> None:
-    async with asking(world, table) as (client, _, front):
+    async with asking(world, table, {"max_streams": 1}) as (client, _, front):
         host, port = front.http.removeprefix("http://").split(":")
         held = [await asyncio.open_connection(host, int(port)) for _ in range(CONNECTIONS)]
         for _, writer in held[::2]:
             writer.write(HEAD)  # and no more
         answer = await client.completions.create(model="toy", prompt="abc", max_tokens=4)
         assert answer.choices[0].finish_reason == "length"
-        assert front.sample("num_requests_running") == 0, "who sends nothing takes no room"
         for _, writer in held:
             writer.close()
 
 
 async def test_nothing_is_left_of_clients_that_went_away(world: World, table: TokenTable) -> None:
-    async with asking(world, table, per_tick=1, tick_s=0.02) as (client, verifier, front):
+    async with asking(world, table, per_tick=0) as (client, verifier, _):
 
-        async def leave(stream: bool) -> None:
-            asked = client.completions.create(model="toy", prompt="abc", max_tokens=60, stream=stream)
-            if not stream:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asked, 0.2)
-                return
-            async with await asked as events:
-                await anext(aiter(events))
-
-        async def gone() -> None:
-            await world.until(lambda: front.sample("num_requests_running") == 0)
+        async def come_and_go(count: int) -> None:
+            """Half of them amid a stream, half while they wait for the whole answer."""
+            opened = len(verifier.opened)
+            ask = client.completions.create
+            asked = [
+                asyncio.create_task(ask(model="toy", prompt="abc", max_tokens=60, stream=number % 2 == 0))
+                for number in range(count)
+            ]
+            await world.until(lambda: len(verifier.opened) == opened + count)
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
             await world.until(lambda: len(verifier.cancelled) == len(verifier.opened))
 
-        await asyncio.gather(*(leave(stream) for stream in (True, False) * 3))
-        await gone()
+        await come_and_go(6)
         tasks = len(asyncio.all_tasks())
         for _ in range(5):
-            await asyncio.gather(*(leave(stream) for stream in (True, False) * 10))
-            await gone()
-        assert len(verifier.opened) == 106
+            await come_and_go(20)
         await world.until(lambda: len(asyncio.all_tasks()) <= tasks + 2)
         gc.collect()
-        assert not [one for one in gc.get_objects() if isinstance(one, Job)]
+        assert not [one for one in gc.get_objects() if type(one) is Job]
 
 
 async def test_a_template_without_an_end_keeps_nobody_waiting(
