@@ -1,6 +1,7 @@
 """A draft source: what followed the session's last id the time before. A process that verifiers attach to."""
 
 import asyncio
+from contextlib import aclosing
 
 import grpc.aio
 
@@ -20,8 +21,11 @@ class LastTime(rpc.DraftSourceServicer):
     async def Describe(self, request, context):
         return pb.SourceDescription(name="last-time", model="what came last time")
 
-    def Attach(self, requests, context):
-        return self.streams.attach(requests, context, self.heard, model="", tokenizer_digest="")
+    async def Attach(self, requests, context):
+        drafts = self.streams.attach(requests, context, self.heard, model="", tokenizer_digest="")
+        async with aclosing(drafts):
+            async for message in drafts:
+                yield message
 
     def heard(self, event: Event) -> None:
         match event:

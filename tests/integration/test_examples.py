@@ -13,7 +13,9 @@ from outrider.runtime.children import ServiceProcess, stop_all
 from tests.integration.live import ROOT, Up, until
 
 EXAMPLES = ROOT / "docs" / "examples"
-REQUEST = {"ids": [5, 9, 30, 41], "max_tokens": 120, "ignore_eos": True}
+REQUEST = {"ids": [5, 9, 30, 41], "max_tokens": 240, "ignore_eos": True}
+LIKELY = {21: 12.0, 23: 12.0}
+"""Makes so random a model repeat itself."""
 
 
 def run(name: str, *arguments: str) -> str:
@@ -76,12 +78,17 @@ def test_a_source_in_thirty_lines_changes_no_id(up: Up, temperature: float) -> N
             front.wait_ready(30.0)
             with Client(front.address) as client:
                 until(lambda: any("last-time" in model.sources for model in client.models()))
-                request = {**REQUEST, "temperature": temperature, "seed": 4}
+                request = {**REQUEST, "temperature": temperature, "seed": 4, "logit_bias": LIKELY}
                 plain = client.generate(**request, speculation=False)
-                drafted = client.generate(**request, sources=["last-time"])
-                merged = client.generate(**request)
+                assert client.generate(**request).ids == plain.ids
+
+                def drafted() -> bool:
+                    """So small a target is done before a busy machine has dialled the source."""
+                    answer = client.generate(**request, sources=["last-time"])
+                    assert answer.ids == plain.ids
+                    accepted = answer.usage.accepted_by_source.get("last-time", 0)
+                    return accepted > 10
+
+                until(drafted)
         finally:
             stop_all([front], 5.0)
-    assert drafted.ids == merged.ids == plain.ids
-    assert drafted.usage.accepted_by_source.get("last-time", 0) > (0 if temperature else 10)
-    assert drafted.usage.rounds < plain.usage.rounds
