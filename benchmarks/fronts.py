@@ -110,7 +110,7 @@ class HttpFront:
     async def stream(self, tokens: int) -> Timed:
         timed = Timed(time.perf_counter())
         async for event in self._events(tokens):
-            ids = sum(len(choice["token_ids"]) for choice in event["choices"])
+            ids = sum(len(choice.get("token_ids", ())) for choice in event["choices"])
             if ids:
                 timed.events.append(time.perf_counter())
                 timed.ids += ids
