@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 from google.protobuf import descriptor_pool, json_format, message_factory
+from grpc_health.v1 import health_pb2
 from source import ROOT
 from typer.main import get_command
 
@@ -32,7 +33,7 @@ SETTINGS = {
     kind.role: kind for kind in (DrafterSettings, OrchestratorSettings, RetrievalSettings, VerifierSettings)
 }
 OURS = (generation_pb2, verifier_pb2, draft_source_pb2, retrieval_pb2)
-OTHERS = {"grpc.health.v1.Health/Check": "grpc.health.v1.HealthCheckRequest"}
+OTHERS = {"grpc.health.v1.Health/Check": health_pb2.HealthCheckRequest.DESCRIPTOR.full_name}
 
 
 class Block(NamedTuple):
@@ -119,15 +120,18 @@ def test_data_can_be_read(block: Block) -> None:
 
 def flags_of(words: list[str]) -> set[str]:
     """What the command that these words call takes."""
-    command, rest = get_command(app), list(words)
-    if rest[0] == "serve":
-        return {f"--{name.replace('_', '-')}" for name in SETTINGS[rest[1]].model_fields} | {"--help"}
+    top = command = get_command(app)
+    rest = list(words)
     if rest[0] == "bench":
         return {"--json", *re.findall(r'"(--[a-z][a-z-]*)"', find_benchmark(rest[1]).read_text())}
     while (inner := getattr(command, "commands", {}).get(rest[0] if rest else "")) is not None:
         command, rest = inner, rest[1:]
-    assert command is not get_command(app), f"there is no command {words[0]!r}"
-    return {flag for parameter in command.params for flag in parameter.opts} | {"--help"}
+    assert command is not top, f"there is no command {words[0]!r}"
+    flags = {flag for parameter in command.params for flag in parameter.opts} | {"--help"}
+    if command.context_settings.get("ignore_unknown_options"):  # a role's settings are
+        for role in SETTINGS.keys() & words:
+            flags |= {f"--{name.replace('_', '-')}" for name in SETTINGS[role].model_fields}
+    return flags
 
 
 @pytest.mark.parametrize(("where", "words"), commands("outrider"))
