@@ -15,13 +15,13 @@ from orchestrator.placement import (
     Worker,
     choose_sources,
     fitting_sources,
+    inside,
     ranked,
     source_names,
 )
 from orchestrator.requests import Speculation, Target
 from orchestrator.verifiers import Patience, VerifierLink
 from outrider.wire.channel import DEFAULT_MESSAGE_MB
-from outrider.wire.names import PREDICTION
 
 
 class Fleet:
@@ -98,11 +98,11 @@ class Fleet:
 
     def source_names(self, target: Target) -> tuple[str, ...]:
         """Names of the sources that draft for it."""
-        return source_names(_inside(target), self._fitting(target))
+        return source_names(inside(target.local_sources), self._fitting(target))
 
     def sources_for(self, target: Target, speculation: Speculation) -> tuple[ChosenSource, ...]:
         """The sources that a session is given. Raises InvalidRequest for a name that nobody has."""
-        local = target.local_sources if speculation.prediction else _inside(target)
+        local = inside(target.local_sources, predicted=bool(speculation.prediction))
         chosen = choose_sources(local, self._fitting(target), speculation.sources, turn=next(self._turns))
         return chosen if speculation.enabled else ()
 
@@ -125,8 +125,3 @@ class Fleet:
                 else:
                     known.append(drafting)
         return fitting_sources(known, target.tokenizer_digest)
-
-
-def _inside(target: Target) -> tuple[str, ...]:
-    """Sources inside its verifier that draft for every request."""
-    return tuple(name for name in target.local_sources if name != PREDICTION)

@@ -6,6 +6,7 @@ Pure: drives no connection, reads no clock. Knows nothing of prompts, tokens or 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from outrider.wire.names import PREDICTION
 from speculative.errors import InvalidRequest
 
 NEARNESS = 4
@@ -58,6 +59,11 @@ def ranked(workers: Iterable[Worker], model: str, preferred: str = "", near: str
 def fitting_sources(drafting: Iterable[Drafting], tokenizer_digest: str) -> list[Drafting]:
     """Remote sources that can follow a target with this tokenizer."""
     return [d for d in drafting if d.tokenizer_digest in ("", tokenizer_digest)]
+
+
+def inside(local: Sequence[str], *, predicted: bool = False) -> tuple[str, ...]:
+    """Of the sources inside a verifier those that draft for a request; one of them needs a prediction."""
+    return tuple(name for name in local if predicted or name != PREDICTION)
 
 
 def source_names(local: Sequence[str], fitting: Iterable[Drafting]) -> tuple[str, ...]:
