@@ -57,7 +57,7 @@ def paired_ratio(runs: Sequence[Run], arm: str, other: str) -> dict[str, float |
         for (name, prompt, repeat), rate in rates.items()
         if name == arm and (other, prompt, repeat) in rates
     )
-    low, high = _median_interval(len(ratios))
+    low, high = median_interval(len(ratios))
     return {
         "median": round(median(ratios), 3),
         "low": round(ratios[low], 3),
@@ -75,7 +75,7 @@ def same_ids(runs: Sequence[Run], arms: Sequence[str]) -> bool:
     return bool(by_prompt) and all(len(ids) == 1 for ids in by_prompt.values())
 
 
-def _median_interval(count: int) -> tuple[int, int]:
+def median_interval(count: int) -> tuple[int, int]:
     """Order statistics around the median, at least 95 % (binomial); the extremes below six pairs."""
     low = 0
     while _binomial_below(count, low + 1) <= 0.025:

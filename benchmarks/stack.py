@@ -38,6 +38,7 @@ class Stack:
             raise SystemExit(f"the services did not start: {line.strip() or 'see above'}")
         ready = json.loads(line)
         self.address: str = ready["address"]
+        self.http: str = ready["http"]
         self.processes: list[dict[str, Any]] = ready["processes"]
 
     def __enter__(self) -> Self:

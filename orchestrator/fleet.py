@@ -20,6 +20,7 @@ from orchestrator.placement import (
     Worker,
     choose_sources,
     fitting_sources,
+    inside,
     ranked,
     replaced,
     source_names,
@@ -171,13 +172,12 @@ class Fleet:
 
     def source_names(self, target: Target) -> tuple[str, ...]:
         """Names of the sources that draft for it."""
-        return source_names(target.local_sources, self._fitting(target))
+        return source_names(inside(target.local_sources), self._fitting(target))
 
     def sources_for(self, target: Target, speculation: Speculation) -> tuple[ChosenSource, ...]:
         """The sources that a session is given. Raises InvalidRequest for a name that nobody has."""
-        chosen = choose_sources(
-            target.local_sources, self._fitting(target), speculation.sources, turn=next(self._turns)
-        )
+        local = inside(target.local_sources, predicted=bool(speculation.prediction))
+        chosen = choose_sources(local, self._fitting(target), speculation.sources, turn=next(self._turns))
         return chosen if speculation.enabled else ()
 
     def sources_instead(self, target: Target, chosen: tuple[ChosenSource, ...]) -> tuple[ChosenSource, ...]:

@@ -258,4 +258,5 @@ def _open_message(
         grammar=None if request.grammar is None else grammar_to_wire(request.grammar),
         learn=request.speculation.learn,
         corpora=request.speculation.corpora,
+        prediction=request.speculation.prediction if request.speculation.enabled else (),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import log2
 
+from outrider.wire.names import PREDICTION
 from speculative.errors import InvalidRequest
 
 NEARNESS = 4
@@ -110,6 +111,11 @@ def ranked(
 def fitting_sources(drafting: Iterable[Drafting], tokenizer_digest: str) -> list[Drafting]:
     """Remote sources that can follow a target with this tokenizer."""
     return [d for d in drafting if d.tokenizer_digest in ("", tokenizer_digest)]
+
+
+def inside(local: Sequence[str], *, predicted: bool = False) -> tuple[str, ...]:
+    """Of the sources inside a verifier those that draft for a request; one of them needs a prediction."""
+    return tuple(name for name in local if predicted or name != PREDICTION)
 
 
 def source_names(local: Sequence[str], fitting: Iterable[Drafting]) -> tuple[str, ...]:

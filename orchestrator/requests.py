@@ -62,6 +62,8 @@ class Speculation:
     """Whether sources may keep the output to draft from, for the same tenant."""
     corpora: tuple[str, ...] = ()
     """Empty: all that the tenant may draw on."""
+    prediction: tuple[int, ...] = ()
+    """Ids that the answer may resemble; empty: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,9 @@ def admit(
     ids: Sequence[int],
     target: Target,
     default_max_tokens: int,
+    prediction: Sequence[int] = (),
 ) -> Admitted:
-    """The request, checked. `ids` is its prompt, tokenized. Raises InvalidRequest."""
+    """The request, checked. `ids` is its prompt, `prediction` that, tokenized. Raises InvalidRequest."""
     _check_ids(ids, target)
     max_tokens = _max_tokens(start, len(ids), target, default_max_tokens)
     params = sampling_from_wire(start.sampling, target.vocabulary_size)
@@ -162,7 +165,7 @@ def admit(
         params=params,
         seed=start.seed if start.HasField("seed") else secrets.randbits(64),
         stops=_stops(start.stop, target),
-        speculation=_speculation(start.speculation),
+        speculation=_speculation(start.speculation, prediction),
         choices=_choices(start),
         logprobs=logprobs_from_wire(start.logprobs) if start.HasField("logprobs") else None,
         have=_have(start, max_tokens, target),
@@ -250,7 +253,7 @@ def _grammar(start: generation_pb2.GenerateStart, params: SamplingParams, target
     return grammar
 
 
-def _speculation(asked: generation_pb2.Speculation) -> Speculation:
+def _speculation(asked: generation_pb2.Speculation, prediction: Sequence[int]) -> Speculation:
     node_limit = asked.node_limit if asked.HasField("node_limit") else None
     if node_limit is not None and not 0 <= node_limit <= MAX_NODE_LIMIT:
         raise InvalidRequest(f"speculation.node_limit is {node_limit}; 0 to {MAX_NODE_LIMIT} are possible")
@@ -261,4 +264,5 @@ def _speculation(asked: generation_pb2.Speculation) -> Speculation:
         node_limit,
         learn=asked.learn if asked.HasField("learn") else True,
         corpora=checked_corpora(asked.corpora),
+        prediction=tuple(prediction),
     )

@@ -14,6 +14,7 @@ from orchestrator.explaining import explained
 from orchestrator.fleet import Fleet
 from orchestrator.gate import Caller, Gate, shown_by
 from orchestrator.metrics import RequestMeasure, RequestMetrics
+from orchestrator.prediction import prediction_ids
 from orchestrator.relay import Relay
 from orchestrator.requests import Admitted, Target, admit, check_text, choose_target, session_key
 from orchestrator.room import Room
@@ -117,7 +118,8 @@ class GenerationServer(GenerationServicer):
         target = choose_target(start.model, self._fleet.targets(), self._fleet.unreached())
         ids = await _prompt_ids(start, target)
         await self._relay.fill_have(start, key, ids)
-        request = admit(start, key, ids, target, self._default_max_tokens)
+        prediction = await prediction_ids(start.speculation.prediction, target)
+        request = admit(start, key, ids, target, self._default_max_tokens, prediction)
         measure.admitted(request, target)
         answer = self._relay.answer(request, target, context.time_remaining())
         async with aclosing(caller.paying(answer, len(ids))) as events:

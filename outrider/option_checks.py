@@ -149,5 +149,6 @@ _CHECKS: dict[str, Check] = {
     "nodes": _SIGNED,
     "learn": _flag,
     "corpora": _texts,
+    "prediction": _text,
     "timeout": _seconds,
 }

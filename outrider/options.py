@@ -68,6 +68,8 @@ class Options(TypedDict, total=False):
     """Whether what is generated may be kept to draft from, for the same tenant; default true."""
     corpora: Sequence[str] | str | None
     """Names of the corpora to draft from; default all that the tenant may."""
+    prediction: str | None
+    """What the answer may resemble, in whole or in part: it is drafted from, and changes nothing."""
     timeout: float | None
     """Seconds for the whole request, above 0; then Unavailable is raised. Default: no end."""
 
@@ -93,6 +95,7 @@ def build_request(prompt: str | None, options: Options) -> generation_pb2.Genera
                 node_limit=options.get("nodes"),
                 learn=options.get("learn"),
                 corpora=(corpora,) if isinstance(corpora, str) else corpora,
+                prediction=options.get("prediction") or "",
             ),
             n=options.get("n"),
             logprobs=_logprobs(options),

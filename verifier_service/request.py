@@ -77,6 +77,8 @@ class Request:
     """Whether sources may keep its output to draft from."""
     corpora: tuple[str, ...] = ()
     """Corpora that sources may draft from, by name; empty: all that its tenant may."""
+    prediction: tuple[int, ...] = ()
+    """Ids that its output may resemble."""
 
 
 def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Request:
@@ -111,6 +113,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
         replay_identical=served.replay_identical,
         learn=message.learn,
         corpora=checked_corpora(message.corpora),
+        prediction=_prediction(message, served),
     )
 
 
@@ -139,6 +142,16 @@ def _grammar(message: verifier_pb2.OpenRequest, params: SamplingParams) -> Gramm
     grammar = grammar_from_wire(message.grammar)
     grammar.check_with(params)
     return grammar
+
+
+def _prediction(message: verifier_pb2.OpenRequest, served: Served) -> tuple[int, ...]:
+    ids = tuple(message.prediction)
+    if len(ids) >= served.max_length or any(id_ >= served.vocabulary_size for id_ in ids):
+        raise InvalidRequest(
+            f"prediction has {len(ids)} ids; fewer than {served.max_length} are possible, each below "
+            f"{served.vocabulary_size}"
+        )
+    return ids
 
 
 def _check_source(source: SourceAddress) -> None:

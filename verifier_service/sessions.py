@@ -25,7 +25,7 @@ from verifier_service.asking import Asking
 from verifier_service.portion import Portion, Round
 from verifier_service.reputation import Reputations
 from verifier_service.request import Request
-from verifier_service.sources import LocalInUse, SourceSet, make_local
+from verifier_service.sources import Given, LocalInUse, SourceSet, make_local
 from verifier_service.wait import SourcePace, Standing
 
 
@@ -91,6 +91,7 @@ class Session:
         self._drafted_before = dict(self._usage.drafted)
         self._asking: dict[int, Asking] = {}
         self._heard: set[int] = set()
+        self._given = Given(request.prompt_length, request.prediction)
         self._locals: list[LocalInUse] = []
         self._muted: set[int] = set()
         self._ranking: Ranking | None = None
@@ -106,7 +107,7 @@ class Session:
         self._active = sources.local | sources.remote
         known = {local.credit: local for local in self._locals}
         self._locals = [
-            known.get(credit) or LocalInUse(credit, make_local(sources.names[credit - 1]))
+            known.get(credit) or LocalInUse(credit, make_local(sources.names[credit - 1], self._given))
             for credit in sorted(sources.local)
         ]
         listening = sources.remote - self._muted

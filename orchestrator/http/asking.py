@@ -3,14 +3,16 @@ both fronts. Pure."""
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
-from orchestrator.http.errors import FieldRefused
+from orchestrator.http.errors import FieldRefused, param_of
 from orchestrator.http.fields import (
     ChatRequest,
     CompletionRequest,
     Generation,
     JsonObjectFormat,
     JsonSchemaFormat,
+    StructuredOutputs,
 )
 from orchestrator.requests import Admitted, Target, admit, session_key
 from outrider.v1 import common_pb2, generation_pb2
@@ -64,16 +66,25 @@ def admitted(
     tenant: str,
     name: str,
     default: int,
+    prediction: Sequence[int] = (),
 ) -> list[Admitted]:
     """The requests that answer it, one for each prompt, checked. Raises InvalidRequest.
 
-    `name` begins their sessions' names; `default` is max_tokens where it is left out.
+    `name` begins their sessions' names; `default` is max_tokens where it is left out; `prediction` is what
+    was asked with, tokenized.
     """
     found = []
     for place, ids in enumerate(prompts):
         start = _start(asked, seed, tenant, f"{name}-{place}")
-        found.append(admit(start, session_key(start), ids, target, default))
+        found.append(admit(start, session_key(start), ids, target, default, prediction))
     return found
+
+
+def blamed(error: InvalidRequest, asked: Generation) -> InvalidRequest:
+    """The refusal under the name that the body has for what it is about, where that has two names."""
+    if asked.structured_outputs is None or param_of(str(error)) != "response_format":
+        return error
+    return FieldRefused("structured_outputs", str(error))
 
 
 def _start(asked: Generation, seed: int, tenant: str, session: str) -> generation_pb2.GenerateStart:
@@ -121,7 +132,13 @@ def _speculation(asked: Generation) -> generation_pb2.Speculation | None:
     told = asked.speculation
     if told is None:
         return None
-    return generation_pb2.Speculation(enabled=told.enabled, sources=told.sources, node_limit=told.nodes)
+    return generation_pb2.Speculation(
+        enabled=told.enabled,
+        sources=told.sources,
+        node_limit=told.nodes,
+        learn=told.learn,
+        corpora=told.corpora,
+    )
 
 
 def _logprobs(asked: Generation) -> common_pb2.Logprobs | None:
@@ -132,13 +149,36 @@ def _logprobs(asked: Generation) -> common_pb2.Logprobs | None:
 
 
 def _grammar(asked: Generation) -> common_pb2.Grammar | None:
-    wanted = asked.response_format
+    wanted, structured = asked.response_format, asked.structured_outputs
+    if structured is not None:
+        if wanted is not None:
+            raise FieldRefused("structured_outputs", "structured_outputs is given beside response_format")
+        return grammar_to_wire(_structured(structured))
     if isinstance(wanted, JsonObjectFormat):
         return grammar_to_wire(Grammar(GrammarKind.JSON_OBJECT))
     if isinstance(wanted, JsonSchemaFormat):
-        try:
-            text = json.dumps(wanted.json_schema.schema_)
-        except RecursionError as error:
-            raise FieldRefused("response_format", "json_schema is nested too deeply") from error
-        return grammar_to_wire(Grammar(GrammarKind.JSON_SCHEMA, text))
+        return grammar_to_wire(_schema(wanted.json_schema.schema_, "response_format"))
     return None
+
+
+def _structured(asked: StructuredOutputs) -> Grammar:
+    given = [name.rstrip("_") for name, value in asked if value is not None]
+    if len(given) != 1:
+        names = " and ".join(given) or "nothing"
+        raise FieldRefused(
+            "structured_outputs", f"structured_outputs has {names}; give one of json, regex, json_object"
+        )
+    if asked.regex is not None:
+        return Grammar(GrammarKind.REGEX, asked.regex)
+    if asked.json_ is not None:
+        return _schema(asked.json_, "structured_outputs")
+    return Grammar(GrammarKind.JSON_OBJECT)
+
+
+def _schema(schema: str | dict[str, Any], field: str) -> Grammar:
+    if isinstance(schema, str):
+        return Grammar(GrammarKind.JSON_SCHEMA, schema)
+    try:
+        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    except RecursionError as error:
+        raise FieldRefused(field, "the schema is nested too deeply") from error

@@ -16,9 +16,11 @@ from orchestrator.http.folding import Answers
 from orchestrator.http.merging import merged
 from orchestrator.http.shapes import ChatShape, Shape, TextShape
 from orchestrator.metrics import RequestMetrics
+from orchestrator.prediction import prediction_ids
 from orchestrator.relay import Relay
 from orchestrator.requests import Admitted, Target, check_text, choose_target
 from orchestrator.room import Room
+from speculative.errors import InvalidRequest
 
 SEED_BITS = 53
 """Of seeds that are drawn here: whole numbers of which every JSON reader keeps all digits."""
@@ -69,8 +71,10 @@ class Desk:
         """The body, checked, its prompts tokenized. Raises OutriderError."""
         try:
             return await self._job(asked, caller)
-        except Exception:
+        except Exception as error:
             with self._metrics.begin():  # a request that is refused is one, too
+                if isinstance(error, InvalidRequest):
+                    raise asking.blamed(error, asked) from error
                 raise
 
     async def events(self, job: Job) -> AsyncGenerator[tuple[int, Event], None]:
@@ -79,8 +83,11 @@ class Desk:
         with self._room.enter(count), job.caller.asking(count):
             streams = [self._answer(request, job) for request in job.requests]
             async with aclosing(merged(streams)) as events:
-                async for event in events:
-                    yield event
+                try:
+                    async for event in events:
+                        yield event
+                except InvalidRequest as error:
+                    raise asking.blamed(error, job.asked) from error
 
     async def encode(self, text: str, target: Target, *, add_special: bool = True) -> list[int]:
         """In a thread, as a long text takes a while. Raises InvalidRequest where it cannot be a prompt."""
@@ -102,8 +109,10 @@ class Desk:
             prompts = [p if isinstance(p, list) else await self.encode(p, target) for p in given]
         seed = secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed % 2**64
         name = f"{shape.id_prefix}-{secrets.token_hex(12)}"
-        tenant = caller.tenant()
-        requests = asking.admitted(asked, prompts, target, seed, tenant, name, self._default_max_tokens)
+        told = "" if asked.prediction is None else asked.prediction.plain()
+        prediction = await prediction_ids(told, target)
+        default, tenant = self._default_max_tokens, caller.tenant()
+        requests = asking.admitted(asked, prompts, target, seed, tenant, name, default, prediction)
         return Job(asked, caller, target, shape, tuple(requests), Answers(requests), seed, name)
 
     async def _answer(self, request: Admitted, job: Job) -> AsyncGenerator[Event, None]:

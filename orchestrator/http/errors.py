@@ -48,6 +48,8 @@ _NAMES = (
     (r"\bstop_ids\b", "stop_token_ids"),
     (r"^speculation\.node_limit\b", "speculation.nodes"),
     (r"\bsources?\b", "speculation.sources"),
+    (r"\b(corpus|corpora)\b", "speculation.corpora"),
+    (r"^regex\b|: regex is not", "structured_outputs"),
     (r"^(json_schema|json_object|grammar)\b|: json_(schema|object) is not", "response_format"),
     (r"^model must be given|^no model\b", "model"),
     (r"\bstop string", "stop"),

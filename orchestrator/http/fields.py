@@ -3,6 +3,7 @@
 Ranges that depend on the target, or that requests over gRPC have too, are checked where those are.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -50,6 +51,10 @@ class SpeculationFields(Fields):
     """Names of the sources to draft from; default all."""
     nodes: Whole | None = None
     """The most drafted nodes in one round; 0 is plain decoding."""
+    learn: bool | None = None
+    """Whether the answer may be kept to draft from, for the same tenant; default true."""
+    corpora: list[Text] | None = None
+    """Names of the corpora to draft from; default all."""
 
 
 class JsonSchema(Fields):
@@ -85,6 +90,40 @@ class JsonSchemaFormat(Fields):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
+class StructuredOutputs(Fields):
+    """What the text has to be, in vLLM's words; one of these."""
+
+    json_: Annotated[Text | dict[str, Any] | None, Field(alias="json")] = None
+    """A schema, as an object or as text."""
+    regex: Text | None = None
+    """Matched by the text as a whole."""
+    json_object: Literal[True] | None = None
+
+
+class TextPart(Fields):
+    """A piece of a message, or of a prediction."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Prediction(Fields):
+    """What the answer may resemble; it is drafted from, and changes nothing."""
+
+    type: Literal["content"]
+    content: Text | list[TextPart]
+    """Parts are joined by line ends."""
+
+    def plain(self) -> str:
+        """As one text."""
+        return joined(self.content)
+
+
+def joined(content: str | Sequence[TextPart]) -> str:
+    """Parts as one text."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
 class Generation(Fields):
     """What both kinds of completion take."""
 
@@ -112,6 +151,9 @@ class Generation(Fields):
     """The same request with the same seed has the same answer; default: drawn, and told in the answer."""
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """The same for what response_format has no name for; give one of them."""
+    prediction: Prediction | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationFields | None = None
@@ -132,13 +174,6 @@ class CompletionRequest(Generation):
     best_of: Literal[1] | None = None
 
 
-class TextPart(Fields):
-    """A piece of a message."""
-
-    type: Literal["text"]
-    text: Text
-
-
 class Message(Fields):
     """One turn of a conversation."""
 
@@ -150,10 +185,8 @@ class Message(Fields):
 
     def plain(self) -> dict[str, str]:
         """As a template takes it."""
-        content = self.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
         named = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": text, **named}
+        return {"role": self.role, "content": joined(self.content), **named}
 
 
 class ChatRequest(Generation):

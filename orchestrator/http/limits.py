@@ -1,12 +1,15 @@
 """How much a client may send, and how long it may take over it."""
 
 import asyncio
+import json
 from typing import Any
 
 import h11
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from orchestrator.http.errors import shape
 
 SENDING_S = 30.0
 """For a request's headers, and again for its body."""
@@ -67,6 +70,17 @@ class SlowHeaders(H11Protocol):
         """Nothing is left to be watched."""
         super().connection_lost(exc)
         self._stop()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered in OpenAI's shape, where nothing else has been answered."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(shape(msg, "invalid_request_error")).encode()
+            length = str(len(body)).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+            response = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")])
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def _watch(self) -> None:
         if self.conn.their_state is not h11.IDLE:

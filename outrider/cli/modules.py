@@ -24,14 +24,16 @@ def _safe(arguments: Sequence[str]) -> list[str]:
 
 
 def find_benchmark(name: str, root: Path = ROOT) -> Path:
-    """benchmarks/NAME.py of the clone; in the name a hyphen stands for an underscore too.
+    """benchmarks/NAME.py of the clone; in the name a hyphen stands for an underscore too. A file whose name a
+    module of the standard library has is called NAME_.py, as the folder comes before that on its path.
 
     Raises CommandFailed where there is no clone or no such benchmark.
     """
     folder = root / "benchmarks"
     if not folder.is_dir():
         raise CommandFailed(f"no benchmarks at {folder}: they come with a clone, not with an installed wheel")
-    path = folder / f"{name.replace('-', '_')}.py"
+    stem = name.replace("-", "_")
+    path = folder / f"{stem}_.py" if stem in sys.stdlib_module_names else folder / f"{stem}.py"
     if not re.fullmatch(r"[a-z0-9_-]+", name) or not path.is_file() or not _is_benchmark(path):
         raise usage(f"no benchmark {name!r}; there are: {', '.join(benchmark_names(folder)) or 'none'}")
     return path
@@ -39,7 +41,7 @@ def find_benchmark(name: str, root: Path = ROOT) -> Path:
 
 def benchmark_names(folder: Path) -> list[str]:
     """Programs among the folder's files; the others are what they share."""
-    return sorted(path.stem for path in folder.glob("*.py") if _is_benchmark(path))
+    return sorted(path.stem.rstrip("_") for path in folder.glob("*.py") if _is_benchmark(path))
 
 
 def _is_benchmark(path: Path) -> bool:

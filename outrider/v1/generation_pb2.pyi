@@ -207,12 +207,17 @@ class Speculation(_message.Message):
     NODE_LIMIT_FIELD_NUMBER: _builtins.int
     LEARN_FIELD_NUMBER: _builtins.int
     CORPORA_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Default true."""
     node_limit: _builtins.int
     """The most drafted nodes in one round; 0 (plain decoding) to 256; default: the verifier's setting."""
     learn: _builtins.bool
     """Whether what is generated may be kept to draft from, for requests of the same tenant; default true."""
+    prediction: _builtins.str
+    """What the answer may resemble, in whole or in part, as text without special ids: the source `prediction`
+    copies from it. No more than the target's context; default none.
+    """
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the sources to draft from, of those `started` could name; default all there are."""
@@ -229,10 +234,11 @@ class Speculation(_message.Message):
         node_limit: _builtins.int | None = ...,
         learn: _builtins.bool | None = ...,
         corpora: _abc.Iterable[_builtins.str] | None = ...,
+        prediction: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_learn", b"_learn", "_node_limit", b"_node_limit", "enabled", b"enabled", "learn", b"learn", "node_limit", b"node_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_learn", b"_learn", "_node_limit", b"_node_limit", "corpora", b"corpora", "enabled", b"enabled", "learn", b"learn", "node_limit", b"node_limit", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_learn", b"_learn", "_node_limit", b"_node_limit", "corpora", b"corpora", "enabled", b"enabled", "learn", b"learn", "node_limit", b"node_limit", "prediction", b"prediction", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015

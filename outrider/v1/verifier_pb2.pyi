@@ -220,6 +220,7 @@ class OpenRequest(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     LEARN_FIELD_NUMBER: _builtins.int
     CORPORA_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Which incarnation of the session; the highest wins. Upper 44 bits milliseconds, lower 20 random."""
     model: _builtins.str
@@ -276,6 +277,12 @@ class OpenRequest(_message.Message):
     def corpora(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """See Speculation.corpora."""
 
+    @_builtins.property
+    def prediction(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that the source `prediction`, where it is among the sources, copies from; fewer than max_length,
+        default none.
+        """
+
     def __init__(
         self,
         *,
@@ -297,10 +304,11 @@ class OpenRequest(_message.Message):
         grammar: _common_pb2.Grammar | None = ...,
         learn: _builtins.bool = ...,
         corpora: _abc.Iterable[_builtins.str] | None = ...,
+        prediction: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "grammar", b"grammar", "key", b"key", "logprobs", b"logprobs", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "corpora", b"corpora", "epoch", b"epoch", "grammar", b"grammar", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "recovered", b"recovered", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "corpora", b"corpora", "epoch", b"epoch", "grammar", b"grammar", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prediction", b"prediction", "prompt_length", b"prompt_length", "recovered", b"recovered", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_limit: _TypeAlias = _typing.Literal["node_limit"]  # noqa: Y015
     _WhichOneofArgType__node_limit: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit"]  # noqa: Y015

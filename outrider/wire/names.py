@@ -7,6 +7,8 @@ from speculative.errors import InvalidRequest
 
 TARGET = "target"
 """Where a token comes from that no source drafted: no source may be called so."""
+PREDICTION = "prediction"
+"""The source inside verifiers that copies from what a request says its answer may resemble."""
 MAX_SOURCE_NAME = 64
 MAX_CORPORA = 16
 _CORPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -94,7 +94,7 @@ class FakeVerifier(VerifierServicer):
             vocabulary_size=VOCABULARY,
             eos_ids=[1],
             tokenizer_digest=self.tokens.digest if self.tokens else "",
-            local_sources=["lookup"],
+            local_sources=["lookup", "prediction"],
             node_limit=16,
             max_sessions=8,
             numerics=self.numerics,

@@ -34,7 +34,20 @@ def send(
 TEXT: dict[str, Any] = {"model": "toy", "prompt": "abc", "max_tokens": 4}
 CHAT: dict[str, Any] = {"model": "toy", "messages": HI, "max_tokens": 4}
 BOTH: list[tuple[dict[str, Any], str]] = [
-    ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
+    ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": "x" * 64}}, "prediction"),
+    ({"prediction": {"type": "content", "content": "x" * 100_000}}, "prediction"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"regex": ""}}, "structured_outputs"),
+    ({"structured_outputs": {"json": "[]"}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, "structured_outputs"),
+    ({"structured_outputs": {"json_object": True}, "ignore_eos": True}, "ignore_eos"),
+    ({"speculation": {"corpora": ["../x"]}}, "speculation.corpora"),
+    ({"speculation": {"corpora": ["x"] * 17}}, "speculation.corpora"),
+    ({"speculation": {"learn": "no"}}, "speculation.learn"),
     ({"tools": []}, "tools"),
     ({"user": "me"}, "user"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -295,7 +308,7 @@ async def test_a_template_without_an_end_is_ended(table: TokenTable, template: s
     target = Target("toy", 64, 96, "", table, (), ChatTemplate(template))
     running = threading.active_count()
     with pytest.raises(FieldRefused, match=why):
-        await conversation(target, HI, longest_s=0.3)
+        await conversation(target, HI, longest_s=0.3 if why == "did not end" else 30)
     assert threading.active_count() <= running + 1, "no thread but the pool's own goes on"
 
 

@@ -274,7 +274,7 @@ async def test_a_worker_describes_itself() -> None:
         chunks = [c async for c in verifier.stub.Tokenizer(verifier_pb2.TokenizerRequest())]
     assert (said.model, said.vocabulary_size, said.max_length) == ("ngram", 32, 256)
     assert list(said.eos_ids) == [1, 2]
-    assert list(said.local_sources) == ["lookup"]
+    assert list(said.local_sources) == ["lookup", "prediction"]
     assert (said.max_sessions, said.node_limit) == (7, 256)
     assert said.tokenizer_digest == ""
     assert chunks == []

@@ -4,12 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.wire.names import PREDICTION
 from speculative.named import load
 
 LOCAL_SOURCES = {
     "lookup": "verifier_service.sources.lookup:LookupSource",
+    PREDICTION: "verifier_service.sources.prediction:PredictionSource",
 }
-"""Name to "module:class" of a LocalSource that is made without arguments, one per session."""
+"""Name to "module:class" of a LocalSource that is made from what its session's request brings, `Given`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a request brings for the sources of its session."""
+
+    prompt_length: int
+    prediction: tuple[int, ...] = ()
+    """Ids that the answer may resemble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,7 @@ class LocalInUse:
     pushed: int = 0
 
 
-def make_local(name: str) -> LocalSource:
+def make_local(name: str, given: Given) -> LocalSource:
     """A new source of the table. Raises KeyError for a name that is not in it."""
-    source: LocalSource = load(LOCAL_SOURCES, name)()
+    source: LocalSource = load(LOCAL_SOURCES, name)(given)
     return source

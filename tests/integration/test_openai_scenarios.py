@@ -1,0 +1,78 @@
+"""Programs that use the openai client, blocking and asyncio, in front of real services."""
+
+import asyncio
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.live import ROOT, Up, start_up
+
+_SPEC = importlib.util.spec_from_file_location("openai_scenarios", ROOT / "benchmarks/openai_scenarios.py")
+assert _SPEC is not None
+assert _SPEC.loader is not None
+scenarios: Any = importlib.util.module_from_spec(_SPEC)
+sys.modules["openai_scenarios"] = scenarios
+_SPEC.loader.exec_module(scenarios)
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chatting(tiny_writer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """`outrider up` with a target that writes any text and has a chat template, drafted for by itself."""
+    folder = tmp_path_factory.mktemp("chatting")
+    target = folder / "target"
+    target.mkdir()
+    for file in tiny_writer.iterdir():
+        (target / file.name).symlink_to(file)
+    config = json.loads((tiny_writer / "tokenizer_config.json").read_text())
+    (target / "tokenizer_config.json").unlink()
+    (target / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+    stack = start_up("--target", str(target), "--drafter", str(tiny_writer), log=folder / "stderr")
+    try:
+        stack.wait_ready()
+        yield stack
+    finally:
+        assert stack.stop() == 0, stack.log()
+
+
+@pytest.mark.parametrize("name", scenarios.SCENARIOS)
+def test_the_blocking_client(chatting: Up, name: str) -> None:
+    with openai.OpenAI(base_url=f"{chatting.http}/v1", api_key="any", max_retries=0) as client:
+        scenarios.play(client, client.models.list().data[0].id, name)
+
+
+def test_the_asyncio_client_plays_all_of_them_at_once(chatting: Up) -> None:
+    async def together() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{chatting.http}/v1", api_key="any", max_retries=0) as client:
+            model = (await client.models.list()).data[0].id
+            plays = [scenarios.play_async(client, model, name) for name in scenarios.SCENARIOS]
+            ended = await asyncio.gather(*plays, return_exceptions=True)
+        return [f"{name}: {e!r}" for name, e in zip(scenarios.SCENARIOS, ended, strict=True) if e is not None]
+
+    assert asyncio.run(together()) == []
+
+
+def test_a_scenario_can_fail(chatting: Up) -> None:
+    def too_much(model: str) -> Any:
+        answer = yield scenarios.text(model)
+        assert answer.usage.completion_tokens > 8
+
+    scenarios.SCENARIOS["too_much"] = too_much
+    try:
+        with (
+            openai.OpenAI(base_url=f"{chatting.http}/v1", api_key="any", max_retries=0) as client,
+            pytest.raises(AssertionError),
+        ):
+            scenarios.play(client, client.models.list().data[0].id, "too_much")
+    finally:
+        del scenarios.SCENARIOS["too_much"]

@@ -1,0 +1,204 @@
+"""What documents show is there: code parses, commands have such flags, messages such fields, links an end."""
+
+import ast
+import importlib
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+from google.protobuf import descriptor_pool, json_format, message_factory
+from grpc_health.v1 import health_pb2
+from source import ROOT
+from typer.main import get_command
+
+from drafter_service.settings import DrafterSettings
+from orchestrator.settings import OrchestratorSettings
+from outrider.cli.app import app
+from outrider.cli.modules import find_benchmark
+from outrider.v1 import draft_source_pb2, generation_pb2, retrieval_pb2, verifier_pb2
+from retrieval_service.settings import RetrievalSettings
+from verifier_service.settings import VerifierSettings
+
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+WITH_EXAMPLES = ("write-a-source.md", "grpc-api.md")
+SETTINGS = {
+    kind.role: kind for kind in (DrafterSettings, OrchestratorSettings, RetrievalSettings, VerifierSettings)
+}
+OURS = (generation_pb2, verifier_pb2, draft_source_pb2, retrieval_pb2)
+OTHERS = {"grpc.health.v1.Health/Check": health_pb2.HealthCheckRequest.DESCRIPTOR.full_name}
+
+
+class Block(NamedTuple):
+    """A piece of a document between fences."""
+
+    document: str
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.document}:{self.line}"
+
+
+def blocks_of(path: Path) -> Iterator[Block]:
+    opened, language, lines = 0, "", list[str]()
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if line.startswith("```"):
+            if opened:
+                yield Block(path.name, opened, language, "\n".join(lines) + "\n")
+                opened, lines = 0, []
+            else:
+                opened, language = number, line[3:].strip()
+        elif opened:
+            lines.append(line)
+    assert not opened, f"{path.name}:{opened}: the fence is not closed"
+
+
+BLOCKS = [block for path in DOCUMENTS for block in blocks_of(path)]
+
+
+def of(*languages: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language in languages]
+
+
+def commands(program: str) -> list[tuple[str, list[str]]]:
+    """Calls of a program in blocks that a shell reads, or that stand without a language, by where."""
+    found = []
+    for block in of("sh", ""):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            try:
+                words = shlex.split(line, comments=True)
+            except ValueError:  # a picture
+                continue
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words = words[1:]
+            if words and words[0].rpartition("/")[2] == program:
+                found.append((str(block), words[1:]))
+    return found
+
+
+def test_every_block_is_of_a_kind_that_is_checked() -> None:
+    assert {block.language for block in BLOCKS} <= {"", "sh", "python", "json", "yaml", "toml"}
+
+
+@pytest.mark.parametrize("block", of("python"), ids=str)
+def test_python_parses_and_what_it_imports_is_there(block: Block) -> None:
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            module = importlib.import_module(node.module)
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_longer_examples_are_parts_of_files_that_run(name: str) -> None:
+    files = [path.read_text() for path in EXAMPLES]
+    blocks = [block for block in of("python") if block.document == name]
+    assert blocks
+    assert [str(block) for block in blocks if not any(block.text in text for text in files)] == []
+
+
+@pytest.mark.parametrize("block", of("sh"), ids=str)
+def test_a_shell_reads_its_commands(block: Block) -> None:
+    done = subprocess.run(
+        ["bash", "-n"], input=block.text.replace("…", ""), capture_output=True, text=True, timeout=10
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", of("json", "yaml", "toml"), ids=str)
+def test_data_can_be_read(block: Block) -> None:
+    {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}[block.language](block.text)
+
+
+def flags_of(words: list[str]) -> set[str]:
+    """What the command that these words call takes."""
+    top = command = get_command(app)
+    rest = list(words)
+    if rest[0] == "bench":
+        return {"--json", *re.findall(r'"(--[a-z][a-z-]*)"', find_benchmark(rest[1]).read_text())}
+    while (inner := getattr(command, "commands", {}).get(rest[0] if rest else "")) is not None:
+        command, rest = inner, rest[1:]
+    assert command is not top, f"there is no command {words[0]!r}"
+    flags = {flag for parameter in command.params for flag in parameter.opts} | {"--help"}
+    if command.context_settings.get("ignore_unknown_options"):  # a role's settings are
+        for role in SETTINGS.keys() & words:
+            flags |= {f"--{name.replace('_', '-')}" for name in SETTINGS[role].model_fields}
+    return flags
+
+
+@pytest.mark.parametrize(("where", "words"), commands("outrider"))
+def test_commands_have_the_flags_that_are_shown(where: str, words: list[str]) -> None:
+    used = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert used <= flags_of(words), where
+
+
+@pytest.mark.parametrize(("where", "words"), commands("make"))
+def test_make_has_the_targets_that_are_shown(where: str, words: list[str]) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {word for word in words if "=" not in word and not word.startswith("-")} <= targets, where
+
+
+@pytest.mark.parametrize(("where", "words"), commands("grpcurl"))
+def test_messages_for_grpcurl_are_messages_of_the_contract(where: str, words: list[str]) -> None:
+    assert words[0] == "-plaintext"
+    if words[-1] == "list" or "describe" in words:
+        names = [word for word in words if word.startswith("outrider.")]
+        assert all(name in services() for name in names), where
+        return
+    body, method = words[words.index("-d") + 1], words[-1]
+    name = OTHERS.get(method) or services()[method.partition("/")[0]][method.partition("/")[2]]
+    pool = descriptor_pool.Default()
+    message = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    json_format.Parse(body, message())
+
+
+def services() -> dict[str, dict[str, str]]:
+    """Methods of the contract's services, each with the name of what it takes."""
+    return {
+        service.full_name: {method.name: method.input_type.full_name for method in service.methods}
+        for module in OURS
+        for service in module.DESCRIPTOR.services_by_name.values()
+    }
+
+
+def test_a_wrong_message_would_be_found() -> None:
+    with pytest.raises(json_format.ParseError):
+        json_format.Parse('{"start": {"txt": "x"}}', generation_pb2.GenerateRequest())
+
+
+def anchor(heading: str) -> str:
+    """As renderers of Markdown make it."""
+    return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-")
+
+
+def anchors(path: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        file, _, part = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if not target.exists() or (part and part not in anchors(target)):
+            dead.append(link)
+    assert dead == []
+
+
+def test_the_index_knows_every_document() -> None:
+    named = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
+    there = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert there - named == {"README.md"}
