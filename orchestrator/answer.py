@@ -14,7 +14,7 @@ from contextlib import aclosing
 from orchestrator.events import Delivered, Event, Finished, Recovered, Started
 from orchestrator.fleet import Fleet
 from orchestrator.ledger import Ledger, Whereabouts
-from orchestrator.opening import Begun, Opener, Place, Readers
+from orchestrator.opening import Begun, HandedOver, Opener, Place, Readers
 from orchestrator.placement import ChosenSource
 from orchestrator.recovery import Clock, Pauses
 from orchestrator.requests import Admitted, Target
@@ -33,15 +33,6 @@ UNKNOWN_SESSION, TAKEN_OVER = 5, 10
 """gRPC status codes in Committed.code."""
 HAND_OVER_S = 2.0
 """How long a stream rests while another verifier is asked to go on with it."""
-
-
-class HandedOver(Exception):
-    """Another verifier has the session, at `place`."""
-
-    def __init__(self, place: Place, took_s: float) -> None:
-        super().__init__(place.link.address)
-        self.place = place
-        self.took_s = took_s
 
 
 class Running:
@@ -89,6 +80,7 @@ class Answer:
         """Those that are to draft for it."""
         self._running = running
         self._place: Place | None = None
+        self._heeding: asyncio.Task[None] | None = None
         self.epoch = 0
         """The latest under which it was opened; 0: none yet."""
         self._numerics: set[str] = set()  # of all verifiers that had it
@@ -129,6 +121,16 @@ class Answer:
         resumes = self._request.have is not None
         place = await self._open(Begun(self._generated(), self._request.seen_epoch, resumes), known)
         news: Event = Started(place.epoch, place.source_names)
+        try:
+            async with aclosing(self._wherever(place, news)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            if self._heeding is not None:
+                self._heeding.cancel()
+
+    async def _wherever(self, place: Place, news: Event) -> AsyncGenerator[Event, None]:
+        """The news, then what comes of it at this place and at those that it goes on at."""
         while True:
             try:
                 async with aclosing(self._read(place, news)) as events:
@@ -141,6 +143,7 @@ class Answer:
                 news = Recovered(time.monotonic() - began)
             except HandedOver as moved:
                 place, news = moved.place, Recovered(moved.took_s)
+            self._heeding = asyncio.create_task(self._heed_cancel(place), name="cancels")
 
     async def _read(self, place: Place, news: Event) -> AsyncGenerator[Event, None]:
         """The news, then what a verifier commits, until it says why the last choice ended."""
@@ -167,6 +170,12 @@ class Answer:
         finally:
             self._place = None
             readers.leave()
+
+    async def _heed_cancel(self, place: Place) -> None:
+        """One that another orchestrator sent to where the session was, while it moved here."""
+        if await self._ledger.was_cancelled_meanwhile(self._request.key, place.epoch):
+            self._running.cancelled = True
+            place.cancel_soon()
 
     async def _hand_over(self, place: Place) -> None:
         """Raises HandedOver once another verifier has what one that is about to end still has. Where none

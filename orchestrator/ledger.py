@@ -31,6 +31,8 @@ HINT_S = 0.1
 """How long an opening waits for a place that is only a better one."""
 CANCEL_S = 1.0
 """How long a Cancel of what runs elsewhere waits, and who needs recorded ids; a takeover half of it."""
+TOLD_S = 5.0
+"""How long a store may take to be told of a session's new place until nobody waits for that."""
 MANY_IDS = 8192
 
 Answer = TypeVar("Answer")
@@ -127,6 +129,18 @@ class Ledger:
         """Whether a Cancel is recorded of the request that had this epoch."""
         record = await self._ask(self._store.find(key), CANCEL_S / 2)
         return record is not None and record.cancelled and record.epoch >= epoch
+
+    async def was_cancelled_meanwhile(self, key: SessionKey, epoch: int) -> bool:
+        """Whether a Cancel went to where the session was before it was placed under this epoch: asked once
+        the store knows of that, as later ones find the way."""
+        for _ in range(round(TOLD_S / EVERY_S)):
+            live = self._outbox.get(key)
+            if live is None or live.record.epoch != epoch:
+                return False
+            if live.kept:
+                return await self.is_cancelled(key, epoch)
+            await asyncio.sleep(EVERY_S)
+        return False
 
     async def recorded(self, key: SessionKey) -> Sequence[int]:
         """Generated ids of a choice, as far as is known."""

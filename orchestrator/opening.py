@@ -54,6 +54,15 @@ class Place:
             self.link.cancel_soon(key, self.epoch)
 
 
+class HandedOver(Exception):
+    """Another verifier has the sessions, at `place`."""
+
+    def __init__(self, place: Place, took_s: float) -> None:
+        super().__init__(place.link.address)
+        self.place = place
+        self.took_s = took_s
+
+
 @dataclass(frozen=True, slots=True)
 class Begun:
     """Which choices are to be opened, and what they have already."""
