@@ -108,7 +108,7 @@ class AsyncClient:
             stub = self._stubs[resuming.orchestrator]
             return stub.Generate(iter((resuming.request,)), timeout=time_left(ends))
 
-        resuming = Resuming(request, len(self._stubs), self._patience_s)
+        resuming = Resuming(request, len(self._stubs), self._patience_s, ends=ends)
         return AsyncStream(ask, resuming, options.get("n") or 1)
 
     async def cancel(self, session: str, *, tenant: str = "") -> bool:

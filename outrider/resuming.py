@@ -20,15 +20,22 @@ class Resuming:
         orchestrators: how many there are; each is asked in turn.
         patience_s: how long it is asked again after each loss; 0: never.
         first: number of the orchestrator that is asked first.
+        ends: when the request's time is over, on the clock of `again`; None: never.
     """
 
     def __init__(
-        self, request: generation_pb2.GenerateRequest, orchestrators: int, patience_s: float, first: int = 0
+        self,
+        request: generation_pb2.GenerateRequest,
+        orchestrators: int,
+        patience_s: float,
+        first: int = 0,
+        ends: float | None = None,
     ) -> None:
         self._request = generation_pb2.GenerateRequest()
         self._request.CopyFrom(request)
         self._orchestrators = orchestrators
         self._patience_s = patience_s
+        self._ends = ends
         self._asked = first % orchestrators
         self._gives_up: float | None = None
         if patience_s > 0:
@@ -58,7 +65,7 @@ class Resuming:
             return None
         if self._gives_up is None:
             self._gives_up = now + self._patience_s
-        if now >= self._gives_up:
+        if now >= self._gives_up or (self._ends is not None and now >= self._ends):
             return None
         self._asked = (self._asked + 1) % self._orchestrators
         start = self._request.start
