@@ -1,6 +1,7 @@
 """A simulated client: the real stream and resuming of outrider.client, and what users do with them."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class Client:
     Args:
         orchestrators: addresses.
         violated: told what does not hold.
+        counts: of what has happened; added to.
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class Client:
         orchestrators: Sequence[str],
         verifiers: Sequence[str],
         violated: Callable[[str], None],
+        counts: Counter[str],
     ) -> None:
         self.process = Process(network.loop, name)
         self._network = network
         self._session = session
         self._violated = violated
+        self._counts = counts
         self._stubs: list[Any] = self.process.run(
             lambda: [GenerationStub(Channel(network, address)) for address in orchestrators]
         )
@@ -55,7 +59,7 @@ class Client:
 
     def watch(self, name: str, prompt: Sequence[int], turn: Turn) -> Watch:
         """What must hold of a request."""
-        return Watch(name, prompt, turn.seed, turn.n, turn.max_tokens, self._violated)
+        return Watch(name, prompt, turn.seed, turn.n, turn.max_tokens, self._violated, self._counts)
 
     def request(self, prompt: Sequence[int], turn: Turn) -> generation_pb2.GenerateRequest:
         """As `build_request` makes it."""
@@ -102,18 +106,22 @@ class Client:
         ends = None if turn.timeout_s is None else loop.now + turn.timeout_s
         if ends is not None:
             loop.call_at(ends, self._may_end, watch)
+        self._counts["requests"] += 1
         try:
             await stream.completion()
+            self._counts["answers"] += 1
             watch.whole()
         except Superseded as error:
             if not watch.times_over:
                 self._violated(f"{watch.name}: taken over by nobody: {error}")
+            self._counts["taken over"] += 1
             return False
         except (Unavailable, Overloaded) as error:
             if ends is None or loop.now < ends:
                 self._violated(f"{watch.name}: given up at {loop.now:.3f}: {error}")
             return False
         except IdsNeeded:
+            self._counts["ids needed"] += 1
             raise
         except OutriderError as error:
             self._violated(f"{watch.name}: {type(error).__name__}: {error}")
@@ -138,6 +146,7 @@ class Client:
             except OutriderError:
                 continue
             if answer.found:
+                self._counts["cancels answered"] += 1
                 self.cancelled_at = self._network.loop.now
             return
 

@@ -98,9 +98,7 @@ class Conversation:
         client = self._clients(f"client {name}")
         watch = client.watch(name, prompt, turn)
         watch.times_over = True
-        stream = client.process.run(
-            client.stream, client.request(prompt, turn), turn, watch, 1 - turn.first
-        )
+        stream = client.process.run(client.stream, client.request(prompt, turn), turn, watch, 1 - turn.first)
         reading: asyncio.Task[bool] = client.process.spawn(client.read(stream, turn, watch))
         return reading
 

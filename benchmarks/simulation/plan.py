@@ -8,7 +8,7 @@ from benchmarks.simulation.source import SourceShape
 from benchmarks.simulation.toy import VOCABULARY
 from benchmarks.simulation.verifier import VerifierShape
 
-FAULTS_UNTIL_S = 1.6
+FAULTS_UNTIL_S = 1.0
 LONG = 120
 """Ids of a request that is to be cancelled: more than it could get before."""
 
@@ -97,10 +97,10 @@ def plan_of(seed: int) -> Plan:
         seed=seed,
         weather=_weather(chance),
         verifiers=tuple(_verifier(chance) for _ in range(chance.choice((1, 2, 2, 2, 3)))),
-        sources=tuple(_source(chance) for _ in range(chance.choice((0, 0, 1)))),
+        sources=tuple(_source(chance) for _ in range(chance.choice((0, 1)))),
         ahead_s=tuple(chance.choice((0.0, 0.0, 0.03, -0.03, 3600.0, -3600.0)) for _ in range(2)),
         conversations=tuple(
-            (chance.uniform(0.0, 0.4), tuple(_turns(chance))) for _ in range(chance.choice((1, 1, 2)))
+            (chance.uniform(0.0, 0.2), tuple(_turns(chance))) for _ in range(chance.choice((1, 1, 2)))
         ),
         faults=tuple(_fault(chance) for _ in range(chance.choice((0, 1, 1, 2, 2, 3)))),
     )
@@ -118,7 +118,7 @@ def _weather(chance: random.Random) -> Weather:
 
 def _verifier(chance: random.Random) -> VerifierShape:
     return VerifierShape(
-        step_s=chance.choice((0.01, 0.02, 0.04)),
+        step_s=chance.choice((0.015, 0.03, 0.05)),
         blocks=chance.choice((64, 64, 20)),
         most_running=chance.choice((8, 8, 2)),
     )
@@ -140,7 +140,7 @@ def _turn(chance: random.Random) -> Turn:
     act = chance.choice(ACTS)
     return Turn(
         new_ids=tuple(chance.randrange(1, VOCABULARY) for _ in range(chance.randint(1, 12))),
-        max_tokens=LONG if act == "cancel" else chance.randint(1, 24),
+        max_tokens=LONG if act == "cancel" else chance.randint(1, 40),
         n=chance.choice((1, 1, 1, 2)),
         seed=chance.getrandbits(64),
         first=chance.randrange(2),
@@ -156,7 +156,7 @@ def _turn(chance: random.Random) -> Turn:
 
 def _fault(chance: random.Random) -> Fault:
     return Fault(
-        at_s=chance.uniform(0.0, FAULTS_UNTIL_S) ** 1.5,
+        at_s=chance.uniform(0.02, FAULTS_UNTIL_S),
         kind=chance.choice(KINDS),
         which=chance.randrange(6),
         seconds=chance.choice((0.05, 0.3, 1.0, 2.0, 4.0)),

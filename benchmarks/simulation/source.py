@@ -111,7 +111,9 @@ class Source(DraftSourceServicer):
         if chance.random() < shape.malformed:
             tokens[-1] = VOCABULARY + 1
         survival = tuple(0.8 ** (depth + 1) for depth in range(LONGEST))
-        return Fragment(1, session.epoch, base, start, tuple(tokens), tuple(range(ROOT, LONGEST - 1)), survival)
+        return Fragment(
+            1, session.epoch, base, start, tuple(tokens), tuple(range(ROOT, LONGEST - 1)), survival
+        )
 
     def left(self) -> dict[str, int]:
         """Nothing is kept beyond a stream."""

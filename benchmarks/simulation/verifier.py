@@ -58,9 +58,7 @@ _TARGET: Any = SimpleNamespace(
 class Verifier:
     """One incarnation of a verifier's process."""
 
-    def __init__(
-        self, network: Network, address: str, shape: VerifierShape, chance: random.Random
-    ) -> None:
+    def __init__(self, network: Network, address: str, shape: VerifierShape, chance: random.Random) -> None:
         self.process = Process(network.loop, address)
         self.process.run(self._begin, network, shape, chance)
 

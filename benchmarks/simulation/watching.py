@@ -1,5 +1,6 @@
 """What must hold of each stream, whatever happens: checked message by message as its client takes them."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from benchmarks.simulation.toy import golden
@@ -19,6 +20,7 @@ class Watch:
         prompt: its ids.
         seed: choice 0's.
         violated: told what does not hold.
+        counts: of what has happened; added to.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class Watch:
         n: int,
         most: int,
         violated: Callable[[str], None],
+        counts: Counter[str],
     ) -> None:
         self.name = name
         self.prompt = tuple(prompt)
@@ -42,12 +45,14 @@ class Watch:
         """Whether more than one client reads it."""
         self._seed = seed
         self._violated = violated
+        self._counts = counts
         self._had: list[int] = [0] * n
         self._started = False
         self._floor = 0
 
     def asked(self) -> None:
         """A stream begins: the first, or the next with what the client has."""
+        self._counts["streams"] += 1
         self._started = False
         self._floor = self.epoch
         self._had = [len(ids) for ids in self.ids]
@@ -68,7 +73,9 @@ class Watch:
             if self.ended.get(choice) is None:
                 self._wrong(f"choice {choice} has no end")
             elif self.ended[choice] is not CANCELLED and tuple(self.ids[choice]) != ids:
-                self._wrong(f"choice {choice} ended ({reason}) after {len(self.ids[choice])} of {len(ids)} ids")
+                self._wrong(
+                    f"choice {choice} ended ({reason}) after {len(self.ids[choice])} of {len(ids)} ids"
+                )
 
     def _start(self, started: generation_pb2.GenerateStarted) -> None:
         if self._started:
@@ -96,6 +103,7 @@ class Watch:
             self._wrong(f"choice {choice}: ids after its end")
         if len(tokens.credits) != len(tokens.ids):
             self._wrong(f"choice {choice}: {len(tokens.ids)} ids with {len(tokens.credits)} credits")
+        self._counts["ids"] += len(tokens.ids)
         ids.extend(tokens.ids)
         if tuple(ids) != expected[: len(ids)]:
             self._wrong(f"choice {choice}: other ids than golden, among the last {len(tokens.ids)}")
@@ -112,6 +120,9 @@ class Watch:
             self._wrong(f"choice {choice}: ended with {reason} after {len(ids)} of {len(expected)} ids")
         if finished.seed != derive(self._seed, choice):
             self._wrong(f"choice {choice}: another seed")
+        self._counts[f"ended: {reason}"] += 1
+        self._counts["recoveries"] += finished.usage.recoveries
+        self._counts["accepted"] += sum(finished.usage.accepted_by_source.values())
         fresh = len(ids) - self._had[choice]
         usage = finished.usage
         if usage.completion_tokens != fresh:

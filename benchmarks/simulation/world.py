@@ -130,7 +130,13 @@ class World:
     def _client(self, name: str) -> Client:
         session = name.removeprefix("client ").partition("/")[0]
         client = Client(
-            self.network, name, session, list(self.orchestrators), list(self.verifiers), self.violated
+            self.network,
+            name,
+            session,
+            list(self.orchestrators),
+            list(self.verifiers),
+            self.violated,
+            self.outcome.counts,
         )
         self.clients.append(client)
         return client
