@@ -85,9 +85,11 @@ class Channel:
 
     async def channel_ready(self) -> None:
         """As soon as somebody listens there; the caller has a time limit."""
-        while self._network.find(self._address) is None:
+        while True:
+            await asyncio.sleep(REFUSED_S)
+            if self._network.find(self._address) is not None:
+                return
             await asyncio.sleep(0.05)
-        await asyncio.sleep(REFUSED_S)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -112,11 +114,11 @@ class _Unary:
         self._data = data
         self._future: asyncio.Future[bytes] = network.loop.create_future()
 
-    async def answer(self, timeout: float | None, read: Callable[[bytes], Any]) -> Any:
+    async def answer(self, within_s: float | None, read: Callable[[bytes], Any]) -> Any:
         """Sends it, and waits for the answer. Raises AioRpcError."""
         late = None
-        if timeout is not None:
-            late = self._network.loop.call_later(timeout, self._failed, failure(DEADLINE, "too late"))
+        if within_s is not None:
+            late = self._network.loop.call_later(within_s, self._failed, failure(DEADLINE, "too late"))
         self._send()
         try:
             return read(await self._future)

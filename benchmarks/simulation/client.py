@@ -11,8 +11,8 @@ from benchmarks.simulation.network import Network
 from benchmarks.simulation.plan import Turn
 from benchmarks.simulation.toy import MODEL, hash_of
 from benchmarks.simulation.watching import Watch
-from outrider.async_client import AsyncStream
 from outrider.asking import SEVERAL_S
+from outrider.async_client import AsyncStream
 from outrider.resuming import Resuming
 from outrider.v1 import common_pb2, generation_pb2, verifier_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub

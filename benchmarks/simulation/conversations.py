@@ -1,4 +1,4 @@
-"""What users do: ask turn after turn, cancel, leave, come back elsewhere, ask the same thing twice at once."""
+"""What users do: ask turn after turn, cancel, leave, come back elsewhere, ask twice at once."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """The network between simulated processes: who can be reached, how late, and what is lost or comes twice.
 
-A held stream is a TCP connection: its messages are delayed, for long where a line is cut, but keep their order
-until it breaks. Calls of one message each are lost, delayed past each other and delivered twice, the second
-time perhaps much later. Knows nothing of what it carries.
+A held stream is a TCP connection: its messages are delayed, for long where a line is cut, but keep their
+order until it breaks. Calls of one message each are lost, delayed past each other and delivered twice, the
+second time perhaps much later. Knows nothing of what it carries.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Held streams over the simulated network: ordered both ways until one side ends them or the connection does."""
+"""Held streams over the simulated network: in order, until a side or the connection ends them."""
 
 import asyncio
 from collections import deque

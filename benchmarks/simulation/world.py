@@ -1,4 +1,4 @@
-"""One simulation: everybody at work, what the plan has go wrong, and what must hold when all is quiet again."""
+"""One simulation: everybody at work, what the plan has go wrong, and what must hold when all is quiet."""
 
 import asyncio
 import gc
@@ -83,8 +83,7 @@ class World:
         self.store.checked = lambda memory, appends: check_records(
             plan, self.conversations, memory, appends, self.violated
         )
-        while not all(orchestrator.reaches for orchestrator in self.orchestrators.values()):
-            await asyncio.sleep(0.01)
+        await self._reached()
         faults = Faults(self)
         heals = self.loop.now + max((fault.at_s + fault.seconds for fault in plan.faults), default=0.0)
         cancels_by = heals if plan.cancels_hold else None
@@ -104,6 +103,13 @@ class World:
         self.network.clear()
         if not waiting:
             await self._quiet()
+
+    async def _reached(self) -> None:
+        """Each orchestrator has found a verifier."""
+        while True:
+            await asyncio.sleep(0.01)
+            if all(orchestrator.reaches for orchestrator in self.orchestrators.values()):
+                return
 
     def start(self, name: str) -> None:
         """A process, or its next incarnation."""
