@@ -76,14 +76,14 @@ class Faults:
             process.wake()
 
     def _break(self, fault: Fault) -> None:
-        """All streams of one process end; it lives."""
+        """All streams of one process end; it lives. A server may not hear that its client is gone."""
         network, world = self._world.network, self._world
         everybody = [client.process for client in world.clients]
         everybody += [verifier.process for verifier in world.verifiers.values()]
         hit = everybody[fault.which % len(everybody)]
         self._note(f"streams of {hit.name} break")
         for stream in [it for it in network.streams if hit in (it.client, it.server)]:
-            stream.broke("connection reset")
+            stream.broke("connection reset", fault.seconds)
 
     async def _cut(self, fault: Fault) -> None:
         """A line is cut between an orchestrator and a verifier, or a client."""

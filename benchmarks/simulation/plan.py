@@ -80,6 +80,7 @@ KINDS = (
     "stop orchestrator",
     "freeze orchestrator",
     "break",
+    "break",
     "cut",
     "empty store",
     "freeze store",
@@ -155,9 +156,12 @@ def _turn(chance: random.Random) -> Turn:
 
 
 def _fault(chance: random.Random) -> Fault:
+    kind = chance.choice(KINDS)
+    # A client leaves an orchestrator that is frozen only after its pings had much time.
+    longest_s = 15.0 if kind == "freeze orchestrator" else 4.0
     return Fault(
         at_s=chance.uniform(0.02, FAULTS_UNTIL_S),
-        kind=chance.choice(KINDS),
+        kind=kind,
         which=chance.randrange(6),
-        seconds=chance.choice((0.05, 0.3, 1.0, 2.0, 4.0)),
+        seconds=chance.choice((0.05, 0.3, 1.0, 2.0, longest_s)),
     )

@@ -77,7 +77,9 @@ class Pipe:
             _wake(self._reading)
 
     def _arrive(self, data: bytes | None) -> None:
-        if self.failed is not None:
+        if self.failed is not None:  # nobody is there to read it, which its sender cannot know
+            self._unread -= 1
+            _wake(self._writing)
             return
         self._arrived.append(data)
         _wake(self._reading)
@@ -160,12 +162,12 @@ class Stream:
                 self.up.send(data)
             self.up.send(END)
 
-    def broke(self, why: str) -> None:
-        """The connection is gone, for both sides."""
+    def broke(self, why: str, unheard_s: float = 0.0) -> None:
+        """The connection is gone, for both sides; the server may hear of it later."""
         if self in self.network.streams:
             del self.network.streams[self]
             self.network.loop.call_later(REFUSED_S, self._lost, why, context=self.client.context)
-            self.network.loop.call_later(REFUSED_S, self._hang_up, context=self.server.context)
+            self.network.loop.call_later(REFUSED_S + unheard_s, self._hang_up, context=self.server.context)
 
     def cancel(self) -> None:
         """The client wants no more."""
