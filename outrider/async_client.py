@@ -23,7 +23,7 @@ from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel
 from outrider.wire.status import rpc_errors
-from speculative.errors import OutriderError, Overloaded, Unavailable
+from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -50,7 +50,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         while True:
             try:
                 return await self._next()
-            except (Unavailable, Overloaded) as error:
+            except (Unavailable, Overloaded, Superseded) as error:
                 pause_s = self._resuming.again(error, self._folding, time.monotonic())
                 if pause_s is None:
                     raise

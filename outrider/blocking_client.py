@@ -22,7 +22,7 @@ from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_sync_channel
 from outrider.wire.status import rpc_errors
-from speculative.errors import OutriderError, Overloaded, Unavailable
+from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable
 
 if TYPE_CHECKING:
     import grpc
@@ -49,7 +49,7 @@ class Stream(Iterator[Chunk]):
         while True:
             try:
                 return self._next()
-            except (Unavailable, Overloaded) as error:
+            except (Unavailable, Overloaded, Superseded) as error:
                 pause_s = self._resuming.again(error, self._folding, time.monotonic())
                 if pause_s is None:
                     raise

@@ -7,7 +7,7 @@ import secrets
 
 from outrider.completions import Folding
 from outrider.v1 import generation_pb2
-from speculative.errors import OutriderError, Overloaded, Unavailable
+from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable
 
 PAUSE_S = 0.1
 
@@ -38,6 +38,7 @@ class Resuming:
         self._ends = ends
         self._asked = first % orchestrators
         self._gives_up: float | None = None
+        self._resumed = False
         if patience_s > 0:
             # Drawn here, so that a request that is asked again is the same one wherever it had come to.
             start = self._request.start
@@ -60,13 +61,19 @@ class Resuming:
         self._gives_up = None
 
     def again(self, error: OutriderError, folding: Folding, now: float) -> float | None:
-        """After an error: seconds to wait before `request` goes to `orchestrator`; None where it is final."""
-        if not isinstance(error, Unavailable | Overloaded) or not self._patience_s:
+        """After an error: seconds to wait before `request` goes to `orchestrator`; None where it is final.
+
+        To be taken over is final, but once after each loss: the orchestrator that was lost may not have heard
+        of it, and have moved the session elsewhere, away from the one that was asked next.
+        """
+        final = not isinstance(error, Unavailable | Overloaded | Superseded) or not self._patience_s
+        if final or (isinstance(error, Superseded) and not self._resumed):
             return None
         if self._gives_up is None:
             self._gives_up = now + self._patience_s
         if now >= self._gives_up or (self._ends is not None and now >= self._ends):
             return None
+        self._resumed = not isinstance(error, Superseded)
         self._asked = (self._asked + 1) % self._orchestrators
         start = self._request.start
         if folding.epoch:

@@ -17,6 +17,10 @@ from benchmarks.simulation.streams import ServerContext, Stream, StreamCall, fai
 UNAVAILABLE, DEADLINE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+ONCE = "/outrider.v1.Generation/Cancel"
+"""Names a session and no epoch: a second one is meant for whatever runs then."""
+
+
 class Server:
     """What a process serves at an address; generated `add_..._to_server` functions take it."""
 
@@ -144,7 +148,7 @@ class _Unary:
                 self.refused("connection reset")
             return
         network.send(self._client, server.process, self._arrive, server)
-        if weather.twice and chance.random() < weather.twice:
+        if weather.twice and self._path != ONCE and chance.random() < weather.twice:
             self._note("twice")
             network.again(server.process, self._arrive, server)
 

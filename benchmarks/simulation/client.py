@@ -82,8 +82,12 @@ class Client:
         watch: Watch,
         first: int,
         before: AsyncStream | None = None,
+        by_hash: bool = False,
     ) -> AsyncStream:
-        """The real one, with a look at each message; it goes on with what the one before has."""
+        """The real one, with a look at each message.
+
+        It goes on with what the one before has, as after a loss, and may name that by number and hash.
+        """
         loop = self._network.loop
         ends = None if turn.timeout_s is None else loop.now + turn.timeout_s
 
@@ -95,6 +99,10 @@ class Client:
             return call
 
         resuming = Resuming(request, len(self._stubs), SEVERAL_S, first, ends)
+        if before is not None:
+            resuming.again(Unavailable("its user was away"), before._folding, loop.now)
+            if by_hash:
+                _by_hash(resuming.request.start, watch.prompt)
         stream = AsyncStream(ask, resuming, turn.n)
         if before is not None:
             stream._folding = before._folding
@@ -172,18 +180,9 @@ class Client:
         except (StaleEpoch, Unavailable, Overloaded):
             pass
 
-    def resumed(
-        self, request: generation_pb2.GenerateRequest, watch: Watch, by_hash: bool
-    ) -> generation_pb2.GenerateRequest:
-        """The same request with what the client has of it."""
-        again = generation_pb2.GenerateRequest()
-        again.CopyFrom(request)
-        del again.start.have[:]
-        for ids in watch.ids:
-            have = again.start.have.add()
-            if by_hash and ids:
-                have.count, have.prefix_hash = len(ids), hash_of([*watch.prompt, *ids])
-            else:
-                have.ids.extend(ids)
-        again.start.seen_epoch = watch.epoch
-        return again
+
+def _by_hash(start: generation_pb2.GenerateStart, prompt: Sequence[int]) -> None:
+    """Names what the client has by number and hash."""
+    for have in start.have:
+        if ids := list(have.ids):
+            have.CopyFrom(generation_pb2.TokenIds(count=len(ids), prefix_hash=hash_of([*prompt, *ids])))

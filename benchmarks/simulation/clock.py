@@ -8,11 +8,14 @@ on as a stopped process's does. Nothing here is left to chance: the same calls g
 import asyncio
 import contextvars
 import heapq
+import itertools
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 EPOCH_NS = 1_750_000_000 * 10**9
@@ -34,12 +37,31 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.faults: list[str] = []
         """Exceptions that nobody took."""
         self._ready: deque[asyncio.Handle]
-        self._scheduled: list[asyncio.TimerHandle]
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._order = itertools.count()
         self.set_task_factory(_tagged)
         self.set_exception_handler(self._fault)
 
     def time(self) -> float:
         return self.now
+
+    def call_soon(  # type: ignore[override]  # without the checks, as all that runs here is one thread's
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(  # type: ignore[override]  # what is due at the same time keeps its order
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._order), timer))
+        return timer
 
     def run_in_executor(  # type: ignore[override]  # at once, in the only thread there is
         self, executor: object, func: Callable[..., Any], *args: Any
@@ -61,17 +83,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """There are no sockets."""
 
     def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled
+        ready, timers = self._ready, self._timers
         if not ready:
-            while scheduled and scheduled[0]._cancelled:
-                heapq.heappop(scheduled)._scheduled = False
-            if not scheduled:
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
+            if not timers:
                 raise RuntimeError("nothing is left to happen, but something is waited for")
-            self.now = max(self.now, scheduled[0]._when)
-        while scheduled and scheduled[0]._when <= self.now:
-            timer = heapq.heappop(scheduled)
-            timer._scheduled = False
-            ready.append(timer)
+            self.now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= self.now:
+            ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:
@@ -179,14 +199,20 @@ class VirtualTime:
         return EPOCH_NS + int(self._loop.now * 1e9)
 
 
-@contextmanager
-def virtual_time(loop: VirtualLoop) -> Iterator[None]:
-    """Modules of PATCHED read this loop's clock inside."""
-    modules = [
+@lru_cache(maxsize=1)
+def _modules(loaded: int) -> list[ModuleType]:
+    """Of PATCHED that read a clock, when so many modules are loaded."""
+    return [
         module
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] in PATCHED and getattr(module, "time", None) is time
     ]
+
+
+@contextmanager
+def virtual_time(loop: VirtualLoop) -> Iterator[None]:
+    """Modules of PATCHED read this loop's clock inside."""
+    modules = _modules(len(sys.modules))
     clock: Any = VirtualTime(loop)
     for module in modules:
         vars(module)["time"] = clock

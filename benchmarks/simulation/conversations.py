@@ -77,14 +77,13 @@ class Conversation:
                 if turn.act == "leave":
                     return None
                 await asyncio.sleep(turn.pause_s)
-                again = client.resumed(request, watch, turn.by_hash) if watch.epoch else request
-                stream = client.stream(again, turn, watch, 1 - turn.first, stream)
+                stream = client.stream(request, turn, watch, turn.first, stream, turn.by_hash)
                 reading = asyncio.ensure_future(client.read(stream, turn, watch))
         try:
             answered = await reading
         except IdsNeeded:
-            again = client.resumed(request, watch, by_hash=False)
-            answered = await client.read(client.stream(again, turn, watch, turn.first, stream), turn, watch)
+            again = client.stream(request, turn, watch, turn.first, stream)
+            answered = await client.read(again, turn, watch)
         if turn.act == "cancel" and client.cancelled_at is not None and self._cancels_by is not None:
             latest = max(self._cancels_by, client.cancelled_at) + CANCELS_BY_S
             if loop.time() > latest:

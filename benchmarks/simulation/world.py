@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from benchmarks.simulation.calls import Channel
 from benchmarks.simulation.client import Client
-from benchmarks.simulation.clock import VirtualLoop, virtual_time
+from benchmarks.simulation.clock import Process, VirtualLoop, virtual_time
 from benchmarks.simulation.conversations import Conversation
 from benchmarks.simulation.faults import Faults
 from benchmarks.simulation.logs import logged
@@ -99,8 +99,9 @@ class World:
         _, waiting = await asyncio.wait(talks, timeout=MOST_S)
         for talk in waiting:
             self.violated(f"{self.conversations[talks.index(talk)].name}: never ended")
-        await breaking
-        self.network.clear()
+        breaking.cancel()
+        await asyncio.wait((breaking,))
+        self._heal()
         if not waiting:
             await self._quiet()
 
@@ -147,6 +148,16 @@ class World:
         self.clients.append(client)
         return client
 
+    def _heal(self) -> None:
+        """Nothing more goes wrong, and who is frozen wakes; the dead need not come back."""
+        self.network.clear()
+        for process in self._processes():
+            process.wake()
+
+    def _processes(self) -> list[Process]:
+        workers = [*self.verifiers.values(), *self.orchestrators.values(), *self.sources.values()]
+        return [*(it.process for it in (*workers, *self.clients)), self.store.process]
+
     async def _quiet(self) -> None:
         """Nobody asks for anything: everything held for requests has to go."""
         ends = self.loop.now + QUIET_S + self.network.weather.again_s
@@ -160,17 +171,15 @@ class World:
         found = {}
         for processes in (self.verifiers, self.orchestrators):
             for name, process in processes.items():
-                if held := {what: count for what, count in process.left().items() if count}:
+                held = {what: count for what, count in process.left().items() if count}
+                if held and process.process.alive:
                     found[name] = held
         return found
 
     async def end(self) -> None:
         """Every process dies; nothing of it is left on the loop."""
-        for process in [*self.verifiers.values(), *self.orchestrators.values(), *self.sources.values()]:
-            process.process.kill()
-        for client in self.clients:
-            client.process.kill()
-        self.store.process.kill()
+        for process in self._processes():
+            process.kill()
         own = asyncio.current_task()
         for _ in range(5):
             others = [task for task in asyncio.all_tasks() if task is not own]

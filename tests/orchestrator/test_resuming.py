@@ -29,3 +29,10 @@ def test_a_request_whose_time_is_over_is_not_asked_again() -> None:
 
 def test_one_that_lost_a_race_is_not_asked_again() -> None:
     assert Resuming(request(), 2, patience_s=30.0).again(Superseded("later"), Folding(), now=0.0) is None
+
+
+def test_one_that_was_lost_before_may_take_the_session_back_once() -> None:
+    resuming = Resuming(request(), 2, patience_s=30.0)
+    assert resuming.again(LOST, Folding(), now=0.0) is not None
+    assert resuming.again(Superseded("by the one that was lost"), Folding(), now=0.1) is not None
+    assert resuming.again(Superseded("by somebody else"), Folding(), now=0.2) is None
