@@ -48,12 +48,12 @@ class Client:
         self._session = session
         self._violated = violated
         self._counts = counts
-        self._stubs: list[Any] = self.process.run(
-            lambda: [GenerationStub(Channel(network, address)) for address in orchestrators]
-        )
-        self._verifiers: list[Any] = self.process.run(
-            lambda: [VerifierStub(Channel(network, address)) for address in verifiers]
-        )
+
+        def dialled(address: str) -> Any:
+            return self.process.run(Channel, network, address)
+
+        self._stubs: list[Any] = [GenerationStub(dialled(address)) for address in orchestrators]
+        self._verifiers: list[Any] = [VerifierStub(dialled(address)) for address in verifiers]
         self.cancelled_at: float | None = None
         """When a Cancel was answered with success."""
 

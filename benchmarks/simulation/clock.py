@@ -97,7 +97,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if handle._cancelled:
                 continue
             if self.frozen:
-                process = handle._context.get(PROCESS)
+                process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
                 if process is not None and process.frozen:
                     process.held.append(handle)
                     continue

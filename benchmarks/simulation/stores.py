@@ -57,40 +57,48 @@ class RemoteStore:
 
     async def put(self, records: Sequence[tuple[SessionRecord, bool]]) -> list[bool]:
         """See SessionStore; so are the others."""
-        return await self._ask("put", tuple(records), again=True) if records else []
+        answer: Any = await self._ask("put", tuple(records), again=True) if records else []
+        return answer
 
     async def find(self, key: SessionKey) -> SessionRecord | None:
-        return await self._ask("find", key)
+        answer: Any = await self._ask("find", key)
+        return answer
 
     async def cancel(self, key: SessionKey) -> SessionRecord | None:
-        return await self._ask("cancel", key)
+        answer: Any = await self._ask("cancel", key)
+        return answer
 
     async def forget(self, key: SessionKey, epoch: int) -> None:
         await self._ask("forget", key, epoch, again=True)
 
     async def append(self, appends: Sequence[Append]) -> list[int]:
-        return await self._ask("append", tuple(appends), again=True) if appends else []
+        answer: Any = await self._ask("append", tuple(appends), again=True) if appends else []
+        return answer
 
     async def tokens(self, key: SessionKey) -> Tokens | None:
-        return await self._ask("tokens", key)
+        answer: Any = await self._ask("tokens", key)
+        return answer
 
     async def put_handle(self, handle: Handle) -> None:
         await self._ask("put_handle", handle, again=True)
 
     async def handle(self, key: SessionKey) -> Handle | None:
-        return await self._ask("handle", key)
+        answer: Any = await self._ask("handle", key)
+        return answer
 
     async def put_prefixes(self, scope: str, hashes: Sequence[int], verifier: str) -> None:
         await self._ask("put_prefixes", scope, tuple(hashes), verifier, again=True)
 
     async def longest_prefix(self, scope: str, hashes: Sequence[int]) -> tuple[int, str] | None:
-        return await self._ask("longest_prefix", scope, tuple(hashes)) if hashes else None
+        answer: Any = await self._ask("longest_prefix", scope, tuple(hashes)) if hashes else None
+        return answer
 
     async def report(self, reports: Sequence[WorkerReport]) -> None:
         await self._ask("report", tuple(reports), again=True)
 
     async def workers(self) -> list[WorkerReport]:
-        return await self._ask("workers")
+        answer: Any = await self._ask("workers")
+        return answer
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -36,7 +36,8 @@ def hash_of(ids: Sequence[int]) -> int:
 @lru_cache(maxsize=4096)
 def golden(prompt: tuple[int, ...], seed: int, most: int) -> tuple[tuple[int, ...], FinishReason]:
     """The generated ids, at most so many, and why they are the last."""
-    hash_, ids = hash_of(prompt), []
+    hash_ = hash_of(prompt)
+    ids: list[int] = []
     while len(ids) < most:
         ids.append(next_id(hash_, seed))
         hash_ = extend(hash_, ids[-1])

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from benchmarks.simulation.network import Network
 from benchmarks.simulation.toy import EOS, MAX_LENGTH, MODEL, VOCABULARY
 from outrider.runtime.metrics import Metrics
 from outrider.v1.verifier_pb2_grpc import add_VerifierServicer_to_server
+from verifier_service.commands import Batch
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
 from verifier_service.sources.following import LinkLimits
@@ -72,11 +73,15 @@ class Verifier:
             _settings(), no_target, _metrics(), process_failed, LinkLimits(redial_most_s=0.5)
         )
         inner: Any = self.server
+
+        def publish(batch: Batch) -> None:
+            network.loop.call_soon(inner._absorb, batch)
+
         self.registry = inner._registry
         self.engine = inner._engine = ToyEngine(
             network.loop,
             self.registry,
-            partial(network.loop.call_soon, inner._absorb),
+            publish,
             chance,
             shape.step_s,
             shape.blocks,

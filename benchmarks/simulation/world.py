@@ -169,8 +169,9 @@ class World:
 
     def _left(self) -> dict[str, dict[str, int]]:
         found = {}
-        for processes in (self.verifiers, self.orchestrators):
-            for name, process in processes.items():
+        tables: tuple[dict[str, Any], ...] = (self.verifiers, self.orchestrators)
+        for table in tables:
+            for name, process in table.items():
                 held = {what: count for what, count in process.left().items() if count}
                 if held and process.process.alive:
                     found[name] = held
