@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 from orchestrator.answer import Answer
 from orchestrator.epochs import Epochs
-from orchestrator.ledger import Ledger
 from orchestrator.liveness import Judge, Verdict
 from orchestrator.opening import Begun
 from orchestrator.requests import Admitted
@@ -175,15 +174,6 @@ def seen_epoch_ignored() -> list[Substitute]:
     return [("orchestrator.answer", "Begun", begun), (Registry, "fence", fence)]
 
 
-def cancel_forgotten() -> list[Substitute]:
-    """A takeover goes on with what its client gave up."""
-
-    async def is_cancelled(self: Ledger, key: Any, epoch: int) -> bool:
-        return False
-
-    return [(Ledger, "is_cancelled", is_cancelled)]
-
-
 def frozen_verifier_trusted() -> list[Substitute]:
     """A verifier is never given up, however long it shows no sign of life."""
 
@@ -245,7 +235,6 @@ BUGS: dict[str, Callable[[], list[Substitute]]] = {
         finish_lost,
         credit_lost,
         epoch_reissued,
-        cancel_forgotten,
         frozen_verifier_trusted,
         orphans_kept,
         seeds_confused,

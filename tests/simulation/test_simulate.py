@@ -9,8 +9,10 @@ import jsonschema
 import pytest
 
 from benchmarks.simulation.bugs import BUGS
-from benchmarks.simulation.plan import plan_of
+from benchmarks.simulation.network import Weather
+from benchmarks.simulation.plan import Fault, Plan, Turn, plan_of
 from benchmarks.simulation.search import batch, first_failing
+from benchmarks.simulation.verifier import VerifierShape
 from benchmarks.simulation.world import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -75,3 +77,23 @@ def test_a_bug_that_is_found_is_reported_with_its_seed_and_replays() -> None:
     again = bench("--trace", "--seeds", "1", "--seed", str(seed), "--bug", "seeds_confused")
     assert again.returncode == 1
     assert "VIOLATION" in again.stdout
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.104, 0.108, 0.112])
+def test_an_orchestrator_that_has_not_heard_of_its_loss_ends_no_stream(
+    after_s: float,
+) -> None:
+    """The client goes on elsewhere; then the verifier dies, and both orchestrators move the session."""
+    turn = Turn((1, 2, 3), 40, 1, 7, 0, None, False, False, "nothing", 0.1, 0.0, False)
+    plan = Plan(
+        seed=1,
+        weather=Weather(0.005),
+        verifiers=(VerifierShape(0.05), VerifierShape(0.05)),
+        sources=(),
+        ahead_s=(0.0, 0.0),
+        conversations=((0.0, (turn,)),),
+        faults=(Fault(0.3, "break", 0, 4.0), Fault(0.3 + after_s, "kill verifier", 0, 4.0)),
+    )
+    outcome = simulate(1, plan=plan)
+    assert outcome.violations == []
+    assert outcome.counts["streams"] > 1
