@@ -119,13 +119,15 @@ def test_a_stream_keeps_its_order_however_late_its_messages_are() -> None:
     scene = Scene(Weather(late=0.5))
 
     async def work(stub: Any) -> list[int]:
-        call, got = stub.Watch(), []
-        for alias in range(30):
-            await call.write(verifier_pb2.WatchRequest(drop=[alias]))
-        async for response in call:
-            got.append(response.beat.step)
-            if len(got) == 30:
-                return got
+        call = stub.Watch()
+
+        async def write() -> None:
+            for alias in range(30):
+                await call.write(verifier_pb2.WatchRequest(drop=[alias]))
+
+        writing = asyncio.create_task(write())
+        got = [(await anext(call)).beat.step for _ in range(30)]
+        await writing
         return got
 
     assert scene.run(work) == list(range(30))
