@@ -141,7 +141,7 @@ class _Unary:
         if server is None:
             self.refused("connection refused")
             return
-        weather, chance = network.weather, network.chance
+        weather, chance = network.weather, network.way(self._client, server.process)
         if weather.lost and chance.random() < weather.lost:
             self._note("request lost")
             if chance.random() < 0.8:
@@ -150,7 +150,7 @@ class _Unary:
         network.send(self._client, server.process, self._arrive, server)
         if weather.twice and self._path != ONCE and chance.random() < weather.twice:
             self._note("twice")
-            network.again(server.process, self._arrive, server)
+            network.again(self._client, server.process, self._arrive, server)
 
     def _arrive(self, server: Server) -> None:
         if server.process.alive:
@@ -173,7 +173,8 @@ class _Unary:
         network = self._network
         if not server.process.alive:
             return
-        if network.weather.lost and network.chance.random() < network.weather.lost:
+        chance = network.way(server.process, self._client)
+        if network.weather.lost and chance.random() < network.weather.lost:
             self._note("answer lost")
             self.refused("connection reset")
             return

@@ -48,7 +48,8 @@ class Network:
     Args:
         loop: the world's.
         weather: until `clear`.
-        chance: what decides of everything that happens to messages.
+        chance: by the name of a way from one process to another: what decides of its messages. Each way has
+            its own, as the order in which one process wakes two others is not always the same.
         note: told what happens, for whoever reads along; None: nobody does.
     """
 
@@ -56,12 +57,13 @@ class Network:
         self,
         loop: VirtualLoop,
         weather: Weather,
-        chance: random.Random,
+        chance: Callable[[str], random.Random],
         note: Callable[[str], None] | None = None,
     ) -> None:
         self.loop = loop
         self.weather = weather
-        self.chance = chance
+        self._chance = chance
+        self._ways: dict[tuple[str, str], random.Random] = {}
         self.note = note
         self.under_way = 0
         """Second deliveries that are still to come."""
@@ -75,6 +77,13 @@ class Network:
         """From now on nothing is lost, late or twice."""
         self.weather = Weather(self.weather.delay_s)
         self._cuts.clear()
+
+    def way(self, sender: Process, receiver: Process) -> random.Random:
+        """The chance of the messages from one process to another."""
+        names = (sender.name, receiver.name)
+        if (found := self._ways.get(names)) is None:
+            found = self._ways[names] = self._chance(f"{names[0]} to {names[1]}")
+        return found
 
     def find(self, address: str) -> Any | None:
         """Who listens at an address, if anybody does."""
@@ -105,7 +114,7 @@ class Network:
 
     def arrival(self, sender: Process, receiver: Process) -> float:
         """When a message that is sent now arrives."""
-        weather, chance = self.weather, self.chance
+        weather, chance = self.weather, self.way(sender, receiver)
         delay_s = weather.delay_s * (1.0 + chance.random())
         if weather.late and chance.random() < weather.late:
             delay_s += weather.late_s * chance.random()
@@ -122,7 +131,7 @@ class Network:
         """Delivered then, as the receiver's own doing."""
         self.loop.call_at(when, deliver, *args, context=receiver.context)
 
-    def again(self, receiver: Process, deliver: Callable[..., None], *args: Any) -> None:
+    def again(self, sender: Process, receiver: Process, deliver: Callable[..., None], *args: Any) -> None:
         """Delivered a second time, later."""
         self.under_way += 1
 
@@ -130,5 +139,5 @@ class Network:
             self.under_way -= 1
             deliver(*args)
 
-        when = self.loop.now + self.weather.again_s * self.chance.random()
+        when = self.loop.now + self.weather.again_s * self.way(sender, receiver).random()
         self.loop.call_at(when, arrive, context=receiver.context)

@@ -124,7 +124,7 @@ class RemoteStore:
 
         network.send(self._client, server.process, arrive)
         if again and network.weather.twice and self._chance.random() < network.weather.twice:
-            network.again(server.process, arrive)
+            network.again(self._client, server.process, arrive)
         try:
             async with asyncio.timeout(COMMAND_S):
                 return await answer

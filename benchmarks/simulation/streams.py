@@ -217,8 +217,9 @@ class Stream:
     async def _respond(self, data: bytes) -> None:
         await self.down.room()
         self.down.send(data)
-        weather = self.network.weather
-        if weather.stutter and self.path.endswith("Watch") and self.network.chance.random() < weather.stutter:
+        often = self.network.weather.stutter
+        chance = self.network.way(self.server, self.client)
+        if often and self.path.endswith("Watch") and chance.random() < often:
             self.down.send(data)
 
     async def _requests(self, read: Callable[[bytes], Any]) -> AsyncIterator[Any]:

@@ -53,7 +53,7 @@ class World:
         self.loop = loop
         self.outcome = Outcome(plan.seed)
         self.note = note
-        self.network = Network(loop, plan.weather, self.chance("network"), note)
+        self.network = Network(loop, plan.weather, self.chance, note)
         self.verifiers: dict[str, Verifier] = {}
         self.orchestrators: dict[str, Orchestrator] = {}
         self.sources: dict[str, Source] = {}

@@ -46,7 +46,7 @@ class Scene:
 
     def __init__(self, weather: Weather) -> None:
         self.loop = VirtualLoop()
-        self.network = Network(self.loop, weather, random.Random(1))
+        self.network = Network(self.loop, weather, random.Random)
         self.client, self.echo = Process(self.loop, "orchestrator 0"), Echo()
         self.server = Process(self.loop, "verifier 0")
         self.start()

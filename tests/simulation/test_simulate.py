@@ -48,7 +48,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 def test_a_seed_replays_event_for_event() -> None:
     first: list[str] = []
     second: list[str] = []
-    for seed in range(12):
+    for seed in range(25):
         simulate(seed, first.append)
         simulate(seed, second.append)
         assert first == second, seed
