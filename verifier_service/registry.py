@@ -58,7 +58,8 @@ class Mirror:
     """Drafted nodes that its rounds computed."""
     deadline_s: float | None = None
     """When it is to end, on the engine's clock; None: never."""
-    subscribers: set[Subscriber] = field(default_factory=set)
+    subscribers: dict[Subscriber, None] = field(default_factory=dict)
+    """In the order in which they came, which is that in which they are told."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.request.ids)
@@ -86,12 +87,12 @@ class Mirror:
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Somebody reads from now on."""
-        self.subscribers.add(subscriber)
+        self.subscribers[subscriber] = None
         self.unread_since = None
 
     def unsubscribe(self, subscriber: Subscriber, now: float) -> None:
         """One reader fewer."""
-        self.subscribers.discard(subscriber)
+        self.subscribers.pop(subscriber, None)
         if not self.subscribers:
             self.unread_since = now
 
