@@ -60,6 +60,7 @@ def test_a_seed_is_its_plan() -> None:
     assert plan_of(5) != plan_of(6)
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_what_its_schema_says() -> None:
     done = bench("--json", "--seeds", "20", "--processes", "1")
     assert done.returncode == 0, done.stderr
@@ -68,6 +69,7 @@ def test_the_benchmark_prints_what_its_schema_says() -> None:
     assert (result["seeds"], result["violations"]) == (20, 0)
 
 
+@pytest.mark.slow
 def test_a_bug_that_is_found_is_reported_with_its_seed_and_replays() -> None:
     done = bench("--json", "--seeds", "60", "--processes", "1", "--bug", "seeds_confused")
     assert done.returncode == 1, done.stderr
