@@ -2,11 +2,12 @@
 
 PYTHON_PACKAGES := $(wildcard speculative outrider verifier_service drafter_service retrieval_service orchestrator training)
 BENCH ?= offline
+SEEDS ?= 100000
 
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run demonstration test kernel-check lint proto proto-check bench clean
+.PHONY: help run demonstration test kernel-check lint proto proto-check bench simulate clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -50,6 +51,10 @@ proto-check: ## Whether outrider/v1 is what proto/ generates
 bench: ## A benchmark: make bench BENCH=offline
 	@scripts/setup run
 	.venv/bin/outrider bench $(BENCH)
+
+simulate: ## A hundred thousand scenarios of faults in virtual time: make simulate SEEDS=100000
+	@scripts/setup run
+	.venv/bin/outrider bench simulate --seeds $(SEEDS)
 
 clean: ## Remove the environments and caches
 	rm -rf .venv .venv-proto .venv-triton .venv.lock .venv-proto.lock .venv-triton.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis

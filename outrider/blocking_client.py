@@ -24,7 +24,7 @@ from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_sync_channel
 from outrider.wire.status import rpc_errors
-from speculative.errors import OutriderError, Overloaded, Unavailable, UnknownSession
+from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable, UnknownSession
 
 if TYPE_CHECKING:
     import grpc
@@ -51,7 +51,7 @@ class Stream(Iterator[Chunk]):
         while True:
             try:
                 return self._next()
-            except (Unavailable, Overloaded) as error:
+            except (Unavailable, Overloaded, Superseded) as error:
                 pause_s = self._resuming.again(error, self._folding, time.monotonic())
                 if pause_s is None:
                     raise
@@ -130,7 +130,7 @@ class Client:
             stub = self._stubs[resuming.orchestrator]
             return stub.Generate(iter((resuming.request,)), timeout=time_left(ends), metadata=self._metadata)
 
-        resuming = Resuming(request, len(self._stubs), self._patience_s)
+        resuming = Resuming(request, len(self._stubs), self._patience_s, ends=ends)
         return Stream(ask, resuming, options.get("n") or 1)
 
     def cancel(self, session: str, *, tenant: str = "") -> bool:

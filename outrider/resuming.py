@@ -7,7 +7,7 @@ import secrets
 
 from outrider.completions import Folding
 from outrider.v1 import generation_pb2
-from speculative.errors import OutriderError, Overloaded, Unavailable
+from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable
 
 PAUSE_S = 0.1
 
@@ -20,17 +20,25 @@ class Resuming:
         orchestrators: how many there are; each is asked in turn.
         patience_s: how long it is asked again after each loss; 0: never.
         first: number of the orchestrator that is asked first.
+        ends: when the request's time is over, on the clock of `again`; None: never.
     """
 
     def __init__(
-        self, request: generation_pb2.GenerateRequest, orchestrators: int, patience_s: float, first: int = 0
+        self,
+        request: generation_pb2.GenerateRequest,
+        orchestrators: int,
+        patience_s: float,
+        first: int = 0,
+        ends: float | None = None,
     ) -> None:
         self._request = generation_pb2.GenerateRequest()
         self._request.CopyFrom(request)
         self._orchestrators = orchestrators
         self._patience_s = patience_s
+        self._ends = ends
         self._asked = first % orchestrators
         self._gives_up: float | None = None
+        self._resumed = False
         if patience_s > 0:
             # Drawn here, so that a request that is asked again is the same one wherever it had come to.
             start = self._request.start
@@ -53,13 +61,19 @@ class Resuming:
         self._gives_up = None
 
     def again(self, error: OutriderError, folding: Folding, now: float) -> float | None:
-        """After an error: seconds to wait before `request` goes to `orchestrator`; None where it is final."""
-        if not isinstance(error, Unavailable | Overloaded) or not self._patience_s:
+        """After an error: seconds to wait before `request` goes to `orchestrator`; None where it is final.
+
+        To be taken over is final, but once after each loss: the orchestrator that was lost may not have heard
+        of it, and have moved the session elsewhere, away from the one that was asked next.
+        """
+        final = not isinstance(error, Unavailable | Overloaded | Superseded) or not self._patience_s
+        if final or (isinstance(error, Superseded) and not self._resumed):
             return None
         if self._gives_up is None:
             self._gives_up = now + self._patience_s
-        if now >= self._gives_up:
+        if now >= self._gives_up or (self._ends is not None and now >= self._ends):
             return None
+        self._resumed = not isinstance(error, Superseded)
         self._asked = (self._asked + 1) % self._orchestrators
         start = self._request.start
         if folding.epoch:

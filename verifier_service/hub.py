@@ -105,13 +105,16 @@ class Hub:
     def cancel(self, key: SessionKey, epoch: int) -> bool:
         """Ends a session when the step in flight ends; returns whether one was running.
 
-        Raises StaleEpoch, or InvalidRequest for an epoch from the future.
+        Under a later epoch somebody else has taken it over: its readers are told that, and not that it was
+        cancelled. Raises StaleEpoch, or InvalidRequest for an epoch from the future.
         """
         self._registry.fence(key, epoch, wall_clock_ms())
         mirror = self._registry.find(key)
         if mirror is None or mirror.finish is not None:
             return False
-        if mirror.parked is not None:
+        if epoch > mirror.epoch:
+            self._drop(mirror)
+        elif mirror.parked is not None:
             self._registry.finished(mirror, Finish(FinishReason.CANCELLED, mirror.parked), time.monotonic())
         else:
             self._put(Cancel(mirror.handle))
@@ -207,11 +210,14 @@ class Hub:
 
     def _replace(self, older: Mirror | None, mirror: Mirror) -> None:
         if older is not None:
-            self._links.end(older.handle)
-            self._registry.supersede(older)
-            self._chronicle.gone(older)
-            self._put(Cancel(older.handle))
+            self._drop(older)
         self._registry.add(mirror)
+
+    def _drop(self, older: Mirror) -> None:
+        self._links.end(older.handle)
+        self._registry.supersede(older)
+        self._chronicle.gone(older)
+        self._put(Cancel(older.handle))
 
     def _check_room(self, older: Mirror | None) -> None:
         others = self._registry.running - (older is not None and older.runs)

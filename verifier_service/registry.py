@@ -62,7 +62,8 @@ class Mirror:
     """When it is to end, on the engine's clock; None: never."""
     traceparent: str = ""
     """Of its span, where that is recorded."""
-    subscribers: set[Subscriber] = field(default_factory=set)
+    subscribers: dict[Subscriber, None] = field(default_factory=dict)
+    """In the order in which they came, which is that in which they are told."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.request.ids)
@@ -95,12 +96,12 @@ class Mirror:
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Somebody reads from now on."""
-        self.subscribers.add(subscriber)
+        self.subscribers[subscriber] = None
         self.unread_since = None
 
     def unsubscribe(self, subscriber: Subscriber, now: float) -> None:
         """One reader fewer."""
-        self.subscribers.discard(subscriber)
+        self.subscribers.pop(subscriber, None)
         if not self.subscribers:
             self.unread_since = now
 

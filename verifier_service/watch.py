@@ -176,17 +176,17 @@ class Watchers:
         self._draining = False
         self.returned: Callable[[Mirror], None] = lambda mirror: None
         """Told of each session that a reader names."""
-        self._readers: set[Reader] = set()
+        self._readers: dict[Reader, None] = {}  # told in the order in which they came
 
     def open(self) -> Reader:
         """A new reader; to be given to `close`."""
         reader = Reader(self)
-        self._readers.add(reader)
+        self._readers[reader] = None
         return reader
 
     def close(self, reader: Reader) -> None:
         """The reader's stream ended."""
-        self._readers.discard(reader)
+        self._readers.pop(reader, None)
         reader.close()
 
     def announce(self, step: int, expected_us: int) -> None:

@@ -218,6 +218,21 @@ async def test_cancel_ends_a_session_and_is_idempotent() -> None:
         assert not await verifier.cancel(verifier.request([1], session="nobody"))
 
 
+async def test_a_cancel_of_a_later_epoch_is_a_takeover_to_those_who_read_the_session() -> None:
+    target = NgramLM()
+    target.step_s = 0.002
+    async with serving(target) as verifier:
+        request = verifier.request([1, 2, 3], new=200, session="s", epoch=5)
+        await verifier.open(request)
+        reading = asyncio.create_task(verifier.read(request))
+        await eventually(lambda: verifier.metric("rounds_total") > 5)
+        assert await verifier.cancel(verifier.request([1], session="s", epoch=6))
+        lost = await reading
+        assert (lost.finished, lost.code) == (ERROR, 10)
+        await eventually(lambda: verifier.target.pool.used_slots == 0)
+        assert not await verifier.cancel(verifier.request([1], session="s", epoch=6))
+
+
 async def test_a_cancel_from_the_far_future_leaves_the_session_to_those_who_have_it() -> None:
     async with serving(NgramLM()) as verifier:
         with pytest.raises(grpc.aio.AioRpcError, match="days ahead"):

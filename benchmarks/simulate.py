@@ -1,0 +1,61 @@
+"""Random scenarios of requests and faults against the real services, on a virtual clock and network.
+
+Every seed is one scenario: clients, orchestrators, verifiers, sources and a store, of which some die, freeze,
+are cut off or come back empty. What is wrong with any stream, fence or leftover is a violation; see
+docs/simulation.md. Run `outrider bench simulate --seeds 1000`; `--seed S --seeds 1 --trace` replays one. The
+last line is one JSON object.
+"""
+
+import argparse
+import time
+from typing import Any
+
+from envelope import print_result
+
+from benchmarks.simulation.bugs import BUGS
+from benchmarks.simulation.search import Found, search, trace
+
+
+def flags() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="outrider bench simulate", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--json", action="store_true", help="the last line only")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many scenarios")
+    parser.add_argument("--seed", type=int, default=0, help="the first")
+    parser.add_argument("--processes", type=int, default=2, help="of this machine that simulate at once")
+    parser.add_argument("--trace", action="store_true", help="print what happens, of all seeds, in order")
+    parser.add_argument("--bug", choices=sorted(BUGS), default="", help="plant this one, to see it found")
+    return parser.parse_args()
+
+
+def summary(found: Found) -> dict[str, Any]:
+    """The fields of the result."""
+    return {
+        "seeds": found.seeds,
+        "violations": len(found.failing),
+        "failing": [
+            {"seed": seed, "violations": what[:5]} for seed, what in sorted(found.failing.items())[:20]
+        ],
+        "seeds_per_second": round(found.seeds / found.seconds, 1) if found.seconds else 0.0,
+        "ms_per_seed": round(1000 * found.cpu_seconds / found.seeds, 2) if found.seeds else 0.0,
+        "happened": dict(sorted(found.counts.items())),
+    }
+
+
+def main() -> None:
+    """Status 1 where something is violated."""
+    args, started = flags(), time.perf_counter()
+    seeds = range(args.seed, args.seed + args.seeds)
+    if args.trace:
+        found = trace(seeds, args.bug)
+    else:
+        found = search(seeds, args.processes, args.bug, tell=not args.json)
+    settings = {"seed": args.seed, "processes": args.processes, "bug": args.bug}
+    print_result("simulate", settings, started, summary(found))
+    raise SystemExit(1 if found.failing else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Faults that somebody could make in the services, each a small substitution of a real function.
+
+A simulation that would not find them proves nothing: tests and `--bug` plant them one at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from orchestrator.answer import Answer
+from orchestrator.epochs import Epochs
+from orchestrator.liveness import Judge, Verdict
+from orchestrator.opening import Begun
+from orchestrator.requests import Admitted
+from orchestrator.sessions import Cost, Delivery
+from orchestrator.stores.memory import MemoryStore
+from orchestrator.verifiers import VerifierLink
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import key_to_wire
+from outrider.wire.epochs import RANDOM_BITS
+from verifier_service import watch
+from verifier_service.commands import Cancel
+from verifier_service.hub import Hub, Opened
+from verifier_service.registry import Registry
+
+Substitute = tuple[Any, str, Any]
+
+
+def epoch_check_removed() -> list[Substitute]:
+    """A verifier takes an Open of any epoch."""
+
+    def fence(self: Registry, key: Any, epoch: int, now_ms: int) -> None:
+        self._epochs[key] = epoch
+
+    return [(Registry, "fence", fence)]
+
+
+def cancel_unfenced() -> list[Substitute]:
+    """A verifier ends a session whatever the epoch of the Cancel."""
+
+    def cancel(self: Hub, key: Any, epoch: int) -> bool:
+        mirror = self._registry.find(key)
+        if mirror is None or mirror.finish is not None:
+            return False
+        self._put(Cancel(mirror.handle))
+        return True
+
+    return [(Hub, "cancel", cancel)]
+
+
+def cursor_off_by_one() -> list[Substitute]:
+    """A Watch that is opened, or opened again, goes on one id too far."""
+
+    def cursor(reader: Any) -> verifier_pb2.Cursor:
+        return verifier_pb2.Cursor(
+            alias=reader.alias,
+            key=key_to_wire(reader.key),
+            epoch=reader.epoch,
+            position=reader.position + 1,
+        )
+
+    return [("orchestrator.verifiers", "_cursor", cursor)]
+
+
+def repeated_delivery_kept() -> list[Substitute]:
+    """What a verifier sends twice goes to the client twice."""
+    real = Delivery.take
+
+    def take(self: Delivery, position: int, ids: Any, *rest: Any) -> Any:
+        return real(self, self.position if position < self.position else position, ids, *rest)
+
+    return [(Delivery, "take", take)]
+
+
+def have_ignored() -> list[Substitute]:
+    """A request that is gone on with begins again."""
+
+    def have(start: Any, max_tokens: int, target: Any) -> Any:
+        return tuple(() for _ in start.have) if start.have else None
+
+    return [("orchestrator.requests", "_have", have)]
+
+
+def woken_verifier_goes_on() -> list[Substitute]:
+    """A verifier that still has a session takes the Open of a later epoch for one of the same."""
+    real = Hub.open
+
+    def opened(self: Hub, request: Any, grammar: Any = None) -> Opened:
+        mirror = self._registry.find(request.key)
+        if mirror is None or request.epoch < mirror.epoch:
+            return real(self, request, grammar)
+        return Opened(mirror.source_names, mirror.finish.reason if mirror.finish else None)
+
+    return [(Hub, "open", opened)]
+
+
+def superseded_readers_untold() -> list[Substitute]:
+    """Who reads a session that is taken over is not told, and waits."""
+
+    def supersede(self: Registry, mirror: Any) -> None:
+        self.forget(mirror)
+
+    return [(Registry, "supersede", supersede)]
+
+
+def append_unconditional() -> list[Substitute]:
+    """A store adds ids whatever it has."""
+
+    def append(self: MemoryStore, it: Any) -> int:
+        _, ids = self._tokens.get(it.key) or (0, [])
+        ids.extend(it.ids)
+        self._tokens.put(it.key, (it.epoch, ids))
+        return len(ids)
+
+    return [(MemoryStore, "_append", append)]
+
+
+def takeover_loses_an_id() -> list[Substitute]:
+    """When a verifier is lost, the last id that was delivered is taken for undelivered."""
+    real = Delivery.lost
+
+    def lost(self: Delivery) -> None:
+        real(self)
+        if self.ids:
+            self.ids.pop()
+
+    return [(Delivery, "lost", lost)]
+
+
+def finish_lost() -> list[Substitute]:
+    """An end that comes without ids is taken for nothing new."""
+    real = watch._Cursor.collect
+
+    def collect(self: Any) -> Any:
+        return real(self) if len(self.mirror.ids) > self.position else None
+
+    return [(watch._Cursor, "collect", collect)]
+
+
+def credit_lost() -> list[Substitute]:
+    """What a lost verifier cost is forgotten."""
+
+    def lost(self: Delivery) -> None:
+        self._here = Cost()
+        self._recoveries += 1
+
+    return [(Delivery, "lost", lost)]
+
+
+def epoch_reissued() -> list[Substitute]:
+    """Epochs are counted, from 1 in each process, in place of being drawn from clock and chance."""
+
+    def following(self: Epochs) -> int:
+        self._last_ms += 1
+        return self._last_ms << RANDOM_BITS
+
+    def above(self: Epochs, highest: int) -> int:
+        return max(highest, self.next())
+
+    return [(Epochs, "next", following), (Epochs, "above", above)]
+
+
+def seen_epoch_ignored() -> list[Substitute]:
+    """A request that is gone on with is given an epoch as if it were new, by a clock that may be behind."""
+    real = Begun
+
+    def begun(ids: Any, epoch: int = 0, recovered: bool = False) -> Begun:
+        return real(ids, 0, recovered)
+
+    def fence(self: Registry, key: Any, epoch: int, now_ms: int) -> None:
+        """The verifiers would notice; this is about the client."""
+
+    return [("orchestrator.answer", "Begun", begun), (Registry, "fence", fence)]
+
+
+def frozen_verifier_trusted() -> list[Substitute]:
+    """A verifier is never given up, however long it shows no sign of life."""
+
+    def verdict(self: Judge, now: float, lone: bool = False) -> Verdict:
+        return Verdict.ALIVE
+
+    return [(Judge, "verdict", verdict)]
+
+
+def orphans_kept() -> list[Substitute]:
+    """A session that nobody reads stays for good."""
+
+    def forget_kept(self: Registry, now: float, lease_s: float) -> None:
+        """Nothing is ever forgotten."""
+
+    return [(Registry, "forget_kept", forget_kept)]
+
+
+def seeds_confused() -> list[Substitute]:
+    """All choices draw from the request's own seed."""
+
+    def seed_of(self: Admitted, choice: int) -> int:
+        return self.seed
+
+    return [(Admitted, "seed_of", seed_of)]
+
+
+def prompt_lost() -> list[Substitute]:
+    """A recovery opens a session with what was generated alone, of all choices the first one's."""
+
+    def generated(self: Answer) -> dict[int, Sequence[int]]:
+        first = next(iter(self._unfinished.values())).ids
+        return dict.fromkeys(self._unfinished, first)
+
+    return [(Answer, "_generated", generated)]
+
+
+def readers_kept() -> list[Substitute]:
+    """A link keeps the readers of requests that have ended."""
+
+    def leave(self: VerifierLink, reader: Any) -> None:
+        """Nothing is dropped."""
+
+    return [(VerifierLink, "leave", leave)]
+
+
+BUGS: dict[str, Callable[[], list[Substitute]]] = {
+    bug.__name__: bug
+    for bug in (
+        epoch_check_removed,
+        cancel_unfenced,
+        cursor_off_by_one,
+        repeated_delivery_kept,
+        have_ignored,
+        woken_verifier_goes_on,
+        superseded_readers_untold,
+        append_unconditional,
+        takeover_loses_an_id,
+        finish_lost,
+        credit_lost,
+        epoch_reissued,
+        frozen_verifier_trusted,
+        orphans_kept,
+        seeds_confused,
+        prompt_lost,
+        readers_kept,
+        seen_epoch_ignored,
+    )
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Inside, the services have this bug; an empty name plants none."""
+    with ExitStack() as stack:
+        for where, what, instead in BUGS[name]() if name else ():
+            target = f"{where}.{what}" if isinstance(where, str) else None
+            stack.enter_context(patch(target, instead) if target else patch.object(where, what, instead))
+        yield

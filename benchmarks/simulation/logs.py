@@ -1,0 +1,43 @@
+"""What the services log during a simulation: errors are violations, the rest is for whoever reads along."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+PACKAGES = ("orchestrator", "verifier_service", "outrider")
+
+
+class _Told(logging.Handler):
+    def __init__(self, violated: Callable[[str], None], note: Callable[[str], None] | None) -> None:
+        super().__init__()
+        self._violated = violated
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = getattr(record, "fields", {})
+        text = f"{record.getMessage()} {fields}" if fields else record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f": {record.exc_info[1]!r}"
+        if record.levelno >= logging.ERROR:
+            self._violated(f"logged: {record.name}: {text}")
+        elif self._note is not None:
+            self._note(f"{record.name}: {text}")
+
+
+@contextmanager
+def logged(violated: Callable[[str], None], note: Callable[[str], None] | None) -> Iterator[None]:
+    """Inside, what the services log goes nowhere else."""
+    handler = _Told(violated, note)
+    loggers = [logging.getLogger(name) for name in PACKAGES]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.setLevel(logging.ERROR if note is None else logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, (level, propagates) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagates

@@ -1,0 +1,103 @@
+"""A simulated orchestrator: all of the real one but its process, sockets and store."""
+
+import random
+from functools import lru_cache
+from typing import Any
+
+from benchmarks.simulation.calls import Server
+from benchmarks.simulation.clock import EPOCH_NS, Process
+from benchmarks.simulation.network import Network
+from benchmarks.simulation.stores import RemoteStore, StoreServer
+from orchestrator.epochs import Epochs
+from orchestrator.fleet import Fleet
+from orchestrator.ledger import Ledger
+from orchestrator.loads import Loads
+from orchestrator.gate import Gate
+from orchestrator.metrics import RequestMetrics
+from orchestrator.relay import Relay
+from orchestrator.room import Room
+from orchestrator.server import GenerationServer
+from orchestrator.verifiers import Patience
+from outrider.runtime.metrics import Metrics
+from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
+
+RECOVER_S = 30.0
+
+
+@lru_cache
+def _metrics() -> RequestMetrics:
+    return RequestMetrics(Metrics("orchestrator"))
+
+
+class Orchestrator:
+    """One incarnation of an orchestrator's process.
+
+    Args:
+        verifiers: addresses.
+        sources: addresses.
+        ahead_s: how far its wall clock is ahead of the others'; may be below 0.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        address: str,
+        verifiers: list[str],
+        sources: list[str],
+        store: StoreServer,
+        chance: random.Random,
+        ahead_s: float = 0.0,
+    ) -> None:
+        self.process = Process(network.loop, address)
+        self.ahead_s = ahead_s
+        self._loop = network.loop
+        self.process.run(self._begin, network, verifiers, sources, store, chance)
+
+    def _begin(
+        self,
+        network: Network,
+        verifiers: list[str],
+        sources: list[str],
+        store: StoreServer,
+        chance: random.Random,
+    ) -> None:
+        remote = RemoteStore(store, chance)
+        self.fleet = Fleet(verifiers, sources, Patience(silent_s=0.75, stalled_s=1.5))
+        self._ledger = Ledger(remote, lambda seconds: None)
+        self._relay = Relay(self.fleet, self._ledger, Epochs(self._clock_ms, chance.getrandbits), RECOVER_S)
+        self._loads = Loads(self.fleet, remote)
+        self._room = Room(self._relay, 256)
+        listening: Any = Server(network, self.process, self.process.name)
+        server = GenerationServer(self.fleet, self._relay, _metrics(), self._room, Gate(None), 128)
+        add_GenerationServicer_to_server(server, listening)
+        self.fleet.start()
+        self._relay.start()
+        self._ledger.start()
+        self._loads.start()
+
+    def _clock_ms(self) -> int:
+        return EPOCH_NS // 10**6 + int((self._loop.now + self.ahead_s) * 1000)
+
+    async def stop(self) -> None:
+        """As SIGTERM does."""
+        await self._room.stop(0.3)
+        await self._relay.stop()
+        await self._loads.stop()
+        await self._ledger.stop()
+        await self.fleet.stop()
+        self.process.kill()
+
+    @property
+    def reaches(self) -> int:
+        """Verifiers whose beats arrive."""
+        return sum(link.reachable for link in self.fleet.verifiers.values())
+
+    def left(self) -> dict[str, int]:
+        """What it still holds for requests; all zero when there are none."""
+        return {
+            "requests": len(self._relay._running),
+            "kept track of": self._ledger.waiting,
+            "read": sum(link.sessions for link in self.fleet.verifiers.values()),
+            "of sources": sum(link.sessions for link in self.fleet.sources.values()),
+            "calls": sum(len(link._background) for link in self.fleet.verifiers.values()),
+        }

@@ -1,0 +1,28 @@
+"""What the store records of a session's ids is what some request of it gives, from its first id on."""
+
+from collections.abc import Callable, Sequence
+
+from benchmarks.simulation.conversations import Conversation
+from benchmarks.simulation.plan import Plan
+from orchestrator.stores import Append
+from orchestrator.stores.memory import MemoryStore
+
+
+def check_records(
+    plan: Plan,
+    conversations: Sequence[Conversation],
+    memory: MemoryStore,
+    appends: Sequence[Append],
+    violated: Callable[[str], None],
+) -> None:
+    """Looks at what has just been appended to."""
+    known = {conversation.name: conversation for conversation in conversations}
+    for it in appends:
+        conversation = known.get(it.key.session)
+        entry = memory._tokens.get(it.key)
+        if conversation is None or entry is None:
+            continue
+        _, ids = entry
+        right = conversation.golden.get(it.key.choice, [])
+        if not any(tuple(ids) == golden[: len(ids)] for golden in right):
+            violated(f"{it.key.session}: the record of choice {it.key.choice} is of no request: {ids}")

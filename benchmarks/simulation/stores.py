@@ -1,0 +1,132 @@
+"""The store behind the network: the real in-memory one, in a process that is slow, frozen, lost or emptied.
+
+An orchestrator has a few hundred milliseconds for it, as with a Redis server. A command whose answer is lost
+may have been carried out; those that can be repeated are carried out twice now and then.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.simulation.clock import Process, current
+from benchmarks.simulation.network import Network
+from orchestrator.stores import (
+    Append,
+    Handle,
+    SessionRecord,
+    StoreUnavailable,
+    Tokens,
+    WorkerReport,
+)
+from orchestrator.stores.memory import MemoryStore
+from outrider.wire.codec import SessionKey
+
+COMMAND_S = 0.5
+
+
+class StoreServer:
+    """The store's process."""
+
+    def __init__(self, network: Network, name: str = "store") -> None:
+        self.network = network
+        self.process = Process(network.loop, name)
+        self.memory = MemoryStore(network.loop.time)
+        self.checked: Callable[[MemoryStore, Sequence[Append]], None] = lambda memory, appends: None
+        """Told after ids were appended."""
+
+    def empty(self) -> None:
+        """As after a restart without a file."""
+        self.memory = MemoryStore(self.network.loop.time)
+
+    async def carry_out(self, command: str, arguments: tuple[Any, ...]) -> Any:
+        """One command, now."""
+        result = await getattr(self.memory, command)(*arguments)
+        if command == "append":
+            self.checked(self.memory, *arguments)
+        return result
+
+
+class RemoteStore:
+    """A SessionStore that one orchestrator holds."""
+
+    def __init__(self, server: StoreServer, chance: random.Random) -> None:
+        self._server = server
+        self._chance = chance
+        self._client = current()
+
+    async def put(self, records: Sequence[tuple[SessionRecord, bool]]) -> list[bool]:
+        """See SessionStore; so are the others."""
+        answer: Any = await self._ask("put", tuple(records), again=True) if records else []
+        return answer
+
+    async def find(self, key: SessionKey) -> SessionRecord | None:
+        answer: Any = await self._ask("find", key)
+        return answer
+
+    async def cancel(self, key: SessionKey) -> SessionRecord | None:
+        answer: Any = await self._ask("cancel", key)
+        return answer
+
+    async def forget(self, key: SessionKey, epoch: int) -> None:
+        await self._ask("forget", key, epoch, again=True)
+
+    async def append(self, appends: Sequence[Append]) -> list[int]:
+        answer: Any = await self._ask("append", tuple(appends), again=True) if appends else []
+        return answer
+
+    async def tokens(self, key: SessionKey) -> Tokens | None:
+        answer: Any = await self._ask("tokens", key)
+        return answer
+
+    async def put_handle(self, handle: Handle) -> None:
+        await self._ask("put_handle", handle, again=True)
+
+    async def handle(self, key: SessionKey) -> Handle | None:
+        answer: Any = await self._ask("handle", key)
+        return answer
+
+    async def put_prefixes(self, scope: str, hashes: Sequence[int], verifier: str) -> None:
+        await self._ask("put_prefixes", scope, tuple(hashes), verifier, again=True)
+
+    async def longest_prefix(self, scope: str, hashes: Sequence[int]) -> tuple[int, str] | None:
+        answer: Any = await self._ask("longest_prefix", scope, tuple(hashes)) if hashes else None
+        return answer
+
+    async def report(self, reports: Sequence[WorkerReport]) -> None:
+        await self._ask("report", tuple(reports), again=True)
+
+    async def workers(self) -> list[WorkerReport]:
+        answer: Any = await self._ask("workers")
+        return answer
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _ask(self, command: str, *arguments: Any, again: bool = False) -> Any:
+        network, server = self._server.network, self._server
+        if not self._client.alive:
+            raise StoreUnavailable("this process is gone")
+        if network.weather.lost and self._chance.random() < network.weather.lost:
+            raise StoreUnavailable("connection reset")
+        answer: asyncio.Future[Any] = network.loop.create_future()
+
+        async def serve() -> None:
+            result = await server.carry_out(command, arguments)
+            network.send(server.process, self._client, told, result)
+
+        def told(result: Any) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        def arrive() -> None:
+            server.process.spawn(serve())
+
+        network.send(self._client, server.process, arrive)
+        if again and network.weather.twice and self._chance.random() < network.weather.twice:
+            network.again(self._client, server.process, arrive)
+        try:
+            async with asyncio.timeout(COMMAND_S):
+                return await answer
+        except TimeoutError as error:
+            raise StoreUnavailable(f"no answer to {command} within {COMMAND_S} s") from error

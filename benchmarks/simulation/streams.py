@@ -1,0 +1,276 @@
+"""Held streams over the simulated network: in order, until a side or the connection ends them."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from benchmarks.simulation.clock import Process
+from benchmarks.simulation.network import REFUSED_S, Network
+
+WINDOW = 8
+"""Messages that may be under way unread before the sender waits."""
+END = None
+
+
+def failure(
+    code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str], ...] = ()
+) -> grpc.aio.AioRpcError:
+    """What a failed call raises."""
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details)
+
+
+class Pipe:
+    """One direction of a stream."""
+
+    def __init__(self, network: Network, sender: Process, receiver: Process) -> None:
+        self._network = network
+        self._sender = sender
+        self._receiver = receiver
+        self._arrived: deque[bytes | None] = deque()
+        self._last = 0.0
+        self._unread = 0
+        self._reading: asyncio.Future[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self.failed: BaseException | None = None
+        """Why nothing more is read, once what has arrived is."""
+
+    def send(self, data: bytes | None) -> None:
+        """Behind all that was sent before, a moment at least; None: the end."""
+        if not self._sender.alive:
+            return
+        self._unread += 1
+        self._last = max(self._last + 1e-9, self._network.arrival(self._sender, self._receiver))
+        self._network.at(self._last, self._receiver, self._arrive, data)
+
+    def last(self, told: Callable[..., None], *args: Any) -> None:
+        """Told to the receiver behind all that was sent before."""
+        self._last = max(self._last + 1e-9, self._network.arrival(self._sender, self._receiver))
+        self._network.at(self._last, self._receiver, told, *args)
+
+    async def room(self) -> None:
+        """Until the receiver has read enough of what was sent."""
+        while self._unread >= WINDOW:
+            self._writing = self._network.loop.create_future()
+            await self._writing
+
+    async def receive(self) -> bytes | None:
+        """The next message; None at the end. Raises why there is none."""
+        while not self._arrived:
+            if self.failed is not None:
+                raise self.failed
+            self._reading = self._network.loop.create_future()
+            await self._reading
+        data = self._arrived.popleft()
+        self._unread -= 1
+        _wake(self._writing)
+        return data
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more will come."""
+        if self.failed is None:
+            self.failed = error
+            _wake(self._reading)
+
+    def _arrive(self, data: bytes | None) -> None:
+        if self.failed is not None:  # nobody is there to read it, which its sender cannot know
+            self._unread -= 1
+            _wake(self._writing)
+            return
+        self._arrived.append(data)
+        _wake(self._reading)
+
+
+def _wake(waiting: "asyncio.Future[None] | None") -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
+
+
+class ServerContext:
+    """What a servicer's method is given beside its request."""
+
+    def __init__(self, stream: "Stream | None", write: Callable[[Any], bytes] | None = None) -> None:
+        self.status: tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]] = (grpc.StatusCode.OK, "", ())
+        self._stream = stream
+        self._write = write
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        """Ends the call with this status."""
+        self.status = (code, details, trailing_metadata)
+        raise grpc.aio.AbortError()
+
+    async def write(self, message: Any) -> None:
+        """One response of a stream."""
+        assert self._stream is not None
+        assert self._write is not None
+        await self._stream.down.room()
+        self._stream.down.send(self._write(message))
+
+    def time_remaining(self) -> float | None:
+        """Until the call's deadline."""
+        ends = None if self._stream is None else self._stream.ends
+        return None if ends is None or self._stream is None else ends - self._stream.network.loop.now
+
+    def invocation_metadata(self) -> tuple[()]:
+        """Nothing but the request is sent."""
+        return ()
+
+    def auth_context(self) -> dict[str, Any]:
+        """The simulated network knows no certificates."""
+        return {}
+
+    def peer(self) -> str:
+        """Who asks."""
+        return "simulated"
+
+
+class Stream:
+    """One held call. The client's side sees `down`, the server's `up`."""
+
+    def __init__(self, network: Network, client: Process, address: str, server: Any, path: str) -> None:
+        self.network = network
+        self.client = client
+        self.address = address
+        self.found = server
+        self.server: Process = client if server is None else server.process
+        self.path = path
+        self.up = Pipe(network, client, self.server)
+        self.down = Pipe(network, self.server, client)
+        self.ends: float | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._over = False
+
+    def begin(self, requests: Iterable[bytes] | None, timeout: float | None) -> None:
+        """Dials; what the caller has to say already goes first."""
+        loop = self.network.loop
+        if timeout is not None:
+            self.ends = loop.now + timeout
+            loop.call_later(timeout, self._late, context=self.client.context)
+        if self.found is None:
+            loop.call_later(REFUSED_S, self._lost, "connection refused", context=self.client.context)
+            return
+        self.network.streams[self] = None
+        self.up.last(self._serve)
+        if requests is not None:
+            for data in requests:
+                self.up.send(data)
+            self.up.send(END)
+
+    def broke(self, why: str, unheard_s: float = 0.0) -> None:
+        """The connection is gone, for both sides; the server may hear of it later."""
+        if self in self.network.streams:
+            del self.network.streams[self]
+            self.network.loop.call_later(REFUSED_S, self._lost, why, context=self.client.context)
+            self.network.loop.call_later(REFUSED_S + unheard_s, self._hang_up, context=self.server.context)
+
+    def cancel(self) -> None:
+        """The client wants no more."""
+        self.down.fail(asyncio.CancelledError())
+        if self in self.network.streams:
+            del self.network.streams[self]
+            if self.client.alive:
+                self.up.last(self._hang_up)
+
+    def _late(self) -> None:
+        if self.down.failed is None and not self._over:
+            self.down.fail(failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+            if self in self.network.streams:
+                del self.network.streams[self]
+                self.up.last(self._hang_up)
+
+    def _lost(self, why: str) -> None:
+        self.down.fail(failure(grpc.StatusCode.UNAVAILABLE, why))
+
+    def _hang_up(self) -> None:
+        """At the server: the client is gone."""
+        self.up.fail(asyncio.CancelledError())
+        if self._task is not None:
+            self._task.cancel()
+        self._over = True
+
+    def _serve(self) -> None:
+        if not self._over and self.server.alive:
+            self._task = self.server.spawn(self._answer())
+
+    async def _answer(self) -> None:
+        method = self.found.methods[self.path]
+        context = ServerContext(self, method.response_serializer)
+        try:
+            answered = method.stream_stream(self._requests(method.request_deserializer), context)
+            if hasattr(answered, "__aiter__"):
+                async with aclosing(answered) as responses:
+                    async for response in responses:
+                        await self._respond(method.response_serializer(response))
+            else:
+                await answered
+        except grpc.aio.AbortError:
+            self._ended(failure(*context.status))
+        else:
+            self._ended(None)
+
+    async def _respond(self, data: bytes) -> None:
+        await self.down.room()
+        self.down.send(data)
+        often = self.network.weather.stutter
+        chance = self.network.way(self.server, self.client)
+        if often and self.path.endswith("Watch") and chance.random() < often:
+            self.down.send(data)
+
+    async def _requests(self, read: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+        while (data := await self.up.receive()) is not END:
+            yield read(data)
+
+    def _ended(self, error: Exception | None) -> None:
+        """At the server: it has said all."""
+        if self in self.network.streams and self.server.alive:
+            del self.network.streams[self]
+            if error is None:
+                self.down.send(END)
+            else:
+                self.down.last(self.down.fail, error)
+
+
+class StreamCall:
+    """The client's side, as grpc.aio has it."""
+
+    def __init__(self, stream: Stream, write: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> None:
+        self._stream = stream
+        self._write = write
+        self._read = read
+        self.on_message: Callable[[Any], None] | None = None
+        """Told of each message as it is taken."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        data = await self._stream.down.receive()
+        if data is END:
+            raise StopAsyncIteration
+        message = self._read(data)
+        if self.on_message is not None:
+            self.on_message(message)
+        return message
+
+    async def write(self, message: Any) -> None:
+        """Raises AioRpcError where the stream is over."""
+        if (failed := self._stream.down.failed) is not None:
+            raise failed if isinstance(failed, Exception) else asyncio.InvalidStateError("the call is over")
+        await self._stream.up.room()
+        self._stream.up.send(self._write(message))
+
+    async def details(self) -> str:
+        """Why it ended."""
+        failed = self._stream.down.failed
+        return failed.details() or "" if isinstance(failed, grpc.aio.AioRpcError) else ""
+
+    def cancel(self) -> bool:
+        """Wants no more."""
+        self._stream.cancel()
+        return True

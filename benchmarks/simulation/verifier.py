@@ -1,0 +1,116 @@
+"""A simulated verifier: the real server, hub, registry, readers and links around the toy engine."""
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.simulation.calls import Server
+from benchmarks.simulation.clock import Process
+from benchmarks.simulation.engine import ToyEngine
+from benchmarks.simulation.network import Network
+from benchmarks.simulation.toy import EOS, MAX_LENGTH, MODEL, VOCABULARY
+from outrider.runtime.metrics import Metrics
+from outrider.v1.verifier_pb2_grpc import add_VerifierServicer_to_server
+from verifier_service.commands import Batch
+from verifier_service.server import VerifierServer
+from verifier_service.settings import VerifierSettings
+from verifier_service.sources.following import LinkLimits
+
+GRACE_S = 0.4
+LEASE_S = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierShape:
+    """How one verifier computes."""
+
+    step_s: float = 0.02
+    blocks: int = 64
+    most_running: int = 8
+
+
+@lru_cache
+def _settings() -> VerifierSettings:
+    return VerifierSettings(
+        model="toy", model_name=MODEL, node_limit=4, orphan_grace_s=GRACE_S, lease_s=LEASE_S, threads=1
+    )
+
+
+@lru_cache
+def _metrics() -> Metrics:
+    return Metrics("verifier")
+
+
+_TARGET: Any = SimpleNamespace(
+    max_length=MAX_LENGTH,
+    pool=SimpleNamespace(max_slots=1 << 20),
+    tokenizer_json=None,
+    chat=None,
+    name=MODEL,
+    model_type="toy",
+    vocabulary_size=VOCABULARY,
+    eos_ids=(EOS,),
+    numerics="toy",
+)
+
+
+class Verifier:
+    """One incarnation of a verifier's process."""
+
+    def __init__(self, network: Network, address: str, shape: VerifierShape, chance: random.Random) -> None:
+        self.process = Process(network.loop, address)
+        self.process.run(self._begin, network, shape, chance)
+
+    def _begin(self, network: Network, shape: VerifierShape, chance: random.Random) -> None:
+        process = self.process
+
+        def no_target() -> Any:
+            raise AssertionError("the toy target is not loaded")
+
+        self.server = VerifierServer(
+            _settings(), no_target, _metrics(), process_failed, LinkLimits(redial_most_s=0.5)
+        )
+        inner: Any = self.server
+
+        def publish(batch: Batch) -> None:
+            network.loop.call_soon(inner._absorb, batch)
+
+        self.registry = inner._registry
+        self.engine = inner._engine = ToyEngine(
+            network.loop,
+            self.registry,
+            publish,
+            chance,
+            shape.step_s,
+            shape.blocks,
+            shape.most_running,
+        )
+        inner._describe(_TARGET, None)
+        self._links = inner._links
+        listening: Any = Server(network, process, process.name)
+        add_VerifierServicer_to_server(self.server, listening)
+        process.spawn(self.engine.run())
+        inner._tasks.append(process.spawn(inner._sweep()))
+
+    async def stop(self) -> None:
+        """As SIGTERM does."""
+        await self.server.stop(0.3)
+        self.process.kill()
+
+    def left(self) -> dict[str, int]:
+        """What it still holds for sessions; all zero when nobody needs anything."""
+        return {
+            "sessions": len(self.registry._by_key),
+            "running": self.registry.running,
+            "decoding": self.engine.sessions,
+            "waiting": self.engine.waiting,
+            "blocks": len(self.engine.memory.held),
+            "followed": len(self._links._by_session),
+        }
+
+
+def process_failed(error: BaseException) -> None:
+    """What ends a verifier's engine is a fault."""
+    raise error

@@ -1,0 +1,232 @@
+"""One simulation: everybody at work, what the plan has go wrong, and what must hold when all is quiet."""
+
+import asyncio
+import gc
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.simulation.calls import Channel
+from benchmarks.simulation.client import Client
+from benchmarks.simulation.clock import Process, VirtualLoop, virtual_time
+from benchmarks.simulation.conversations import Conversation
+from benchmarks.simulation.faults import Faults
+from benchmarks.simulation.logs import logged
+from benchmarks.simulation.network import Network
+from benchmarks.simulation.orchestrator import Orchestrator
+from benchmarks.simulation.plan import Plan, plan_of
+from benchmarks.simulation.records import check_records
+from benchmarks.simulation.source import Source
+from benchmarks.simulation.stores import StoreServer
+from benchmarks.simulation.verifier import GRACE_S, LEASE_S, Verifier
+
+MOST_S = 120.0
+"""Virtual seconds after which a request that has not ended never will."""
+QUIET_S = 4 * (GRACE_S + LEASE_S)
+"""Virtual seconds after the last request in which everything held for one has to be gone."""
+DIALS = (
+    "orchestrator.verifiers.open_channel",
+    "orchestrator.drafters.open_channel",
+    "verifier_service.sources.link.open_channel",
+)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one seed gave."""
+
+    seed: int
+    violations: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """What happened, by kind: how much the simulation has covered."""
+
+
+class World:
+    """All processes of one simulation, on one virtual loop."""
+
+    def __init__(self, plan: Plan, loop: VirtualLoop, note: Callable[[str], None] | None) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.outcome = Outcome(plan.seed)
+        self.note = note
+        self.network = Network(loop, plan.weather, self.chance, note)
+        self.verifiers: dict[str, Verifier] = {}
+        self.orchestrators: dict[str, Orchestrator] = {}
+        self.sources: dict[str, Source] = {}
+        self.clients: list[Client] = []
+        self._starts: Counter[str] = Counter()
+        self.store = StoreServer(self.network)
+
+    def chance(self, name: str) -> random.Random:
+        """A source of chance that no other part draws from."""
+        return random.Random(f"{self.plan.seed} {name}")
+
+    def violated(self, what: str) -> None:
+        """Something that must hold does not."""
+        self.outcome.violations.append(what)
+        if self.note is not None:
+            self.note(f"VIOLATION {what}")
+
+    async def run(self) -> None:
+        """From the first process to the last."""
+        plan = self.plan
+        for index in range(len(plan.sources)):
+            self.start(f"source {index}")
+        for index in range(len(plan.verifiers)):
+            self.start(f"verifier {index}")
+        for index in range(len(plan.ahead_s)):
+            self.start(f"orchestrator {index}")
+        self.store.checked = lambda memory, appends: check_records(
+            plan, self.conversations, memory, appends, self.violated
+        )
+        await self._reached()
+        faults = Faults(self)
+        heals = self.loop.now + max((fault.at_s + fault.seconds for fault in plan.faults), default=0.0)
+        cancels_by = heals if plan.cancels_hold else None
+        self.conversations = [
+            Conversation(f"s{index}", self._client, turns, cancels_by, self.violated)
+            for index, (_, turns) in enumerate(plan.conversations)
+        ]
+        talks = [
+            conversation.start(after_s)
+            for conversation, (after_s, _) in zip(self.conversations, plan.conversations, strict=True)
+        ]
+        breaking = asyncio.ensure_future(faults.run())
+        _, waiting = await asyncio.wait(talks, timeout=MOST_S)
+        for talk in waiting:
+            self.violated(f"{self.conversations[talks.index(talk)].name}: never ended")
+        breaking.cancel()
+        await asyncio.wait((breaking,))
+        self._heal()
+        if not waiting:
+            await self._quiet()
+
+    async def _reached(self) -> None:
+        """Each orchestrator has found a verifier."""
+        while True:
+            await asyncio.sleep(0.01)
+            if all(orchestrator.reaches for orchestrator in self.orchestrators.values()):
+                return
+
+    def start(self, name: str) -> None:
+        """A process, or its next incarnation."""
+        kind, _, number = name.partition(" ")
+        self._starts[name] += 1
+        chance = self.chance(f"{name} {self._starts[name]}")
+        plan, index = self.plan, int(number)
+        match kind:
+            case "verifier":
+                self.verifiers[name] = Verifier(self.network, name, plan.verifiers[index], chance)
+            case "orchestrator":
+                self.orchestrators[name] = Orchestrator(
+                    self.network,
+                    name,
+                    [f"verifier {verifier}" for verifier in range(len(plan.verifiers))],
+                    [f"source {source}" for source in range(len(plan.sources))],
+                    self.store,
+                    chance,
+                    plan.ahead_s[index],
+                )
+            case "source":
+                self.sources[name] = Source(self.network, name, plan.sources[index], chance)
+
+    def _client(self, name: str) -> Client:
+        session = name.removeprefix("client ").partition("/")[0]
+        client = Client(
+            self.network,
+            name,
+            session,
+            list(self.orchestrators),
+            list(self.verifiers),
+            self.violated,
+            self.outcome.counts,
+        )
+        self.clients.append(client)
+        return client
+
+    def _heal(self) -> None:
+        """Nothing more goes wrong, and who is frozen wakes; the dead need not come back."""
+        self.network.clear()
+        for process in self._processes():
+            process.wake()
+
+    def _processes(self) -> list[Process]:
+        workers = [*self.verifiers.values(), *self.orchestrators.values(), *self.sources.values()]
+        return [*(it.process for it in (*workers, *self.clients)), self.store.process]
+
+    async def _quiet(self) -> None:
+        """Nobody asks for anything: everything held for requests has to go."""
+        ends = self.loop.now + QUIET_S + self.network.weather.again_s
+        while left := self._left():
+            if self.loop.now > ends and not self.network.under_way:
+                self.violated(f"not let go of: {left}")
+                return
+            await asyncio.sleep(0.1)
+
+    def _left(self) -> dict[str, dict[str, int]]:
+        found = {}
+        tables: tuple[dict[str, Any], ...] = (self.verifiers, self.orchestrators)
+        for table in tables:
+            for name, process in table.items():
+                held = {what: count for what, count in process.left().items() if count}
+                if held and process.process.alive:
+                    found[name] = held
+        return found
+
+    async def end(self) -> None:
+        """Every process dies; nothing of it is left on the loop."""
+        for process in self._processes():
+            process.kill()
+        own = asyncio.current_task()
+        for _ in range(5):
+            others = [task for task in asyncio.all_tasks() if task is not own]
+            if not others:
+                return
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others, timeout=1.0)
+
+
+@contextmanager
+def _dialling(network: Network) -> Iterator[None]:
+    """Whoever dials gets a channel of this network."""
+
+    def dial(address: str, *_: Any, **__: Any) -> Channel:
+        return Channel(network, address)
+
+    with ExitStack() as stack:
+        for name in DIALS:
+            stack.enter_context(patch(name, dial))
+        yield
+
+
+def simulate(seed: int, note: Callable[[str], None] | None = None, plan: Plan | None = None) -> Outcome:
+    """One seed from beginning to end. `note` is told what happens, with the virtual time."""
+    loop = VirtualLoop()
+
+    def noted(what: str) -> None:
+        if note is not None:
+            note(f"{loop.now - 100.0:9.4f} {what}")
+
+    world = World(plan or plan_of(seed), loop, None if note is None else noted)
+    random.seed(seed)  # pauses between two dials are drawn from it
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with virtual_time(loop), _dialling(world.network), logged(world.violated, world.note):
+            try:
+                loop.run_until_complete(world.run())
+            finally:
+                loop.run_until_complete(world.end())
+                loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+        if collecting:
+            gc.enable()
+    for fault in loop.faults:
+        world.violated(f"nobody took an exception: {fault}")
+    return world.outcome

@@ -1,0 +1,101 @@
+"""The simulation finds nothing wrong with the services, and everything that is planted in them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from benchmarks.simulation.bugs import BUGS
+from benchmarks.simulation.network import Weather
+from benchmarks.simulation.plan import Fault, Plan, Turn, plan_of
+from benchmarks.simulation.search import batch, first_failing
+from benchmarks.simulation.verifier import VerifierShape
+from benchmarks.simulation.world import simulate
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "docs" / "figures" / "simulate.schema.json").read_text())
+ENOUGH = 2_000
+"""Seeds within which a planted bug is found; most take fewer than thirty."""
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "outrider.cli", "bench", "simulate", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+
+
+def test_nothing_is_violated_and_enough_happens() -> None:
+    found = batch(range(100))
+    assert found.failing == {}
+    assert found.seeds == 100
+    for what in ("answers", "recoveries", "accepted", "taken over", "cancels answered", "ended: cancelled"):
+        assert found.counts[what], what
+    assert found.counts["streams"] > found.counts["requests"], "some clients had to ask again"
+
+
+@pytest.mark.slow
+def test_nothing_is_violated_in_a_thousand_seeds() -> None:
+    assert batch(range(10_000, 11_000)).failing == {}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    assert first_failing(range(ENOUGH), bug) is not None
+
+
+def test_a_seed_replays_event_for_event() -> None:
+    first: list[str] = []
+    second: list[str] = []
+    for seed in range(25):
+        simulate(seed, first.append)
+        simulate(seed, second.append)
+        assert first == second, seed
+    assert len(first) > 50
+
+
+def test_a_seed_is_its_plan() -> None:
+    assert plan_of(5) == plan_of(5)
+    assert plan_of(5) != plan_of(6)
+
+
+@pytest.mark.slow
+def test_the_benchmark_prints_what_its_schema_says() -> None:
+    done = bench("--json", "--seeds", "20", "--processes", "1")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    jsonschema.validate(result, SCHEMA)
+    assert (result["seeds"], result["violations"]) == (20, 0)
+
+
+@pytest.mark.slow
+def test_a_bug_that_is_found_is_reported_with_its_seed_and_replays() -> None:
+    done = bench("--json", "--seeds", "60", "--processes", "1", "--bug", "seeds_confused")
+    assert done.returncode == 1, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    jsonschema.validate(result, SCHEMA)
+    seed = result["failing"][0]["seed"]
+    again = bench("--trace", "--seeds", "1", "--seed", str(seed), "--bug", "seeds_confused")
+    assert again.returncode == 1
+    assert "VIOLATION" in again.stdout
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.104, 0.108, 0.112])
+def test_an_orchestrator_that_has_not_heard_of_its_loss_ends_no_stream(
+    after_s: float,
+) -> None:
+    """The client goes on elsewhere; then the verifier dies, and both orchestrators move the session."""
+    turn = Turn((1, 2, 3), 40, 1, 7, 0, None, False, False, "nothing", 0.1, 0.0, False)
+    plan = Plan(
+        seed=1,
+        weather=Weather(0.005),
+        verifiers=(VerifierShape(0.05), VerifierShape(0.05)),
+        sources=(),
+        ahead_s=(0.0, 0.0),
+        conversations=((0.0, (turn,)),),
+        faults=(Fault(0.3, "break", 0, 4.0), Fault(0.3 + after_s, "kill verifier", 0, 4.0)),
+    )
+    outcome = simulate(1, plan=plan)
+    assert outcome.violations == []
+    assert outcome.counts["streams"] > 1
