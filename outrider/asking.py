@@ -2,17 +2,32 @@
 
 import time
 from dataclasses import dataclass
+from typing import TypedDict
 
 from outrider.options import Options
 from outrider.v1 import generation_pb2
+from outrider.wire.channel import PING_MS
 from speculative.errors import InvalidRequest
 
 CONTROL_S = 10.0
 """Seconds that Cancel and ListModels may take."""
 SEVERAL_S = 30.0
 """How long a request looks for another orchestrator where there are several."""
-PATIENCE_MS = 10_000
-"""How long an orchestrator may leave a ping unanswered: a client has nowhere else to go at once."""
+
+
+class Pings(TypedDict):
+    """How a client finds out that an orchestrator is frozen, or behind a cut line."""
+
+    ping_ms: int
+    """How often it asks."""
+    patience_ms: int
+    """How long there may be no answer."""
+
+
+LONE: Pings = {"ping_ms": PING_MS, "patience_ms": 10_000}
+"""Of the only orchestrator: there is nowhere else to go."""
+AMONG_SEVERAL: Pings = {"ping_ms": 400, "patience_ms": 500}
+"""Of one of several: to go on at another costs little, even where this one was but slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,11 @@ def addresses_in(address: str) -> list[str]:
     if not all(addresses):
         raise InvalidRequest("the address is empty; give an orchestrator's host:port, or several with commas")
     return addresses
+
+
+def pings_for(addresses: list[str]) -> Pings:
+    """Of each of these orchestrators."""
+    return AMONG_SEVERAL if len(addresses) > 1 else LONE
 
 
 def patience_for(addresses: list[str], patience_s: float | None) -> float:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from outrider.asking import (
     CONTROL_S,
-    PATIENCE_MS,
     Model,
     addresses_in,
     ends_at,
     model_from_wire,
     patience_for,
+    pings_for,
     time_left,
 )
 from outrider.completions import Chunk, Completion, Folding
@@ -92,7 +92,7 @@ class AsyncClient:
         """See Client."""
         addresses = addresses_in(address)
         self._patience_s = patience_for(addresses, patience_s)
-        self._channels = [open_channel(one, patience_ms=PATIENCE_MS) for one in addresses]
+        self._channels = [open_channel(one, **pings_for(addresses)) for one in addresses]
         self._stubs: list[GenerationAsyncStub] = [GenerationStub(channel) for channel in self._channels]
 
     async def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
