@@ -6,7 +6,7 @@ BENCH ?= offline
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run demonstration test kernel-check lint proto proto-check bench clean
+.PHONY: help run demonstration test kernel-check lint proto proto-check bench chaos chaos-check clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -50,6 +50,14 @@ proto-check: ## Whether outrider/v1 is what proto/ generates
 bench: ## A benchmark: make bench BENCH=offline
 	@scripts/setup run
 	.venv/bin/outrider bench $(BENCH)
+
+chaos: ## Ten minutes of killing, freezing and slowing every service; status 1 unless no stream noticed
+	@scripts/setup run
+	.venv/bin/outrider bench chaos --json --check --seconds 600 $(CHAOS_ARGS)
+
+chaos-check: ## The same for two minutes
+	@scripts/setup run
+	.venv/bin/outrider bench chaos --json --check --seconds 120 $(CHAOS_ARGS)
 
 clean: ## Remove the environments and caches
 	rm -rf .venv .venv-proto .venv-triton .venv.lock .venv-proto.lock .venv-triton.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
