@@ -149,6 +149,7 @@ class Riders:
 
     async def close(self) -> None:
         """Ends what still runs, and the connections."""
+        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -179,8 +180,8 @@ class Riders:
 
         try:
             resuming = Resuming(request, len(self._stubs), PATIENCE_S, first)
-            stream = AsyncStream(ask, resuming, options.get("n", 1))
-            completion = await stream.completion()
+            async with AsyncStream(ask, resuming, options.get("n", 1)) as stream:
+                completion = await stream.completion()
             track.completion = [choice.ids for choice in completion.choices]
             track.recoveries = completion.usage.recoveries
         except asyncio.CancelledError:

@@ -50,10 +50,12 @@ def test_a_short_run_harms_many_and_no_stream_notices() -> None:
     [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 130)],
 )
 def test_nothing_outlives_it(number: signal.Signals, status: int) -> None:
-    with bench("--seconds", "300", "--every", "0.5") as running:
-        until(lambda: len(children(running.pid)) == PROCESSES)
+    with bench("--seconds", "300", "--every", "0.5", "--streams", "2", "--tokens", "20") as running:
+        assert running.stderr is not None
+        told = next((line for line in running.stderr if "freeze" in line or "slow" in line), "")
         before = children(running.pid)
-        time.sleep(1.0)
+        assert told, "it ended before anything was held"
+        assert len(before) > PROCESSES - 3
         running.send_signal(number)
         assert running.wait(60) == status
         until(lambda: not any(map(alive, before)))
