@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -47,11 +48,12 @@ def services(tiny_llama: Path, tiny_llama_b: Path) -> Iterator[Services]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
+def store() -> Iterator[RedisServer]:
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(Path(folder))
+        server.start()
+        yield server
+        server.kill()
 
 
 def recorded(store: RedisServer, what: str) -> bool:
