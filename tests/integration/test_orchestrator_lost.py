@@ -16,7 +16,6 @@ import pytest
 import redis
 
 from outrider.client import Client
-from outrider.completions import Folding
 from outrider.options import build_request
 from outrider.runtime.children import ServiceProcess
 from outrider.v1 import generation_pb2
@@ -101,21 +100,26 @@ def test_a_frozen_orchestrator_is_left_within_a_second_or_so(services: Services)
 
 
 class Raw:
-    """One stream as it is on the wire, folded as clients do."""
+    """One stream as it is on the wire, and all ids of its client."""
 
     def __init__(self, channel: grpc.Channel, request: generation_pb2.GenerateRequest) -> None:
-        self.folding = Folding()
+        self.ids = [id_ for have in request.start.have for id_ in have.ids]
+        self.epoch = 0
+        self._prompt = len(request.start.ids.ids)
         self._call = GenerationStub(channel).Generate(iter((request,)), timeout=60)
 
     def read(self, least: int = 10_000) -> tuple[int, ...]:
         """Until it has so many ids, or ends. Raises OutriderError."""
         with rpc_errors():
-            while len(self.folding.have()[0]) < least:
+            while len(self.ids) < least:
                 response = next(self._call, None)
                 if response is None:
                     break
-                self.folding.add(response)
-        return self.folding.have()[0]
+                self.epoch = max(self.epoch, response.started.epoch, response.tokens.epoch)
+                if response.tokens.ids:
+                    assert response.tokens.position == self._prompt + len(self.ids)
+                    self.ids += response.tokens.ids
+        return tuple(self.ids)
 
 
 @pytest.mark.slow
@@ -134,13 +138,13 @@ def test_of_two_that_go_on_with_one_session_at_once_one_wins(services: Services,
         again = generation_pb2.GenerateRequest()
         again.CopyFrom(request)
         again.start.have.add(ids=have)
-        again.start.seen_epoch = first.folding.epoch
+        again.start.seen_epoch = first.epoch
         ready = threading.Barrier(2)
 
         def go_on(channel: grpc.Channel) -> tuple[int, ...] | Superseded:
             ready.wait(10)
             try:
-                return (*have, *Raw(channel, again).read())
+                return Raw(channel, again).read()
             except Superseded as lost:
                 return lost
 
