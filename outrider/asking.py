@@ -6,7 +6,6 @@ from typing import TypedDict
 
 from outrider.options import Options
 from outrider.v1 import generation_pb2
-from outrider.wire.channel import PING_MS
 from speculative.errors import InvalidRequest
 
 CONTROL_S = 10.0
@@ -24,7 +23,7 @@ class Pings(TypedDict):
     """How long there may be no answer."""
 
 
-LONE: Pings = {"ping_ms": PING_MS, "patience_ms": 10_000}
+LONE: Pings = {"ping_ms": 2_000, "patience_ms": 10_000}
 """Of the only orchestrator: there is nowhere else to go."""
 AMONG_SEVERAL: Pings = {"ping_ms": 400, "patience_ms": 500}
 """Of one of several: to go on at another costs little, even where this one was but slow."""
