@@ -28,6 +28,7 @@ PARKED = "outrider_verifier_sessions_parked"
 COMMITTED = "outrider_verifier_committed_total"
 PARK_S = 300.0
 AT_ONCE = 32
+FIRST = 4 * AT_ONCE
 PROMPT = 32
 """Ids of each prompt; no two begin alike."""
 
@@ -66,7 +67,7 @@ async def leave(address: str, numbers: range) -> None:
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def one(stub: Any, number: int) -> None:
-        request = build_request(None, {"ids": prompt(number), "max_tokens": 1500, "ignore_eos": True})
+        request = build_request(None, {"ids": prompt(number), "max_tokens": 500, "ignore_eos": True})
         request.start.resumable = True
         async with limit:
             call = stub.Generate(iter((request,)))
@@ -81,14 +82,17 @@ async def leave(address: str, numbers: range) -> None:
 
 
 def parked_memory(stack: Stack, redis: RedisServer, count: int) -> dict[str, Any]:
-    """KiB that each process has grown by for each session that waits, and how many ids such a session has."""
-    asyncio.run(leave(stack.address, range(100_000, 100_000 + AT_ONCE)))
-    _wait_parked(stack, AT_ONCE)
+    """KiB that each process has grown by for each session that waits, and how many ids such a session has.
+
+    The first ones are not counted: they warm everything up.
+    """
+    asyncio.run(leave(stack.address, range(100_000, 100_000 + FIRST)))
+    _wait_parked(stack, FIRST)
     pids = {process["role"]: process["pid"] for process in stack.processes} | {"redis": redis.pid}
     before = {role: resident_kb(pid) for role, pid in pids.items()}
     committed = stack.metric("verifier", COMMITTED)
     asyncio.run(leave(stack.address, range(200_000, 200_000 + count)))
-    _wait_parked(stack, AT_ONCE + count)
+    _wait_parked(stack, FIRST + count)
     grown = {role: round((resident_kb(pid) - before[role]) / count, 1) for role, pid in pids.items()}
     ids = PROMPT + (stack.metric("verifier", COMMITTED) - committed) / count
     return {"parked": count, "parked_kb": grown, "parked_ids": round(ids, 1)}
@@ -130,7 +134,7 @@ def main() -> None:
         variables = {
             "OUTRIDER_ORCHESTRATOR__STORE": "redis",
             "OUTRIDER_ORCHESTRATOR__REDIS_URL": f"redis://{redis.address}",
-            "OUTRIDER_VERIFIER__MAX_SESSIONS": str(settings.parked + 2 * AT_ONCE),
+            "OUTRIDER_VERIFIER__MAX_SESSIONS": str(settings.parked + 2 * FIRST),
             "OUTRIDER_VERIFIER__ORPHAN_GRACE_S": "0.2",
         }
         stack = held.enter_context(Stack(settings.target, "none", **variables))
