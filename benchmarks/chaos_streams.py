@@ -12,7 +12,7 @@ from typing import Any
 
 from chaos_figures import Track
 
-from outrider.asking import addresses_in, pings_for
+from outrider.asking import addresses_in, ping_patience_ms
 from outrider.async_client import AsyncClient, AsyncStream
 from outrider.options import build_request
 from outrider.resuming import Resuming
@@ -113,7 +113,7 @@ class Riders:
     def __init__(self, addresses: str, talks: Sequence[Talk]) -> None:
         """`addresses` of all orchestrators. Use inside one event loop; `close` at the end."""
         several = addresses_in(addresses)
-        self._channels = [open_channel(one, **pings_for(several)) for one in several]
+        self._channels = [open_channel(one, patience_ms=ping_patience_ms(several)) for one in several]
         self._stubs = [GenerationStub(channel) for channel in self._channels]
         self._talks = talks
         self._began = time.monotonic()

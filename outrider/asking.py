@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from typing import TypedDict
 
 from outrider.options import Options
 from outrider.v1 import generation_pb2
@@ -12,21 +11,10 @@ CONTROL_S = 10.0
 """Seconds that Cancel and ListModels may take."""
 SEVERAL_S = 30.0
 """How long a request looks for another orchestrator where there are several."""
-
-
-class Pings(TypedDict):
-    """How a client finds out that an orchestrator is frozen, or behind a cut line."""
-
-    ping_ms: int
-    """How often it asks."""
-    patience_ms: int
-    """How long there may be no answer."""
-
-
-LONE: Pings = {"ping_ms": 2_000, "patience_ms": 10_000}
-"""Of the only orchestrator: there is nowhere else to go."""
-AMONG_SEVERAL: Pings = {"ping_ms": 400, "patience_ms": 500}
-"""Of one of several: to go on at another costs little, even where this one was but slow."""
+PATIENCE_MS = 10_000
+"""How long the only orchestrator may leave a ping unanswered: there is nowhere else to go."""
+AMONG_SEVERAL_MS = 450
+"""How long one of several may: to go on at another costs little, even where this one was but slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +38,9 @@ def addresses_in(address: str) -> list[str]:
     return addresses
 
 
-def pings_for(addresses: list[str]) -> Pings:
-    """Of each of these orchestrators."""
-    return AMONG_SEVERAL if len(addresses) > 1 else LONE
+def ping_patience_ms(addresses: list[str]) -> int:
+    """How long each of these orchestrators may leave a ping unanswered, in milliseconds."""
+    return AMONG_SEVERAL_MS if len(addresses) > 1 else PATIENCE_MS
 
 
 def patience_for(addresses: list[str], patience_s: float | None) -> float:

@@ -13,7 +13,7 @@ from outrider.asking import (
     ends_at,
     model_from_wire,
     patience_for,
-    pings_for,
+    ping_patience_ms,
     time_left,
 )
 from outrider.completions import Chunk, Completion, Folding
@@ -92,7 +92,8 @@ class AsyncClient:
         """See Client."""
         addresses = addresses_in(address)
         self._patience_s = patience_for(addresses, patience_s)
-        self._channels = [open_channel(one, **pings_for(addresses)) for one in addresses]
+        patience_ms = ping_patience_ms(addresses)
+        self._channels = [open_channel(one, patience_ms=patience_ms) for one in addresses]
         self._stubs: list[GenerationAsyncStub] = [GenerationStub(channel) for channel in self._channels]
 
     async def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:

@@ -12,7 +12,7 @@ from outrider.asking import (
     ends_at,
     model_from_wire,
     patience_for,
-    pings_for,
+    ping_patience_ms,
     time_left,
 )
 from outrider.completions import Chunk, Completion, Folding
@@ -95,7 +95,8 @@ class Client:
         """
         addresses = addresses_in(address)
         self._patience_s = patience_for(addresses, patience_s)
-        self._channels = [open_sync_channel(one, **pings_for(addresses)) for one in addresses]
+        patience_ms = ping_patience_ms(addresses)
+        self._channels = [open_sync_channel(one, patience_ms=patience_ms) for one in addresses]
         self._stubs: list[GenerationStub] = [GenerationStub(channel) for channel in self._channels]
 
     def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:

@@ -28,7 +28,9 @@ MOST_PENDING = 100_000
 Options = list[tuple[str, int | str]]
 
 
-def _common(max_message_mb: int, patience_ms: int, ping_ms: int = PING_MS) -> Options:
+def _common(max_message_mb: int, patience_ms: int) -> Options:
+    # Whoever has little patience asks often too: a peer is lost for the sum of both before that is known.
+    ping_ms = PING_MS if patience_ms >= DIALLER_PATIENCE_MS else patience_ms
     return [
         ("grpc.max_receive_message_length", max_message_mb * 1024 * 1024),
         ("grpc.max_send_message_length", -1),
@@ -52,17 +54,14 @@ def server_options(max_message_mb: int = DEFAULT_MESSAGE_MB) -> Options:
 
 
 def channel_options(
-    max_message_mb: int = DEFAULT_MESSAGE_MB,
-    patience_ms: int = DIALLER_PATIENCE_MS,
-    ping_ms: int = PING_MS,
+    max_message_mb: int = DEFAULT_MESSAGE_MB, patience_ms: int = DIALLER_PATIENCE_MS
 ) -> Options:
     """For channels to the project's own processes: no proxy, quick to try a lost peer again.
 
-    `patience_ms` is how long a ping may go unanswered before the peer counts as lost; one goes out every
-    `ping_ms`.
+    `patience_ms` is how long a ping may go unanswered before the peer counts as lost.
     """
     return [
-        *_common(max_message_mb, patience_ms, ping_ms),
+        *_common(max_message_mb, patience_ms),
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 500),
@@ -71,22 +70,14 @@ def channel_options(
 
 
 def open_channel(
-    address: str,
-    max_message_mb: int = DEFAULT_MESSAGE_MB,
-    *,
-    patience_ms: int = DIALLER_PATIENCE_MS,
-    ping_ms: int = PING_MS,
+    address: str, max_message_mb: int = DEFAULT_MESSAGE_MB, *, patience_ms: int = DIALLER_PATIENCE_MS
 ) -> grpc.aio.Channel:
     """A channel to host:port; nothing is dialled before the first call."""
-    return grpc.aio.insecure_channel(address, options=channel_options(max_message_mb, patience_ms, ping_ms))
+    return grpc.aio.insecure_channel(address, options=channel_options(max_message_mb, patience_ms))
 
 
 def open_sync_channel(
-    address: str,
-    max_message_mb: int = DEFAULT_MESSAGE_MB,
-    *,
-    patience_ms: int = DIALLER_PATIENCE_MS,
-    ping_ms: int = PING_MS,
+    address: str, max_message_mb: int = DEFAULT_MESSAGE_MB, *, patience_ms: int = DIALLER_PATIENCE_MS
 ) -> grpc.Channel:
     """The same for callers without an event loop."""
-    return grpc.insecure_channel(address, options=channel_options(max_message_mb, patience_ms, ping_ms))
+    return grpc.insecure_channel(address, options=channel_options(max_message_mb, patience_ms))
