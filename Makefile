@@ -7,7 +7,7 @@ SEEDS ?= 100000
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run demonstration test kernel-check lint proto proto-check bench simulate clean
+.PHONY: help run demonstration test kernel-check lint proto proto-check bench simulate chaos chaos-check clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -55,6 +55,14 @@ bench: ## A benchmark: make bench BENCH=offline
 simulate: ## A hundred thousand scenarios of faults in virtual time: make simulate SEEDS=100000
 	@scripts/setup run
 	.venv/bin/outrider bench simulate --seeds $(SEEDS)
+
+chaos: ## Ten minutes of killing, freezing and slowing every service; status 1 unless no stream noticed
+	@scripts/setup run
+	.venv/bin/outrider bench chaos --json --check --seconds 600 $(CHAOS_ARGS)
+
+chaos-check: ## The same for two minutes
+	@scripts/setup run
+	.venv/bin/outrider bench chaos --json --check --seconds 120 $(CHAOS_ARGS)
 
 clean: ## Remove the environments and caches
 	rm -rf .venv .venv-proto .venv-triton .venv.lock .venv-proto.lock .venv-triton.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,9 @@ CONTROL_S = 10.0
 SEVERAL_S = 30.0
 """How long a request looks for another orchestrator where there are several."""
 PATIENCE_MS = 10_000
-"""How long an orchestrator may leave a ping unanswered: a client has nowhere else to go at once."""
+"""How long the only orchestrator may leave a ping unanswered: there is nowhere else to go."""
+AMONG_SEVERAL_MS = 450
+"""How long one of several may: to go on at another costs little, even where this one was but slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ def addresses_in(address: str) -> list[str]:
     if not all(addresses):
         raise InvalidRequest("the address is empty; give an orchestrator's host:port, or several with commas")
     return addresses
+
+
+def ping_patience_ms(addresses: list[str]) -> int:
+    """How long each of these orchestrators may leave a ping unanswered, in milliseconds."""
+    return AMONG_SEVERAL_MS if len(addresses) > 1 else PATIENCE_MS
 
 
 def patience_for(addresses: list[str], patience_s: float | None) -> float:

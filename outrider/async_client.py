@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from outrider.asking import (
     CONTROL_S,
-    PATIENCE_MS,
     Model,
     addresses_in,
     ends_at,
     model_from_wire,
     patience_for,
+    ping_patience_ms,
     time_left,
 )
 from outrider.completions import Chunk, Completion, Folding
@@ -105,8 +105,9 @@ class AsyncClient:
         self._patience_s = patience_for(addresses, patience_s)
         credentials = credentials_of(api_key, ca, cert, cert_key)
         self._metadata = credentials.metadata
+        patience_ms = ping_patience_ms(addresses)
         self._channels = [
-            open_channel(one, patience_ms=PATIENCE_MS, certificates=credentials.certificates)
+            open_channel(one, patience_ms=patience_ms, certificates=credentials.certificates)
             for one in addresses
         ]
         self._stubs: list[GenerationAsyncStub] = [GenerationStub(channel) for channel in self._channels]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from outrider.asking import (
     CONTROL_S,
-    PATIENCE_MS,
     Model,
     addresses_in,
     ends_at,
     model_from_wire,
     patience_for,
+    ping_patience_ms,
     time_left,
 )
 from outrider.completions import Chunk, Completion, Folding
@@ -111,8 +111,9 @@ class Client:
         self._patience_s = patience_for(addresses, patience_s)
         credentials = credentials_of(api_key, ca, cert, cert_key)
         self._metadata = credentials.metadata
+        patience_ms = ping_patience_ms(addresses)
         self._channels = [
-            open_sync_channel(one, patience_ms=PATIENCE_MS, certificates=credentials.certificates)
+            open_sync_channel(one, patience_ms=patience_ms, certificates=credentials.certificates)
             for one in addresses
         ]
         self._stubs: list[GenerationStub] = [GenerationStub(channel) for channel in self._channels]

@@ -11,7 +11,7 @@ from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import finish_from_wire
 from outrider.wire.names import TARGET
 from speculative.commit import FinishReason
-from speculative.errors import OutriderError
+from speculative.errors import OutriderError, Unavailable
 
 __all__ = ["TARGET", "Choice", "Chunk", "Completion", "Folding", "Logprob", "Usage"]
 
@@ -106,16 +106,22 @@ class Folding:
         self.epoch = 0
         """The highest that was told; 0 before the answer has started."""
         self._names: tuple[str, ...] = (TARGET,)
+        self._prompt_length = 0
         self._asked = choices
         self._choices: defaultdict[int, _Folded] = defaultdict(_Folded)
 
     def add(self, response: generation_pb2.GenerateResponse) -> Chunk | None:
-        """The chunk in this response, if there is one. Raises OutriderError where the request has failed."""
+        """The chunk in this response, if there is one.
+
+        Raises OutriderError where the request has failed, Unavailable where ids do not join those before:
+        another orchestrator may go on with those.
+        """
         match response.WhichOneof("body"):
             case "started":
                 self.session, self.seed = response.started.session, response.started.seed
                 self.epoch = max(self.epoch, response.started.epoch)
                 self._names = (TARGET, *response.started.source_names)
+                self._prompt_length = response.started.prompt_tokens
             case "tokens":
                 return self._tokens(response.tokens)
             case "finished":
@@ -150,6 +156,11 @@ class Folding:
         )
 
     def _tokens(self, tokens: generation_pb2.GeneratedTokens) -> Chunk:
+        due = self._prompt_length + self._choices[tokens.choice].length
+        if tokens.position != due:
+            raise Unavailable(
+                f"choice {tokens.choice}: ids came for position {tokens.position}, but {due} is next"
+            )
         self.epoch = max(self.epoch, tokens.epoch)
         sources = tuple(self._names[credit] for credit in tokens.credits)
         ids = tuple(tokens.ids)
@@ -157,7 +168,7 @@ class Folding:
         return self._chunk(Chunk(ids, tokens.text, sources, tokens.choice, logprobs))
 
     def _chunk(self, chunk: Chunk) -> Chunk:
-        self._choices[chunk.choice].chunks.append(chunk)
+        self._choices[chunk.choice].add(chunk)
         return chunk
 
 
@@ -166,7 +177,12 @@ class _Folded:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
+        self.length = 0
         self.finished: generation_pb2.GenerateFinished | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.length += len(chunk.ids)
 
     def ids(self) -> tuple[int, ...]:
         return tuple(id_ for chunk in self.chunks for id_ in chunk.ids)

@@ -8,16 +8,21 @@ from collections.abc import Callable, Sequence
 # Of a step's rows, the share that prefills keep however many sessions decode, so that none starves.
 _PREFILL_FLOOR = 4
 _SMALLEST_CHUNK = 16
+# How many times what decoding takes by itself a step may last: where that alone is long, a prompt would
+# otherwise get a few rows of each step, and hardly ever be through.
+_SLOWER = 2.0
 
 
 def chunk_rows(most: int, decoding: int, expected_ms: Callable[[int], float], stall_ms: float) -> int:
     """Rows that prefills and decoding share in the next step, at most `most`.
 
     Beside `decoding` rows of other sessions, whose streams stand still meanwhile, it is halved until the step
-    takes no longer than `stall_ms`; by itself a prefill may take what it likes.
+    takes no longer than `stall_ms`, or twice what these rows take by themselves where that is more; alone a
+    prefill may take what it likes.
     """
     chunk = most
-    while decoding and chunk > _SMALLEST_CHUNK and expected_ms(chunk) > stall_ms:
+    patience_ms = max(stall_ms, _SLOWER * expected_ms(decoding)) if decoding else 0.0
+    while decoding and chunk > _SMALLEST_CHUNK and expected_ms(chunk) > patience_ms:
         chunk //= 2
     return max(1, chunk)
 

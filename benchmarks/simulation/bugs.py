@@ -86,10 +86,10 @@ def woken_verifier_goes_on() -> list[Substitute]:
     """A verifier that still has a session takes the Open of a later epoch for one of the same."""
     real = Hub.open
 
-    def opened(self: Hub, request: Any, grammar: Any = None) -> Opened:
+    def opened(self: Hub, request: Any, *rest: Any) -> Opened:
         mirror = self._registry.find(request.key)
         if mirror is None or request.epoch < mirror.epoch:
-            return real(self, request, grammar)
+            return real(self, request, *rest)
         return Opened(mirror.source_names, mirror.finish.reason if mirror.finish else None)
 
     return [(Hub, "open", opened)]

@@ -160,7 +160,7 @@ class Client:
 
     async def stale(self, watch: Watch, turn: Turn) -> None:
         """Somebody who fell behind speaks to every verifier under an epoch of long ago."""
-        key = common_pb2.SessionKey(session=self._session)
+        key = common_pb2.SessionKey(tenant="default", session=self._session)
         epoch = max(1, (watch.epoch >> 1))
         if not watch.epoch:
             return

@@ -18,6 +18,7 @@ from speculative.commit import FinishReason
 from speculative.hashing import extend
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Park, Sources
 from verifier_service.counts import CountsByName, EngineTotals
+from verifier_service.journal import Step
 from verifier_service.planner import pending_rows
 from verifier_service.portion import Portion
 from verifier_service.registry import Registry
@@ -144,8 +145,10 @@ class ToyEngine:
                 self.memory.take(session, len(portion.tokens))
                 parts.append((session, portion))
         self._tell(stepping=bool(parts))
+        began = self._loop.now
         await asyncio.sleep(self._step_s * self._chance.uniform(0.7, 1.3))
         self._steps += 1
+        self._running.step = Step(self._steps, began, self._loop.now, len(parts), sum(sizes), 0.0)
         self._drain()
         for session, portion in parts:
             if session in self._running:

@@ -22,7 +22,7 @@ class CountedMemory:
         self.held: dict[int, int] = {}
         """Blocks by session handle."""
         self.released = 0
-        """How often a session gave its blocks back."""
+        """Sessions that gave back what they had, so far."""
 
     def __contains__(self, session: Session) -> bool:
         return session.handle in self.held
@@ -34,8 +34,8 @@ class CountedMemory:
 
     available = free
 
-    def at(self, now_s: float) -> None:
-        """Nothing here ends with time."""
+    def at(self, now: float) -> None:
+        """Nothing is cached for a while."""
 
     def blocks_to_begin(self, session: Session) -> int:
         """As KVCache has it."""
@@ -69,4 +69,5 @@ class CountedMemory:
 
     def release(self, session: Session) -> None:
         """Gives back what a session has."""
-        self.released += self.held.pop(session.handle, None) is not None
+        if self.held.pop(session.handle, None) is not None:
+            self.released += 1

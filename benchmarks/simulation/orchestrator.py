@@ -10,9 +10,9 @@ from benchmarks.simulation.network import Network
 from benchmarks.simulation.stores import RemoteStore, StoreServer
 from orchestrator.epochs import Epochs
 from orchestrator.fleet import Fleet
+from orchestrator.gate import Gate
 from orchestrator.ledger import Ledger
 from orchestrator.loads import Loads
-from orchestrator.gate import Gate
 from orchestrator.metrics import RequestMetrics
 from orchestrator.relay import Relay
 from orchestrator.room import Room

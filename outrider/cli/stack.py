@@ -4,7 +4,6 @@ Knows nothing of requests.
 """
 
 import contextlib
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import grpc
 from outrider.cli.failures import CommandFailed
 from outrider.cli.said import Said
 from outrider.client import Client
-from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, stop_all
+from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, reserved_address, stop_all
 from outrider.runtime.threads import cpu_limit
 from outrider.v1 import draft_source_pb2, verifier_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
@@ -255,12 +254,7 @@ class Stack:
         return flags
 
     def _reserve(self) -> str:
-        """A free port that stays ours: bound here without listening, so that only a child that asks for it by
-        number can serve on it, now or when it is started again."""
-        holder = self._held.enter_context(socket.socket())
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{holder.getsockname()[1]}"
+        return self._held.enter_context(reserved_address())
 
     def _check_pair(self) -> None:
         """Raises CommandFailed where a source cannot draft for the target."""

@@ -8,11 +8,12 @@ import contextlib
 import json
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,16 @@ def stop_all(children: Iterable[ServiceProcess], grace_s: float) -> None:
     deadline = time.monotonic() + grace_s
     for child in children:
         child.stop(max(0.0, deadline - time.monotonic()))
+
+
+@contextlib.contextmanager
+def reserved_address() -> Iterator[str]:
+    """host:port of this machine that stays ours meanwhile: bound here without listening, so that only a child
+    that asks for it by number can serve on it, now or when it is started again."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
 
 
 def _python_path() -> str:

@@ -32,10 +32,12 @@ Options = list[tuple[str, int | str]]
 
 
 def _common(max_message_mb: int, patience_ms: int) -> Options:
+    # Whoever has little patience asks often too: a peer is lost for the sum of both before that is known.
+    ping_ms = PING_MS if patience_ms >= DIALLER_PATIENCE_MS else patience_ms
     return [
         ("grpc.max_receive_message_length", max_message_mb * 1024 * 1024),
         ("grpc.max_send_message_length", -1),
-        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_time_ms", ping_ms),
         ("grpc.keepalive_timeout_ms", patience_ms),
         ("grpc.http2.ping_timeout_ms", patience_ms),
         ("grpc.http2.max_pings_without_data", 0),

@@ -8,13 +8,13 @@ import pytest
 from outrider.completions import Folding, Logprob
 from outrider.options import Options, build_request
 from outrider.v1.generation_pb2 import GenerateResponse
-from speculative.errors import InvalidRequest, OutriderError
+from speculative.errors import InvalidRequest, OutriderError, Unavailable
 
 STARTED = GenerateResponse(started={"session": "s", "seed": 7, "source_names": ["lookup", "drafter"]})
 
 
-def tokens(ids: list[int], text: str, credits: bytes) -> GenerateResponse:
-    return GenerateResponse(tokens={"ids": ids, "text": text, "credits": credits})
+def tokens(ids: list[int], text: str, credits: bytes, position: int = 0) -> GenerateResponse:
+    return GenerateResponse(tokens={"ids": ids, "text": text, "credits": credits, "position": position})
 
 
 def test_what_is_left_out_is_left_to_the_server() -> None:
@@ -117,7 +117,7 @@ def test_an_answer_is_the_sum_of_its_chunks() -> None:
     first = folding.add(tokens([5, 6], "ab", b"\0\2"))
     assert first is not None
     assert first.sources == ("target", "drafter")
-    folding.add(tokens([7], "", b"\1"))
+    folding.add(tokens([7], "", b"\1", 2))
     usage = {"completion_tokens": 3, "rounds": 2, "accepted_by_source": {"drafter": 1, "lookup": 1}}
     last = folding.add(GenerateResponse(finished={"reason": 1, "text": "c", "usage": usage}))
     assert last is not None
@@ -128,6 +128,18 @@ def test_an_answer_is_the_sum_of_its_chunks() -> None:
     assert (completion.session, completion.seed, completion.finish_reason) == ("s", 7, "stop")
     assert completion.usage.acceptance_length == 1.5
     assert completion.usage.accepted_by_source == {"drafter": 1, "lookup": 1}
+
+
+@pytest.mark.parametrize("position", [5, 7, 8, 10])
+def test_ids_that_do_not_join_those_before_are_no_part_of_the_answer(position: int) -> None:
+    folding = Folding()
+    folding.add(GenerateResponse(started={"session": "s", "prompt_tokens": 6}))
+    folding.add(tokens([5, 6, 7], "abc", bytes(3), 6))
+    with pytest.raises(Unavailable, match=f"for position {position}, but 9 is next"):
+        folding.add(tokens([8], "d", b"\0", position))
+    assert folding.have() == [(5, 6, 7)], "with these it can be asked again"
+    folding.add(tokens([8], "d", b"\0", 9))
+    assert folding.have() == [(5, 6, 7, 8)]
 
 
 def test_a_request_that_failed_or_broke_off_is_no_completion() -> None:
@@ -154,9 +166,10 @@ def test_what_is_asked_beside_sampling_is_sent_as_it_is() -> None:
 def test_choices_are_folded_apart_and_their_prompt_is_counted_once() -> None:
     folding = Folding(2)
     folding.add(STARTED)
-    for choice, id_ in ((1, 8), (0, 5), (1, 9)):
+    for choice, id_, position in ((1, 8, 0), (0, 5, 0), (1, 9, 1)):
         told = [{"logprob": -id_, "top_ids": [id_, 3], "top_logprobs": [-id_, -50.0]}]
         said = {"ids": [id_], "text": "x", "credits": b"\2", "choice": choice, "logprobs": told}
+        said["position"] = position
         chunk = folding.add(GenerateResponse(tokens=said))
         assert chunk is not None
         assert chunk.choice == choice

@@ -88,15 +88,7 @@ class Up:
 
     def metric(self, role: str, name: str, **labels: str) -> float:
         """The sum of this metric's samples that have these labels."""
-        address = next(process["metrics"] for process in self.processes if process["role"] == role)
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
-            lines = reply.read().decode().splitlines()
-        total = 0.0
-        for line in lines:
-            if (sample := re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)) and sample[1] == name:
-                have = dict(re.findall(r'(\w+)="([^"]*)"', sample[2] or ""))
-                total += float(sample[3]) if labels.items() <= have.items() else 0.0
-        return total
+        return sample(next(it["metrics"] for it in self.processes if it["role"] == role), name, **labels)
 
     def stop(self) -> int:
         if self.process.poll() is None:
@@ -105,6 +97,18 @@ class Up:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return status
+
+
+def sample(address: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels; `address` is where its process serves metrics."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+        lines = reply.read().decode().splitlines()
+    total = 0.0
+    for line in lines:
+        if (sample := re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)) and sample[1] == name:
+            have = dict(re.findall(r'(\w+)="([^"]*)"', sample[2] or ""))
+            total += float(sample[3]) if labels.items() <= have.items() else 0.0
+    return total
 
 
 def until(happened: Callable[[], Any], seconds: float = 30.0) -> None:

@@ -40,4 +40,10 @@ def test_a_prefill_by_itself_takes_the_whole_chunk() -> None:
 
 def test_beside_other_streams_a_chunk_shrinks_until_they_do_not_stall() -> None:
     assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 0.3 * rows, stall_ms=40.0) == 128
-    assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 100.0, stall_ms=40.0) == 16
+    assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 20.0 * rows, stall_ms=40.0) == 16
+
+
+def test_where_decoding_alone_is_slow_a_prompt_still_gets_through() -> None:
+    """A recovered session must not wait for all others to end, however slow the machine or the model is."""
+    assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 100.0, stall_ms=40.0) == 512
+    assert chunk_rows(512, decoding=8, expected_ms=lambda rows: 300.0 + 3.0 * rows, stall_ms=60.0) == 64

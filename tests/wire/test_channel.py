@@ -129,3 +129,10 @@ async def test_a_silent_stream_lives_and_a_frozen_peer_is_noticed(
             await asyncio.wait_for(waiting, 20)
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
         assert time.monotonic() - frozen < 8
+
+
+def test_whoever_has_little_patience_asks_often_too() -> None:
+    """A frozen peer is lost after the time between two pings and the time for an answer."""
+    quick, usual = dict(channel_options(patience_ms=450)), dict(channel_options(patience_ms=10_000))
+    assert (quick["grpc.keepalive_time_ms"], quick["grpc.keepalive_timeout_ms"]) == (450, 450)
+    assert (usual["grpc.keepalive_time_ms"], usual["grpc.keepalive_timeout_ms"]) == (PING_MS, 10_000)

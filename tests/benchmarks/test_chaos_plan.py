@@ -1,0 +1,151 @@
+"""The plan of faults and the arithmetic over what streams went through: pure, so without any process."""
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def module(name: str) -> Any:
+    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[name] = found  # under its own name: the second imports the first
+    spec.loader.exec_module(found)
+    return found
+
+
+plan = module("chaos_plan")
+figures = module("chaos_figures")
+
+FLEET = {"verifier": 2, "orchestrator": 2, "drafter": 2, "retrieval": 1, "redis": 1}
+VERIFIERS = [plan.Process("verifier", number) for number in range(2)]
+DRAFTER = plan.Process("drafter", 0)
+
+
+def fault(at_s: float, process: Any, harm: str = "kill") -> Any:
+    return plan.Fault(at_s, process, plan.Harm(harm), 1.0)
+
+
+def test_a_seed_is_a_plan() -> None:
+    assert plan.draw_faults(5, 600, 5, FLEET) == plan.draw_faults(5, 600, 5, FLEET)
+    assert plan.draw_faults(5, 600, 5, FLEET) != plan.draw_faults(6, 600, 5, FLEET)
+
+
+def test_ten_minutes_bring_every_harm_to_every_role() -> None:
+    faults = plan.draw_faults(1, 600, 5, FLEET)
+    assert len(faults) >= 100
+    assert {(it.process.role, it.harm) for it in faults} == {(role, it) for role in FLEET for it in plan.Harm}
+    assert {it.process for it in faults} == {
+        plan.Process(role, number) for role, count in FLEET.items() for number in range(count)
+    }
+    roles = Counter(it.process.role for it in faults)
+    assert min(roles["verifier"], roles["orchestrator"]) > 1.5 * max(roles["drafter"], roles["redis"])
+
+
+def test_faults_come_in_order_and_end_before_the_run_does() -> None:
+    times = [it.at_s for it in plan.draw_faults(3, 120, 5, FLEET)]
+    assert times == sorted(times)
+    assert times[0] > 0
+    assert times[-1] < 110
+
+
+def test_a_verifier_is_harmed_only_while_another_is_ready() -> None:
+    assert plan.is_allowed(fault(0, VERIFIERS[0]), set(VERIFIERS))
+    assert not plan.is_allowed(fault(0, VERIFIERS[0]), {VERIFIERS[0], DRAFTER})
+    assert not plan.is_allowed(fault(0, VERIFIERS[0]), {VERIFIERS[1]}), "it is being harmed already"
+    assert plan.is_allowed(fault(0, DRAFTER), {DRAFTER}), "requests go on without"
+
+
+def test_what_is_not_allowed_yet_waits_and_others_go_first() -> None:
+    schedule = plan.Schedule([fault(1, VERIFIERS[0]), fault(2, DRAFTER), fault(3, VERIFIERS[1])])
+    ready = {VERIFIERS[0], DRAFTER}
+    assert schedule.due(0.5, {*VERIFIERS, DRAFTER}) is None
+    assert schedule.due(1.5, ready) is None
+    assert schedule.due(2.5, ready).process == DRAFTER
+    assert schedule.due(9, ready) is None
+    assert schedule.due(9, set(VERIFIERS)).at_s == 1
+    assert schedule.due(9, set(VERIFIERS)).at_s == 3
+    assert schedule.left == 0
+
+
+def track(*messages: tuple[float, int, int, int], asked_s: float = 0.0) -> Any:
+    """Of a prompt of 10 ids; a message is (time, position, ids, epoch)."""
+    one = figures.Track("0.0/0", 10, asked_s, asked=1)
+    one.started(1)
+    for now_s, position, count, epoch in messages:
+        one.tokens(now_s, 0, position, count, epoch)
+    return one
+
+
+def test_ids_that_come_twice_and_places_passed_over_are_counted() -> None:
+    assert (track((1, 10, 3, 0), (2, 13, 2, 0)).duplicates, track((1, 10, 3, 0), (2, 13, 2, 0)).gaps) == (
+        0,
+        0,
+    )
+    assert track((1, 10, 3, 0), (2, 12, 3, 0)).duplicates == 1
+    assert track((1, 10, 3, 0), (2, 10, 2, 0), (3, 13, 1, 0)).duplicates == 2
+    gap = track((1, 10, 3, 0), (2, 15, 1, 0), (3, 16, 1, 0))
+    assert (gap.gaps, gap.duplicates) == (2, 0)
+
+
+def test_choices_are_counted_apart() -> None:
+    one = figures.Track("0.0/0", 10, 0.0)
+    for choice in (0, 1):
+        one.tokens(1.0, choice, 10, 3, 0)
+    assert (one.duplicates, one.gaps) == (0, 0)
+
+
+def test_the_longest_silence_around_a_fault_counts() -> None:
+    one = track((1.0, 10, 1, 0), (1.5, 11, 1, 0), (4.0, 12, 1, 0), (4.5, 13, 1, 0), asked_s=0.5)
+    assert one.silence(2.0, 3.0) == 2.5, "a silence that has begun before and ends after"
+    assert one.silence(1.1, 1.2) == 0.5
+    assert one.silence(0.6, 0.7) == 0.5, "to the first ids too"
+    assert one.silence(5.0, 6.0) is None, "it had ended"
+
+
+def test_silences_are_told_by_role_and_harm() -> None:
+    done = [
+        figures.Done(fault(0, VERIFIERS[0]), 1.0, 2.0),
+        figures.Done(fault(0, DRAFTER, "slow"), 7.0, 7.5),
+    ]
+    by = figures.pauses([track((0.9, 10, 1, 0), (2.0, 11, 1, 0)), track((8.0, 10, 1, 0), asked_s=7.7)], done)
+    assert by["verifier"]["kill"] == [pytest.approx(1.1)]
+    assert by["drafter"]["slow"] == [pytest.approx(0.3)]
+
+
+def test_a_stream_that_goes_on_under_another_epoch_has_switched() -> None:
+    one = track((1.0, 10, 1, 0), (1.75, 11, 1, 7))
+    assert one.switches == [0.75]
+    one.started(9)
+    one.tokens(2.0, 0, 12, 1, 0)
+    assert one.switches == [0.75, 0.25]
+
+
+def test_quantiles_are_nearest_ranks() -> None:
+    assert figures.quantiles([]) == {"p50": None, "p99": None}
+    assert figures.quantiles([float(n) for n in range(1, 101)]) == {"p50": 50.0, "p99": 99.0}
+    assert figures.quantiles([3.0]) == {"p50": 3.0, "p99": 3.0}
+
+
+def test_the_first_difference_is_found() -> None:
+    assert figures.first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert figures.first_difference([1, 2, 3], [1, 9, 3]) == 1
+    assert figures.first_difference([1, 2, 3], [1, 2]) == 2
+
+
+def test_what_differs_fails_or_never_ends_is_not_identical() -> None:
+    tracks = [track((1.0, 10, 3, 0)) for _ in range(4)]
+    tracks[0].completion = [(1, 2, 3)]
+    tracks[1].completion = [(1, 9, 3)]
+    tracks[2].error = "Unavailable: nobody"
+    told = figures.summary(tracks, {"0.0": ((1, 2, 3),)}, [figures.Done(fault(0, DRAFTER), 0.5, 1.5)])
+    assert (told["streams"], told["identical"], told["failed"], told["faults"]) == (4, 1, 2, 1)
+    assert told["differences"][0]["at"] == 1
+    assert told["errors"] == ["0.0/0: Unavailable: nobody", "0.0/0: did not end"]
+    assert told["by_fault"]["drafter"]["kill"]["faults"] == 1

@@ -1,0 +1,55 @@
+"""Services of a test, each a process that it can kill, freeze and start again at the same address."""
+
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+from outrider.runtime.children import ServiceProcess, reserved_address, stop_all
+
+LEVELS = {
+    f"OUTRIDER_{role}__LOG_LEVEL": "warning" for role in ("VERIFIER", "DRAFTER", "RETRIEVAL", "ORCHESTRATOR")
+}
+START_S = 90.0
+
+
+class Services:
+    """Started one by one; `close` ends them all, frozen ones too."""
+
+    def __init__(self, model: Path, drafter: Path) -> None:
+        self._models = {"verifier": model, "drafter": drafter}
+        self._processes: list[ServiceProcess] = []
+        self._held = ExitStack()
+
+    def start(self, role: str, *flags: str, address: str = "") -> ServiceProcess:
+        """Ready when this returns."""
+        address = address or self._held.enter_context(reserved_address())
+        module = role if role == "orchestrator" else f"{role}_service"
+        process = ServiceProcess.start(role, module, ["--bind", address, *flags], env=LEVELS)
+        self._processes.append(process)
+        process.wait_ready(START_S)
+        return process
+
+    def verifier(self, address: str = "") -> ServiceProcess:
+        return self._computing("verifier", address)
+
+    def drafter(self, address: str = "") -> ServiceProcess:
+        return self._computing("drafter", address)
+
+    def orchestrator(
+        self, verifiers: list[ServiceProcess], *flags: str, address: str = "", **peers: ServiceProcess
+    ) -> ServiceProcess:
+        dialled = ["--verifier", ",".join(verifier.address for verifier in verifiers)]
+        for role, process in peers.items():
+            dialled += [f"--{role}", process.address]
+        return self.start("orchestrator", *dialled, *flags, address=address)
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGCONT)
+        stop_all(self._processes, 5.0)
+        self._held.close()
+
+    def _computing(self, role: str, address: str) -> ServiceProcess:
+        return self.start(role, "--model", str(self._models[role]), "--threads", "1", address=address)

@@ -1,0 +1,45 @@
+"""Several requests of different kinds at once, and what harms their services when each has its first ids."""
+
+import threading
+from typing import Any
+
+from outrider.client import Client, Completion
+
+ASKED: list[dict[str, Any]] = [
+    {"ids": [5, 9, 30], "temperature": 0.0},
+    {"ids": [5, 9, 30, 41], "temperature": 0.8, "seed": 11, "n": 2},
+    {"ids": [7], "temperature": 1.1, "seed": 3, "presence_penalty": 0.7, "repetition_penalty": 1.2},
+    {"ids": [8, 8], "temperature": 0.8, "seed": 4, "speculation": False, "logprobs": True},
+]
+LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+
+
+def together(client: Client, started: threading.Barrier | None = None) -> list[Completion]:
+    """All requests at once; the barrier is passed when each has its first ids."""
+    answers: list[Completion | BaseException] = [RuntimeError("never answered")] * len(ASKED)
+
+    def ask(number: int) -> None:
+        try:
+            with client.stream(**LONG, **ASKED[number]) as stream:
+                next(stream)
+                if started is not None:
+                    started.wait(60)
+                answers[number] = stream.completion()
+        except BaseException as error:
+            answers[number] = error
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(ASKED))]
+    for thread in threads:
+        thread.start()
+    if started is not None:
+        started.wait(60)
+    for thread in threads:
+        thread.join(60)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if isinstance(answer, Completion)]
+
+
+def ids_of(answers: list[Completion]) -> list[tuple[tuple[int, ...], str]]:
+    return [(choice.ids, choice.text) for answer in answers for choice in answer.choices]
