@@ -38,9 +38,16 @@ class Directory:
     def heard(self, entry: WorkerEntry, now: float) -> bool:
         """A worker announces itself; whether that changes anything for placement.
 
-        Raises Overloaded where there is no room for another one.
+        Raises Overloaded where there is no room for another one, and where somebody of another role has just
+        announced itself at the address: whoever takes over a port waits for as long as that is believed.
         """
         before = self._known.get(entry.address)
+        if before is not None and before.itself and before.until > now and before.entry.role != entry.role:
+            raise Overloaded(
+                f"a {before.entry.role} announces itself at {entry.address}, not a {entry.role}: each worker "
+                "needs an address of its own (--advertise)",
+                BELIEVED_S,
+            )
         if before is None and len(self._known) >= self._most:
             raise Overloaded(f"{self._most} workers are registered, as many as there may be", BELIEVED_S)
         self._known[entry.address] = _Known(entry, now + BELIEVED_S, itself=True)

@@ -17,6 +17,7 @@ import grpc.aio
 from orchestrator.directory import Directory
 from orchestrator.fleet import Fleet
 from orchestrator.stores import SessionStore, StoreUnavailable
+from outrider.runtime.security import check_role
 from outrider.v1 import registry_pb2
 from outrider.v1.registry_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
 from outrider.wire.channel import server_options
@@ -39,7 +40,8 @@ class RegistryServer(RegistryServicer):
     Args:
         bind: host:port; port 0 picks one. Raises Unavailable where nobody can listen there.
         store: that other orchestrators share; None: there is none.
-        credentials: that it shows; None: it is plain.
+        credentials: that it shows; None: it is plain. Else whoever announces a worker shows a certificate
+            of that worker's role: one of another cannot call a verifier away, or say that it drains.
         interceptors: that say who may register.
     """
 
@@ -56,6 +58,7 @@ class RegistryServer(RegistryServicer):
         self._fleet = fleet
         self._store = store
         self._now = now
+        self._secured = credentials is not None
         self._tasks: list[asyncio.Task[None]] = []
         self._applying = asyncio.Lock()
         self._server = grpc.aio.server(options=server_options(ANNOUNCEMENT_MB), interceptors=interceptors)
@@ -90,6 +93,8 @@ class RegistryServer(RegistryServicer):
     ) -> registry_pb2.AnnounceResponse:
         """See the contract."""
         entry = entry_from_wire(request)
+        if self._secured:
+            check_role(context, entry.role)
         if self.directory.heard(entry, self._now()):
             fields = {"peer": entry.address, "role": entry.role, "draining": entry.draining}
             log.info("worker registered", extra={"fields": fields})

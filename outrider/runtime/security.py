@@ -24,7 +24,7 @@ CALLERS: Mapping[str, tuple[str, ...]] = {
     "verifier": ("orchestrator", OPERATOR),
     "drafter": ("verifier", "orchestrator", OPERATOR),
     "retrieval": ("verifier", "orchestrator", OPERATOR),
-    "orchestrator": ("verifier", "drafter", "retrieval", OPERATOR),
+    "orchestrator": ("verifier", "drafter", "retrieval"),
 }
 """Who calls whom inside; health and reflection answer whoever has a certificate. An orchestrator's are those
 who register; it meets clients at another port."""
@@ -71,6 +71,14 @@ def inside(settings: ServiceSettings) -> Listening:
     return Listening(server_credentials(shown, clients=True), (RoleCheck(CALLERS[settings.role]),))
 
 
+def check_role(context: grpc.aio.ServicerContext[Any, Any], *roles: str) -> None:
+    """Raises PermissionDenied where the caller's certificate names none of these roles."""
+    shown = {name.decode(errors="replace") for name in context.auth_context().get(_NAMES, ())}
+    if shown.isdisjoint(map(role_name, roles)):
+        wanted = " or ".join(map(role_name, sorted(roles)))
+        raise PermissionDenied(f"the certificate shown names no role that may call here: {wanted}")
+
+
 class RoleCheck(grpc.aio.ServerInterceptor):
     """Refuses calls of those whose certificate names none of the roles."""
 
@@ -107,9 +115,8 @@ class RoleCheck(grpc.aio.ServerInterceptor):
         return call
 
     async def _check(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        shown = {name.decode(errors="replace") for name in context.auth_context().get(_NAMES, ())}
-        if shown.isdisjoint(map(role_name, self._roles)):
-            wanted = " or ".join(map(role_name, sorted(self._roles)))
-            error = PermissionDenied(f"the certificate shown names no role that may call here: {wanted}")
+        try:
+            check_role(context, *self._roles)
+        except PermissionDenied as error:
             status = status_of(error)
             await context.abort(status.code, status.message, status.metadata)

@@ -29,6 +29,15 @@ def test_what_is_new_is_news_and_what_only_grows_is_not() -> None:
     assert directory.entries("drafter") == []
 
 
+def test_nobody_takes_the_address_of_a_worker_of_another_role_that_is_heard_of() -> None:
+    directory = Directory()
+    directory.heard(ENTRY, 0.0)
+    with pytest.raises(Overloaded, match="a verifier announces itself at v:1, not a drafter"):
+        directory.heard(replace(DRAFTER, address="v:1"), BELIEVED_S - 0.1)
+    assert directory.entries("verifier", "drafter") == [ENTRY]
+    assert directory.heard(replace(DRAFTER, address="v:1"), BELIEVED_S + 0.1), "its port is another's now"
+
+
 def test_who_is_not_heard_of_is_dropped_unless_it_is_alive() -> None:
     directory = Directory()
     directory.heard(ENTRY, 0.0)
