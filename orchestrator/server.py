@@ -80,8 +80,8 @@ class GenerationServer(GenerationServicer):
     async def Explain(
         self, request: explain_pb2.ExplainRequest, context: ExplainContext
     ) -> explain_pb2.ExplainResponse:
-        key = key_from_wire(request.key)
         with self._gate.entered(*shown_by(context)) as caller:
+            key = key_from_wire(request.key)
             return await explained(self._fleet, key._replace(tenant=caller.tenant(key.tenant)))
 
     @guarded
