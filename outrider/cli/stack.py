@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 
 from outrider.cli.failures import CommandFailed
+from outrider.cli.joining import wait_until_joined
 from outrider.cli.said import Said
-from outrider.client import Client
 from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, reserved_address, stop_all
 from outrider.runtime.threads import cpu_limit
 from outrider.v1 import draft_source_pb2, verifier_pb2
@@ -21,7 +21,6 @@ from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_sync_channel
 from outrider.wire.status import rpc_errors
-from speculative.errors import Unavailable
 
 EMBEDDED = ROOT / "models"
 START_S = 900.0
@@ -150,7 +149,6 @@ class Stack:
             flags += [f"--{role.name}", role.bind]
         self._roles.append(_Role("orchestrator", "orchestrator", flags, options.said.environment()))
         self._children: dict[str, ServiceProcess] = {}
-        self._wanted: set[str] = set()
         self._lost = {role: _Lost() for role in SOURCES}
 
     @property
@@ -266,16 +264,11 @@ class Stack:
                     draft_source_pb2.SourceDescribeRequest(), timeout=CALL_S
                 )
             check_pair(target, source, role)
-            self._wanted |= set(source.names or (source.name,))
 
     def _join(self) -> None:
         """Until the orchestrator has found the others."""
-        deadline = time.monotonic() + JOIN_S
-        with Client(self.address) as client:
-            while not any(self._wanted <= set(model.sources) for model in client.models()):
-                if time.monotonic() > deadline:
-                    raise Unavailable(f"the orchestrator did not find the other services within {JOIN_S:g} s")
-                time.sleep(0.02)
+        workers = [child.address for role, child in self._children.items() if role != "orchestrator"]
+        wait_until_joined(self._children["orchestrator"].metrics, workers, JOIN_S)
 
 
 @contextlib.contextmanager

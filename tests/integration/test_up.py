@@ -9,7 +9,9 @@ import pytest
 
 from outrider.client import Client
 from speculative.errors import Unavailable
+from tests.certificates import Authority
 from tests.integration.live import start_demo, start_up, until
+from tests.orchestrator.fronts import write_keys
 
 
 def alive(pid: int) -> bool:
@@ -79,3 +81,20 @@ def test_ctrl_c_ends_the_demonstration_with_130_and_leaves_nothing(tmp_path: Pat
     assert demo.process.wait(20) == 130
     demo.stop()
     assert not any(alive(pid) for pid in pids)
+
+
+def test_an_up_whose_front_wants_keys_and_certificates_starts_and_answers(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (key,) = write_keys(tmp_path / "keys", ["ours"])
+    authority = Authority(tmp_path / "authority")
+    for name, path in {"api_keys_file": tmp_path / "keys", **authority.front()}.items():
+        monkeypatch.setenv(f"OUTRIDER_ORCHESTRATOR__{name.upper()}", str(path))
+    up = start_up("--target", str(tiny_llama), "--drafter", str(tiny_llama), log=tmp_path / "stderr")
+    try:
+        up.wait_ready()
+        with Client(up.address, ca=authority.ca, api_key=key) as client:
+            assert "drafter" in client.models()[0].sources
+            assert len(client.generate(ids=[5], max_tokens=3).ids) <= 3
+    finally:
+        up.stop()
