@@ -106,12 +106,12 @@ class Fleet:
 
     def draining(self, address: str) -> bool:
         """Whether the worker there has said that it is about to end."""
-        link, entry = self.verifiers.get(address), self._announced.get(address)
+        link, entry = self.verifiers.get(address), self._entry(address)
         return (link is not None and link.draining) or (entry is not None and entry.draining)
 
     def is_registered(self, address: str) -> bool:
         """Whether it has said itself that it is there."""
-        return address in self._announced
+        return self._entry(address) is not None
 
     def judge(self) -> None:
         """Finds out who is not used, and says why where that is new."""
@@ -191,6 +191,13 @@ class Fleet:
             if (link := self.sources.get(address)) is not None:
                 link.sessions += change
 
+    def _entry(self, address: str) -> WorkerEntry | None:
+        """What the worker announced; of a verifier that was given, nobody of another role says anything."""
+        entry = self._announced.get(address)
+        if entry is None or (entry.role == "verifier") != (address in self.verifiers):
+            return None
+        return entry
+
     def _links(self) -> dict[str, VerifierLink | SourceLink]:
         return {**self.verifiers, **self.sources}
 
@@ -215,7 +222,7 @@ class Fleet:
 
     def _worker(self, link: VerifierLink) -> Worker:
         address, model = link.address, link.target.name if link.target is not None else ""
-        entry = self._announced.get(address)
+        entry = self._entry(address)
         told = 0 if entry is None else entry.state.sessions  # up to a second ago, of all orchestrators
         return Worker(
             address,
@@ -246,7 +253,7 @@ class Fleet:
 
     def _loaded(self, drafting: Drafting) -> Drafting:
         """With what it announced itself."""
-        if (entry := self._announced.get(drafting.address)) is None:
+        if (entry := self._entry(drafting.address)) is None:
             return drafting
         return replace(
             drafting,

@@ -23,8 +23,8 @@ def wait_until_joined(metrics: str, workers: Collection[str], within_s: float) -
     while missing := set(workers) - _answering(metrics):
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"the orchestrator did not reach {', '.join(sorted(missing))} within {within_s:g} s: if these "
-                "have certificates (tls_cert), it needs one of the same authority, and its log says more"
+                f"the orchestrator did not reach {', '.join(sorted(missing))} within {within_s:g} s: where "
+                "these have certificates (tls_cert), it needs one of their authority; its log says more"
             )
         time.sleep(EVERY_S)
 

@@ -189,6 +189,19 @@ async def test_a_request_goes_on_with_the_very_model_that_began_it_or_waits(worl
     assert [len(one.opened) for one in (*others, same)] == [0, 0, 1]
 
 
+async def test_nobody_of_another_role_speaks_for_a_verifier_that_was_given(world: Any) -> None:
+    given, other = await world.verifier(), await world.verifier()
+    front = await world.front([given.address, other.address], registry_bind=ANY)
+    await world.until(lambda: front.sample("peer_up", peer=given.address))
+    await world.until(lambda: front.sample("peer_up", peer=other.address))
+    said = WorkerEntry("drafter", given.address, WorkerState(sessions=500), draining=True)
+    await announce(front.registry, said)
+    assert not front.sample("peer_draining", peer=given.address)
+    assert not front.sample("peer_registered", peer=given.address)
+    await asyncio.gather(*(front.client.generate(ids=[5], max_tokens=40) for _ in range(6)))
+    assert len(given.opened) == len(other.opened) == 3
+
+
 async def test_a_drafter_of_a_tokenizer_that_no_target_has_is_named(world: Any, table: Any) -> None:
     verifier = await world.verifier(tokens=table)
     stranger = await world.source(digest="f" * 64)
