@@ -2,7 +2,7 @@
 
 A source none of whose drafts was accepted for a while rests: no session tells it anything for a number of
 rounds, then one does for a few, and the number doubles each time that nothing comes of it. Rounds count over
-all sessions, so short ones find out together what no one of them could. A source that is slow, silent or
+all sessions, so short ones find out together what no one of them could. A source that is slow or
 wrong costs a service next to nothing, and one that gets better is found out. Pure: counts rounds and tokens.
 """
 
@@ -12,11 +12,9 @@ _FIRST_ROUNDS = 32.0
 """Rounds without an accepted token until a source rests."""
 _PROBE_ROUNDS = 8.0
 _FIRST_REST = 16
-_MOST_REST = 1024
+_MOST_REST = 256
 _SPARED_REST = 64
 """The longest rest of one whose drafts were not tried: when the batch gets smaller they may be worth it."""
-_SILENT = 0.5
-"""What a round counts in which it sent nothing: it may have a long prompt to read."""
 _SPARED = 8.0
 """What one counts in which there were drafts and none was admitted: in a batch like this they are no use."""
 
@@ -55,7 +53,8 @@ class Asking:
     def committed(self, accepted: int, heard: bool = True, spared: bool = False) -> None:
         """A round was committed, of which so many tokens were this source's.
 
-        `heard`: it had sent drafts; `spared`: there were some, and none was admitted to the step.
+        `heard`: it had sent drafts. A silent one may have a long prompt to read, or nothing to say yet.
+        `spared`: there were some, and none was admitted to the step.
         """
         record = self._record
         if accepted:
@@ -64,7 +63,7 @@ class Asking:
         elif not self.asked:
             self._go_on_resting()
         else:
-            spent = _SPARED if spared else 1.0 if heard else _SILENT
+            spent = _SPARED if spared else float(heard)
             self._left -= spent
             record.barren += spent
             if self._left <= 0:

@@ -67,8 +67,11 @@ def drafts(up: Up, client: Client) -> bool:
 
 
 def test_what_a_corpus_drafts_is_credited_to_it(client: Client, plain: list[Completion]) -> None:
-    answer = client.generate(**LONG, **WAYS[0], sources=["corpus"], learn=False)
-    assert answer.ids == plain[0].ids
+    for _ in range(5):  # it may rest for what other requests found, until one of them tries it again
+        answer = client.generate(**LONG, **WAYS[0], sources=["corpus"], learn=False)
+        assert answer.ids == plain[0].ids
+        if answer.usage.rounds < answer.usage.completion_tokens / 2:
+            break
     assert set(answer.usage.accepted_by_source) == {"corpus"}
     assert answer.usage.rounds < answer.usage.completion_tokens
 

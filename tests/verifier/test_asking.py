@@ -22,7 +22,7 @@ def test_a_source_that_brings_nothing_is_told_of_ever_fewer_rounds() -> None:
     asking = Asking(Record())
     shares = [told(asking, 500) for _ in range(6)]
     assert shares[0] < 150
-    assert shares[-1] < 10
+    assert shares[-1] < 25
     assert sum(shares) > shares[0], "it is still probed"
 
 
@@ -71,13 +71,11 @@ def test_an_ended_session_leaves_nothing_held() -> None:
     assert outgoing.take() is None
 
 
-def test_a_source_that_is_silent_has_time_to_read_a_long_prompt_and_then_rests() -> None:
+def test_a_source_that_is_silent_is_told_all_the_time() -> None:
     asking = Asking(Record())
-    asked = 0
-    while asking.asked:
+    for _ in range(500):
         asking.committed(0, heard=False)
-        asked += 1
-    assert asked == 64
+    assert asking.asked
 
 
 def test_sessions_too_short_to_find_out_alone_find_out_together() -> None:

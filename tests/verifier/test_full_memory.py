@@ -68,11 +68,11 @@ def test_a_session_that_there_is_no_room_for_is_looked_at_again_when_another_has
     monkeypatch.setattr(PrefixCache, "evictable", property(lambda self: (looks.append(1), real(self))[1]))
     running = RunningSessions(kv, Scheduler(8), EngineTotals(), CountsByName())
     first, second = session(1, BLOCKS * BLOCK // 2 - 1), session(2, BLOCKS * BLOCK // 2 - 1)
-    running.open(first)
+    running.open(first, 0.0)
     assert running.ready() == [first]
     share = running.share(first, first.begin(first.pending, 0))
     share.table.reserve((BLOCKS - 2) * BLOCK)
-    running.open(second)
+    running.open(second, 0.0)
     looks.clear()
     for _ in range(50):
         assert running.ready() == [first]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -285,6 +286,7 @@ def test_without_the_first_rank_no_other_goes_on(folder: Path, tmp_path: Path) -
 
 def test_what_cannot_be_split_is_refused_by_name(tmp_path: Path, tiny_llama: Path) -> None:
     config = json.loads((tiny_llama / "config.json").read_text())
+    shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True)
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1}))
     command = [*TORCHRUN, "-m", "verifier_service", "--model", str(tmp_path), *FLAGS]
     head = spawn(command, tmp_path / "log", {})
