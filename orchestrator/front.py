@@ -6,7 +6,7 @@ import logging
 from orchestrator.gate import Gate
 from orchestrator.keys import watched_keys
 from orchestrator.metrics import RequestMetrics
-from orchestrator.settings import OrchestratorSettings
+from orchestrator.settings import FRONT_TOGETHER, OrchestratorSettings
 from outrider.runtime.security import Listening
 from outrider.wire.tls import Certificates, Files, server_credentials
 from speculative.errors import InvalidRequest, OutriderError
@@ -22,7 +22,7 @@ def front_certificates(settings: OrchestratorSettings) -> Certificates | None:
     if cert is None and key is None and ca is None:
         return None
     if cert is None or key is None:
-        raise InvalidRequest("front_cert and front_key go together, and front_client_ca needs both")
+        raise InvalidRequest(FRONT_TOGETHER)
     return Certificates(Files(cert, key, ca, NAMES))
 
 

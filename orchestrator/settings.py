@@ -1,11 +1,16 @@
 """What an orchestrator can be told."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from outrider.runtime.settings import Address, Peers, ServiceSettings
+
+FRONT_TOGETHER = "front_cert and front_key go together, and front_client_ca needs both"
+NOWHERE = "store is redis, but nobody says where: give --redis-url-file or --redis-url"
+FOR_NOTHING = "a Redis URL is given, but store is memory; give --store redis, too"
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -57,6 +62,15 @@ class OrchestratorSettings(ServiceSettings):
     """One that answers, but begins no step for this long (or five times the announced duration), likewise."""
     recover_s: Annotated[float, Field(ge=0)] = 60.0
     """How long a request without a deadline that lost its verifier waits for another, in seconds."""
+
+    def incomplete(self) -> Iterator[str]:
+        """See SecretFiles."""
+        yield from super().incomplete()
+        shown = self.front_cert is not None and self.front_key is not None
+        if not shown and any((self.front_cert, self.front_key, self.front_client_ca)):
+            yield FRONT_TOGETHER
+        if (self.store == "redis") != (self.redis_url is not None):
+            yield NOWHERE if self.store == "redis" else FOR_NOTHING
 
     @field_validator("verifier")
     @classmethod

@@ -1,6 +1,6 @@
 """Which store an orchestrator records its sessions in, as its settings say."""
 
-from orchestrator.settings import OrchestratorSettings
+from orchestrator.settings import FOR_NOTHING, NOWHERE, OrchestratorSettings
 from orchestrator.stores import SessionStore, open_store
 from speculative.errors import InvalidRequest
 
@@ -10,10 +10,10 @@ def chosen_store(settings: OrchestratorSettings) -> SessionStore:
     url = "" if settings.redis_url is None else settings.redis_url.get_secret_value()
     if settings.store == "memory":
         if url:
-            raise InvalidRequest("a Redis URL is given, but store is memory; give --store redis, too")
+            raise InvalidRequest(FOR_NOTHING)
         return open_store("memory")
     if not url:
-        raise InvalidRequest("store is redis, but nobody says where: give --redis-url-file or --redis-url")
+        raise InvalidRequest(NOWHERE)
     try:
         return open_store("redis", url)
     except ImportError as error:

@@ -119,7 +119,12 @@ def _tokenizing(desk: Desk) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(asked: DetokenizeRequest) -> dict[str, str]:
         """The text of ids; special ones have none."""
-        tokens = _tokens(desk.target(asked.model))
+        target = desk.target(asked.model)
+        tokens = _tokens(target)
+        for at, id_ in enumerate(asked.tokens):
+            if id_ >= target.vocabulary_size:
+                what = f"tokens[{at}] is {id_}; ids are below {target.vocabulary_size}"
+                raise FieldRefused(f"tokens[{at}]", what)
         return {"prompt": b"".join(map(tokens.token_bytes, asked.tokens)).decode("utf-8", "replace")}
 
     return router

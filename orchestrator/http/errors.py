@@ -15,9 +15,9 @@ from speculative.errors import InvalidRequest, QuotaExceeded
 
 
 class FieldRefused(InvalidRequest):
-    """A field of the body that cannot be what it is, by the field's name."""
+    """A field of the body that cannot be what it is, by the field's name; None for all of it."""
 
-    def __init__(self, param: str, message: str) -> None:
+    def __init__(self, param: str | None, message: str) -> None:
         super().__init__(message)
         self.param = param
 
@@ -78,8 +78,10 @@ def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, body and headers of an error; one that is a bug keeps its text to the log."""
     status = status_of(error)
     kind = _QUOTA if isinstance(error, QuotaExceeded) else _KINDS.get(status.code, _INTERNAL)
-    param = None
+    param, message = None, status.message
     if kind.status == 400:
+        message = re.sub(r"\bstop_ids\b", "stop_token_ids", message)
+        message = re.sub(r"\bspeculation\.node_limit\b", "speculation.nodes", message)
         param = error.param if isinstance(error, FieldRefused) else param_of(status.message)
     elif kind.status == 404:
         param = "model"
@@ -87,7 +89,7 @@ def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     headers = {"retry-after": metadata[RETRY_KEY]} if RETRY_KEY in metadata else {}
     if kind.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return kind.status, shape(status.message, kind.type, param, kind.code), headers
+    return kind.status, shape(message, kind.type, param, kind.code), headers
 
 
 def shape(message: str, type_: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -122,18 +124,23 @@ async def on_invalid_body(request: Request, error: Exception) -> JSONResponse:
 def field_refused(faults: Sequence[Mapping[str, Any]]) -> FieldRefused:
     """The first of what pydantic found to be wrong."""
     fault = faults[0]
-    place = _place(fault["loc"][1:])
+    place = _place(_without_tags(fault["loc"][1:]))
     last = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
     if fault["type"] == "json_invalid":
-        return FieldRefused("", f"the body is no JSON: {fault.get('ctx', {}).get('error', '')}")
+        return FieldRefused(None, f"the body is no JSON: {fault.get('ctx', {}).get('error', '')}")
     if not place:
-        return FieldRefused("", "the body must be a JSON object, sent as application/json")
+        return FieldRefused(None, "the body must be a JSON object, sent as application/json")
     if fault["type"] == "extra_forbidden":
         return FieldRefused(place, f"{place} is not supported here; leave it out")
     if fault["type"] == "missing":
         return FieldRefused(place, f"{place} is missing")
     wanted = f"it must be {_TAKES[last]}" if last in _TAKES else str(fault["msg"])
     return FieldRefused(place, f"{place} is {shortened(repr(fault['input']), 80)}: {wanted}")
+
+
+def _without_tags(parts: Sequence[str | int]) -> list[str | int]:
+    """The library tells the kind that `type` named, as one more step into a response_format."""
+    return [part for at, part in enumerate(parts) if at != 1 or parts[0] != "response_format"]
 
 
 def _place(parts: Sequence[str | int]) -> str:

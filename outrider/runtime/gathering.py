@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource
 from outrider.runtime import setting_names as names
 from outrider.runtime.config_file import ConfigFile
 from outrider.runtime.problems import Problem
-from outrider.runtime.secret_files import SUFFIX, holds_secret, rival
+from outrider.runtime.secret_files import SUFFIX, SecretFiles, holds_secret, rival
 
 NOT_IN_FILES = ("config", "parent_pid")
 """What only the start of a process can say."""
@@ -90,12 +90,15 @@ def take_table(kind: type[BaseModel], told: Told, table: Mapping[str, Any], orig
 
 def check(kind: type[BaseModel], told: Told) -> BaseModel | None:
     """The settings, where what was told makes them; whatever does not goes to its problems."""
+    made, found = None, list[Problem]()
     try:
-        return kind(**told.values)
+        made = kind(**told.values)
     except ValidationError as error:
         found = [_problem(kind, told, fault) for fault in error.errors(include_url=False)]
-        told.problems += (one for one in found if not (one.missing and told.misread))
-    return None
+    if isinstance(made, SecretFiles):
+        found = [Problem("", what, missing=True) for what in made.incomplete()]
+    told.problems += (one for one in found if not (one.missing and told.misread))
+    return made
 
 
 def unknown_variables(role: str, kind: type[BaseModel], environment: Mapping[str, str]) -> Iterator[Problem]:

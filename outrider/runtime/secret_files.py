@@ -5,11 +5,20 @@ A field whose type is SecretStr, or has it within, gets a sibling: `token: Secre
 Knows nothing of where values come from.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, Field, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    model_validator,
+)
 
 SUFFIX = "_file"
 MASK = "**********"
@@ -22,7 +31,20 @@ def _readable(path: Path | None) -> Path | None:
     return path
 
 
-SecretFile = Annotated[Path | None, AfterValidator(_readable)]
+class _Beside(str):
+    """A file's name where the secret itself is given, too."""
+
+    __slots__ = ()
+
+
+def _alone(given: Any, info: ValidationInfo) -> Any:
+    if isinstance(given, _Beside):
+        name = str(info.field_name)
+        raise ValueError(f"give {name.removesuffix(SUFFIX)} or {name}, not both")
+    return given
+
+
+SecretFile = Annotated[Path | None, AfterValidator(_readable), BeforeValidator(_alone)]
 
 
 class SecretFiles(BaseModel):
@@ -41,10 +63,14 @@ class SecretFiles(BaseModel):
                 setattr(cls, sibling, Field(default=None, description=words))
         cls.__annotations__ = widened
 
+    def incomplete(self) -> Iterator[str]:
+        """What was said by halves: settings that go together, and of which some are not there."""
+        yield from ()
+
     @model_validator(mode="before")
     @classmethod
     def _read_secret_files(cls, values: Any) -> Any:
-        """Sets each secret that is given as a file. Of a file that cannot be read its own field tells."""
+        """Sets each secret that is given as a file. What is wrong with a file its own field tells."""
         if not isinstance(values, dict):
             return values
         read = dict(values)
@@ -52,8 +78,9 @@ class SecretFiles(BaseModel):
             file = read.get(name + SUFFIX)
             if file is None:
                 continue
-            if read.get(name) is not None:
-                raise ValueError(f"give {name} or {name}{SUFFIX}, not both")
+            if read.get(name) is not None:  # told as a fault of that field, beside those of all others
+                read[name + SUFFIX] = _Beside(file)
+                continue
             try:
                 text = _text(Path(file))
             except (ValueError, TypeError):

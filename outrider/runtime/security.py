@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from outrider.runtime.settings import ServiceSettings
+from outrider.runtime.settings import TLS_TOGETHER, ServiceSettings
 from outrider.wire.status import status_of
 from outrider.wire.tls import Certificates, Files, role_name, server_credentials
 from speculative.errors import InvalidRequest, PermissionDenied
@@ -59,7 +59,7 @@ def certificates(settings: ServiceSettings, *, serves: bool = True) -> Certifica
     if not any(given):
         return None
     if not all(given):
-        raise InvalidRequest("tls_cert, tls_key and tls_ca go together: give all three, or none")
+        raise InvalidRequest(TLS_TOGETHER)
     return Certificates(files)
 
 

@@ -7,7 +7,7 @@ values, and a class of settings that is called takes what it is given and nothin
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -58,6 +58,7 @@ def checked_address(address: str, lowest: int) -> str:
 Address = Annotated[str, AfterValidator(partial(checked_address, lowest=0))]
 """host:port to serve on; port 0 picks a free one."""
 
+TLS_TOGETHER = "tls_cert, tls_key and tls_ca go together: give all three, or none"
 DNS = "dns:"
 """What a peer begins with that is a name for as many addresses as it resolves to."""
 
@@ -140,6 +141,11 @@ class ServiceSettings(RoleSettings):
     """How long calls in flight may go on after a signal to stop, in seconds."""
     parent_pid: int | None = None
     """End as soon as this process, which must be the parent, has ended."""
+
+    def incomplete(self) -> Iterator[str]:
+        """See SecretFiles."""
+        if len({path is None for path in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
+            yield TLS_TOGETHER
 
 
 Settings = TypeVar("Settings", bound=RoleSettings)

@@ -129,10 +129,10 @@ def test_secrets_are_masked_wherever_they_come_from(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "url").write_text(f"redis://:{SECRET}@h:1")
-    flags = ["--verifier", "a:1", "--redis-url-file", str(tmp_path / "url")]
+    flags = ["--verifier", "a:1", "--store", "redis", "--redis-url-file", str(tmp_path / "url")]
     from_file = run("config", "show", "orchestrator", *flags, "--json")
     monkeypatch.setenv("OUTRIDER_ORCHESTRATOR__REDIS_URL", f"redis://:{SECRET}@h:1")
-    from_variable = run("config", "show", "orchestrator", "--verifier", "a:1", "--json")
+    from_variable = run("config", "show", "orchestrator", "--verifier", "a:1", "--store", "redis", "--json")
     wrong = run("config", "show", "orchestrator", "--verifier", "nowhere")
     urls = [json.loads(one.out)["settings"]["redis_url"] for one in (from_file, from_variable)]
     assert [url["from"] for url in urls] == [
@@ -149,6 +149,36 @@ def test_a_role_that_would_not_start_is_shown_with_the_reason(run: Run) -> None:
     assert done.status == 1
     assert "wrong: --kv-bm is no flag; did you mean --kv-mb?" in done.out
     assert re.search(r"^model +\(missing\)", done.out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--store", "redis"), "store is redis, but nobody says where"),
+        (("--redis-url", "redis://h:1"), "a Redis URL is given, but store is memory"),
+        (("--tls-cert", "c.pem"), "tls_cert, tls_key and tls_ca go together"),
+        (("--front-key", "k.pem"), "front_cert and front_key go together"),
+        (("--front-client-ca", "a.pem"), "front_cert and front_key go together"),
+    ],
+)
+def test_what_goes_together_is_told_before_a_role_starts(
+    run: Run, tmp_path: Path, flags: tuple[str, str], says: str
+) -> None:
+    shown = run("config", "show", "orchestrator", "--verifier", "h:1", *flags)
+    assert (shown.status, says in shown.out) == (1, True)
+    name = flags[0].removeprefix("--").replace("-", "_")
+    file = written(tmp_path, f'[orchestrator]\nverifier = ["h:1"]\n{name} = "{flags[1]}"\n')
+    checked = run("config", "check", file)
+    assert checked.status == 0, "a flag or a variable may say the rest"
+    assert f"left open: [orchestrator]: {says}" in checked.out
+
+
+def test_a_secret_given_twice_hides_no_other_fault(run: Run, tmp_path: Path) -> None:
+    text = f'[orchestrator]\nstore = "radis"\nredis_url = "{SECRET}"\nredis_url_file = "/x"\n'
+    checked = run("config", "check", written(tmp_path, text))
+    assert "orchestrator.store = 'radis'" in checked.out
+    assert "give redis_url or redis_url_file, not both" in checked.out
+    assert SECRET not in checked.out
 
 
 def test_a_role_that_is_none_is_refused(run: Run) -> None:

@@ -91,8 +91,16 @@ def test_the_context_is_what_is_installed() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert packages <= kept
     for copied in re.findall(r"^COPY (models/\S+)", DOCKERFILE, flags=re.MULTILINE):
-        assert copied in kept
-        assert (ROOT / copied / "config.json").exists()
+        assert copied.removesuffix("/tokenizer.json") in kept
+        assert (ROOT / copied).is_file() or (ROOT / copied / "config.json").exists()
+
+
+def test_the_tokenizer_that_retrieval_is_told_of_is_in_its_image() -> None:
+    said = "/opt/outrider/models/target"
+    assert f"COPY models/target/tokenizer.json {said}/\n" in stages()["retrieval"]
+    assert COMPOSE["services"]["retrieval"]["environment"]["OUTRIDER_RETRIEVAL__TOKENIZER"] == said
+    rendered = {role: container for role, _, container in workloads(render({"retrieval": {"enabled": True}}))}
+    assert {"name": "OUTRIDER_RETRIEVAL__TOKENIZER", "value": said} in rendered["retrieval"]["env"]
 
 
 def test_chart_and_compose_use_the_images_that_are_built() -> None:

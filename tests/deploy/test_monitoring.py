@@ -1,10 +1,23 @@
 """The chart offers the alerts and the dashboard as they lie in its files, where they are asked for."""
 
 import json
+import re
 
 import kubernetes_validate
 import yaml
 from rendering import CHART, of_kind, render
+
+from orchestrator.http.errors import FieldRefused
+from speculative.errors import (
+    IdsNeeded,
+    InvalidRequest,
+    PermissionDenied,
+    QuotaExceeded,
+    Superseded,
+    Unauthenticated,
+    UnknownModel,
+    UnknownSession,
+)
 
 RULES = {"monitoring": {"rules": {"enabled": True, "labels": {"release": "prometheus"}}}}
 BOARD = {"monitoring": {"dashboard": {"enabled": True}}}
@@ -19,6 +32,16 @@ def test_alerts_are_a_rule_of_the_operator_word_for_word() -> None:
     assert rule["apiVersion"] == "monitoring.coreos.com/v1"
     assert rule["metadata"]["labels"]["release"] == "prometheus"
     assert rule["spec"] == yaml.safe_load((CHART / "files/alerts.yaml").read_text())
+
+
+def test_requests_that_fail_by_their_senders_fault_wake_nobody() -> None:
+    groups = yaml.safe_load((CHART / "files/alerts.yaml").read_text())["groups"]
+    rules = {rule["alert"]: rule for group in groups for rule in group["rules"]}
+    found = re.search(r'reason!~"([^"]+)"', rules["OutriderRequestsFail"]["expr"])
+    assert found is not None
+    left_out = set(found[1].split("|"))
+    faults = (InvalidRequest, UnknownModel, UnknownSession, Superseded, Unauthenticated, PermissionDenied)
+    assert {error.__name__ for error in (*faults, FieldRefused, IdsNeeded, QuotaExceeded)} == left_out
 
 
 def test_the_dashboard_is_a_config_map_that_grafana_s_sidecar_finds() -> None:

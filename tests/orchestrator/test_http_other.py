@@ -36,6 +36,14 @@ async def test_text_becomes_ids_and_ids_text(world: World, table: TokenTable) ->
     assert back == {"prompt": "abc"}
 
 
+async def test_ids_beyond_the_vocabulary_have_no_text(world: World, table: TokenTable) -> None:
+    body = json.dumps({"tokens": [5, 96]}).encode()
+    async with asking(world, table) as (_, _, front):
+        status, said, _ = await asyncio.to_thread(send, front.http, "/detokenize", body)
+    assert (status, said["error"]["param"]) == (400, "tokens[1]")
+    assert said["error"]["message"] == "tokens[1] is 96; ids are below 96"
+
+
 async def test_health_and_version_are_told(world: World, table: TokenTable) -> None:
     async with asking(world, table) as (_, _, front):
         health = await asyncio.to_thread(send, front.http, "/health", b"", "GET")

@@ -83,6 +83,16 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"speculation": {"nodes": 257}}, "speculation.nodes"),
     ({"speculation": {"device": 1}}, "speculation.device"),
     ({"response_format": {"type": "xml"}}, "response_format"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {}, "strict": False},
+            }
+        },
+        "response_format.json_schema.strict",
+    ),
+    ({"response_format": {"type": "text", "json_schema": {}}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
 ]
 ONLY_TEXT: list[tuple[dict[str, Any], str]] = [
@@ -130,6 +140,29 @@ async def test_every_invalid_value_is_refused_by_name(
     assert front.sample("request_errors_total", reason="InvalidRequest") + front.sample(
         "request_errors_total", reason="FieldRefused"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop_token_ids": [96]}, "stop_token_ids has 96; ids are below 96"),
+        ({"speculation": {"nodes": 257}}, "speculation.nodes is 257; 0 to 256 are possible"),
+    ],
+)
+async def test_a_message_calls_a_field_what_the_body_calls_it(
+    world: World, table: TokenTable, fields: dict[str, Any], message: str
+) -> None:
+    async with asking(world, table) as (_, _, front):
+        body = json.dumps(TEXT | fields).encode()
+        _, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body)
+    assert said["error"]["message"] == message
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"", b"\xff"])
+async def test_a_body_that_is_no_object_names_no_field(world: World, table: TokenTable, body: bytes) -> None:
+    async with asking(world, table) as (_, _, front):
+        status, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body)
+    assert (status, said["error"]["param"]) == (400, None)
 
 
 ODD: list[Any] = [None, True, 0, -1, 1.5, 1e308, 2**63, "", "x", "\u0000", [], [0], ["x"], [[]], [None], {}]

@@ -47,7 +47,7 @@
   valueFrom:
     secretKeyRef: {{ toJson $secret }}
 {{- end }}
-{{- if and (has .role (list "verifier" "drafter")) (include "outrider.weightsClaim" $root) }}
+{{- if and (ne .role "orchestrator") (include "outrider.weightsClaim" $root) }}
 - name: HF_HOME
   value: /weights
 {{- if $root.Values.weights.offline }}
@@ -73,7 +73,7 @@
 {{- if .own.persistence.enabled }}
 - {name: data, mountPath: /data}
 {{- end }}
-{{- if and (has .role (list "verifier" "drafter")) (include "outrider.weightsClaim" .root) }}
+{{- if and (ne .role "orchestrator") (include "outrider.weightsClaim" .root) }}
 - {name: weights, mountPath: /weights, readOnly: {{ .root.Values.weights.readOnly }}}
 {{- end }}
 {{- with .own.extraVolumeMounts }}
@@ -86,7 +86,7 @@
 {{- if .own.shmSize }}
 - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ .own.shmSize }}}}
 {{- end }}
-{{- if and (has .role (list "verifier" "drafter")) (include "outrider.weightsClaim" .root) }}
+{{- if and (ne .role "orchestrator") (include "outrider.weightsClaim" .root) }}
 - name: weights
   persistentVolumeClaim:
     claimName: {{ include "outrider.weightsClaim" .root }}
