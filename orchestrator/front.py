@@ -48,7 +48,15 @@ def make_gate(settings: OrchestratorSettings, metrics: RequestMetrics) -> Gate:
 
 
 def warn_of_open_doors(settings: OrchestratorSettings) -> None:
-    """Says so where more than this machine can ask without a key, or where keys travel in plain."""
+    """Says so where more than this machine can ask without a key, or register without a certificate, or
+    where keys travel in plain."""
+    registry = settings.registry_bind
+    if registry is not None and settings.tls_cert is None and not is_loopback(registry):
+        log.warning(
+            "whoever can connect to %s may register as a worker, and is sent prompts: give tls_cert, tls_key "
+            "and tls_ca, or keep all but workers away from it",
+            registry,
+        )
     binds = [bind for bind in (settings.bind, settings.http_bind) if bind and not is_loopback(bind)]
     if not binds or settings.front_client_ca is not None:
         return

@@ -22,7 +22,9 @@ ROLES = {
     "retrieval": registry_pb2.WORKER_ROLE_RETRIEVAL,
 }
 _NAMES = {number: name for name, number in ROLES.items()}
-_ADDRESS = re.compile(r"(?:[^\s:\[\]/,]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
+_ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
+_SCHEMES = frozenset({"dns", "fd", "ipv4", "ipv6", "passthrough", "unix", "unix-abstract", "vsock", "xds"})
+"""Before a colon gRPC takes these for something else than a host: unix:1 is a file."""
 _DIGEST = re.compile(r"[0-9a-f]{0,128}")
 _LONGEST_ADDRESS = 255
 _LONGEST_TEXT = 256
@@ -86,7 +88,7 @@ def checked(entry: WorkerEntry) -> WorkerEntry:
 def checked_address(address: str) -> str:
     """Raises InvalidRequest for what is no host:port that somebody can dial."""
     found = _ADDRESS.fullmatch(address) if len(address) <= _LONGEST_ADDRESS else None
-    if found is None or not address.isprintable() or not 1 <= int(found[1]) <= 65535:
+    if found is None or found[1].lower() in _SCHEMES or not 1 <= int(found[2]) <= 65535:
         raise InvalidRequest(f"a worker's address is {address[:80]!r}; host:port is needed, port 1 to 65535")
     return address
 

@@ -156,5 +156,7 @@ async def test_open_doors_are_told(ours: Authority, tmp_path: Path, caplog: pyte
     assert await warnings() == ""
     assert "whoever can connect to 0.0.0.0:0 may ask" in await warnings(**everywhere)
     assert "whoever" in await warnings(http_bind="0.0.0.0:0")
+    assert "0.0.0.0:0 may register" in await warnings(registry_bind="0.0.0.0:0")
+    assert await warnings(registry_bind="0.0.0.0:0", **ours.role("orchestrator")) == ""
     assert "in plain" in await warnings(**everywhere, api_keys_file=keys)
     assert await warnings(**everywhere, api_keys_file=keys, **ours.front()) == ""
