@@ -35,6 +35,7 @@ REPORT_MS = int(REPORT_S * 1000)
 BELIEVED_MS = int(BELIEVED_S * 1000)
 
 Entry = TypeVar("Entry")
+Dated = TypeVar("Dated", SessionRecord | None, Handle | None, Tokens)
 
 
 class RedisStore:
@@ -73,7 +74,7 @@ class RedisStore:
     async def find(self, key: SessionKey) -> SessionRecord | None:
         name = entries.record_name(key)
         fields = await self._fields(name)
-        return self._read(name, lambda: entries.record_from(key, fields))
+        return self._read(name, lambda: _of_now(entries.record_from(key, fields)))
 
     async def cancel(self, key: SessionKey) -> SessionRecord | None:
         name = entries.record_name(key)
@@ -81,7 +82,7 @@ class RedisStore:
         if not isinstance(answer, list):
             return None
         fields = dict(zip(answer[::2], answer[1::2], strict=True))
-        return self._read(name, lambda: entries.record_from(key, fields))
+        return self._read(name, lambda: _of_now(entries.record_from(key, fields)))
 
     async def forget(self, key: SessionKey, epoch: int) -> None:
         await self._run(scripts.FORGET, [(entries.record_name(key), (VERSION, epoch_to_bytes(epoch)))])
@@ -108,7 +109,7 @@ class RedisStore:
     async def tokens(self, key: SessionKey) -> Tokens | None:
         name = entries.tokens_name(key)
         data = await self._ask(name, lambda redis: redis.get(name))
-        return self._read(name, lambda: entries.tokens_from(data)) if data else None
+        return self._read(name, lambda: _of_now(entries.tokens_from(data))) if data else None
 
     async def put_handle(self, handle: Handle) -> None:
         arguments = (
@@ -125,7 +126,7 @@ class RedisStore:
     async def handle(self, key: SessionKey) -> Handle | None:
         name = entries.handle_name(key)
         fields = await self._fields(name)
-        return self._read(name, lambda: entries.handle_from(key, fields))
+        return self._read(name, lambda: _of_now(entries.handle_from(key, fields)))
 
     async def put_prefixes(self, scope: str, hashes: Sequence[int], verifier: str) -> None:
         async def write(redis: Any) -> None:
@@ -214,6 +215,13 @@ class RedisStore:
             self._told.add(name)
             what = "a store's entry is ignored; delete it where nobody else needs it"
             log.warning(what, extra={"fields": {"name": name, "why": why}})
+
+
+def _of_now(entry: Dated) -> Dated:
+    """Raises BrokenEntry for an epoch that no clock can have made: it would outlast whatever comes."""
+    if entry is not None and (epoch := epoch_to_bytes(entry.epoch)) > _ceiling():
+        raise BrokenEntry(f"epoch {epoch.decode()} is of the far future")
+    return entry
 
 
 def _ceiling() -> bytes:

@@ -27,7 +27,7 @@ local known = redis.call('HMGET', KEYS[1], 'version', 'epoch', 'cancelled')
 if foreign(KEYS[1], known[1], ours) then return -2 end
 local before = epoch_or(known[2], ceiling)
 if before > epoch then return 0 end
-if known[3] == '1' and not (lifts == '1' and before < epoch) then cancelled = '1' end
+if before ~= '' and known[3] == '1' and not (lifts == '1' and before < epoch) then cancelled = '1' end
 redis.call('HSET', KEYS[1], 'version', ours, 'epoch', epoch, 'verifier', verifier, 'choices', choices,
   'cancelled', cancelled)
 redis.call('PEXPIRE', KEYS[1], lease)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.failures import usage
+from outrider.cli.operating import channel_to, shown
 
 if TYPE_CHECKING:
     from outrider.v1 import retrieval_pb2
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="What a running retrieval worker drafts from: listed, added to, forgotten.", rich_markup_mode=None
 )
+app.callback()(shown)
 
 CALL_S = 60.0
 BUILD_S = 24 * 3600.0
-PATIENCE_MS = 10_000
 LONGEST_NAME = 128
 
 Address = Annotated[str, typer.Option(help="host:port of the worker, as `outrider up` prints it.")]
@@ -237,10 +238,9 @@ def forget(
 def _worker(address: str) -> Iterator[Any]:
     """A stub of the worker. Raises OutriderError inside the block."""
     from outrider.v1.retrieval_pb2_grpc import RetrievalStub
-    from outrider.wire.channel import open_sync_channel
     from outrider.wire.status import rpc_errors
 
-    with open_sync_channel(address, patience_ms=PATIENCE_MS) as channel, rpc_errors():
+    with channel_to("retrieval", address) as channel, rpc_errors():
         yield RetrievalStub(channel)
 
 

@@ -14,6 +14,7 @@ import grpc
 from outrider.cli.failures import CommandFailed
 from outrider.cli.joining import wait_until_joined
 from outrider.cli.said import Said
+from outrider.credentials import credentials_of
 from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, reserved_address, stop_all
 from outrider.runtime.threads import cpu_limit
 from outrider.v1 import draft_source_pb2, verifier_pb2
@@ -137,6 +138,7 @@ class Stack:
         """Raises CommandFailed where a model that is named by default is missing."""
         target, drafter = options.models()
         self._held = contextlib.ExitStack()
+        self._said = options.said
         verifier_threads, drafter_threads = options.thread_counts(bool(drafter))
         self._roles = [self._model_role("verifier", target, verifier_threads, options)]
         if drafter:
@@ -256,10 +258,10 @@ class Stack:
 
     def _check_pair(self) -> None:
         """Raises CommandFailed where a source cannot draft for the target."""
-        with rpc_errors(), _channel(self._children["verifier"]) as channel:
+        with rpc_errors(), self._channel("verifier", "verifier") as channel:
             target = VerifierStub(channel).Describe(verifier_pb2.VerifierDescribeRequest(), timeout=CALL_S)
         for role in self._children.keys() & set(SOURCES):
-            with rpc_errors(), _channel(self._children[role]) as channel:
+            with rpc_errors(), self._channel(role, "source") as channel:
                 source = DraftSourceStub(channel).Describe(
                     draft_source_pb2.SourceDescribeRequest(), timeout=CALL_S
                 )
@@ -270,8 +272,8 @@ class Stack:
         workers = [child.address for role, child in self._children.items() if role != "orchestrator"]
         wait_until_joined(self._children["orchestrator"].metrics, workers, JOIN_S)
 
-
-@contextlib.contextmanager
-def _channel(child: ServiceProcess) -> Iterator[grpc.Channel]:
-    with open_sync_channel(child.address) as channel:
-        yield channel
+    def _channel(self, child: str, named: str) -> grpc.Channel:
+        """To a service, with the certificate that the orchestrator was told to show, if any."""
+        told = [self._said.text("orchestrator", name) or None for name in ("tls_ca", "tls_cert", "tls_key")]
+        certificates = credentials_of(None, *told).certificates
+        return open_sync_channel(self._children[child].address, certificates=certificates, role=named)

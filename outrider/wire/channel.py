@@ -105,9 +105,12 @@ def open_sync_channel(
     *,
     patience_ms: int = DIALLER_PATIENCE_MS,
     certificates: Certificates | None = None,
+    role: str = "",
 ) -> grpc.Channel:
     """The same for callers without an event loop; it shows to its end what the files hold now."""
     options = channel_options(max_message_mb, patience_ms)
     if certificates is None:
         return grpc.insecure_channel(address, options=options)
+    if role:
+        options.append(("grpc.ssl_target_name_override", role_name(role)))
     return grpc.secure_channel(address, channel_credentials(certificates.current()), options=options)

@@ -80,7 +80,7 @@ def test_a_corpus_is_built_from_standard_input(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
     made = run("build", "lines", "--stdin", "--jsonl-field", "body", "--public")
     assert made.out.endswith("tokens of 2 documents, public\n")
-    assert run("unload", "lines", "--public", "--remove").out == "lines: removed\n"
+    assert run("unload", "lines", "--public", "--remove").out == "lines: removed\n", "other tests count all"
 
 
 def test_files_become_references_by_their_paths_and_are_dropped(run: Run, texts: Path) -> None:

@@ -83,13 +83,18 @@ def test_ctrl_c_ends_the_demonstration_with_130_and_leaves_nothing(tmp_path: Pat
     assert not any(alive(pid) for pid in pids)
 
 
-def test_an_up_whose_front_wants_keys_and_certificates_starts_and_answers(
+def test_an_up_with_keys_and_certificates_everywhere_starts_and_answers(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (key,) = write_keys(tmp_path / "keys", ["ours"])
     authority = Authority(tmp_path / "authority")
-    for name, path in {"api_keys_file": tmp_path / "keys", **authority.front()}.items():
-        monkeypatch.setenv(f"OUTRIDER_ORCHESTRATOR__{name.upper()}", str(path))
+    told = {"orchestrator": {"api_keys_file": tmp_path / "keys", **authority.front()}}
+    told["orchestrator"] |= authority.role("orchestrator")
+    told["verifier"] = authority.role("verifier")
+    told |= {role: authority.role(role, "source") for role in ("drafter", "retrieval")}
+    for role, settings in told.items():
+        for name, path in settings.items():
+            monkeypatch.setenv(f"OUTRIDER_{role.upper()}__{name.upper()}", str(path))
     up = start_up("--target", str(tiny_llama), "--drafter", str(tiny_llama), log=tmp_path / "stderr")
     try:
         up.wait_ready()

@@ -13,6 +13,9 @@ import pytest
 from orchestrator.stores import Append, Tokens, entries
 from orchestrator.stores.prefixes import hashes
 from orchestrator.stores.redis import RedisStore
+from outrider.v1 import common_pb2, generation_pb2
+from outrider.v1.generation_pb2_grpc import GenerationStub
+from outrider.wire.channel import open_channel
 from outrider.wire.codec import SessionKey
 
 LIMIT = 60
@@ -250,6 +253,30 @@ async def test_rubbish_is_ignored_or_written_over(
     assert handle is not None
     assert handle.length == LIMIT, "what is of this version, but broken, is written over"
     assert "ignored; delete it" in caplog.text
+
+
+@pytest.mark.parametrize("epoch", ["f" * 16, "zz" * 8])
+async def test_what_no_clock_can_have_made_neither_cancels_a_request_nor_places_it(
+    world: Any, redis_server: Any, epoch: str
+) -> None:
+    verifier, front = await served(world, redis_server.url)
+    fields = ("version", "1", "epoch", epoch, "verifier", verifier.address, "choices", "1", "cancelled", "1")
+    redis_server.say("HSET", entries.record_name(KEY), *fields)
+    redis_server.say("HSET", entries.handle_name(KEY), *fields[:6], "length", "1", "hash", "0" * 16)
+    redis_server.say("SET", entries.tokens_name(KEY), f"1{epoch}".encode() + entries.ids_to_bytes(WHOLE))
+    async with looked_into(redis_server.url) as store:
+        assert (await store.find(KEY), await store.handle(KEY), await store.tokens(KEY)) == (None, None, None)
+        assert await store.cancel(KEY) is None
+    assert not await front.client.cancel("mine")
+    have = [generation_pb2.TokenIds(ids=WHOLE[:2])]
+    start = generation_pb2.GenerateStart(
+        ids=generation_pb2.TokenIds(ids=[5]), session="mine", seed=1, max_tokens=9, have=have, seen_epoch=1
+    )
+    async with open_channel(front.address) as channel:
+        call = GenerationStub(channel).Generate(iter((generation_pb2.GenerateRequest(start=start),)))
+        responses = [response async for response in call]
+    assert tuple(id_ for one in responses for id_ in one.tokens.ids) == WHOLE[2:9]
+    assert responses[-1].finished.reason == common_pb2.FINISH_REASON_LENGTH
 
 
 async def test_a_cancel_at_another_orchestrator_ends_the_request(world: Any, redis_server: Any) -> None:
