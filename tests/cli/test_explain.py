@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from outrider.cli import explain
+from outrider.cli.access import Access
 from outrider.v1 import common_pb2, explain_pb2
 from outrider.wire.epochs import wall_clock_ms
 
@@ -102,7 +103,7 @@ def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             asked.append((session, tenant, choice))
             return explain_pb2.ExplainResponse(incarnations=[incarnation()])
 
-    monkeypatch.setattr(explain, "Client", Fake)
+    monkeypatch.setattr(Access, "client", lambda _, address: Fake(address))
     explain.run_explain("a:1", "mine", tenant="us", choice=1, as_json=True)
     said = json.loads(capsys.readouterr().out)
     assert asked == ["a:1", ("mine", "us", 1)]
