@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from outrider import client
 from outrider.cli import explain
-from outrider.cli.access import Access
 from outrider.v1 import common_pb2, explain_pb2
 from outrider.wire.epochs import wall_clock_ms
 
@@ -90,7 +90,7 @@ def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     asked: list[Any] = []
 
     class Fake:
-        def __init__(self, address: str) -> None:
+        def __init__(self, address: str, **shown: Any) -> None:
             asked.append(address)
 
         def __enter__(self) -> "Fake":
@@ -103,7 +103,7 @@ def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             asked.append((session, tenant, choice))
             return explain_pb2.ExplainResponse(incarnations=[incarnation()])
 
-    monkeypatch.setattr(Access, "client", lambda _, address: Fake(address))
+    monkeypatch.setattr(client, "Client", Fake)
     explain.run_explain("a:1", "mine", tenant="us", choice=1, as_json=True)
     said = json.loads(capsys.readouterr().out)
     assert asked == ["a:1", ("mine", "us", 1)]
