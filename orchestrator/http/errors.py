@@ -1,5 +1,6 @@
 """Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` under the status that fits."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -85,11 +86,17 @@ def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         param = error.param if isinstance(error, FieldRefused) else param_of(status.message)
     elif kind.status == 404:
         param = "model"
-    metadata = dict(status.metadata)
-    headers = {"retry-after": metadata[RETRY_KEY]} if RETRY_KEY in metadata else {}
+    headers = _later(float(dict(status.metadata).get(RETRY_KEY, "0")))
     if kind.status == 401:
         headers["www-authenticate"] = "Bearer"
     return kind.status, shape(message, kind.type, param, kind.code), headers
+
+
+def _later(seconds: float) -> dict[str, str]:
+    """When to come back: whole seconds, as HTTP has no others, and what OpenAI's clients look at first."""
+    if not seconds:
+        return {}
+    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
 
 
 def shape(message: str, type_: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -41,7 +41,9 @@ def top(
 
 @app.command()
 def explain(
-    session: Annotated[str, typer.Argument(help="Its name, as `generate --session` or an answer says it.")],
+    session: Annotated[
+        str, typer.Argument(help="Its name: as `generate` said it; over HTTP the `id`, and -0.")
+    ],
     address: Annotated[str, typer.Option(help="host:port of an orchestrator, as `outrider up` prints it.")],
     tenant: Annotated[str, typer.Option(help="Whose session it is.")] = "",
     choice: Annotated[int, typer.Option(min=0, help="Which answer, where there were several.")] = 0,

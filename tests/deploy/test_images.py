@@ -114,8 +114,6 @@ def test_chart_and_compose_use_the_images_that_are_built() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_compose_gives_settings_that_its_process_takes(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if role == "retrieval":
-        pytest.importorskip("retrieval_service", reason="there is no retrieval service here")
     service: dict[str, Any] = COMPOSE["services"][role]
     given = {name: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value) for name, value in service["environment"].items()}
     for name, value in given.items():

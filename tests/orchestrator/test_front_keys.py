@@ -264,7 +264,8 @@ async def test_a_quota_is_told_with_when_to_come_back_over_both_fronts(
             authorization=f"Bearer {at.keys[0]}",
         )
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert 30 < float(headers["retry-after"]) <= 60
+        assert 30 < int(headers["retry-after"]) <= 60, "whole seconds: others are no HTTP"
+        assert 0 <= int(headers["retry-after"]) * 1000 - int(headers["retry-after-ms"]) < 1000
         await at.theirs.generate(**ASKS)
         assert at.front.sample("request_errors_total", reason="QuotaExceeded") == 2
 
