@@ -135,10 +135,10 @@ def field_refused(faults: Sequence[Mapping[str, Any]]) -> FieldRefused:
     last = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
     if fault["type"] == "json_invalid":
         return FieldRefused(None, f"the body is no JSON: {fault.get('ctx', {}).get('error', '')}")
-    if not place:
+    if not fault["loc"][1:]:
         return FieldRefused(None, "the body must be a JSON object, sent as application/json")
     if fault["type"] == "extra_forbidden":
-        return FieldRefused(place, f"{place} is not supported here; leave it out")
+        return FieldRefused(place, f"{place or 'a field without a name'} is not supported here; leave it out")
     if fault["type"] == "missing":
         return FieldRefused(place, f"{place} is missing")
     wanted = f"it must be {_TAKES[last]}" if last in _TAKES else str(fault["msg"])

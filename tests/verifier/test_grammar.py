@@ -141,7 +141,7 @@ async def test_in_a_batch_under_preemption_each_keeps_its_own_grammar() -> None:
     async with serving(writer()) as verifier:
         alone = [await verifier.generate([*PROMPT, n], new=NEW, **one) for n, one in enumerate(asked)]
     target = writer(slots=368)
-    target.step_s = 0.002
+    target.step_s = 0.01  # all of them are there before the first one ends
     async with serving(target) as verifier:
         requests = [
             verifier.request([*PROMPT, n], new=NEW, sources=LOOKUP, **one) for n, one in enumerate(asked)
