@@ -327,7 +327,11 @@ class World:
         """Waits until so many models are served, with so many sources each."""
         async with asyncio.timeout(10):
             while True:
-                served = await front.client.models()
+                served = []
+                with contextlib.suppress(
+                    Unavailable
+                ):  # a busy machine's first attempt to connect may time out
+                    served = await front.client.models()
                 if len(served) >= models and all(len(model.sources) >= sources for model in served):
                     return front
                 await asyncio.sleep(0.02)
