@@ -24,6 +24,16 @@ class Done:
     ended_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A silence at whose end a stream went on under another epoch."""
+
+    silence_s: float
+    choice: int
+    """Of the first ids after it."""
+    epoch: int
+
+
 @dataclass(slots=True)
 class Track:
     """One stream as its client saw it, message by message."""
@@ -35,8 +45,10 @@ class Track:
     """Ids that came at a position which the client had."""
     gaps: int = 0
     """Positions that were passed over."""
-    switches: list[float] = field(default_factory=list)
-    """Silences, in seconds, at whose end the stream went on under another epoch."""
+    switches: list[Switch] = field(default_factory=list)
+    computed_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By choice and epoch: from when a verifier had the session until it had read its ids, others' before them,
+    as far as somebody could still tell."""
     asked: int = 0
     """How often it was asked for: once, and once more after each orchestrator that was lost."""
     recoveries: int = 0
@@ -62,9 +74,14 @@ class Track:
         self._moved(epoch)
         last = self.times[-1] if self.times else self.asked_s
         if self._moving:
-            self.switches.append(now_s - last)
+            self.switches.append(Switch(now_s - last, choice, self._epoch))
             self._moving = False
         self.times.append(now_s)
+
+    def beyond_prefill(self) -> list[float]:
+        """What each switch took beside that, in seconds."""
+        known = [it for it in self.switches if (it.choice, it.epoch) in self.computed_s]
+        return [max(0.0, it.silence_s - self.computed_s[it.choice, it.epoch]) for it in known]
 
     def _moved(self, epoch: int) -> None:
         if epoch and self._epoch and epoch != self._epoch and self.times:
@@ -137,7 +154,8 @@ def summary(
     differences = [it for it in told if it is not None]
     by = pauses(tracks, done)
     everything = [silence for of_role in by.values() for silences in of_role.values() for silence in silences]
-    switches = [silence for track in tracks for silence in track.switches]
+    switches = [switch.silence_s for track in tracks for switch in track.switches]
+    beyond = [rest for track in tracks for rest in track.beyond_prefill()]
     errors = [f"{track.name}: {track.error or 'did not end'}" for track in tracks if track.completion is None]
     return {
         "faults": len(done),
@@ -153,6 +171,7 @@ def summary(
         },
         "pause_s": quantiles(everything),
         "switch_s": quantiles(switches) | {"count": len(switches)},
+        "beyond_prefill_s": quantiles(beyond) | {"count": len(beyond)},
         "by_fault": {
             role: {
                 harm: quantiles(silences)

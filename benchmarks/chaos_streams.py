@@ -7,16 +7,18 @@ nothing of faults.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 from chaos_figures import Track
 
 from outrider.asking import addresses_in, ping_patience_ms
 from outrider.async_client import AsyncClient, AsyncStream
 from outrider.options import build_request
 from outrider.resuming import Resuming
-from outrider.v1 import generation_pb2
+from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel
 from speculative.errors import OutriderError
@@ -24,6 +26,7 @@ from speculative.errors import OutriderError
 PATIENCE_S = 60.0
 ENDS_S = 90.0
 """How long a stream may take after the last fault until it counts as lost."""
+EXPLAIN_S = 2.0
 SAID = 24
 """Ids that the user adds between two turns."""
 WAYS: tuple[dict[str, Any], ...] = (
@@ -184,7 +187,20 @@ class Riders:
                 completion = await stream.completion()
             track.completion = [choice.ids for choice in completion.choices]
             track.recoveries = completion.usage.recoveries
+            await self._look(track, str(options["session"]), self._stubs[resuming.orchestrator])
         except asyncio.CancelledError:
             track.error = f"still running {ENDS_S:g} s after the last fault"
         except OutriderError as error:
             track.error = f"{type(error).__name__}: {error}"
+
+    async def _look(self, track: Track, session: str, stub: GenerationStub) -> None:
+        """How long verifiers that went on with it took to read its ids, where they are there to tell."""
+        for switch in track.switches:
+            key = common_pb2.SessionKey(tenant="default", session=session, choice=switch.choice)
+            with suppress(grpc.RpcError):
+                told = await stub.Explain(explain_pb2.ExplainRequest(key=key), timeout=EXPLAIN_S)
+                for one in told.incarnations:
+                    if one.epoch == switch.epoch and one.rounds and not one.forgotten:
+                        first = one.rounds[0]
+                        read_s = (first.at_ms + first.forward_ms) / 1000
+                        track.computed_s[switch.choice, switch.epoch] = read_s

@@ -12,7 +12,7 @@ import statistics
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from envelope import REPOSITORY, print_result
 from numpy.typing import NDArray
+from packed_step import CONTEXT, packed_pass
 from tokenizers import Tokenizer
 
 from outrider.lm import PackedLM, Share
@@ -38,7 +39,6 @@ DTYPES = ("float32", "bfloat16")
 SHAPES = ((1, 1), (1, 16), (8, 1), (8, 16))
 """(sessions, rows each) of the timed passes."""
 
-CONTEXT = 256
 WARM_UP = 3
 Piece = Sequence[int]
 
@@ -151,25 +151,6 @@ def differences(lm: PackedLM, tokens: int, singly: int) -> dict[str, Any]:
             if counts["alone_and_trees"].rows < singly:
                 counts["alone_and_trees"].add(alone(lm, ids), trees[at], noise)
     return {name: count.figures() for name, count in counts.items()}
-
-
-def packed_pass(lm: PackedLM, sessions: int, rows: int) -> Callable[[], float]:
-    """One pass over trees of so many rows each, two children a node; a call returns its milliseconds."""
-    tables = [lm.table(reserve=CONTEXT + rows) for _ in range(sessions)]
-    for table in tables:
-        lm.forward([Share(table, range(CONTEXT), range(-1, CONTEXT - 1), ())])
-        table.commit(range(CONTEXT))
-    parents = [(row + 1) // 2 - 1 for row in range(rows)]
-
-    def once() -> float:
-        started = time.perf_counter()
-        lm.forward([Share(table, range(rows), parents, range(rows)) for table in tables])
-        spent = time.perf_counter() - started
-        for table in tables:
-            table.drop_nodes()
-        return spent * 1e3
-
-    return once
 
 
 def costs(without: PackedLM, under: PackedLM, repeats: int) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def own_forward(model: LlamaForCausalLM, rows: int) -> Case:
 def packed_pass(lm: PackedLM, sessions: int, rows: int) -> Case:
     """A packed pass: per session the last token and below it a tree of `rows - 1` nodes, two children
     each."""
-    tables = [lm.table() for _ in range(sessions)]
+    tables = [lm.table(reserve=CONTEXT + rows) for _ in range(sessions)]
     for table in tables:
         lm.forward([Share(table, range(CONTEXT), range(-1, CONTEXT - 1), ())])
         table.commit(range(CONTEXT))

@@ -145,6 +145,11 @@ class Fleet:
             if link.target is not None and address not in self.refused
         ]
 
+    def served(self) -> list[Target]:
+        """Of these, one of each name that a request can be opened for now."""
+        found = {target.name: target for target in self.targets()}
+        return [target for name, target in found.items() if self.verifiers_for(name)]
+
     def unreached(self) -> list[str]:
         """Verifiers that never said what they serve, and names that stand for none."""
         silent = [address for address, link in self.verifiers.items() if link.target is None]

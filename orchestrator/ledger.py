@@ -115,9 +115,9 @@ class Ledger:
         known = await _hashes(request.ids)
         scope = _scope(key, model)
         record, handle, near = await asyncio.gather(
-            self._ask(self._store.find(key), HINT_S),
-            self._ask(self._store.handle(key), HINT_S),
-            self._ask(self._store.longest_prefix(scope, known), HINT_S),
+            self._ask(lambda: self._store.find(key), HINT_S),
+            self._ask(lambda: self._store.handle(key), HINT_S),
+            self._ask(lambda: self._store.longest_prefix(scope, known), HINT_S),
         )
         verifier = "" if record is None else record.verifier
         if handle is not None and not verifier and begins_with(request.ids, handle):
@@ -127,7 +127,7 @@ class Ledger:
 
     async def is_cancelled(self, key: SessionKey, epoch: int) -> bool:
         """Whether a Cancel is recorded of the request that had this epoch."""
-        record = await self._ask(self._store.find(key), CANCEL_S / 2)
+        record = await self._ask(lambda: self._store.find(key), CANCEL_S / 2)
         return record is not None and record.cancelled and record.epoch >= epoch
 
     async def was_cancelled_meanwhile(self, key: SessionKey, epoch: int) -> bool:
@@ -147,14 +147,14 @@ class Ledger:
         live = self._outbox.get(key._replace(choice=0))
         if live is not None and key.choice in live.ids:
             return live.ids[key.choice]
-        tokens = await self._ask(self._store.tokens(key), CANCEL_S)
+        tokens = await self._ask(lambda: self._store.tokens(key), CANCEL_S)
         return () if tokens is None else tokens.ids
 
     async def cancel(self, key: SessionKey) -> SessionRecord | None:
         """Record that the client gave it up, as well as can be; its record before, where there was one."""
         live = self._outbox.get(key)
         if live is None:
-            return await self._ask(self._store.cancel(key), CANCEL_S)
+            return await self._ask(lambda: self._store.cancel(key), CANCEL_S)
         record = live.record
         self._outbox.cancelled(key)
         self._work.set()
@@ -164,10 +164,11 @@ class Ledger:
     def _gave_up(record: SessionRecord, request: Admitted) -> bool:
         return record.cancelled and request.have is not None and record.epoch >= request.seen_epoch
 
-    async def _ask(self, question: Awaitable[Answer], seconds: float) -> Answer | None:
+    async def _ask(self, question: Callable[[], Awaitable[Answer]], seconds: float) -> Answer | None:
+        """None where there is no answer in time. A question that nobody waits for any more is not asked."""
         try:
             async with asyncio.timeout(seconds):
-                return await question
+                return await question()
         except (StoreUnavailable, TimeoutError):
             return None
 

@@ -93,7 +93,6 @@ class GenerationServer(GenerationServicer):
 
     def _models(self) -> generation_pb2.ListModelsResponse:
         fleet = self._fleet
-        served = {target.name: target for target in fleet.targets() if fleet.verifiers_for(target.name)}
         return generation_pb2.ListModelsResponse(
             models=[
                 generation_pb2.Model(
@@ -103,7 +102,7 @@ class GenerationServer(GenerationServicer):
                     has_tokenizer=target.tokens is not None,
                     sources=fleet.source_names(target),
                 )
-                for target in served.values()
+                for target in fleet.served()
             ]
         )
 

@@ -1,9 +1,7 @@
 """Keys and values of the simulated verifiers: counted in blocks, never computed."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from verifier_service.portion import Portion
 from verifier_service.scheduler import Need
 from verifier_service.sessions import Session
 
@@ -58,10 +56,6 @@ class CountedMemory:
         """A step computes so many rows of a session."""
         self.held[session.handle] = max(self.held[session.handle], _blocks(session.cached + rows))
         assert self.free >= 0, f"{-self.free} blocks more than there are"
-
-    def share(self, session: Session, portion: Portion) -> Any:
-        """Nothing is computed."""
-        raise NotImplementedError
 
     def keep_rows(self, session: Session, path: Sequence[int]) -> None:
         """After a step: rows off the path are free again."""

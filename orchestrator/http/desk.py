@@ -60,8 +60,7 @@ class Desk:
 
     def served(self) -> list[Target]:
         """Models that a request can be opened for now."""
-        found = {target.name: target for target in self._fleet.targets()}
-        return [target for name, target in found.items() if self._fleet.verifiers_for(name)]
+        return self._fleet.served()
 
     def target(self, name: str | None) -> Target:
         """See choose_target."""

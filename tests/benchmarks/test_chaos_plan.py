@@ -121,10 +121,19 @@ def test_silences_are_told_by_role_and_harm() -> None:
 
 def test_a_stream_that_goes_on_under_another_epoch_has_switched() -> None:
     one = track((1.0, 10, 1, 0), (1.75, 11, 1, 7))
-    assert one.switches == [0.75]
+    assert [it.silence_s for it in one.switches] == [0.75]
     one.started(9)
     one.tokens(2.0, 0, 12, 1, 0)
-    assert one.switches == [0.75, 0.25]
+    assert one.switches == [figures.Switch(0.75, 0, 7), figures.Switch(0.25, 0, 9)]
+
+
+def test_of_a_switch_the_time_that_reading_took_is_told_apart() -> None:
+    one = track((1.0, 10, 1, 0), (1.75, 11, 1, 7), (1.8, 12, 1, 0), (4.8, 13, 1, 9))
+    assert one.beyond_prefill() == [], "nobody could tell"
+    one.computed_s = {(0, 7): 0.5, (1, 9): 1.0, (0, 8): 2.0}
+    assert one.beyond_prefill() == [pytest.approx(0.25)]
+    one.computed_s[0, 9] = 3.5
+    assert one.beyond_prefill() == [pytest.approx(0.25), 0.0], "clocks of two processes"
 
 
 def test_quantiles_are_nearest_ranks() -> None:

@@ -4,16 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from outrider.cli import stack
-from outrider.cli.app import main
 from outrider.cli.failures import CommandFailed
 from outrider.cli.modules import find_benchmark
+from tests.cli.inside import Ended, Run, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,24 +28,12 @@ def outrider(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.Comple
     )
 
 
-class Ended(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ended]
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """A command inside this process; one that becomes another program needs `outrider`."""
 
     def run(*arguments: str) -> Ended:
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert isinstance(end.value.code, int)
-        return Ended(end.value.code, *capsys.readouterr())
+        return ended(capsys, *arguments)
 
     return run
 

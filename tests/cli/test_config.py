@@ -3,30 +3,20 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from outrider.cli.app import main
 from outrider.cli.config_table import BEGIN, COMMAND, rewritten
 from outrider.cli.configuring import kinds
 from outrider.runtime.secret_files import holds_secret
 from outrider.runtime.setting_names import settings_of
+from tests.cli.inside import Ended, Run, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "configuration.md"
 SECRET = "hunter2-of-redis"
-
-
-class Ended(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -37,10 +27,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name)
 
     def run(*arguments: str) -> Ended:
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert isinstance(end.value.code, int)
-        return Ended(end.value.code, *capsys.readouterr())
+        return ended(capsys, *arguments)
 
     return run
 

@@ -1,42 +1,21 @@
 """`outrider index`: corpora built, described, verified, merged and removed at the command line."""
 
 import io
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from outrider.cli.app import main
+from tests.cli.inside import Ended, Run, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = str(ROOT / "models/target")
 
 
-class Ended(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    @property
-    def said(self) -> dict[str, Any]:
-        assert self.out.count("\n") == 1, self
-        said: dict[str, Any] = json.loads(self.out)
-        return said
-
-
-Run = Callable[..., Ended]
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: str | Path) -> Ended:
-        with pytest.raises(SystemExit) as end:
-            main(["index", *map(str, arguments)])
-        assert isinstance(end.value.code, int)
-        return Ended(end.value.code, *capsys.readouterr())
+        return ended(capsys, "index", *arguments)
 
     return run
 

@@ -1,33 +1,17 @@
 """`outrider memory` against a worker that runs: corpora, references, what was learnt."""
 
 import io
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from outrider.cli.app import main
 from outrider.runtime.children import ServiceProcess
+from tests.cli.inside import Ended, Run, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "models/target")
-
-
-class Ended(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    @property
-    def said(self) -> dict[str, Any]:
-        said: dict[str, Any] = json.loads(self.out)
-        return said
-
-
-Run = Callable[..., Ended]
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +29,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], worker: ServiceProcess) -> Run:
     def run(*arguments: str | Path, address: str = worker.address) -> Ended:
-        with pytest.raises(SystemExit) as end:
-            main(["memory", *map(str, arguments), "--address", address])
-        assert isinstance(end.value.code, int)
-        return Ended(end.value.code, *capsys.readouterr())
+        return ended(capsys, "memory", *arguments, "--address", address)
 
     return run
 

@@ -3,15 +3,15 @@
 import json
 import shutil
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
 from outrider.cli.app import main
+from tests.cli.inside import Ended, Run, ended
 from tests.conftest import save_tiny_llama, tiny_tokenizer, writing_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,22 +19,10 @@ SCHEMA = json.loads((ROOT / "docs" / "models-check.schema.json").read_text())
 SMALL = ("--prompts", "2", "--tokens", "8", "--threads", "1")
 
 
-class Ended(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ended]
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: object) -> Ended:
-        with pytest.raises(SystemExit) as end:
-            main(["models", "check", *map(str, arguments)])
-        assert isinstance(end.value.code, int)
-        return Ended(end.value.code, *capsys.readouterr())
+        return ended(capsys, "models", "check", *arguments)
 
     return run
 

@@ -1,5 +1,6 @@
 """One `outrider up` for all tests of this folder: tiny models, three processes of their own."""
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,3 +50,11 @@ def unmoved(client: Client, plain_answer: Completion) -> Iterator[None]:
     again = client.generate(**REQUEST)
     assert again.ids == plain_answer.ids
     assert again.text == plain_answer.text
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """A verifier sets the interpreter's switch interval for its whole process, here the tests'."""
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,6 @@ async def running(build: Any, settings: Any, tracing: Tracing) -> AsyncIterator[
     finally:
         await service.stop(0.0)
         await server.stop(0)
-
-
-@pytest.fixture
-def quick_switches() -> Iterator[None]:
-    """A verifier sets the interpreter's switch interval for its whole process, here the tests'."""
-    before = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(before)
 
 
 async def until(happened: Callable[[], Awaitable[bool]]) -> None:

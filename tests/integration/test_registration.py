@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from outrider.client import Client, Completion
+from outrider.client import Client
 from outrider.runtime.children import ServiceProcess, stop_all
 from tests.integration.live import ROOT, until
+from tests.integration.together import ASKED, ids_of, together
 
 QUIET = {"OUTRIDER_VERIFIER__LOG_LEVEL": "warning", "OUTRIDER_DRAFTER__LOG_LEVEL": "warning"}
-ASKED: list[dict[str, Any]] = [
-    {"ids": [5, 9, 30], "temperature": 0.0},
-    {"ids": [5, 9, 30, 41], "temperature": 0.8, "seed": 11, "n": 2},
-]
+TWO = ASKED[:2]
 LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True}
 MODELS = ROOT / "models"
 
@@ -51,37 +49,6 @@ def services() -> Iterator[Services]:
         yield services
 
 
-def together(client: Client, started: threading.Barrier | None = None, **asked: Any) -> list[Completion]:
-    """All requests at once; the barrier is passed when each has its first ids."""
-    answers: list[Completion | BaseException] = [RuntimeError("never answered")] * len(ASKED)
-
-    def ask(number: int) -> None:
-        try:
-            with client.stream(**LONG, **ASKED[number], **asked) as stream:
-                next(stream)
-                if started is not None:
-                    started.wait(60)
-                answers[number] = stream.completion()
-        except BaseException as error:
-            answers[number] = error
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(ASKED))]
-    for thread in threads:
-        thread.start()
-    if started is not None:
-        started.wait(60)
-    for thread in threads:
-        thread.join(60)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return [answer for answer in answers if isinstance(answer, Completion)]
-
-
-def ids_of(answers: list[Completion]) -> list[tuple[tuple[int, ...], str]]:
-    return [(choice.ids, choice.text) for answer in answers for choice in answer.choices]
-
-
 def has_sources(client: Client, *names: str) -> bool:
     models = client.models()
     return bool(models) and set(names) <= set(models[0].sources)
@@ -93,11 +60,11 @@ def test_a_verifier_that_is_told_to_end_hands_its_streams_over(services: Service
     first = services.worker("verifier", MODELS / "target", "--grace-s", "60")
     with Client(services.front.address) as client:
         until(lambda: client.models())
-        plain = ids_of(together(client))
+        plain = ids_of(together(client, asked=TWO, **LONG))
         services.worker("verifier", MODELS / "target")
         until(lambda: len(metric(services.front, "peer_up", 1.0)) == 2)
-        barrier = threading.Barrier(len(ASKED) + 1, action=lambda: os.kill(first.pid, signal.SIGTERM))
-        answers = together(client, barrier)
+        barrier = threading.Barrier(len(TWO) + 1, action=lambda: os.kill(first.pid, signal.SIGTERM))
+        answers = together(client, barrier, TWO, **LONG)
         assert ids_of(answers) == plain
         moved = [choice.usage.recoveries for answer in answers for choice in answer.choices]
         assert set(moved) <= {0, 1}

@@ -96,14 +96,6 @@ async def joined(address: str) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.fixture
-def quick_switches() -> Iterator[None]:
-    """A verifier sets the interpreter's switch interval for its whole process, here the tests'."""
-    before = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(before)
-
-
 @pytest.mark.usefixtures("quick_switches")
 async def test_a_request_goes_the_way_that_the_documentation_tells(
     tiny_llama: Path, tiny_llama_b: Path, capsys: pytest.CaptureFixture[str]

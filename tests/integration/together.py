@@ -1,6 +1,7 @@
 """Several requests of different kinds at once, and what harms their services when each has its first ids."""
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from outrider.client import Client, Completion
@@ -14,13 +15,18 @@ ASKED: list[dict[str, Any]] = [
 LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 
-def together(client: Client, started: threading.Barrier | None = None) -> list[Completion]:
-    """All requests at once; the barrier is passed when each has its first ids."""
-    answers: list[Completion | BaseException] = [RuntimeError("never answered")] * len(ASKED)
+def together(
+    client: Client,
+    started: threading.Barrier | None = None,
+    asked: Sequence[dict[str, Any]] = ASKED,
+    **options: Any,
+) -> list[Completion]:
+    """All requests at once, with `options` beside each; the barrier is passed when each has its first ids."""
+    answers: list[Completion | BaseException] = [RuntimeError("never answered")] * len(asked)
 
     def ask(number: int) -> None:
         try:
-            with client.stream(**LONG, **ASKED[number]) as stream:
+            with client.stream(**LONG | asked[number] | options) as stream:
                 next(stream)
                 if started is not None:
                     started.wait(60)
@@ -28,7 +34,7 @@ def together(client: Client, started: threading.Barrier | None = None) -> list[C
         except BaseException as error:
             answers[number] = error
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(ASKED))]
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(asked))]
     for thread in threads:
         thread.start()
     if started is not None:
