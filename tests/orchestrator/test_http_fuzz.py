@@ -106,9 +106,8 @@ class Described:
 
 
 def _bounds(schema: dict[str, Any]) -> tuple[int, int]:
-    low = schema.get("minimum", -(2**63))
-    high = schema.get("maximum", schema.get("exclusiveMaximum", 2**63) - 1)
-    return int(low), int(high)
+    beyond = int(schema.get("exclusiveMaximum", 2**63))  # a float in the document, of which one less is itself
+    return int(schema.get("minimum", -(2**63))), int(schema.get("maximum", beyond - 1))
 
 
 @pytest.fixture(scope="module")
