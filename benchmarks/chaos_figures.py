@@ -47,8 +47,8 @@ class Track:
     """Positions that were passed over."""
     switches: list[Switch] = field(default_factory=list)
     computed_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By choice and epoch: from when a verifier had the session until it had read its ids, others' before them,
-    as far as somebody could still tell."""
+    """By choice and epoch: how long the verifier that went on had the session until its ids were read, behind
+    others' as the case may be; of those that could still tell."""
     asked: int = 0
     """How often it was asked for: once, and once more after each orchestrator that was lost."""
     recoveries: int = 0
