@@ -195,7 +195,7 @@ class Engine:
     def _chunk(self, ready: list[Session]) -> int:
         """Rows that prompts may share with decoding in this step."""
         decoding = sum(session.pending == 1 for session in ready)
-        expected_ms = partial(self._pace.expected_ms, sessions=len(ready))
+        expected_ms = partial(self._pace.expected_ms, sessions=decoding + 1)
         return chunk_rows(self._limits.prefill_chunk, decoding, expected_ms, self._limits.stall_ms)
 
     def _begin(self, ready: list[Session], sizes: list[int], drafts: bool) -> list[Part]:

@@ -3,11 +3,13 @@
 Pure: knows counts and milliseconds, nothing of sessions, trees or models.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 # Of a step's rows, the share that prefills keep however many sessions decode, so that none starves.
 _PREFILL_FLOOR = 4
-_SMALLEST_CHUNK = 16
+_PIECE = 16
+"""Rows in whose multiples chunks are cut."""
 # How many times what decoding takes by itself a step may last: where that alone is long, a prompt would
 # otherwise get a few rows of each step, and hardly ever be through.
 _SLOWER = 2.0
@@ -16,15 +18,18 @@ _SLOWER = 2.0
 def chunk_rows(most: int, decoding: int, expected_ms: Callable[[int], float], stall_ms: float) -> int:
     """Rows that prefills and decoding share in the next step, at most `most`.
 
-    Beside `decoding` rows of other sessions, whose streams stand still meanwhile, it is halved until the step
-    takes no longer than `stall_ms`, or twice what these rows take by themselves where that is more; alone a
-    prefill may take what it likes.
+    Beside `decoding` rows of other sessions, whose streams stand still meanwhile, as many as let the step
+    take no longer than `stall_ms`, or twice what these rows take by themselves where that is more: with fewer
+    there would be more steps, each with its own cost. Alone a prefill may take what it likes.
     """
-    chunk = most
-    patience_ms = max(stall_ms, _SLOWER * expected_ms(decoding)) if decoding else 0.0
-    while decoding and chunk > _SMALLEST_CHUNK and expected_ms(chunk) > patience_ms:
-        chunk //= 2
-    return max(1, chunk)
+    if not decoding:
+        return max(1, most)
+    patience_ms = max(stall_ms, _SLOWER * expected_ms(decoding))
+    if expected_ms(most) <= patience_ms:
+        return max(1, most)
+    pieces = range(2, most // _PIECE + 1)
+    fitting = bisect_left(pieces, True, key=lambda count: expected_ms(count * _PIECE) > patience_ms)
+    return min(most, (fitting + 1) * _PIECE)
 
 
 def pending_rows(pending: Sequence[int], nodes: Sequence[int], chunk: int) -> list[int]:

@@ -123,8 +123,8 @@ class Session:
 
     @property
     def likely_nodes(self) -> int:
-        """How many drafted nodes the next step would bring: what stands, or some more than the last did."""
-        return min(self.node_limit, self._pool.pending, 2 * self._brought + 1)
+        """How many drafted nodes the next step would bring: what stands, up to what the last one did."""
+        return min(self.node_limit, self._pool.pending, max(1, self._brought))
 
     @property
     def prefix_hash(self) -> int:

@@ -106,7 +106,9 @@ class Described:
 
 
 def _bounds(schema: dict[str, Any]) -> tuple[int, int]:
-    beyond = int(schema.get("exclusiveMaximum", 2**63))  # a float in the document, of which one less is itself
+    beyond = int(
+        schema.get("exclusiveMaximum", 2**63)
+    )  # a float in the document, of which one less is itself
     return int(schema.get("minimum", -(2**63))), int(schema.get("maximum", beyond - 1))
 
 

@@ -41,9 +41,24 @@ def test_a_prefill_by_itself_takes_the_whole_chunk() -> None:
 def test_beside_other_streams_a_chunk_shrinks_until_they_do_not_stall() -> None:
     assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 0.3 * rows, stall_ms=40.0) == 128
     assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 20.0 * rows, stall_ms=40.0) == 16
+    assert chunk_rows(8, decoding=3, expected_ms=lambda rows: 20.0 * rows, stall_ms=40.0) == 8
+
+
+@given(st.integers(1, 600), st.integers(1, 64), st.floats(0.01, 3.0), st.floats(1.0, 90.0))
+def test_a_chunk_is_the_largest_that_does_not_stall(
+    most: int, decoding: int, row_ms: float, stall: float
+) -> None:
+    def expected_ms(rows: int) -> float:
+        return 8.0 + row_ms * rows
+
+    chunk = chunk_rows(most, decoding, expected_ms, stall)
+    patience = max(stall, 2 * expected_ms(decoding))
+    assert 1 <= chunk <= most
+    assert chunk <= 16 or expected_ms(chunk) <= patience
+    assert chunk == most or expected_ms(min(most, chunk + 16)) > patience
 
 
 def test_where_decoding_alone_is_slow_a_prompt_still_gets_through() -> None:
     """A recovered session must not wait for all others to end, however slow the machine or the model is."""
     assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 100.0, stall_ms=40.0) == 512
-    assert chunk_rows(512, decoding=8, expected_ms=lambda rows: 300.0 + 3.0 * rows, stall_ms=60.0) == 64
+    assert chunk_rows(512, decoding=8, expected_ms=lambda rows: 300.0 + 3.0 * rows, stall_ms=60.0) == 112
