@@ -87,6 +87,8 @@ class DraftTree:
         self.end = end
         self.eos_ids = eos_ids
         self.in_flight = 0
+        self.least = growth.floor
+        """Survival below which a node is neither sent nor expanded for now."""
         self.root = Node(token, length - 1, prefix_hash, 1.0)
         self._unsent: list[Node] = []
         self._leaves: list[tuple[float, int, Node]] = []
@@ -100,7 +102,7 @@ class DraftTree:
         chosen: list[Node] = []
         if self.in_flight >= self.node_limit:
             return chosen
-        while self._leaves and len(chosen) < most and -self._leaves[0][0] >= self.growth.floor:
+        while self._leaves and len(chosen) < most and -self._leaves[0][0] >= self.least:
             chosen.append(heapq.heappop(self._leaves)[2])
         return chosen
 
@@ -122,8 +124,7 @@ class DraftTree:
     def take_unsent(self) -> list[Node]:
         """Nodes that are to be sent now, likeliest first, each below the root or a node sent before."""
         room = self.node_limit - self.in_flight
-        floor = self.growth.floor
-        ready = [node for node in self._unsent if node.survival >= floor] if room > 0 else []
+        ready = [node for node in self._unsent if node.survival >= self.least] if room > 0 else []
         if not ready:
             return ready
         ready.sort(key=lambda node: (-node.survival, node.token))

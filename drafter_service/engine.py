@@ -18,7 +18,7 @@ from drafter_service.draft_tree import Growth
 from drafter_service.drafters import Drafter
 from drafter_service.follower import Rows
 from drafter_service.roster import Followed, Roster
-from outrider.source.events import Broken, End, Event, Follow, NotFollowed, Outgoing, Progress, Wrong
+from outrider.source.events import Broken, End, Event, Follow, Least, NotFollowed, Outgoing, Progress, Wrong
 from speculative.errors import EmptySupport, Overloaded
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class Engine:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._outgoing: dict[int, Outgoing] = {}
+        self._least: dict[int, float] = {}  # survival that nodes need, by stream
         self.pass_s = 0.0
         """How long passes took lately, in seconds."""
         self._busy = 0  # sessions in the last pass
@@ -178,23 +179,35 @@ class Engine:
                     self.counts.unknown_aliases += 1
                 else:
                     self.roster.end(followed)
+            case Least(stream, survival):
+                self._needs(stream, survival)
             case Broken(stream):
                 self.roster.let_go_stream(stream, self._clock())
                 self._outgoing.pop(stream, None)
+                self._least.pop(stream, None)
             case Wrong():
                 self._refuse(event, event.why)
             case None:
                 self._stopping = True
 
+    def _needs(self, stream: int, survival: float) -> None:
+        if self._least.get(stream) == survival:
+            return
+        self._least[stream] = survival
+        for followed in self.roster:
+            if followed.stream == stream:
+                followed.follower.needs(survival)
+
     def _follow(self, follow: Follow) -> None:
         try:
-            _, before = self.roster.follow(follow, self._clock())
+            followed, before = self.roster.follow(follow, self._clock())
         except (NotFollowed, Overloaded) as error:
             self._refuse(follow, str(error))
             return
         except Exception:
             self._failed(follow)
             return
+        followed.follower.needs(self._least.get(follow.stream, 0.0))
         if before is not None:
             self._refuse(before, f"session {follow.key} is followed by someone else since")
 

@@ -126,6 +126,10 @@ class Follower:
         """Nodes sent and still possible."""
         return self._tree.in_flight
 
+    def needs(self, survival: float) -> None:
+        """Nodes need so much now to be worth drafting, if not more."""
+        self._tree.least = max(survival, self._tree.growth.floor)
+
     def progress(self, position: int, ids: Sequence[int], prefix_hash: int) -> Rerooted:
         """Takes what the target has committed; ids that are known already are skipped.
 

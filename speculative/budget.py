@@ -48,6 +48,15 @@ def allot(
     return counts
 
 
+def least_survival(expected: float, rows: int, cost: StepCost, more: int) -> float:
+    """Survival that further nodes need to pay for their rows in a step of so many rows and expected tokens.
+
+    Where steps get longer by stairs, what `more` (at least 1) nodes cost together says more than one's cost.
+    """
+    before = cost(rows)
+    return max(0.0, expected / before * (cost(rows + more) - before) / more)
+
+
 def may_pay(most: int, committing: int, rows: int, cost: StepCost) -> bool:
     """Whether up to `most` nodes could be worth their rows in the best case: all of them are accepted."""
     bare = committing / cost(rows)

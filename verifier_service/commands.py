@@ -136,3 +136,5 @@ class Batch:
     """Of the step that begins; 0 when idle."""
     updates: tuple[Update, ...] = ()
     strikes: tuple[Strike, ...] = ()
+    least_survival: float = 0.0
+    """Of a source's nodes, by its own estimate, to have a chance to be admitted now."""

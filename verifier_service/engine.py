@@ -119,7 +119,8 @@ class Engine:
 
     def _tell(self, stepping: bool, step_ms: float) -> None:
         updates, strikes = self._running.tell()
-        self._publish(Batch(self.totals.steps + stepping, int(step_ms * 1000), updates, strikes))
+        least, step = self._weighing.least_survival, self.totals.steps + stepping
+        self._publish(Batch(step, int(step_ms * 1000), updates, strikes, least))
         now_ms = time.perf_counter() * 1000
         for update in updates:
             if (session := self._running.get(update.handle)) is not None:

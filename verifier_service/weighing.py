@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from speculative.budget import StepCost, allot, may_pay
+from speculative.budget import StepCost, allot, least_survival, may_pay
 from verifier_service.pace import StepPace
 
 Taking = Sequence[tuple[int, int]]
@@ -12,6 +12,11 @@ LEAST_GAIN = 0.08
 """What drafting costs beside a step: taking drafts in, telling sources, processors that they share with the
 target. Where nodes promise less than that, nothing is admitted, and the sources come to rest."""
 _LEAST_MS = 1e-3
+_MORE = 8
+_WEIGHT = 0.1
+"""Of one step in what nodes need to be admitted."""
+_DOUBT = 0.3
+"""A source may be so much less sure of its nodes than they are worth."""
 
 
 class Weighing:
@@ -24,6 +29,12 @@ class Weighing:
     def __init__(self, pace: StepPace, adaptive: bool) -> None:
         self._pace = pace
         self._adaptive = adaptive
+        self._needed = 0.0
+
+    @property
+    def least_survival(self) -> float:
+        """What a source's nodes need by its own estimate to have a chance in steps such as the last ones."""
+        return _DOUBT * min(1.0, self._needed)
 
     def may_pay(self, taking: Taking, most: Sequence[int]) -> bool:
         """Whether there could be drafts that the step admits, of at most so many nodes each; else nobody need
@@ -35,9 +46,16 @@ class Weighing:
 
     def admit(self, rankings: Sequence[Sequence[float]], taking: Taking) -> list[int]:
         """How many nodes of each session's ranking (survivals, descending) the step computes."""
-        if not self._adaptive or not any(rankings):
+        if not self._adaptive:
             return [len(ranking) for ranking in rankings]
-        return allot(rankings, *self._bare(taking), LEAST_GAIN)
+        committing, rows, cost = self._bare(taking)
+        counts = allot(rankings, committing, rows, cost, LEAST_GAIN)
+        if committing:
+            admitted = [ranking[:count] for ranking, count in zip(rankings, counts, strict=True)]
+            expected = committing + sum(map(sum, admitted))
+            needed = least_survival(expected, rows + sum(counts), cost, _MORE)
+            self._needed += _WEIGHT * (needed - self._needed)
+        return counts
 
     def _bare(self, taking: Taking) -> tuple[int, int, StepCost]:
         """Of the step without drafts: sessions that commit, rows, and what decoding costs in it."""

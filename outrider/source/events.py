@@ -63,6 +63,14 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Least:
+    """Nodes of less survival than this have hardly a chance to be admitted now."""
+
+    stream: int
+    survival: float
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """A stream broke, or was closed."""
 
@@ -78,7 +86,7 @@ class Wrong:
     why: str
 
 
-Event = Follow | Progress | End | Broken | Wrong
+Event = Follow | Progress | End | Least | Broken | Wrong
 
 
 @dataclass(slots=True)

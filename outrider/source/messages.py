@@ -1,8 +1,8 @@
 """Attach's messages to events and back: checks what a peer may get wrong; knows no sockets."""
 
-from outrider.source.events import End, Event, Follow, NotFollowed, Outgoing, Progress, Request, Wrong
+from outrider.source.events import End, Event, Follow, Least, NotFollowed, Outgoing, Progress, Request, Wrong
 from outrider.v1 import draft_source_pb2
-from outrider.wire.codec import fragment_to_wire, key_from_wire, sampling_from_wire
+from outrider.wire.codec import FULL, fragment_to_wire, key_from_wire, sampling_from_wire
 from outrider.wire.status import peer_text
 from speculative.errors import InvalidRequest
 
@@ -45,9 +45,10 @@ def events_from_wire(
     message: draft_source_pb2.AttachRequest, stream: int, *, model: str, tokenizer_digest: str
 ) -> list[Event]:
     """What a message tells. Follows come last: an alias that ends in it may be in use again."""
-    events: list[Event] = [
+    events: list[Event] = [Least(stream, min(FULL, message.least_survival) / FULL)]
+    events.extend(
         Progress(stream, one.alias, one.position, tuple(one.ids), one.prefix_hash) for one in message.progress
-    ]
+    )
     events.extend(End(stream, alias) for alias in message.end)
     for follow in message.follow:
         try:

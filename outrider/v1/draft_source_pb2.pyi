@@ -93,6 +93,11 @@ class AttachRequest(_message.Message):
     FOLLOW_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    LEAST_SURVIVAL_FIELD_NUMBER: _builtins.int
+    least_survival: _builtins.int
+    """Survival, in 1/255, below which a node has hardly a chance to be admitted now, so that a source may save
+    itself and the verifier such nodes; 0: any may be. Steps with many sessions ask for more than those of one.
+    """
     @_builtins.property
     def follow(self) -> _containers.RepeatedCompositeFieldContainer[Global___Follow]:
         """Sessions to draft for from now on."""
@@ -113,10 +118,11 @@ class AttachRequest(_message.Message):
         follow: _abc.Iterable[Global___Follow] | None = ...,
         progress: _abc.Iterable[Global___Progress] | None = ...,
         end: _abc.Iterable[_builtins.int] | None = ...,
+        least_survival: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "follow", b"follow", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "follow", b"follow", "least_survival", b"least_survival", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

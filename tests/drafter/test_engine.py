@@ -11,6 +11,7 @@ from drafter_service.draft_tree import Growth
 from drafter_service.engine import Broken, End, Engine, Outgoing, Progress
 from drafter_service.follower import Request
 from drafter_service.roster import Follow
+from outrider.source.events import Least
 from outrider.wire.codec import SessionKey
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
@@ -95,6 +96,24 @@ def test_drafts_go_out_after_every_pass(bench: Bench) -> None:
     sent = len(bench.sent)
     bench.engine.step()
     assert len(bench.sent) > sent
+
+
+def test_a_stream_that_needs_sure_nodes_is_sent_no_others_until_it_needs_less(bench: Bench) -> None:
+    bench.tell(Least(0, 0.999))
+    bench.follow(1)
+    bench.follow(2, (*PROMPT, 2), stream=1)
+    bench.settle()
+    assert {stream for stream, _, _ in bench.sent} == {1}
+    ids = PROMPT
+    for needed in (0.2, 0.0):
+        bench.sent.clear()
+        bench.tell(Least(0, needed))
+        bench.progress(1, ids, (7,))
+        ids = (*ids, 7)
+        bench.settle()
+        sent = [survival for _, alias, fragment in bench.sent if alias == 1 for survival in fragment.survival]
+        assert sent
+        assert min(sent) >= needed
 
 
 def test_all_sessions_share_every_pass(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from speculative.budget import allot, may_pay
+from speculative.budget import allot, least_survival, may_pay
 
 
 def rate(survivals: list[list[float]], counts: tuple[int, ...], rows: int, cost: list[float]) -> float:
@@ -57,6 +57,23 @@ def test_nodes_may_pay_where_rows_are_cheap_and_not_where_each_costs_as_much_as_
     assert not may_pay(4, 2, 2, lambda rows: 3.0 * rows)
     assert not may_pay(0, 2, 2, lambda rows: 10.0 + rows)
     assert may_pay(13, 1, 1, lambda rows: 5.0 + 5.0 * (1 < rows < 14)), "only all of them together"
+
+
+@pytest.mark.parametrize("row_ms", [0.0, 0.1, 0.5, 2.0], ids=str)
+def test_the_least_survival_parts_nodes_that_are_admitted_from_those_that_are_not(row_ms: float) -> None:
+    def cost(rows: int) -> float:
+        return 8.0 + row_ms * rows
+
+    needed = least_survival(4.0, 4, cost, 8)
+    for survival in (0.02, 0.1, 0.3, 0.6, 0.9):
+        assert (allot([[survival]], 4, 4, cost) == [1]) == (survival > needed)
+
+
+def test_of_stairs_the_least_survival_sees_the_slope_and_not_the_tread() -> None:
+    stairs = [5.0 + 4.0 * (rows // 8) for rows in range(40)]
+    needed = [least_survival(2.0, rows, stairs.__getitem__, 8) for rows in range(1, 9)]
+    assert min(needed) > 0.1
+    assert max(needed) < 0.25
 
 
 def test_without_nodes_or_sessions_nothing_is_allotted() -> None:

@@ -9,6 +9,8 @@ from fake_source import Draft, FakeSource, Oracle, running
 from harness import Verifier, eventually, serving
 from ngram_lm import NgramLM
 
+from verifier_service.pace import StepPace
+
 PROMPT = (1, 2, 3)
 NEW = 60
 
@@ -45,6 +47,16 @@ async def test_each_name_is_credited_with_its_own_drafts(target: NgramLM) -> Non
     assert answer.ids == source.behave.answers[PROMPT]  # type: ignore[attr-defined]
     assert set(answer.usage.accepted_by_source) == {"corpus", "past"}
     assert (source.streams, [list(one.sources) for one in source.follows]) == (1, [["corpus", "past"]])
+
+
+async def test_a_source_is_told_what_its_nodes_need(target: NgramLM) -> None:
+    dear = StepPace({rows: 5.0 + 2.0 * rows for rows in (1, 8, 64, 256)})
+    for pace, told in ((dear, True), (StepPace({1: 5.0, 256: 5.0}), False)):
+        async with serving(target, pace=pace) as verifier, running(FakeSource()) as server:
+            await verifier.generate(PROMPT, new=NEW, sources=[("drafter", server.address)])
+            assert server.source.least[0] == 0, "nothing has been computed yet"
+            assert any(server.source.least) == told
+            assert max(server.source.least) <= 255
 
 
 async def test_a_name_that_is_left_out_later_is_listened_to_no_longer(target: NgramLM) -> None:

@@ -40,7 +40,28 @@ def test_a_step_in_which_nobody_commits_has_no_use_for_drafts() -> None:
     assert not weighing().may_pay([(400, 60), (300, 4)], [16, 16])
 
 
+def test_sources_are_told_what_nodes_need_and_more_of_it_where_many_share_a_step() -> None:
+    def after(sessions: int) -> float:
+        weighed = weighing()
+        for _ in range(60):
+            weighed.admit([SURE] * sessions, [(1, 1)] * sessions)
+        return weighed.least_survival
+
+    assert weighing().least_survival == 0.0
+    alone, some, many = after(1), after(8), after(40)
+    assert 0.0 < alone < some < many < 0.3 + 1e-9
+
+
+def test_plain_decoding_teaches_what_nodes_need_too() -> None:
+    weighed = weighing()
+    weighed.admit([[], []], [(1, 1), (1, 1)])
+    before = weighed.least_survival
+    weighed.admit([[], []], [(400, 64), (300, 16)])
+    assert weighed.least_survival == before > 0.0, "a step that commits nothing says nothing"
+
+
 def test_without_a_budget_everything_is_admitted() -> None:
     fixed = weighing(adaptive=False)
     assert fixed.admit([SURE, SURE], [(1, 1), (400, 60)]) == [4, 4]
     assert fixed.may_pay([(400, 60)], [16])
+    assert fixed.least_survival == 0.0

@@ -19,7 +19,7 @@ import grpc.aio
 
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.channel import open_channel
-from outrider.wire.codec import credit_from_wire, fragment_from_wire
+from outrider.wire.codec import FULL, credit_from_wire, fragment_from_wire
 from outrider.wire.status import peer_text
 from outrider.wire.tls import SOURCE
 from speculative.errors import MalformedDraft
@@ -50,6 +50,8 @@ class SourceLink:
         """Whether a stream is up."""
         self.idle_since: float | None = None
         """Since when nothing is followed (monotonic seconds); None while something is."""
+        self.least_survival = 0.0
+        """That its nodes need now; it is told with whatever it is told next."""
         self._put = put
         self._counts = counts
         self._limits = limits
@@ -193,7 +195,8 @@ class SourceLink:
                     raise _Reset(await call.details() or "the stream ended") from error
 
     def _encode(self, message: Message, outgoing: Outgoing) -> draft_source_pb2.AttachRequest:
-        request = draft_source_pb2.AttachRequest(end=message.end)
+        least = int(FULL * self.least_survival)
+        request = draft_source_pb2.AttachRequest(end=message.end, least_survival=least)
         for alias in message.follow:
             request.follow.append(self._following[outgoing.handles[alias]].message(alias))
         for alias, progressed in message.progress.items():

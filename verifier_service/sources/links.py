@@ -47,7 +47,9 @@ class Links:
             link.end(handle)
 
     def absorb(self, batch: Batch) -> None:
-        """Tells the sources what a step did."""
+        """Tells the sources what a step did, and what steps take."""
+        for known in self._links.values():
+            known.least_survival = batch.least_survival
         for strike in batch.strikes:
             link = self._by_session.get(strike.handle, {}).get(strike.source)
             if link is not None:

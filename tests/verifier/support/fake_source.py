@@ -65,6 +65,8 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
         """What was known of sessions when they ended."""
         self.names: Callable[[list[Draft]], bytes] = lambda drafts: b""
         """Of which of the session's names each draft is."""
+        self.least: list[int] = []
+        """What it was told of the least survival, in each message."""
         self.views: dict[int, View] = {}
         self.address = ""
 
@@ -76,6 +78,7 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
         self.views = {}
         async for request in request_iterator:
             self.messages += 1
+            self.least.append(request.least_survival)
             touched = self._take(request)
             if self.refuse and request.follow:
                 refusals = [
