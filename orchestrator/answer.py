@@ -119,6 +119,7 @@ class Answer:
         OutriderError.
         """
         resumes = self._request.have is not None
+        self._opener.heard_of(known.epoch)
         place = await self._open(Begun(self._generated(), self._request.seen_epoch, resumes), known)
         news: Event = Started(place.epoch, place.source_names)
         try:

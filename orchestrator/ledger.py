@@ -48,6 +48,8 @@ class Whereabouts:
     """That has a long prefix of its ids."""
     cancelled: bool = False
     """Whether its client gave up the request that this one would go on with."""
+    epoch: int = 0
+    """The highest under which it is on record; 0: none."""
 
 
 class Ledger:
@@ -111,19 +113,21 @@ class Ledger:
         """Where it would best be opened. Takes HINT_S at most."""
         key = request.key
         if (live := self._outbox.get(key)) is not None:
-            return Whereabouts(live.record.verifier, cancelled=self._gave_up(live.record, request))
-        known = await _hashes(request.ids)
+            gave_up = self._gave_up(live.record, request)
+            return Whereabouts(live.record.verifier, cancelled=gave_up, epoch=live.record.epoch)
+        prefixes = await _hashes(request.ids)
         scope = _scope(key, model)
         record, handle, near = await asyncio.gather(
             self._ask(lambda: self._store.find(key), HINT_S),
             self._ask(lambda: self._store.handle(key), HINT_S),
-            self._ask(lambda: self._store.longest_prefix(scope, known), HINT_S),
+            self._ask(lambda: self._store.longest_prefix(scope, prefixes), HINT_S),
         )
         verifier = "" if record is None else record.verifier
         if handle is not None and not verifier and begins_with(request.ids, handle):
             verifier = handle.verifier
         cancelled = record is not None and self._gave_up(record, request)
-        return Whereabouts(verifier, "" if near is None else near[1], cancelled)
+        epoch = max((known.epoch for known in (record, handle) if known is not None), default=0)
+        return Whereabouts(verifier, "" if near is None else near[1], cancelled, epoch)
 
     async def is_cancelled(self, key: SessionKey, epoch: int) -> bool:
         """Whether a Cancel is recorded of the request that had this epoch."""

@@ -142,11 +142,19 @@ class Readers:
 
 
 class Opener:
-    """Opens requests, and keeps the record of where."""
+    """Opens one request, wherever it comes to be, and keeps the record of where."""
 
     def __init__(self, ledger: Ledger, epochs: Epochs) -> None:
         self._ledger = ledger
         self._epochs = epochs
+        self._highest = 0
+        """Epoch that the session is known to have had; 0: none."""
+
+    def heard_of(self, epoch: int) -> None:
+        """The session is on record under this one: a hint, so one that nobody could go above is no reason to
+        end."""
+        if self._epochs.passes(epoch):
+            self._highest = max(self._highest, epoch)
 
     async def open(
         self,
@@ -157,14 +165,19 @@ class Opener:
         begun: Begun,
         time_left: float | None,
     ) -> Place:
-        """The choices that `begun` names, under a new epoch above all known ones. Raises OutriderError."""
+        """The choices that `begun` names, under a new epoch above all known ones. Raises OutriderError.
+
+        What one verifier said of the session counts at the next one, too, which may never have heard of it.
+        """
         messages = [
             _open_message(request, choice, ids, target, sources, time_left, begun.recovered)
             for choice, ids in begun.ids.items()
         ]
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
-        epoch = self._above(begun.epoch, request) if begun.epoch else self._epochs.next()
+        highest = max(begun.epoch, self._highest)
+        epoch = self._above(highest, request) if highest else self._epochs.next()
         for _ in range(OPEN_ATTEMPTS):
+            self._highest = epoch
             for message in messages:
                 message.epoch = epoch
             try:

@@ -1,0 +1,98 @@
+"""Under which epoch a request is opened, where what is known of its session comes from elsewhere."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from orchestrator.epochs import Epochs
+from orchestrator.ledger import Ledger
+from orchestrator.opening import Begun, Opener, Place
+from orchestrator.requests import Admitted, Speculation, Target
+from orchestrator.stores import SessionRecord
+from orchestrator.stores.memory import MemoryStore
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import SessionKey
+from outrider.wire.epochs import DAY_MS, RANDOM_BITS
+from speculative.errors import StaleEpoch, Unavailable
+from speculative.params import SamplingParams
+
+KEY = SessionKey("default", "mine")
+NOW_MS = 1_750_000_000_000
+AN_HOUR_AHEAD = (NOW_MS + 3_600_000) << RANDOM_BITS
+TARGET = Target("toy", 64, 64, "", None, ())
+REQUEST = Admitted(KEY, (5,), 9, SamplingParams(), 1, (), Speculation(True, (), None))
+
+
+class Link:
+    """Stands for a verifier: answers an Open with what it is told to, one after the other."""
+
+    def __init__(self, address: str, *answers: Exception | None) -> None:
+        self.address = address
+        self.epochs: list[int] = []
+        self._answers = list(answers)
+
+    @contextmanager
+    def opening(self, count: int) -> Iterator[None]:
+        yield
+
+    async def open(self, message: verifier_pb2.OpenRequest, timeout_s: float) -> verifier_pb2.OpenResponse:
+        self.epochs.append(message.epoch)
+        if (error := self._answers.pop(0) if self._answers else None) is not None:
+            raise error
+        return verifier_pb2.OpenResponse()
+
+    def cancel_soon(self, key: SessionKey, epoch: int) -> None:
+        """Nobody waits for it."""
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def ledger(store: MemoryStore) -> Ledger:
+    return Ledger(store, lambda seconds: None)
+
+
+@pytest.fixture
+def opener(ledger: Ledger) -> Opener:
+    return Opener(ledger, Epochs(lambda: NOW_MS, random.Random(7).getrandbits))
+
+
+async def opened(opener: Opener, link: Link, begun: Begun | None = None) -> Place:
+    there: Any = link
+    return await opener.open(there, REQUEST, TARGET, (), begun or Begun({0: []}), None)
+
+
+async def test_a_new_request_goes_above_the_epoch_that_its_session_has_on_record(
+    store: MemoryStore, ledger: Ledger, opener: Opener
+) -> None:
+    """It was given by a clock that is ahead; the verifier that is asked now has never heard of it."""
+    await store.put([(SessionRecord(KEY, AN_HOUR_AHEAD, "a:1"), True)])
+    await store.cancel(KEY)
+    known = await ledger.whereabouts(REQUEST, "toy")
+    assert (known.epoch, known.cancelled) == (AN_HOUR_AHEAD, False)
+    opener.heard_of(known.epoch)
+    place = await opened(opener, Link("b:1"))
+    assert place.epoch > AN_HOUR_AHEAD
+    assert await store.put([(SessionRecord(KEY, place.epoch, "b:1"), True)]) == [True]
+    record = await store.find(KEY)
+    assert record is not None
+    assert not record.cancelled, "a Cancel of the request before this one is lifted"
+
+
+async def test_a_record_that_nobody_could_go_above_is_passed_over(opener: Opener) -> None:
+    opener.heard_of((NOW_MS + 2 * DAY_MS) << RANDOM_BITS)
+    assert (await opened(opener, Link("a:1"))).epoch >> RANDOM_BITS == NOW_MS
+
+
+async def test_what_one_verifier_said_of_a_session_counts_at_the_next(opener: Opener) -> None:
+    first = Link("a:1", StaleEpoch("older", AN_HOUR_AHEAD), Unavailable("connection reset"))
+    with pytest.raises(Unavailable):
+        await opened(opener, first)
+    place = await opened(opener, Link("b:1"))
+    assert place.epoch > first.epochs[-1] > AN_HOUR_AHEAD > first.epochs[0]
