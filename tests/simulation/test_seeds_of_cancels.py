@@ -9,3 +9,7 @@ from benchmarks.simulation.world import simulate
 def test_a_cancel_is_not_taken_for_one_of_the_session_s_next_request(seed: int) -> None:
     """A slower clock placed that one where nobody had heard of the epoch that the Cancel names."""
     assert simulate(seed).violations == []
+
+
+def test_a_cancel_that_overtakes_a_choice_s_open_ends_that_choice_too() -> None:
+    assert simulate(56708).violations == []
