@@ -2,13 +2,32 @@
 
 import pytest
 
+from benchmarks.simulation.network import Weather
+from benchmarks.simulation.plan import Plan, Turn
+from benchmarks.simulation.verifier import VerifierShape
 from benchmarks.simulation.world import simulate
+from verifier_service.hub import Hub
 
 
 @pytest.mark.parametrize("seed", [5189, 14946, 32747, 45571])
 def test_a_cancel_is_not_taken_for_one_of_the_session_s_next_request(seed: int) -> None:
     """A slower clock placed that one where nobody had heard of the epoch that the Cancel names."""
     assert simulate(seed).violations == []
+
+
+def test_a_cancelled_request_may_wait_for_the_only_verifier_to_come_back() -> None:
+    """It was frozen while it stopped, so it was back later than its plan says."""
+    assert simulate(36674).violations == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_verifier_that_ignores_cancels_is_found_where_nothing_goes_wrong(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hub, "cancel", lambda self, key, epoch: True)
+    turn = Turn((1, 2, 3), 200, 1, 1, 0, None, False, False, "cancel", 0.1, 0.0, False)
+    plan = Plan(seed, Weather(0.005), (VerifierShape(0.05),), (), (0.0, 0.0), ((0.0, (turn,)),), ())
+    assert any("after a Cancel that was answered" in what for what in simulate(seed, plan=plan).violations)
 
 
 def test_a_cancel_that_overtakes_a_choice_s_open_ends_that_choice_too() -> None:
