@@ -18,8 +18,8 @@ class Conversation:
     Args:
         clients: makes a client by the name of its process.
         faults_over: when the last fault was over, on the loop's clock; infinite where it is not yet. Until
-            then a cancelled request may have to wait for a verifier, which alone ends it. None: something may make
-            the services forget a Cancel.
+            then a cancelled request may have to wait for a verifier, which alone ends it. None: something may
+            make the services forget a Cancel.
     """
 
     def __init__(
