@@ -185,7 +185,7 @@ class Answer:
         begun = Begun(self._generated(), place.epoch, recovered=True, moving=True)
         try:
             async with asyncio.timeout(HAND_OVER_S):
-                if await self._ledger.is_cancelled(self._request.key, place.epoch):
+                if await self._ledger.is_cancelled(self._request.key, place.epoch, self._request.mark):
                     place.cancel_soon()
                     return
                 moved = await self._open(begun, Whereabouts())
@@ -254,7 +254,7 @@ class Answer:
         for delivery in self._unfinished.values():
             delivery.lost()
         pauses = Pauses(self._clock)
-        if await self._ledger.is_cancelled(self._request.key, place.epoch):
+        if await self._ledger.is_cancelled(self._request.key, place.epoch, self._request.mark):
             self._running.cancelled = True
         while True:
             if self._running.error is not None:

@@ -129,10 +129,10 @@ class Ledger:
         epoch = max((known.epoch for known in (record, handle) if known is not None), default=0)
         return Whereabouts(verifier, "" if near is None else near[1], cancelled, epoch)
 
-    async def is_cancelled(self, key: SessionKey, epoch: int) -> bool:
-        """Whether a Cancel is recorded of the request that had this epoch."""
+    async def is_cancelled(self, key: SessionKey, epoch: int, request: int) -> bool:
+        """Whether a Cancel is recorded of the request with this mark, which had this epoch."""
         record = await self._ask(lambda: self._store.find(key), CANCEL_S / 2)
-        return record is not None and record.cancelled and record.epoch >= epoch
+        return record is not None and record.cancelled and record.epoch >= epoch and record.may_be(request)
 
     async def was_cancelled_meanwhile(self, key: SessionKey, epoch: int) -> bool:
         """Whether a Cancel went to where the session was before it was placed under this epoch: asked once
@@ -142,7 +142,7 @@ class Ledger:
             if live is None or live.record.epoch != epoch:
                 return False
             if live.kept:
-                return await self.is_cancelled(key, epoch)
+                return await self.is_cancelled(key, epoch, live.record.request)
             await asyncio.sleep(EVERY_S)
         return False
 
@@ -166,7 +166,8 @@ class Ledger:
 
     @staticmethod
     def _gave_up(record: SessionRecord, request: Admitted) -> bool:
-        return record.cancelled and request.have is not None and record.epoch >= request.seen_epoch
+        goes_on = request.have is not None and record.epoch >= request.seen_epoch
+        return record.cancelled and goes_on and record.may_be(request.mark)
 
     async def _ask(self, question: Callable[[], Awaitable[Answer]], seconds: float) -> Answer | None:
         """None where there is no answer in time. A question that nobody waits for any more is not asked."""

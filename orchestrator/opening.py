@@ -221,7 +221,7 @@ class Opener:
     ) -> Place:
         epoch = messages[0].epoch
         keys = [key_from_wire(message.key) for message in messages]
-        record = SessionRecord(request.key, epoch, link.address, request.choices)
+        record = SessionRecord(request.key, epoch, link.address, request.choices, request=request.mark)
         if not begun.moving:
             self._ledger.opened(record, not begun.recovered, dict(begun.ids))
         stale: set[SessionKey] = set()

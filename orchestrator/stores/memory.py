@@ -133,7 +133,8 @@ class MemoryStore:
         known = self._records.get(record.key)
         if known is not None and known.epoch > record.epoch:
             return False
-        still = known is not None and known.cancelled and not (lifts and known.epoch < record.epoch)
+        still = known is not None and known.cancelled and known.may_be(record.request)
+        still = still and not (lifts and known is not None and known.epoch < record.epoch)
         self._records.put(record.key, record._replace(cancelled=still or record.cancelled))
         return True
 

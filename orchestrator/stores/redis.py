@@ -64,6 +64,7 @@ class RedisStore:
                     int(lifts),
                     LEASE_MS,
                     ceiling,
+                    epoch_to_bytes(record.request),
                 ),
             )
             for record, lifts in records

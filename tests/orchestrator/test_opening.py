@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,31 @@ async def test_a_new_request_goes_above_the_epoch_that_its_session_has_on_record
     record = await store.find(KEY)
     assert record is not None
     assert not record.cancelled, "a Cancel of the request before this one is lifted"
+
+
+@pytest.mark.parametrize(("prompt", "cancelled"), [((5,), True), ((5, 6), False)])
+async def test_a_recorded_cancel_is_of_its_own_request(
+    store: MemoryStore, ledger: Ledger, prompt: tuple[int, ...], cancelled: bool
+) -> None:
+    """The store had no answer when the next one was placed, lower; it is asked when that is gone on with."""
+    await store.put([(SessionRecord(KEY, AN_HOUR_AHEAD, "a:1", request=REQUEST.mark), True)])
+    await store.cancel(KEY)
+    lower = AN_HOUR_AHEAD - 1
+    gone_on_with = replace(REQUEST, ids=prompt, have=((7,),), seen_epoch=lower)
+    assert (await ledger.whereabouts(gone_on_with, "toy")).cancelled is cancelled
+    assert await ledger.is_cancelled(KEY, lower, gone_on_with.mark) is cancelled
+
+
+def test_a_request_is_told_from_others_by_seed_and_prompt() -> None:
+    same = [REQUEST, replace(REQUEST, have=((7,),), seen_epoch=9)]
+    others = [replace(REQUEST, seed=2), replace(REQUEST, ids=(6,)), replace(REQUEST, ids=(5, 5))]
+    others += [
+        replace(REQUEST, seed=2**64 - 1),
+        replace(REQUEST, ids=(5,) * 300),
+        replace(REQUEST, ids=(5,) * 301),
+    ]
+    assert len({one.mark for one in same}) == 1
+    assert len({one.mark for one in (REQUEST, *others)}) == 1 + len(others)
 
 
 async def test_a_record_that_nobody_could_go_above_is_passed_over(opener: Opener) -> None:

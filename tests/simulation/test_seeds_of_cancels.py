@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.simulation.network import Weather
-from benchmarks.simulation.plan import Plan, Turn
+from benchmarks.simulation.plan import Fault, Plan, Turn
 from benchmarks.simulation.verifier import VerifierShape
 from benchmarks.simulation.world import simulate
 from verifier_service.hub import Hub
@@ -13,6 +13,29 @@ from verifier_service.hub import Hub
 def test_a_cancel_is_not_taken_for_one_of_the_session_s_next_request(seed: int) -> None:
     """A slower clock placed that one where nobody had heard of the epoch that the Cancel names."""
     assert simulate(seed).violations == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nor_where_the_store_was_away_when_that_one_began(seed: int) -> None:
+    """So it could not be placed above the record, and its own was refused; its client goes on elsewhere."""
+
+    def turn(act: str, first: int, most: int) -> Turn:
+        return Turn((1, 2, 3), most, 1, first, first, None, False, False, act, 0.2, 0.3, False)
+
+    plan = Plan(
+        seed=seed,
+        weather=Weather(0.002),
+        verifiers=(VerifierShape(0.03), VerifierShape(0.03)),
+        sources=(),
+        ahead_s=(0.0, 3600.0),
+        conversations=((0.0, (turn("cancel", 1, 120), turn("nothing", 0, 40))),),
+        faults=(
+            Fault(0.3, "kill verifier", 0, 0.05),
+            Fault(0.35, "freeze store", 0, 0.5),
+            Fault(1.3, "break", 0, 0.1),
+        ),
+    )
+    assert simulate(seed, plan=plan).violations == []
 
 
 def test_a_cancelled_request_may_wait_for_the_only_verifier_to_come_back() -> None:

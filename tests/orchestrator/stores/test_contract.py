@@ -84,6 +84,19 @@ async def test_a_new_request_lifts_a_cancel(store: SessionStore) -> None:
     assert await store.find(KEY) == SessionRecord(KEY, NEW, "b:1")
 
 
+@pytest.mark.parametrize(
+    ("before", "then", "stays"), [(1, 2, False), (1, 1, True), (0, 2, True), (1, 0, True)]
+)
+async def test_a_cancel_stands_for_its_own_request_alone(
+    store: SessionStore, before: int, then: int, stays: bool
+) -> None:
+    """Even where the store missed that another was begun, and hears of it when it is moved; 0 may be any."""
+    await store.put([(SessionRecord(KEY, OLD, "a:1", request=before), True)])
+    await store.cancel(KEY)
+    await store.put([(SessionRecord(KEY, NEW, "b:1", request=then), False)])
+    assert await store.find(KEY) == SessionRecord(KEY, NEW, "b:1", cancelled=stays, request=then)
+
+
 async def test_a_record_that_is_put_as_cancelled_is(store: SessionStore) -> None:
     """As after a store that lost it has come back."""
     await store.put([(SessionRecord(KEY, OLD, "a:1", cancelled=True), False)])
