@@ -133,6 +133,8 @@ class Answer:
     async def _wherever(self, place: Place, news: Event) -> AsyncGenerator[Event, None]:
         """The news, then what comes of it at this place and at those that it goes on at."""
         while True:
+            if place.epoch != self._opener.first:  # a Cancel may have gone to where it was before
+                self._heeding = asyncio.create_task(self._heed_cancel(place), name="cancels")
             try:
                 async with aclosing(self._read(place, news)) as events:
                     async for event in events:
@@ -144,7 +146,6 @@ class Answer:
                 news = Recovered(time.monotonic() - began)
             except HandedOver as moved:
                 place, news = moved.place, Recovered(moved.took_s)
-            self._heeding = asyncio.create_task(self._heed_cancel(place), name="cancels")
 
     async def _read(self, place: Place, news: Event) -> AsyncGenerator[Event, None]:
         """The news, then what a verifier commits, until it says why the last choice ended."""

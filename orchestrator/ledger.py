@@ -86,7 +86,7 @@ class Ledger:
                     await self._write(self._outbox.take())
         await self._store.close()
 
-    def opened(self, record: SessionRecord, lifts: bool, ids: dict[int, Sequence[int]]) -> None:
+    def opened(self, record: SessionRecord, lifts: int, ids: dict[int, Sequence[int]]) -> None:
         """It is being opened; `ids` are its generated ones by choice, in lists that will grow."""
         self._outbox.opened(record, lifts, ids)
         self._work.set()
@@ -219,7 +219,7 @@ class Ledger:
     async def _end(self, ending: Ending) -> None:
         record = ending.record
         if record.cancelled:  # it may have ended before this was written
-            await self._store.put([(record, False)])
+            await self._store.put([(record, 0)])
         if ending.ids:
             hash_ = prefix_hash(ending.ids)
             await self._store.put_handle(

@@ -149,6 +149,8 @@ class Opener:
         self._epochs = epochs
         self._highest = 0
         """Epoch that the session is known to have had; 0: none."""
+        self.first = 0
+        """The first under which it was opened, or may have been; a Cancel from there on is its own."""
 
     def heard_of(self, epoch: int) -> None:
         """The session is on record under this one: a hint, so one that nobody could go above is no reason to
@@ -177,13 +179,14 @@ class Opener:
         highest = max(begun.epoch, self._highest)
         epoch = self._above(highest, request) if highest else self._epochs.next()
         for _ in range(OPEN_ATTEMPTS):
-            self._highest = epoch
+            self._highest, self.first = epoch, self.first or epoch
             for message in messages:
                 message.epoch = epoch
             try:
                 with link.opening(len(messages)):
                     return await self._attempt(link, request, begun, messages, timeout_s)
             except StaleEpoch as error:
+                self.first = 0 if self.first == epoch else self.first
                 epoch = self._above(error.highest, request)
         raise Superseded(f"others keep taking session {request.key.session!r}; end them, or use another name")
 
@@ -222,8 +225,9 @@ class Opener:
         epoch = messages[0].epoch
         keys = [key_from_wire(message.key) for message in messages]
         record = SessionRecord(request.key, epoch, link.address, request.choices, request=request.mark)
+        lifts = self.first if request.have is None else 0
         if not begun.moving:
-            self._ledger.opened(record, not begun.recovered, dict(begun.ids))
+            self._ledger.opened(record, lifts, dict(begun.ids))
         stale: set[SessionKey] = set()
         try:
             answers = await asyncio.gather(
@@ -241,7 +245,7 @@ class Opener:
                 self._ledger.ended(request, messages[0].model, epoch, whole=False)
             raise
         if begun.moving:
-            self._ledger.opened(record, False, dict(begun.ids))
+            self._ledger.opened(record, lifts, dict(begun.ids))
         return Place(link, epoch, tuple(keys), tuple(opened[0].source_names))
 
 

@@ -100,11 +100,11 @@ class SessionStore(Protocol):
     repeated.
     """
 
-    async def put(self, records: Sequence[tuple[SessionRecord, bool]]) -> list[bool]:
+    async def put(self, records: Sequence[tuple[SessionRecord, int]]) -> list[bool]:
         """Keep these, and their leases, unless one with a higher epoch is there; whether each is kept.
 
-        A recorded Cancel stays, but one of another request. The second of a pair lifts any: it is True for a
-        client's new request alone, which may be the same as the one before.
+        A recorded Cancel stays, but one of another request. So that a new request may be the same as the one
+        before, Cancels under epochs below the second of a pair are lifted, too; 0: none.
         """
 
     async def find(self, key: SessionKey) -> SessionRecord | None:

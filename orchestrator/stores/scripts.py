@@ -29,8 +29,7 @@ local before = epoch_or(known[2], ceiling)
 if before > epoch then return 0 end
 local unknown = string.rep('0', 16)
 local same = known[4] == request or request == unknown or (known[4] or unknown) == unknown
-local lifted = not same or lifts == '1' and before < epoch
-if before ~= '' and known[3] == '1' and not lifted then cancelled = '1' end
+if before ~= '' and known[3] == '1' and same and before >= lifts then cancelled = '1' end
 redis.call('HSET', KEYS[1], 'version', ours, 'epoch', epoch, 'verifier', verifier, 'choices', choices,
   'cancelled', cancelled, 'request', request)
 redis.call('PEXPIRE', KEYS[1], lease)

@@ -73,14 +73,14 @@ async def test_a_new_request_goes_above_the_epoch_that_its_session_has_on_record
     store: MemoryStore, ledger: Ledger, opener: Opener
 ) -> None:
     """It was given by a clock that is ahead; the verifier that is asked now has never heard of it."""
-    await store.put([(SessionRecord(KEY, AN_HOUR_AHEAD, "a:1"), True)])
+    await store.put([(SessionRecord(KEY, AN_HOUR_AHEAD, "a:1"), AN_HOUR_AHEAD)])
     await store.cancel(KEY)
     known = await ledger.whereabouts(REQUEST, "toy")
     assert (known.epoch, known.cancelled) == (AN_HOUR_AHEAD, False)
     opener.heard_of(known.epoch)
     place = await opened(opener, Link("b:1"))
     assert place.epoch > AN_HOUR_AHEAD
-    assert await store.put([(SessionRecord(KEY, place.epoch, "b:1"), True)]) == [True]
+    assert await store.put([(SessionRecord(KEY, place.epoch, "b:1"), place.epoch)]) == [True]
     record = await store.find(KEY)
     assert record is not None
     assert not record.cancelled, "a Cancel of the request before this one is lifted"
@@ -91,7 +91,7 @@ async def test_a_recorded_cancel_is_of_its_own_request(
     store: MemoryStore, ledger: Ledger, prompt: tuple[int, ...], cancelled: bool
 ) -> None:
     """The store had no answer when the next one was placed, lower; it is asked when that is gone on with."""
-    await store.put([(SessionRecord(KEY, AN_HOUR_AHEAD, "a:1", request=REQUEST.mark), True)])
+    await store.put([(SessionRecord(KEY, AN_HOUR_AHEAD, "a:1", request=REQUEST.mark), AN_HOUR_AHEAD)])
     await store.cancel(KEY)
     lower = AN_HOUR_AHEAD - 1
     gone_on_with = replace(REQUEST, ids=prompt, have=((7,),), seen_epoch=lower)
@@ -114,6 +114,15 @@ def test_a_request_is_told_from_others_by_seed_and_prompt() -> None:
 async def test_a_record_that_nobody_could_go_above_is_passed_over(opener: Opener) -> None:
     opener.heard_of((NOW_MS + 2 * DAY_MS) << RANDOM_BITS)
     assert (await opened(opener, Link("a:1"))).epoch >> RANDOM_BITS == NOW_MS
+
+
+async def test_a_request_counts_from_the_first_epoch_that_a_verifier_may_have_taken(opener: Opener) -> None:
+    link = Link("a:1", StaleEpoch("older", AN_HOUR_AHEAD), Unavailable("connection reset"))
+    with pytest.raises(Unavailable):
+        await opened(opener, link)
+    assert opener.first == link.epochs[1]
+    place = await opened(opener, Link("b:1"))
+    assert opener.first == link.epochs[1] < place.epoch
 
 
 async def test_what_one_verifier_said_of_a_session_counts_at_the_next(opener: Opener) -> None:

@@ -38,6 +38,22 @@ def test_nor_where_the_store_was_away_when_that_one_began(seed: int) -> None:
     assert simulate(seed, plan=plan).violations == []
 
 
+@pytest.mark.parametrize("seed", [4020, 4502, 4762])
+def test_a_cancel_holds_where_a_request_is_placed_again_before_it_runs(seed: int) -> None:
+    """One verifier takes a choice and is gone; meanwhile the Cancel comes by the other orchestrator."""
+    turn = Turn((1, 2, 3), 150, 2, seed, 0, None, False, False, "cancel", 0.01 + seed % 60 / 1000, 0.3, False)
+    plan = Plan(
+        seed=seed,
+        weather=Weather(0.002, late=0.3, late_s=0.1),
+        verifiers=(VerifierShape(0.03), VerifierShape(0.03)),
+        sources=(),
+        ahead_s=(0.0, 0.0),
+        conversations=((0.2, (turn,)),),
+        faults=(Fault(0.205 + seed // 60 % 10 / 200, "kill verifier", 0, 0.05),),
+    )
+    assert simulate(seed, plan=plan).violations == []
+
+
 def test_a_cancelled_request_may_wait_for_the_only_verifier_to_come_back() -> None:
     """It was frozen while it stopped, so it was back later than its plan says."""
     assert simulate(36674).violations == []
