@@ -119,6 +119,7 @@ class Answer:
         OutriderError.
         """
         resumes = self._request.have is not None
+        self._opener.heard_of(known.epoch)
         place = await self._open(Begun(self._generated(), self._request.seen_epoch, resumes), known)
         news: Event = Started(place.epoch, place.source_names)
         try:
@@ -132,6 +133,8 @@ class Answer:
     async def _wherever(self, place: Place, news: Event) -> AsyncGenerator[Event, None]:
         """The news, then what comes of it at this place and at those that it goes on at."""
         while True:
+            if place.epoch != self._opener.first:  # a Cancel may have gone to where it was before
+                self._heeding = asyncio.create_task(self._heed_cancel(place), name="cancels")
             try:
                 async with aclosing(self._read(place, news)) as events:
                     async for event in events:
@@ -143,7 +146,6 @@ class Answer:
                 news = Recovered(time.monotonic() - began)
             except HandedOver as moved:
                 place, news = moved.place, Recovered(moved.took_s)
-            self._heeding = asyncio.create_task(self._heed_cancel(place), name="cancels")
 
     async def _read(self, place: Place, news: Event) -> AsyncGenerator[Event, None]:
         """The news, then what a verifier commits, until it says why the last choice ended."""
@@ -184,7 +186,7 @@ class Answer:
         begun = Begun(self._generated(), place.epoch, recovered=True, moving=True)
         try:
             async with asyncio.timeout(HAND_OVER_S):
-                if await self._ledger.is_cancelled(self._request.key, place.epoch):
+                if await self._ledger.is_cancelled(self._request.key, place.epoch, self._request.mark):
                     place.cancel_soon()
                     return
                 moved = await self._open(begun, Whereabouts())
@@ -253,7 +255,7 @@ class Answer:
         for delivery in self._unfinished.values():
             delivery.lost()
         pauses = Pauses(self._clock)
-        if await self._ledger.is_cancelled(self._request.key, place.epoch):
+        if await self._ledger.is_cancelled(self._request.key, place.epoch, self._request.mark):
             self._running.cancelled = True
         while True:
             if self._running.error is not None:

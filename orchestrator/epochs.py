@@ -44,5 +44,9 @@ class Epochs:
         now_ms = self._clock_ms()
         return checked_epoch(self._made(max((highest >> RANDOM_BITS) + 1, now_ms)), now_ms)
 
+    def passes(self, highest: int) -> bool:
+        """Whether `above` has one for this: not where it is too far ahead of this clock."""
+        return (highest >> RANDOM_BITS) + 1 - self._clock_ms() <= MOST_AHEAD_MS
+
     def _made(self, upper: int) -> int:
         return upper << RANDOM_BITS | self._random_bits(RANDOM_BITS)

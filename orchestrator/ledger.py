@@ -48,6 +48,8 @@ class Whereabouts:
     """That has a long prefix of its ids."""
     cancelled: bool = False
     """Whether its client gave up the request that this one would go on with."""
+    epoch: int = 0
+    """The highest under which it is on record; 0: none."""
 
 
 class Ledger:
@@ -84,7 +86,7 @@ class Ledger:
                     await self._write(self._outbox.take())
         await self._store.close()
 
-    def opened(self, record: SessionRecord, lifts: bool, ids: dict[int, Sequence[int]]) -> None:
+    def opened(self, record: SessionRecord, lifts: int, ids: dict[int, Sequence[int]]) -> None:
         """It is being opened; `ids` are its generated ones by choice, in lists that will grow."""
         self._outbox.opened(record, lifts, ids)
         self._work.set()
@@ -111,24 +113,26 @@ class Ledger:
         """Where it would best be opened. Takes HINT_S at most."""
         key = request.key
         if (live := self._outbox.get(key)) is not None:
-            return Whereabouts(live.record.verifier, cancelled=self._gave_up(live.record, request))
-        known = await _hashes(request.ids)
+            gave_up = self._gave_up(live.record, request)
+            return Whereabouts(live.record.verifier, cancelled=gave_up, epoch=live.record.epoch)
+        prefixes = await _hashes(request.ids)
         scope = _scope(key, model)
         record, handle, near = await asyncio.gather(
             self._ask(lambda: self._store.find(key), HINT_S),
             self._ask(lambda: self._store.handle(key), HINT_S),
-            self._ask(lambda: self._store.longest_prefix(scope, known), HINT_S),
+            self._ask(lambda: self._store.longest_prefix(scope, prefixes), HINT_S),
         )
         verifier = "" if record is None else record.verifier
         if handle is not None and not verifier and begins_with(request.ids, handle):
             verifier = handle.verifier
         cancelled = record is not None and self._gave_up(record, request)
-        return Whereabouts(verifier, "" if near is None else near[1], cancelled)
+        epoch = max((known.epoch for known in (record, handle) if known is not None), default=0)
+        return Whereabouts(verifier, "" if near is None else near[1], cancelled, epoch)
 
-    async def is_cancelled(self, key: SessionKey, epoch: int) -> bool:
-        """Whether a Cancel is recorded of the request that had this epoch."""
+    async def is_cancelled(self, key: SessionKey, epoch: int, request: int) -> bool:
+        """Whether a Cancel is recorded of the request with this mark, which had this epoch."""
         record = await self._ask(lambda: self._store.find(key), CANCEL_S / 2)
-        return record is not None and record.cancelled and record.epoch >= epoch
+        return record is not None and record.cancelled and record.epoch >= epoch and record.may_be(request)
 
     async def was_cancelled_meanwhile(self, key: SessionKey, epoch: int) -> bool:
         """Whether a Cancel went to where the session was before it was placed under this epoch: asked once
@@ -138,7 +142,7 @@ class Ledger:
             if live is None or live.record.epoch != epoch:
                 return False
             if live.kept:
-                return await self.is_cancelled(key, epoch)
+                return await self.is_cancelled(key, epoch, live.record.request)
             await asyncio.sleep(EVERY_S)
         return False
 
@@ -162,7 +166,8 @@ class Ledger:
 
     @staticmethod
     def _gave_up(record: SessionRecord, request: Admitted) -> bool:
-        return record.cancelled and request.have is not None and record.epoch >= request.seen_epoch
+        goes_on = request.have is not None and record.epoch >= request.seen_epoch
+        return record.cancelled and goes_on and record.may_be(request.mark)
 
     async def _ask(self, question: Callable[[], Awaitable[Answer]], seconds: float) -> Answer | None:
         """None where there is no answer in time. A question that nobody waits for any more is not asked."""
@@ -214,7 +219,7 @@ class Ledger:
     async def _end(self, ending: Ending) -> None:
         record = ending.record
         if record.cancelled:  # it may have ended before this was written
-            await self._store.put([(record, False)])
+            await self._store.put([(record, 0)])
         if ending.ids:
             hash_ = prefix_hash(ending.ids)
             await self._store.put_handle(

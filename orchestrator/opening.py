@@ -142,11 +142,21 @@ class Readers:
 
 
 class Opener:
-    """Opens requests, and keeps the record of where."""
+    """Opens one request, wherever it comes to be, and keeps the record of where."""
 
     def __init__(self, ledger: Ledger, epochs: Epochs) -> None:
         self._ledger = ledger
         self._epochs = epochs
+        self._highest = 0
+        """Epoch that the session is known to have had; 0: none."""
+        self.first = 0
+        """The first under which it was opened, or may have been; a Cancel from there on is its own."""
+
+    def heard_of(self, epoch: int) -> None:
+        """The session is on record under this one: a hint, so one that nobody could go above is no reason to
+        end."""
+        if self._epochs.passes(epoch):
+            self._highest = max(self._highest, epoch)
 
     async def open(
         self,
@@ -157,20 +167,26 @@ class Opener:
         begun: Begun,
         time_left: float | None,
     ) -> Place:
-        """The choices that `begun` names, under a new epoch above all known ones. Raises OutriderError."""
+        """The choices that `begun` names, under a new epoch above all known ones. Raises OutriderError.
+
+        What one verifier said of the session counts at the next one, too, which may never have heard of it.
+        """
         messages = [
             _open_message(request, choice, ids, target, sources, time_left, begun.recovered)
             for choice, ids in begun.ids.items()
         ]
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
-        epoch = self._above(begun.epoch, request) if begun.epoch else self._epochs.next()
+        highest = max(begun.epoch, self._highest)
+        epoch = self._above(highest, request) if highest else self._epochs.next()
         for _ in range(OPEN_ATTEMPTS):
+            self._highest, self.first = epoch, self.first or epoch
             for message in messages:
                 message.epoch = epoch
             try:
                 with link.opening(len(messages)):
                     return await self._attempt(link, request, begun, messages, timeout_s)
             except StaleEpoch as error:
+                self.first = 0 if self.first == epoch else self.first
                 epoch = self._above(error.highest, request)
         raise Superseded(f"others keep taking session {request.key.session!r}; end them, or use another name")
 
@@ -208,9 +224,10 @@ class Opener:
     ) -> Place:
         epoch = messages[0].epoch
         keys = [key_from_wire(message.key) for message in messages]
-        record = SessionRecord(request.key, epoch, link.address, request.choices)
+        record = SessionRecord(request.key, epoch, link.address, request.choices, request=request.mark)
+        lifts = self.first if request.have is None else 0
         if not begun.moving:
-            self._ledger.opened(record, not begun.recovered, dict(begun.ids))
+            self._ledger.opened(record, lifts, dict(begun.ids))
         stale: set[SessionKey] = set()
         try:
             answers = await asyncio.gather(
@@ -228,7 +245,7 @@ class Opener:
                 self._ledger.ended(request, messages[0].model, epoch, whole=False)
             raise
         if begun.moving:
-            self._ledger.opened(record, False, dict(begun.ids))
+            self._ledger.opened(record, lifts, dict(begun.ids))
         return Place(link, epoch, tuple(keys), tuple(opened[0].source_names))
 
 

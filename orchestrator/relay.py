@@ -31,7 +31,7 @@ class Relay:
     def __init__(self, fleet: Fleet, ledger: Ledger, epochs: Epochs, patience_s: float) -> None:
         self._fleet = fleet
         self._ledger = ledger
-        self._opener = Opener(ledger, epochs)
+        self._epochs = epochs
         self._patience_s = patience_s
         self._running: dict[SessionKey, Running] = {}
         self._mover = SourceMover(fleet)
@@ -52,7 +52,8 @@ class Relay:
         sources = self._fleet.sources_for(target, request.speculation)
         running = self._take_over(request.key)
         self._fleet.count_sessions(sources, request.choices)
-        answer = Answer(self._fleet, self._opener, self._ledger, clock, request, target, sources, running)
+        opener = Opener(self._ledger, self._epochs)
+        answer = Answer(self._fleet, opener, self._ledger, clock, request, target, sources, running)
         self._mover.add(answer)
         try:
             known = await self._ledger.whereabouts(request, target.name)

@@ -7,6 +7,8 @@ but for the seed and the session's name, which are drawn where the client left t
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from struct import pack
 
 from outrider.tokens import ChatTemplate, TokenTable
 from outrider.v1 import generation_pb2
@@ -28,6 +30,8 @@ from speculative.noise import derive
 from speculative.params import SamplingParams
 
 MAX_NODE_LIMIT = 256
+MARKED_IDS = 256
+"""The prompt's last ids, by which a request is told from others: enough, and quick for any length."""
 LEAST_TOKEN_BYTES = 64
 """A prompt is refused unread only where even ids of this many bytes would not fit it into the context: a
 special token's text, or text that the tokenizer normalises away, may be longer than any id's own bytes."""
@@ -97,6 +101,13 @@ class Admitted:
     def keys(self) -> tuple[SessionKey, ...]:
         """Of the choices' sessions."""
         return tuple(self.key._replace(choice=choice) for choice in range(self.choices))
+
+    @property
+    def mark(self) -> int:
+        """64 bits, not 0: the same for this request wherever and however often it is asked, hardly ever for
+        another. Tells it from the session's other ones, which epochs do not where clocks differ."""
+        told = (self.seed, len(self.ids), *self.ids[-MARKED_IDS:])
+        return int.from_bytes(blake2b(pack(f"<{len(told)}Q", *told), digest_size=8).digest()) or 1
 
     def seed_of(self, choice: int) -> int:
         """The choice's own randomness."""

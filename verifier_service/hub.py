@@ -105,11 +105,14 @@ class Hub:
     def cancel(self, key: SessionKey, epoch: int) -> bool:
         """Ends a session when the step in flight ends; returns whether one was running.
 
-        Under a later epoch somebody else has taken it over: its readers are told that, and not that it was
-        cancelled. Raises StaleEpoch, or InvalidRequest for an epoch from the future.
+        Its Open may still be under way: what is opened under this epoch later ends at once. Under a later one
+        somebody else has taken it over: its readers are told that, and not that it was cancelled. Raises
+        StaleEpoch, or InvalidRequest for an epoch from the future.
         """
         self._registry.fence(key, epoch, wall_clock_ms())
         mirror = self._registry.find(key)
+        if mirror is None or epoch > mirror.epoch:
+            self._registry.cancel_unopened(key)
         if mirror is None or mirror.finish is not None:
             return False
         if epoch > mirror.epoch:
@@ -171,10 +174,13 @@ class Hub:
         sources = dict(enumerate(request.sources, start=1))
         names = tuple(source.name for source in request.sources)
         mirror = Mirror(self._registry.new_handle(), request, names, sources, now, grammar)
-        if ending.finished is not None:
+        finished = ending.finished
+        if finished is None and self._registry.is_cancelled_unopened(request.key):
+            finished = FinishReason.CANCELLED
+        if finished is not None:
             self._replace(older, mirror)
             usage = UsageCount(prompt_tokens=request.prompt_length, replay_identical=request.replay_identical)
-            self._registry.finished(mirror, Finish(ending.finished, usage), now)
+            self._registry.finished(mirror, Finish(finished, usage), now)
             return mirror
         if not request.recovered:
             self._check_room(older)

@@ -120,6 +120,7 @@ class Registry:
         self._by_key: dict[SessionKey, Mirror] = {}
         self._by_handle: dict[int, Mirror] = {}
         self._epochs: OrderedDict[SessionKey, int] = OrderedDict()
+        self._cancelled_unopened: set[SessionKey] = set()  # under the epoch that is remembered of them
         self._handles = 0
         self._running: dict[int, Mirror] = {}
         self._kept: OrderedDict[int, float] = OrderedDict()  # since when, the oldest first
@@ -158,10 +159,21 @@ class Registry:
             raise StaleEpoch(
                 f"session {key}: epoch {epoch_to_text(epoch)} is older than {epoch_to_text(highest)}", highest
             )
+        if epoch > highest:
+            self._cancelled_unopened.discard(key)
         self._epochs[key] = epoch
         self._epochs.move_to_end(key)
         if len(self._epochs) > _EPOCHS_REMEMBERED:
-            self._epochs.popitem(last=False)
+            forgotten, _ = self._epochs.popitem(last=False)
+            self._cancelled_unopened.discard(forgotten)
+
+    def cancel_unopened(self, key: SessionKey) -> None:
+        """A Cancel came that has nothing to end: what is opened under its epoch, the latest, is to end."""
+        self._cancelled_unopened.add(key)
+
+    def is_cancelled_unopened(self, key: SessionKey) -> bool:
+        """Whether what is opened under the latest epoch is to end."""
+        return key in self._cancelled_unopened
 
     def new_handle(self) -> int:
         """A number that no session here has had."""

@@ -156,6 +156,8 @@ class _Unary:
         if server.process.alive:
             server.took(self)
             server.process.spawn(self._serve(server))
+        else:  # its machine is there, and answers what comes for a socket that is gone
+            self.refused("connection reset")
 
     async def _serve(self, server: Server) -> None:
         method, context = server.methods[self._path], ServerContext(None)

@@ -17,8 +17,9 @@ class Conversation:
 
     Args:
         clients: makes a client by the name of its process.
-        cancels_by: the earliest that a cancelled request may be blamed for going on, on the loop's clock;
-            None: something may make the services forget a Cancel.
+        faults_over: when the last fault was over, on the loop's clock; infinite where it is not yet. Until
+            then a cancelled request may have to wait for a verifier, which alone ends it. None: something may
+            make the services forget a Cancel.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class Conversation:
         name: str,
         clients: Callable[[str], Client],
         turns: Sequence[Turn],
-        cancels_by: float | None,
+        faults_over: Callable[[], float] | None,
         violated: Callable[[str], None],
     ) -> None:
         self.name = name
@@ -35,7 +36,7 @@ class Conversation:
         self._turns = turns
         self.golden: dict[int, list[tuple[int, ...]]] = {}
         """What each choice's requests so far are to give."""
-        self._cancels_by = cancels_by
+        self._faults_over = faults_over
         self._violated = violated
 
     def start(self, after_s: float) -> asyncio.Task[None]:
@@ -84,8 +85,8 @@ class Conversation:
         except IdsNeeded:
             again = client.stream(request, turn, watch, turn.first, stream)
             answered = await client.read(again, turn, watch)
-        if turn.act == "cancel" and client.cancelled_at is not None and self._cancels_by is not None:
-            latest = max(self._cancels_by, client.cancelled_at) + CANCELS_BY_S
+        if turn.act == "cancel" and client.cancelled_at is not None and self._faults_over is not None:
+            latest = max(self._faults_over(), client.cancelled_at) + CANCELS_BY_S
             if loop.time() > latest:
                 self._violated(f"{name}: went on until {loop.time():.3f} after a Cancel that was answered")
         if rival is not None and not (await rival) and not answered and turn.timeout_s is None:

@@ -55,7 +55,7 @@ class RemoteStore:
         self._chance = chance
         self._client = current()
 
-    async def put(self, records: Sequence[tuple[SessionRecord, bool]]) -> list[bool]:
+    async def put(self, records: Sequence[tuple[SessionRecord, int]]) -> list[bool]:
         """See SessionStore; so are the others."""
         answer: Any = await self._ask("put", tuple(records), again=True) if records else []
         return answer

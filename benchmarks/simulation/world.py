@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -59,6 +60,7 @@ class World:
         self.sources: dict[str, Source] = {}
         self.clients: list[Client] = []
         self._starts: Counter[str] = Counter()
+        self._faults_over = math.inf
         self.store = StoreServer(self.network)
 
     def chance(self, name: str) -> random.Random:
@@ -85,17 +87,16 @@ class World:
         )
         await self._reached()
         faults = Faults(self)
-        heals = self.loop.now + max((fault.at_s + fault.seconds for fault in plan.faults), default=0.0)
-        cancels_by = heals if plan.cancels_hold else None
+        faults_over = (lambda: self._faults_over) if plan.cancels_hold else None
         self.conversations = [
-            Conversation(f"s{index}", self._client, turns, cancels_by, self.violated)
+            Conversation(f"s{index}", self._client, turns, faults_over, self.violated)
             for index, (_, turns) in enumerate(plan.conversations)
         ]
         talks = [
             conversation.start(after_s)
             for conversation, (after_s, _) in zip(self.conversations, plan.conversations, strict=True)
         ]
-        breaking = asyncio.ensure_future(faults.run())
+        breaking = asyncio.ensure_future(self._break(faults))
         _, waiting = await asyncio.wait(talks, timeout=MOST_S)
         for talk in waiting:
             self.violated(f"{self.conversations[talks.index(talk)].name}: never ended")
@@ -104,6 +105,11 @@ class World:
         self._heal()
         if not waiting:
             await self._quiet()
+
+    async def _break(self, faults: Faults) -> None:
+        """No plan says when the last is over: one that is frozen while it stops is back that much later."""
+        await faults.run()
+        self._faults_over = self.loop.now
 
     async def _reached(self) -> None:
         """Each orchestrator has found a verifier."""

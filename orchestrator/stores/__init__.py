@@ -38,6 +38,12 @@ class SessionRecord(NamedTuple):
     """How many sessions it has there, choice 0 to this less one; `key` is choice 0's."""
     cancelled: bool = False
     """Whether its client gave it up: nobody may go on with it."""
+    request: int = 0
+    """Which of the session's requests it is; see Admitted.mark. 0: not known."""
+
+    def may_be(self, request: int) -> bool:
+        """Whether it may be of the request with this mark."""
+        return not (self.request and request) or self.request == request
 
 
 class Append(NamedTuple):
@@ -94,10 +100,11 @@ class SessionStore(Protocol):
     repeated.
     """
 
-    async def put(self, records: Sequence[tuple[SessionRecord, bool]]) -> list[bool]:
+    async def put(self, records: Sequence[tuple[SessionRecord, int]]) -> list[bool]:
         """Keep these, and their leases, unless one with a higher epoch is there; whether each is kept.
 
-        The second of a pair lifts a recorded Cancel: it is True for a client's new request alone.
+        A recorded Cancel stays, but one of another request. So that a new request may be the same as the one
+        before, Cancels under epochs below the second of a pair are lifted, too; 0: none.
         """
 
     async def find(self, key: SessionKey) -> SessionRecord | None:

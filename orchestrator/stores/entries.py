@@ -88,7 +88,12 @@ def record_from(key: SessionKey, fields: Mapping[bytes, bytes]) -> SessionRecord
     if not 1 <= choices <= MAX_CHOICES:
         raise BrokenEntry(f"{choices} choices")
     return SessionRecord(
-        key, _epoch(fields.get(b"epoch", b"")), _verifier(fields), choices, fields.get(b"cancelled") == b"1"
+        key,
+        _epoch(fields.get(b"epoch", b"")),
+        _verifier(fields),
+        choices,
+        cancelled=fields.get(b"cancelled") == b"1",
+        request=_epoch(fields.get(b"request", b"0" * 16)),
     )
 
 

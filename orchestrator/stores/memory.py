@@ -70,7 +70,7 @@ class MemoryStore:
         self._reports: Leases[tuple[str, str], WorkerReport] = Leases(REPORT_S, now)
         self._announced: Leases[str, WorkerEntry] = Leases(BELIEVED_S, now)
 
-    async def put(self, records: Sequence[tuple[SessionRecord, bool]]) -> list[bool]:
+    async def put(self, records: Sequence[tuple[SessionRecord, int]]) -> list[bool]:
         return [self._put(record, lifts) for record, lifts in records]
 
     async def find(self, key: SessionKey) -> SessionRecord | None:
@@ -129,11 +129,12 @@ class MemoryStore:
     async def close(self) -> None:
         """Nothing is held."""
 
-    def _put(self, record: SessionRecord, lifts: bool) -> bool:
+    def _put(self, record: SessionRecord, lifts: int) -> bool:
         known = self._records.get(record.key)
         if known is not None and known.epoch > record.epoch:
             return False
-        still = known is not None and known.cancelled and not (lifts and known.epoch < record.epoch)
+        theirs = known is not None and known.epoch >= lifts and known.may_be(record.request)
+        still = known is not None and known.cancelled and theirs
         self._records.put(record.key, record._replace(cancelled=still or record.cancelled))
         return True
 

@@ -29,8 +29,8 @@ class Live:
     """A session whose request runs here, or was let go a moment ago."""
 
     record: SessionRecord
-    lifts: bool
-    """Whether it is a client's new request."""
+    lifts: int
+    """Its first epoch where it is a client's new request: recorded Cancels below are not meant for it."""
     ids: Mapping[int, Sequence[int]]
     """Generated ids by choice; they grow."""
     kept: bool = False
@@ -66,7 +66,7 @@ class Ending:
 class Batch:
     """What is to be written next."""
 
-    puts: list[tuple[SessionRecord, bool]]
+    puts: list[tuple[SessionRecord, int]]
     appends: list[Append]
     endings: list[Ending]
 
@@ -95,7 +95,7 @@ class Outbox:
         """The session as it is known here."""
         return self._live.get(key)
 
-    def opened(self, record: SessionRecord, lifts: bool, ids: Mapping[int, Sequence[int]]) -> None:
+    def opened(self, record: SessionRecord, lifts: int, ids: Mapping[int, Sequence[int]]) -> None:
         """It is being opened under a new epoch."""
         self._left.pop(record.key, None)
         self._live[record.key] = Live(record, lifts, ids)

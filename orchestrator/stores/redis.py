@@ -50,7 +50,7 @@ class RedisStore:
         """Whether it answered when last asked, or nearly so."""
         return self._connection.breaker.closed
 
-    async def put(self, records: Sequence[tuple[SessionRecord, bool]]) -> list[bool]:
+    async def put(self, records: Sequence[tuple[SessionRecord, int]]) -> list[bool]:
         ceiling = _ceiling()
         calls = [
             (
@@ -61,9 +61,10 @@ class RedisStore:
                     record.verifier,
                     record.choices,
                     int(record.cancelled),
-                    int(lifts),
+                    epoch_to_bytes(lifts),
                     LEASE_MS,
                     ceiling,
+                    epoch_to_bytes(record.request),
                 ),
             )
             for record, lifts in records

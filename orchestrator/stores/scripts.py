@@ -22,19 +22,22 @@ end
 PUT = (
     _PRELUDE
     + """
-local ours, epoch, verifier, choices, cancelled, lifts, lease, ceiling = unpack(ARGV)
-local known = redis.call('HMGET', KEYS[1], 'version', 'epoch', 'cancelled')
+local ours, epoch, verifier, choices, cancelled, lifts, lease, ceiling, request = unpack(ARGV)
+local known = redis.call('HMGET', KEYS[1], 'version', 'epoch', 'cancelled', 'request')
 if foreign(KEYS[1], known[1], ours) then return -2 end
 local before = epoch_or(known[2], ceiling)
 if before > epoch then return 0 end
-if before ~= '' and known[3] == '1' and not (lifts == '1' and before < epoch) then cancelled = '1' end
+local unknown = string.rep('0', 16)
+local same = known[4] == request or request == unknown or (known[4] or unknown) == unknown
+if before ~= '' and known[3] == '1' and same and before >= lifts then cancelled = '1' end
 redis.call('HSET', KEYS[1], 'version', ours, 'epoch', epoch, 'verifier', verifier, 'choices', choices,
-  'cancelled', cancelled)
+  'cancelled', cancelled, 'request', request)
 redis.call('PEXPIRE', KEYS[1], lease)
 return 1
 """
 )
-"""KEYS: record. ARGV: version, epoch, verifier, choices, cancelled, lifts, lease in ms, ceiling. 1: kept."""
+"""KEYS: record. ARGV: version, epoch, verifier, choices, cancelled, lifts, lease in ms, ceiling, request.
+1: kept."""
 
 CANCEL = """
 local version = redis.call('HGET', KEYS[1], 'version')

@@ -218,6 +218,20 @@ async def test_cancel_ends_a_session_and_is_idempotent() -> None:
         assert not await verifier.cancel(verifier.request([1], session="nobody"))
 
 
+@pytest.mark.parametrize("before", [None, 5])
+async def test_a_cancel_that_overtakes_the_open_of_its_epoch_ends_what_that_opens(before: int | None) -> None:
+    async with serving(NgramLM()) as verifier:
+        if before is not None:
+            await verifier.open(verifier.request([1, 2, 3], new=200, session="s", epoch=before))
+        late = verifier.request([1, 2, 3], session="s", epoch=6)
+        assert await verifier.cancel(late) is (before is not None)
+        assert (await verifier.open(late)).finished == CANCELLED
+        answer = await verifier.read(late)
+        assert (answer.ids, answer.finished, answer.code) == ([], CANCELLED, 0)
+        assert len((await verifier.generate([1, 2, 3], session="s", epoch=7)).ids) == 24
+        await eventually(lambda: verifier.target.pool.used_slots == 0)
+
+
 async def test_a_cancel_of_a_later_epoch_is_a_takeover_to_those_who_read_the_session() -> None:
     target = NgramLM()
     target.step_s = 0.002

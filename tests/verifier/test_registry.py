@@ -57,6 +57,26 @@ def test_a_mirror_grows_with_what_is_committed_and_tells_its_readers() -> None:
     assert registry.running == 1
 
 
+def test_a_cancel_of_what_is_not_open_yet_is_meant_for_its_epoch_alone() -> None:
+    registry = Registry()
+    registry.fence(KEY, 5, NOW_MS)
+    registry.cancel_unopened(KEY)
+    registry.fence(KEY, 5, NOW_MS)
+    assert registry.is_cancelled_unopened(KEY)
+    registry.fence(KEY, 6, NOW_MS)
+    assert not registry.is_cancelled_unopened(KEY)
+
+
+def test_cancels_of_what_is_never_opened_are_forgotten_with_their_epochs() -> None:
+    registry = Registry()
+    for number in range(70_000):
+        key = KEY._replace(session=str(number))
+        registry.fence(key, 5, NOW_MS)
+        registry.cancel_unopened(key)
+    assert not registry.is_cancelled_unopened(KEY._replace(session="0"))
+    assert len(registry._cancelled_unopened) == len(registry._epochs)
+
+
 def test_what_ends_counts_no_longer_and_stays_readable_for_a_while() -> None:
     registry = Registry()
     mirror = added(registry)

@@ -19,7 +19,7 @@ NEW = OLD + 1
 @pytest.fixture
 async def ledger() -> AsyncIterator[Ledger]:
     store = MemoryStore()
-    await store.put([(SessionRecord(KEY, OLD, "a:1"), True)])
+    await store.put([(SessionRecord(KEY, OLD, "a:1"), OLD)])
     ledger = Ledger(store, lambda seconds: None)
     ledger.store = store  # type: ignore[attr-defined]  # for the test to cancel through
     ledger.start()
@@ -31,12 +31,12 @@ async def ledger() -> AsyncIterator[Ledger]:
 async def test_it_is_asked_for_once_the_store_knows_the_new_place(ledger: Ledger, cancelled: bool) -> None:
     if cancelled:
         await ledger.store.cancel(KEY)  # type: ignore[attr-defined]
-    ledger.opened(SessionRecord(KEY, NEW, "b:1"), False, {0: []})
+    ledger.opened(SessionRecord(KEY, NEW, "b:1"), 0, {0: []})
     asked = asyncio.create_task(ledger.was_cancelled_meanwhile(KEY, NEW))
     assert await asyncio.wait_for(asked, 2) is cancelled
 
 
 async def test_a_session_that_ended_or_moved_on_is_no_longer_asked_for(ledger: Ledger) -> None:
     assert not await ledger.was_cancelled_meanwhile(KEY, NEW)
-    ledger.opened(SessionRecord(KEY, NEW + 1, "b:1"), False, {0: []})
+    ledger.opened(SessionRecord(KEY, NEW + 1, "b:1"), 0, {0: []})
     assert not await ledger.was_cancelled_meanwhile(KEY, NEW)

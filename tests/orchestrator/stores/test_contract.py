@@ -39,19 +39,19 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[SessionStore]:
 async def test_a_record_is_found_as_it_was_put(store: SessionStore) -> None:
     record = SessionRecord(KEY, OLD, "a:1", choices=3)
     assert await store.find(KEY) is None
-    assert await store.put([(record, True)]) == [True]
+    assert await store.put([(record, OLD)]) == [True]
     assert await store.find(KEY) == record
     assert await store.find(KEY._replace(tenant="other")) is None
 
 
 async def test_of_two_records_the_higher_epoch_stands(store: SessionStore) -> None:
-    assert await store.put([(SessionRecord(KEY, NEW, "a:1"), True)]) == [True]
-    assert await store.put([(SessionRecord(KEY, OLD, "b:1"), True)]) == [False]
+    assert await store.put([(SessionRecord(KEY, NEW, "a:1"), NEW)]) == [True]
+    assert await store.put([(SessionRecord(KEY, OLD, "b:1"), OLD)]) == [False]
     assert await store.find(KEY) == SessionRecord(KEY, NEW, "a:1")
 
 
 async def test_a_record_is_forgotten_by_its_own_epoch_alone(store: SessionStore) -> None:
-    await store.put([(SessionRecord(KEY, NEW, "a:1"), True)])
+    await store.put([(SessionRecord(KEY, NEW, "a:1"), NEW)])
     await store.forget(KEY, OLD)
     assert await store.find(KEY) is not None
     await store.forget(KEY, NEW)
@@ -62,31 +62,56 @@ async def test_a_record_is_forgotten_by_its_own_epoch_alone(store: SessionStore)
 async def test_a_cancel_is_recorded_where_there_is_a_record(store: SessionStore) -> None:
     assert await store.cancel(KEY) is None
     assert await store.find(KEY) is None
-    await store.put([(SessionRecord(KEY, OLD, "a:1"), True)])
+    await store.put([(SessionRecord(KEY, OLD, "a:1"), OLD)])
     assert await store.cancel(KEY) == SessionRecord(KEY, OLD, "a:1"), "as it was before"
     assert await store.cancel(KEY) == SessionRecord(KEY, OLD, "a:1", cancelled=True)
     assert await store.find(KEY) == SessionRecord(KEY, OLD, "a:1", cancelled=True)
 
 
 async def test_a_cancel_outlives_takeovers_repeats_and_the_end(store: SessionStore) -> None:
-    await store.put([(SessionRecord(KEY, OLD, "a:1"), True)])
+    await store.put([(SessionRecord(KEY, OLD, "a:1"), OLD)])
     await store.cancel(KEY)
-    await store.put([(SessionRecord(KEY, OLD, "a:1"), True)])
-    await store.put([(SessionRecord(KEY, NEW, "b:1"), False)])
+    await store.put([(SessionRecord(KEY, OLD, "a:1"), OLD)])
+    await store.put([(SessionRecord(KEY, NEW, "b:1"), 0)])
     await store.forget(KEY, NEW)
     assert await store.find(KEY) == SessionRecord(KEY, NEW, "b:1", cancelled=True)
 
 
 async def test_a_new_request_lifts_a_cancel(store: SessionStore) -> None:
-    await store.put([(SessionRecord(KEY, OLD, "a:1"), True)])
+    await store.put([(SessionRecord(KEY, OLD, "a:1"), OLD)])
     await store.cancel(KEY)
-    await store.put([(SessionRecord(KEY, NEW, "b:1"), True)])
+    await store.put([(SessionRecord(KEY, NEW, "b:1"), NEW)])
     assert await store.find(KEY) == SessionRecord(KEY, NEW, "b:1")
+
+
+async def test_a_new_request_that_is_placed_again_keeps_its_own_cancel(store: SessionStore) -> None:
+    """The Cancel came between the two; one of an earlier request is lifted even then."""
+    for cancelled_at, stays in ((OLD, False), (NEW, True)):
+        await store.put([(SessionRecord(KEY, cancelled_at, "a:1"), cancelled_at)])
+        await store.cancel(KEY)
+        again = SessionRecord(KEY, NEW + 1, "b:1")
+        assert await store.put([(again, NEW)]) == [True]
+        assert await store.find(KEY) == again._replace(cancelled=stays)
+        await store.put([(again._replace(epoch=NEW + 2), NEW + 2)])
+        await store.forget(KEY, NEW + 2)
+
+
+@pytest.mark.parametrize(
+    ("before", "then", "stays"), [(1, 2, False), (1, 1, True), (0, 2, True), (1, 0, True)]
+)
+async def test_a_cancel_stands_for_its_own_request_alone(
+    store: SessionStore, before: int, then: int, stays: bool
+) -> None:
+    """Even where the store missed that another was begun, and hears of it when it is moved; 0 may be any."""
+    await store.put([(SessionRecord(KEY, OLD, "a:1", request=before), OLD)])
+    await store.cancel(KEY)
+    await store.put([(SessionRecord(KEY, NEW, "b:1", request=then), 0)])
+    assert await store.find(KEY) == SessionRecord(KEY, NEW, "b:1", cancelled=stays, request=then)
 
 
 async def test_a_record_that_is_put_as_cancelled_is(store: SessionStore) -> None:
     """As after a store that lost it has come back."""
-    await store.put([(SessionRecord(KEY, OLD, "a:1", cancelled=True), False)])
+    await store.put([(SessionRecord(KEY, OLD, "a:1", cancelled=True), 0)])
     assert await store.find(KEY) == SessionRecord(KEY, OLD, "a:1", cancelled=True)
 
 
@@ -128,7 +153,7 @@ async def test_of_two_handles_the_higher_epoch_stands(store: SessionStore) -> No
 
 
 async def test_a_handle_and_a_record_of_a_session_are_apart(store: SessionStore) -> None:
-    await store.put([(SessionRecord(KEY, NEW, "a:1"), True)])
+    await store.put([(SessionRecord(KEY, NEW, "a:1"), NEW)])
     await store.put_handle(Handle(KEY, NEW, "b:1", 3, 4))
     await store.forget(KEY, NEW)
     assert await store.handle(KEY) == Handle(KEY, NEW, "b:1", 3, 4)

@@ -36,7 +36,7 @@ async def write_all(outbox: Outbox, store: MemoryStore) -> int:
 
 async def test_many_changes_are_one_append() -> None:
     outbox, store, ids = Outbox(), MemoryStore(), [1]
-    outbox.opened(RECORD, True, {0: ids})
+    outbox.opened(RECORD, RECORD.epoch, {0: ids})
     for id_ in range(100):
         ids.append(id_)
         outbox.grew(KEY)
@@ -52,7 +52,7 @@ async def test_many_changes_are_one_append() -> None:
 
 async def test_long_answers_are_told_in_pieces() -> None:
     outbox, store, ids = Outbox(), MemoryStore(), list(range(2 * MOST_IDS + 1))
-    outbox.opened(RECORD, True, {0: ids})
+    outbox.opened(RECORD, RECORD.epoch, {0: ids})
     assert await write_all(outbox, store) == 3
     tokens = await store.tokens(KEY)
     assert tokens is not None
@@ -62,7 +62,7 @@ async def test_long_answers_are_told_in_pieces() -> None:
 async def test_many_sessions_are_told_in_several_batches() -> None:
     outbox, store = Outbox(), MemoryStore()
     for place in range(3 * MOST_AT_ONCE):
-        outbox.opened(RECORD._replace(key=SessionKey("", f"s{place}")), True, {0: [place]})
+        outbox.opened(RECORD._replace(key=SessionKey("", f"s{place}")), RECORD.epoch, {0: [place]})
     first = outbox.take()
     assert len(first.puts) + len(first.appends) <= MOST_AT_ONCE + 1
     outbox.put_back(first)
@@ -73,7 +73,7 @@ async def test_many_sessions_are_told_in_several_batches() -> None:
 
 async def test_a_store_that_lost_everything_is_told_everything() -> None:
     outbox, ids = Outbox(), [1, 2, 3]
-    outbox.opened(RECORD, True, {0: ids})
+    outbox.opened(RECORD, RECORD.epoch, {0: ids})
     await write_all(outbox, MemoryStore())
     empty = MemoryStore()
     ids.append(4)
@@ -85,8 +85,8 @@ async def test_a_store_that_lost_everything_is_told_everything() -> None:
 
 async def test_a_session_that_others_have_is_left_to_them() -> None:
     outbox, store = Outbox(), MemoryStore()
-    await store.put([(RECORD._replace(epoch=8), True)])
-    outbox.opened(RECORD, True, {0: [1]})
+    await store.put([(RECORD._replace(epoch=8), 8)])
+    outbox.opened(RECORD, RECORD.epoch, {0: [1]})
     await write_all(outbox, store)
     assert outbox.get(KEY) is None
     assert len(outbox) == 0
@@ -94,7 +94,7 @@ async def test_a_session_that_others_have_is_left_to_them() -> None:
 
 def test_ids_that_somebody_else_recorded_are_not_offered_again_and_again() -> None:
     outbox, ids = Outbox(), [1]
-    outbox.opened(RECORD, True, {0: ids})
+    outbox.opened(RECORD, RECORD.epoch, {0: ids})
     batch = outbox.take()
     outbox.wrote(batch, [True], [STALE])
     ids.append(2)
@@ -104,7 +104,7 @@ def test_ids_that_somebody_else_recorded_are_not_offered_again_and_again() -> No
 
 async def test_what_ends_is_told_with_all_its_ids() -> None:
     outbox = Outbox()
-    outbox.opened(RECORD, True, {0: [3, 4]})
+    outbox.opened(RECORD, RECORD.epoch, {0: [3, 4]})
     outbox.ended(KEY, 6, "scope", [1, 2])
     assert len(outbox) == 1, "that was another epoch"
     outbox.ended(KEY, 7, "scope", [1, 2])
@@ -115,7 +115,7 @@ async def test_what_ends_is_told_with_all_its_ids() -> None:
 
 def test_what_could_not_be_opened_is_told_without() -> None:
     outbox = Outbox()
-    outbox.opened(RECORD, True, {0: []})
+    outbox.opened(RECORD, RECORD.epoch, {0: []})
     outbox.ended(KEY, 7, "scope", ())
     assert outbox.take().endings[0].ids == ()
 
@@ -124,14 +124,14 @@ def test_endings_that_nobody_takes_are_bounded() -> None:
     outbox = Outbox()
     for place in range(MOST_LEFT + 10):
         key = SessionKey("", f"s{place}")
-        outbox.opened(RECORD._replace(key=key), True, {0: [1]})
+        outbox.opened(RECORD._replace(key=key), RECORD.epoch, {0: [1]})
         outbox.ended(key, 7, "scope", [1])
     assert outbox.dropped == 10
 
 
 async def test_a_session_that_is_let_go_is_told_of_once_more() -> None:
     outbox, store = Outbox(), MemoryStore()
-    outbox.opened(RECORD, True, {0: [1, 2]})
+    outbox.opened(RECORD, RECORD.epoch, {0: [1, 2]})
     outbox.left(KEY, 7)
     await write_all(outbox, store)
     assert await store.tokens(KEY) == (7, (1, 2))
@@ -142,14 +142,14 @@ def test_sessions_let_go_that_nobody_takes_are_bounded() -> None:
     outbox = Outbox()
     for place in range(MOST_LEFT + 10):
         key = SessionKey("", f"s{place}")
-        outbox.opened(RECORD._replace(key=key), True, {0: [1]})
+        outbox.opened(RECORD._replace(key=key), RECORD.epoch, {0: [1]})
         outbox.left(key, 7)
     assert (len(outbox), outbox.dropped) == (MOST_LEFT, 10)
 
 
 async def test_a_cancel_is_told_again_to_a_store_that_lost_it() -> None:
     outbox = Outbox()
-    outbox.opened(RECORD, True, {0: [1]})
+    outbox.opened(RECORD, RECORD.epoch, {0: [1]})
     await write_all(outbox, MemoryStore())
     outbox.cancelled(KEY)
     outbox.repeat_all()
@@ -166,7 +166,7 @@ def test_whatever_fails_the_store_has_all_in_the_end(seed: int, steps: int) -> N
         outbox, store = Outbox(), MemoryStore()
         ids: dict[int, list[int]] = {0: [], 1: []}
         record = RECORD._replace(choices=2)
-        outbox.opened(record, True, ids)
+        outbox.opened(record, record.epoch, ids)
         for step in range(steps):
             if draw.random() < 0.7:
                 ids[draw.randrange(2)].append(step)
