@@ -13,6 +13,7 @@ from orchestrator.ledger import Ledger
 from orchestrator.placement import ChosenSource
 from orchestrator.reader import Reader
 from orchestrator.requests import Admitted, Target
+from orchestrator.running import Running
 from orchestrator.stores import SessionRecord
 from orchestrator.verifiers import VerifierLink
 from outrider.v1 import verifier_pb2
@@ -151,20 +152,24 @@ class Opener:
     async def open(
         self,
         link: VerifierLink,
+        running: Running,
         request: Admitted,
         target: Target,
         sources: Sequence[ChosenSource],
         begun: Begun,
         time_left: float | None,
     ) -> Place:
-        """The choices that `begun` names, under a new epoch above all known ones. Raises OutriderError."""
+        """The choices that `begun` names, under a new epoch above all known ones. Raises OutriderError, that
+        of `running` where it has been ended."""
         messages = [
             _open_message(request, choice, ids, target, sources, time_left, begun.recovered)
             for choice, ids in begun.ids.items()
         ]
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
-        epoch = self._above(begun.epoch, request) if begun.epoch else self._epochs.next()
+        known = max(begun.epoch, running.epoch)
+        epoch = self._above(known, request) if known else self._epochs.next()
         for _ in range(OPEN_ATTEMPTS):
+            running.opens(epoch)
             for message in messages:
                 message.epoch = epoch
             try:
