@@ -67,6 +67,7 @@ class Answer:
         self._unfinished = {
             choice: Delivery(len(request.ids), _text_of(request, target), have)
             for choice, have in enumerate(request.have or ((),) * request.choices)
+            if choice not in request.ended
         }
 
     @property

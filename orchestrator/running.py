@@ -22,7 +22,7 @@ class Running:
     def __init__(self, earlier: "Running | None" = None) -> None:
         self.cancelled = False
         self.error: OutriderError | None = None
-        self.epoch = 0 if earlier is None else earlier.epoch
+        self.epoch: int = 0 if earlier is None else earlier.epoch
         """The highest under which the session was opened from here, or may yet be, as an Open can be late."""
         self._readers: Readers | None = None
 

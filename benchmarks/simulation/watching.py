@@ -50,6 +50,11 @@ class Watch:
         self._started = False
         self._floor = 0
 
+    @property
+    def all_told(self) -> bool:
+        """Whether its client has the end of every choice."""
+        return len(self.ended) == len(self.golden)
+
     def asked(self) -> None:
         """A stream begins: the first, or the next with what the client has."""
         self._counts["streams"] += 1
