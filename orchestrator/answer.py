@@ -14,10 +14,11 @@ from contextlib import aclosing
 from orchestrator.events import Delivered, Event, Finished, Recovered, Started
 from orchestrator.fleet import Fleet
 from orchestrator.ledger import Ledger, Whereabouts
-from orchestrator.opening import Begun, HandedOver, Opener, Place, Readers
+from orchestrator.opening import Begun, HandedOver, Opener, Place
 from orchestrator.placement import ChosenSource
 from orchestrator.recovery import Clock, Pauses
 from orchestrator.requests import Admitted, Target
+from orchestrator.running import Running
 from orchestrator.sessions import Delivery
 from orchestrator.verifiers import VerifierLost
 from outrider.v1 import verifier_pb2
@@ -33,27 +34,6 @@ UNKNOWN_SESSION, TAKEN_OVER = 5, 10
 """gRPC status codes in Committed.code."""
 HAND_OVER_S = 2.0
 """How long a stream rests while another verifier is asked to go on with it."""
-
-
-class Running:
-    """A request that is being answered here, as later calls for its session see it."""
-
-    def __init__(self) -> None:
-        self.cancelled = False
-        self.error: OutriderError | None = None
-        self._readers: Readers | None = None
-
-    def end(self, error: OutriderError) -> None:
-        """The client gets this error in place of what is still to come."""
-        self.error = error
-        if self._readers is not None:
-            self._readers.fail(error)
-
-    def reads(self, readers: Readers) -> None:
-        """From now on `end` reaches them."""
-        self._readers = readers
-        if self.error is not None:
-            readers.fail(self.error)
 
 
 class Answer:
@@ -87,6 +67,7 @@ class Answer:
         self._unfinished = {
             choice: Delivery(len(request.ids), _text_of(request, target), have)
             for choice, have in enumerate(request.have or ((),) * request.choices)
+            if choice not in request.ended
         }
 
     @property
@@ -238,7 +219,12 @@ class Answer:
         for link in links:
             try:
                 place = await self._opener.open(
-                    link, self._request, self._target, self.sources, begun, self._clock.time_left()
+                    link,
+                    self._request,
+                    self._target,
+                    self.sources,
+                    begun,
+                    self._clock.time_left(),
                 )
                 self.epoch = place.epoch
                 self._numerics.add(link.numerics)

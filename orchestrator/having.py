@@ -22,7 +22,7 @@ async def fill_have(
     Raises InvalidRequest where one does both, IdsNeeded where the record does not have them.
     """
     for choice, have in enumerate(start.have):
-        if not have.count:
+        if not have.count or choice in start.ended:
             continue
         if have.ids:
             raise InvalidRequest(f"have[{choice}] has both ids and a count; give one of them")

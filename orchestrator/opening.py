@@ -13,6 +13,7 @@ from orchestrator.ledger import Ledger
 from orchestrator.placement import ChosenSource
 from orchestrator.reader import Reader
 from orchestrator.requests import Admitted, Target
+from orchestrator.running import Running
 from orchestrator.stores import SessionRecord
 from orchestrator.verifiers import VerifierLink
 from outrider.v1 import verifier_pb2
@@ -144,11 +145,10 @@ class Readers:
 class Opener:
     """Opens one request, wherever it comes to be, and keeps the record of where."""
 
-    def __init__(self, ledger: Ledger, epochs: Epochs) -> None:
+    def __init__(self, ledger: Ledger, epochs: Epochs, running: Running) -> None:
         self._ledger = ledger
         self._epochs = epochs
-        self._highest = 0
-        """Epoch that the session is known to have had; 0: none."""
+        self._running = running
         self.first = 0
         """The first under which it was opened, or may have been; a Cancel from there on is its own."""
 
@@ -156,7 +156,7 @@ class Opener:
         """The session is on record under this one: a hint, so one that nobody could go above is no reason to
         end."""
         if self._epochs.passes(epoch):
-            self._highest = max(self._highest, epoch)
+            self._running.epoch = max(self._running.epoch, epoch)
 
     async def open(
         self,
@@ -167,7 +167,8 @@ class Opener:
         begun: Begun,
         time_left: float | None,
     ) -> Place:
-        """The choices that `begun` names, under a new epoch above all known ones. Raises OutriderError.
+        """The choices that `begun` names, under a new epoch above all known ones. Raises OutriderError, that
+        which the request was ended with included.
 
         What one verifier said of the session counts at the next one, too, which may never have heard of it.
         """
@@ -176,10 +177,11 @@ class Opener:
             for choice, ids in begun.ids.items()
         ]
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
-        highest = max(begun.epoch, self._highest)
-        epoch = self._above(highest, request) if highest else self._epochs.next()
+        known = max(begun.epoch, self._running.epoch)
+        epoch = self._above(known, request) if known else self._epochs.next()
         for _ in range(OPEN_ATTEMPTS):
-            self._highest, self.first = epoch, self.first or epoch
+            self._running.opens(epoch)
+            self.first = self.first or epoch
             for message in messages:
                 message.epoch = epoch
             try:

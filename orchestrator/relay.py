@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from orchestrator.answer import Answer, Running
+from orchestrator.answer import Answer
 from orchestrator.epochs import Epochs
 from orchestrator.events import Event
 from orchestrator.fleet import Fleet
@@ -15,6 +15,7 @@ from orchestrator.moving import SourceMover
 from orchestrator.opening import Opener
 from orchestrator.recovery import Clock
 from orchestrator.requests import Admitted, Target
+from orchestrator.running import Running
 from orchestrator.verifiers import VerifierLink
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import SessionKey
@@ -52,7 +53,7 @@ class Relay:
         sources = self._fleet.sources_for(target, request.speculation)
         running = self._take_over(request.key)
         self._fleet.count_sessions(sources, request.choices)
-        opener = Opener(self._ledger, self._epochs)
+        opener = Opener(self._ledger, self._epochs, running)
         answer = Answer(self._fleet, opener, self._ledger, clock, request, target, sources, running)
         self._mover.add(answer)
         try:
@@ -98,7 +99,7 @@ class Relay:
     def _take_over(self, key: SessionKey) -> Running:
         if (earlier := self._running.get(key)) is not None:
             earlier.end(Superseded(f"a later request took over session {key.session!r}"))
-        running = self._running[key] = Running()
+        running = self._running[key] = Running(earlier)
         return running
 
 

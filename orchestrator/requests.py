@@ -92,6 +92,8 @@ class Admitted:
     """Generated ids that the client has, by choice, where the request goes on with an earlier one."""
     seen_epoch: int = 0
     """The highest that the client has seen of it."""
+    ended: frozenset[int] = frozenset()
+    """Choices whose end the client has been told, likewise."""
     resumable: bool = False
     """Whether a disconnect leaves it to be gone on with."""
     grammar: Grammar | None = None
@@ -181,6 +183,7 @@ def admit(
         logprobs=logprobs_from_wire(start.logprobs) if start.HasField("logprobs") else None,
         have=_have(start, max_tokens, target),
         seen_epoch=start.seen_epoch,
+        ended=_ended(start),
         resumable=start.resumable,
         grammar=_grammar(start, params, target),
     )
@@ -244,6 +247,20 @@ def _have(
                 f"have[{choice}] has {wrong[0]}; ids of {target.name} are below {target.vocabulary_size}"
             )
     return have
+
+
+def _ended(start: generation_pb2.GenerateStart) -> frozenset[int]:
+    """Choices that are not gone on with."""
+    ended, choices = frozenset(start.ended), _choices(start)
+    if not ended:
+        return ended
+    if not start.have:
+        raise InvalidRequest("ended is given without `have`: it says where a request goes on")
+    if max(ended) >= choices:
+        raise InvalidRequest(f"ended has {max(ended)}; the request has choices 0 to {choices - 1}")
+    if len(ended) == choices:
+        raise InvalidRequest(f"ended has all {choices} choices: the client has the whole answer")
+    return ended
 
 
 def _stops(stops: Sequence[str], target: Target) -> tuple[str, ...]:

@@ -53,6 +53,8 @@ class AsyncStream(AsyncIterator[Chunk]):
             try:
                 return await self._next()
             except (Unavailable, Overloaded, Superseded) as error:
+                if self._folding.whole:  # all that was lost is the stream's own end
+                    raise StopAsyncIteration from None
                 pause_s = self._resuming.again(error, self._folding, time.monotonic())
                 if pause_s is None:
                     raise

@@ -52,6 +52,8 @@ class Stream(Iterator[Chunk]):
             try:
                 return self._next()
             except (Unavailable, Overloaded, Superseded) as error:
+                if self._folding.whole:  # all that was lost is the stream's own end
+                    raise StopIteration from None
                 pause_s = self._resuming.again(error, self._folding, time.monotonic())
                 if pause_s is None:
                     raise

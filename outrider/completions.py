@@ -139,6 +139,15 @@ class Folding:
         """Ids so far, by choice."""
         return [self._choices[choice].ids() for choice in range(self._asked)]
 
+    def ended(self) -> list[int]:
+        """Choices of which nothing more will come."""
+        return [choice for choice in range(self._asked) if self._choices[choice].finished is not None]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every choice has ended."""
+        return len(self.ended()) == self._asked
+
     def completion(self) -> Completion:
         """The whole. Raises OutriderError where the stream ended before the answer did."""
         choices = tuple(self._choices[choice].choice() for choice in range(self._asked))
@@ -155,7 +164,9 @@ class Folding:
             choices=choices,
         )
 
-    def _tokens(self, tokens: generation_pb2.GeneratedTokens) -> Chunk:
+    def _tokens(self, tokens: generation_pb2.GeneratedTokens) -> Chunk | None:
+        if self._choices[tokens.choice].finished is not None:
+            return None  # an end stands, whatever another orchestrator goes on with
         due = self._prompt_length + self._choices[tokens.choice].length
         if tokens.position != due:
             raise Unavailable(

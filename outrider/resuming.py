@@ -77,7 +77,8 @@ class Resuming:
         self._asked = (self._asked + 1) % self._orchestrators
         start = self._request.start
         if folding.epoch:
-            del start.have[:]
+            del start.have[:], start.ended[:]
             start.have.extend(generation_pb2.TokenIds(ids=ids) for ids in folding.have())
+            start.ended.extend(folding.ended())
             start.seen_epoch = folding.epoch
         return error.retry_after_s if isinstance(error, Overloaded) else PAUSE_S

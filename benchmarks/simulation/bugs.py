@@ -82,6 +82,15 @@ def have_ignored() -> list[Substitute]:
     return [("orchestrator.requests", "_have", have)]
 
 
+def end_forgotten() -> list[Substitute]:
+    """A choice whose end its client has is gone on with."""
+
+    def ended(start: Any) -> frozenset[int]:
+        return frozenset()
+
+    return [("orchestrator.requests", "_ended", ended)]
+
+
 def woken_verifier_goes_on() -> list[Substitute]:
     """A verifier that still has a session takes the Open of a later epoch for one of the same."""
     real = Hub.open
@@ -228,6 +237,7 @@ BUGS: dict[str, Callable[[], list[Substitute]]] = {
         cursor_off_by_one,
         repeated_delivery_kept,
         have_ignored,
+        end_forgotten,
         woken_verifier_goes_on,
         superseded_readers_untold,
         append_unconditional,

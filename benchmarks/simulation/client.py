@@ -1,6 +1,7 @@
 """A simulated client: the real stream and resuming of outrider.client, and what users do with them."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,9 @@ from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.status import rpc_errors
 from speculative.errors import IdsNeeded, OutriderError, Overloaded, StaleEpoch, Superseded, Unavailable
 
+MOVED_S = 3.0
+"""How long a stream may be silent whose verifier freezes: 0.75 s and a probe until it is given up, and the
+way of its session to another, every message of it late."""
 SLACK_S = 2.0
 """How long after its deadline a request may still run, for a client that has to find out."""
 
@@ -31,6 +35,7 @@ class Client:
         orchestrators: addresses.
         violated: told what does not hold.
         counts: of what has happened; added to.
+        silent_s: how long a stream may be silent once it has started.
     """
 
     def __init__(
@@ -42,12 +47,14 @@ class Client:
         verifiers: Sequence[str],
         violated: Callable[[str], None],
         counts: Counter[str],
+        silent_s: float = math.inf,
     ) -> None:
         self.process = Process(network.loop, name)
         self._network = network
         self._session = session
         self._violated = violated
         self._counts = counts
+        self._silent_s = silent_s
 
         def dialled(address: str) -> Any:
             return self.process.run(Channel, network, address)
@@ -59,7 +66,8 @@ class Client:
 
     def watch(self, name: str, prompt: Sequence[int], turn: Turn) -> Watch:
         """What must hold of a request."""
-        return Watch(name, prompt, turn.seed, turn.n, turn.max_tokens, self._violated, self._counts)
+        told = (self._violated, self._counts, self._network.loop.time, self._silent_s)
+        return Watch(name, prompt, turn.seed, turn.n, turn.max_tokens, *told)
 
     def request(self, prompt: Sequence[int], turn: Turn) -> generation_pb2.GenerateRequest:
         """As `build_request` makes it."""

@@ -73,7 +73,7 @@ class Conversation:
                 await client.stale(watch, turn)
             case "rival":
                 rival = self._rival(f"{name}'", prompt, turn)
-            case "leave" | "return" if not reading.done():
+            case "leave" | "return" if not reading.done() and not watch.all_told:
                 await _leave(stream, reading)
                 if turn.act == "leave":
                     return None

@@ -58,6 +58,8 @@ class Faults:
             await asyncio.wait((process.spawn(table[name].stop()),))
         process.kill()
         await asyncio.sleep(fault.seconds)
+        if table[name].process.alive:  # killed while it stopped, and started anew by that fault already
+            return  # nobody can bind its address a second time
         self._note(f"start {name}")
         self._world.start(name)
 

@@ -1,8 +1,9 @@
 """The network between simulated processes: who can be reached, how late, and what is lost or comes twice.
 
-A held stream is a TCP connection: its messages are delayed, for long where a line is cut, but keep their
-order until it breaks. Calls of one message each are lost, delayed past each other and delivered twice, the
-second time perhaps much later. Knows nothing of what it carries.
+Held streams from one process to another are on one TCP connection: their messages are delayed, for long where
+a line is cut, but keep their order, those of several streams, too, until it breaks. So one that a client has
+left is over before its next begins. Calls of one message each are lost, delayed past each other and
+delivered twice, the second time perhaps much later. Knows nothing of what it carries.
 """
 
 import random
@@ -42,6 +43,18 @@ class _Cut:
     ends: float
 
 
+class Line:
+    """One direction of a connection."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def behind(self, when: float) -> float:
+        """When something arrives that would arrive then if nothing had been sent before it."""
+        self._last = max(self._last + 1e-9, when)
+        return self._last
+
+
 class Network:
     """Addresses, and the way between them.
 
@@ -72,6 +85,7 @@ class Network:
         self.streams: dict[Any, None] = {}
         """Held streams that are up."""
         self._cuts: dict[tuple[str, str], _Cut] = {}
+        self._lines: dict[tuple[Process, Process], Line] = {}
 
     def clear(self) -> None:
         """From now on nothing is lost, late or twice."""
@@ -84,6 +98,15 @@ class Network:
         if (found := self._ways.get(names)) is None:
             found = self._ways[names] = self._chance(f"{names[0]} to {names[1]}")
         return found
+
+    def line(self, sender: Process, receiver: Process) -> Line:
+        """Their connection, one way: held streams share it."""
+        return self._lines.setdefault((sender, receiver), Line())
+
+    def broke(self, one: Process, other: Process) -> None:
+        """Their connection did: the next stream is on another."""
+        self._lines.pop((one, other), None)
+        self._lines.pop((other, one), None)
 
     def find(self, address: str) -> Any | None:
         """Who listens at an address, if anybody does."""

@@ -13,6 +13,10 @@ LONG = 120
 """Ids of a request that is to be cancelled: more than it could get before."""
 
 
+FEWEST = 2
+"""Sessions that each verifier decodes together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Something goes wrong."""
@@ -69,6 +73,23 @@ class Plan:
         forgetful |= {"freeze store", "cut", "break"}
         return not self.weather.lost and not any(fault.kind in forgetful for fault in self.faults)
 
+    @property
+    def moves_on(self) -> bool:
+        """Whether a session whose verifier freezes has another to go to: no second one freezes, nothing is in
+        the way, and there are no more sessions than decode together anywhere."""
+        kinds = [fault.kind for fault in self.faults]
+        harmless = {"freeze verifier", "clock", "kill source", "freeze source", "empty store", "freeze store"}
+        alone = kinds.count("freeze verifier") == 1 and harmless.issuperset(kinds)
+        return alone and len(self.verifiers) > 1 and not self.weather.lost and self._most_at_once <= FEWEST
+
+    @property
+    def _most_at_once(self) -> int:
+        """Sessions of all conversations."""
+        return sum(
+            max(turn.n * (2 if turn.act == "rival" else 1) for turn in turns)
+            for _, turns in self.conversations
+        )
+
 
 KINDS = (
     "kill verifier",
@@ -121,7 +142,7 @@ def _verifier(chance: random.Random) -> VerifierShape:
     return VerifierShape(
         step_s=chance.choice((0.015, 0.03, 0.05)),
         blocks=chance.choice((64, 64, 20)),
-        most_running=chance.choice((8, 8, 2)),
+        most_running=chance.choice((8, 8, FEWEST)),
     )
 
 

@@ -32,7 +32,7 @@ class Pipe:
         self._sender = sender
         self._receiver = receiver
         self._arrived: deque[bytes | None] = deque()
-        self._last = 0.0
+        self._line = network.line(sender, receiver)
         self._unread = 0
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -44,13 +44,13 @@ class Pipe:
         if not self._sender.alive:
             return
         self._unread += 1
-        self._last = max(self._last + 1e-9, self._network.arrival(self._sender, self._receiver))
-        self._network.at(self._last, self._receiver, self._arrive, data)
+        when = self._line.behind(self._network.arrival(self._sender, self._receiver))
+        self._network.at(when, self._receiver, self._arrive, data)
 
     def last(self, told: Callable[..., None], *args: Any) -> None:
         """Told to the receiver behind all that was sent before."""
-        self._last = max(self._last + 1e-9, self._network.arrival(self._sender, self._receiver))
-        self._network.at(self._last, self._receiver, told, *args)
+        when = self._line.behind(self._network.arrival(self._sender, self._receiver))
+        self._network.at(when, self._receiver, told, *args)
 
     async def room(self) -> None:
         """Until the receiver has read enough of what was sent."""
@@ -166,6 +166,7 @@ class Stream:
         """The connection is gone, for both sides; the server may hear of it later."""
         if self in self.network.streams:
             del self.network.streams[self]
+            self.network.broke(self.client, self.server)
             self.network.loop.call_later(REFUSED_S, self._lost, why, context=self.client.context)
             self.network.loop.call_later(REFUSED_S + unheard_s, self._hang_up, context=self.server.context)
 

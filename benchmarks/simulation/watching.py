@@ -21,6 +21,8 @@ class Watch:
         seed: choice 0's.
         violated: told what does not hold.
         counts: of what has happened; added to.
+        now: the clock.
+        silent_s: the most that may lie between two messages of a stream.
     """
 
     def __init__(
@@ -32,6 +34,8 @@ class Watch:
         most: int,
         violated: Callable[[str], None],
         counts: Counter[str],
+        now: Callable[[], float],
+        silent_s: float,
     ) -> None:
         self.name = name
         self.prompt = tuple(prompt)
@@ -49,16 +53,28 @@ class Watch:
         self._had: list[int] = [0] * n
         self._started = False
         self._floor = 0
+        self._now = now
+        self._silent_s = silent_s
+        self._heard_at: float | None = None
+
+    @property
+    def all_told(self) -> bool:
+        """Whether its client has the end of every choice."""
+        return len(self.ended) == len(self.golden)
 
     def asked(self) -> None:
         """A stream begins: the first, or the next with what the client has."""
         self._counts["streams"] += 1
         self._started = False
+        self._heard_at = None
         self._floor = self.epoch
         self._had = [len(ids) for ids in self.ids]
 
     def message(self, response: generation_pb2.GenerateResponse) -> None:
         """The next one of the stream."""
+        before, self._heard_at = self._heard_at, self._now()
+        if before is not None and self._heard_at - before > self._silent_s:
+            self._wrong(f"nothing came for {self._heard_at - before:.1f} s")
         match response.WhichOneof("body"):
             case "started":
                 self._start(response.started)

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.simulation.calls import Channel
-from benchmarks.simulation.client import Client
+from benchmarks.simulation.client import MOVED_S, Client
 from benchmarks.simulation.clock import Process, VirtualLoop, virtual_time
 from benchmarks.simulation.conversations import Conversation
 from benchmarks.simulation.faults import Faults
@@ -150,6 +150,7 @@ class World:
             list(self.verifiers),
             self.violated,
             self.outcome.counts,
+            MOVED_S if self.plan.moves_on else math.inf,
         )
         self.clients.append(client)
         return client

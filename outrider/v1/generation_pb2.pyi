@@ -63,6 +63,7 @@ class GenerateStart(_message.Message):
     RESUMABLE_FIELD_NUMBER: _builtins.int
     HAVE_FIELD_NUMBER: _builtins.int
     SEEN_EPOCH_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Who asks; see SessionKey.tenant. Default: the key's tenant, or `default` where no keys are configured."""
@@ -117,6 +118,12 @@ class GenerateStart(_message.Message):
         """
 
     @_builtins.property
+    def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Choices whose `finished` the client has, with `have`, but not all there are: nothing more comes of them,
+        and their `have` may be empty.
+        """
+
+    @_builtins.property
     def grammar(self) -> _common_pb2.Grammar:
         """What the text has to be; default: anything. Not together with Sampling.ignore_eos."""
 
@@ -139,11 +146,12 @@ class GenerateStart(_message.Message):
         resumable: _builtins.bool = ...,
         have: _abc.Iterable[Global___TokenIds] | None = ...,
         seen_epoch: _builtins.int = ...,
+        ended: _abc.Iterable[_builtins.int] | None = ...,
         grammar: _common_pb2.Grammar | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "grammar", b"grammar", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "grammar", b"grammar", "have", b"have", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "resumable", b"resumable", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "seen_epoch", b"seen_epoch", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "ended", b"ended", "grammar", b"grammar", "have", b"have", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "resumable", b"resumable", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "seen_epoch", b"seen_epoch", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015

@@ -12,6 +12,7 @@ from orchestrator.epochs import Epochs
 from orchestrator.ledger import Ledger
 from orchestrator.opening import Begun, Opener, Place
 from orchestrator.requests import Admitted, Speculation, Target
+from orchestrator.running import Running
 from orchestrator.stores import SessionRecord
 from orchestrator.stores.memory import MemoryStore
 from outrider.v1 import verifier_pb2
@@ -61,7 +62,7 @@ def ledger(store: MemoryStore) -> Ledger:
 
 @pytest.fixture
 def opener(ledger: Ledger) -> Opener:
-    return Opener(ledger, Epochs(lambda: NOW_MS, random.Random(7).getrandbits))
+    return Opener(ledger, Epochs(lambda: NOW_MS, random.Random(7).getrandbits), Running())
 
 
 async def opened(opener: Opener, link: Link, begun: Begun | None = None) -> Place:

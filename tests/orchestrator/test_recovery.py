@@ -174,9 +174,23 @@ async def test_choices_go_on_each_from_its_own_place(world: Any) -> None:
     assert (tuple(got[0]), tuple(got[1])) == (WHOLE[4:], WHOLE[50:])
 
 
+async def test_a_choice_whose_end_the_client_has_is_not_gone_on_with(world: Any) -> None:
+    front, first, second = await two(world)
+    named: dict[str, Any] = {"session": "mine", "seed": 7, "n": 3, "max_tokens": LIMIT - 1}
+    by_hash = generation_pb2.TokenIds(count=9, prefix_hash=9)  # of which nobody has a record
+    responses = await asked(front, **named, have=[*have(0), by_hash, *have(50)], ended=[1, 0])
+    got = [id_ for response in responses for id_ in response.tokens.ids]
+    assert tuple(got) == WHOLE[50:]
+    assert [one.finished.choice for one in responses if one.HasField("finished")] == [2]
+    assert [message.key.choice for message in first.opened + second.opened] == [2]
+
+
 @pytest.mark.parametrize(
     ("start", "says"),
     [
+        ({"have": have(2), "seed": 1, "session": "mine", "ended": [0]}, "has the whole answer"),
+        ({"have": have(2, 2), "seed": 1, "session": "mine", "n": 2, "ended": [2]}, "choices 0 to 1"),
+        ({"n": 2, "ended": [0]}, "without `have`"),
         ({"have": have(2), "session": "mine"}, "seed"),
         ({"have": have(2), "seed": 1}, "session"),
         ({"have": have(2), "seed": 1, "session": "mine", "n": 2}, "one is needed for each of 2"),

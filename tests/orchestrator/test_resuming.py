@@ -1,8 +1,15 @@
 """When and where a request whose orchestrator is lost is asked again."""
 
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from outrider.async_client import AsyncStream
+from outrider.blocking_client import Stream
 from outrider.completions import Folding
 from outrider.resuming import Resuming
-from outrider.v1 import generation_pb2
+from outrider.v1 import common_pb2, generation_pb2
 from speculative.errors import Superseded, Unavailable
 
 LOST = Unavailable("connection reset")
@@ -36,3 +43,46 @@ def test_one_that_was_lost_before_may_take_the_session_back_once() -> None:
     assert resuming.again(LOST, Folding(), now=0.0) is not None
     assert resuming.again(Superseded("by the one that was lost"), Folding(), now=0.1) is not None
     assert resuming.again(Superseded("by somebody else"), Folding(), now=0.2) is None
+
+
+def ended(choice: int) -> generation_pb2.GenerateResponse:
+    reason = common_pb2.FINISH_REASON_CANCELLED
+    return generation_pb2.GenerateResponse(
+        finished=generation_pb2.GenerateFinished(choice=choice, reason=reason)
+    )
+
+
+def one_id(choice: int) -> generation_pb2.GenerateResponse:
+    return generation_pb2.GenerateResponse(tokens=generation_pb2.GeneratedTokens(choice=choice, ids=[5]))
+
+
+def test_an_end_is_told_and_stands_whatever_comes_after_it() -> None:
+    folding, resuming = Folding(2), Resuming(request(), 2, patience_s=30.0)
+    folding.add(generation_pb2.GenerateResponse(started=generation_pb2.GenerateStarted(epoch=9)))
+    folding.add(ended(1))
+    assert resuming.again(LOST, folding, now=0.0) is not None
+    assert resuming.request.start.ended == [1]
+    assert folding.add(one_id(1)) is None
+    assert folding.add(one_id(0)) is not None
+    assert folding.have() == [(5,), ()]
+
+
+def breaks(resuming: Resuming) -> Iterator[Any]:
+    """A call that is lost behind its last message."""
+    yield from (one_id(0), ended(1), ended(0))
+    raise LOST
+
+
+async def breaks_soon(resuming: Resuming) -> AsyncIterator[Any]:
+    for response in breaks(resuming):
+        yield response
+
+
+@pytest.mark.parametrize("orchestrators", [1, 2])
+async def test_an_answer_that_is_whole_is_not_asked_for_again(orchestrators: int) -> None:
+    resuming = Resuming(request(), orchestrators, patience_s=30.0 if orchestrators > 1 else 0.0)
+    ask: Any = breaks
+    assert Stream(ask, resuming, 2).completion().ids == (5,)
+    ask = breaks_soon
+    assert (await AsyncStream(ask, resuming, 2).completion()).ids == (5,)
+    assert resuming.orchestrator == 0

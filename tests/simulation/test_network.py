@@ -23,6 +23,8 @@ class Echo(VerifierServicer):
     def __init__(self) -> None:
         self.cancels: list[int] = []
         self.ended: list[str] = []
+        self.heard: list[int] = []
+        """On all streams."""
 
     @guarded
     async def Cancel(self, request: Any, context: Any) -> verifier_pb2.VerifierCancelResponse:
@@ -36,6 +38,7 @@ class Echo(VerifierServicer):
         try:
             async for request in requests:
                 for alias in request.drop:
+                    self.heard.append(alias)
                     yield verifier_pb2.WatchResponse(beat=verifier_pb2.Beat(step=alias))
         finally:
             self.ended.append("watch")
@@ -113,6 +116,23 @@ def test_a_lost_call_fails_and_may_have_been_carried_out() -> None:
 
     failed = scene.run(work)
     assert 40 - failed < len(scene.echo.cancels) < 40
+
+
+def test_streams_of_one_connection_keep_their_order_until_it_breaks() -> None:
+    scene = Scene(Weather(late=0.5))
+
+    async def work(stub: Any) -> None:
+        for alias in range(30):
+            await stub.Watch().write(verifier_pb2.WatchRequest(drop=[alias]))
+        await asyncio.sleep(5.0)
+        for alias in range(30, 60):
+            await stub.Watch().write(verifier_pb2.WatchRequest(drop=[alias]))
+            scene.network.broke(scene.client, scene.server)
+        await asyncio.sleep(5.0)
+
+    scene.run(work)
+    assert scene.echo.heard[:30] == list(range(30))
+    assert scene.echo.heard[30:] != sorted(scene.echo.heard[30:])
 
 
 def test_a_stream_keeps_its_order_however_late_its_messages_are() -> None:
