@@ -23,8 +23,8 @@ class Running:
         self.cancelled = False
         self.error: OutriderError | None = None
         self.epoch: int = 0 if earlier is None else earlier.epoch
-        """The highest that the session is known to have had; 0: none. Those under which it was to be opened from
-        here count, as an Open can be late."""
+        """The highest that the session is known to have had; 0: none. One under which it was to be opened
+        from here counts, as an Open can be late."""
         self._readers: Readers | None = None
 
     def end(self, error: OutriderError) -> None:
