@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from orchestrator.attempts import Attempts
 from orchestrator.describing import read_tokenizer, target_of
 from orchestrator.fitness import Refusal, other_contract
 from orchestrator.liveness import Judge, Verdict
@@ -94,6 +95,7 @@ class VerifierLink:
         self._stub: VerifierAsyncStub = VerifierStub(self._channel)
         self._readers: dict[int, Reader] = {}
         self._opening = 0
+        self._attempts = Attempts()
         self._aliases = itertools.count(1)
         self._changes = verifier_pb2.WatchRequest()
         self._changed = asyncio.Event()
@@ -126,11 +128,10 @@ class VerifierLink:
             await self._channel.close()
 
     async def open(self, message: verifier_pb2.OpenRequest, timeout_s: float) -> verifier_pb2.OpenResponse:
-        """Start a session there. Raises what the verifier answers, as an OutriderError."""
+        """Start a session there. Raises what the verifier answers, and Unavailable once it is given up."""
         with rpc_errors():
             call = self._stub.Open(message, timeout=timeout_s, metadata=current().metadata)
-            response: verifier_pb2.OpenResponse = await call
-            return response
+            return await self._attempts.answer(call)
 
     @contextmanager
     def opening(self, count: int) -> Iterator[None]:
@@ -286,6 +287,8 @@ class VerifierLink:
         error = VerifierLost(f"verifier {self.address} {why}")
         for reader in self._readers.values():
             reader.fail(error)
+        if self.has_peer():  # which can be asked instead; else it may be back in time
+            self._attempts.give_up(str(error))
 
     def _note(self, event: str, level: int, **fields: object) -> None:
         log.log(level, event, extra={"fields": {"peer": self.address, "sessions": self.sessions, **fields}})

@@ -35,7 +35,7 @@ class Client:
         orchestrators: addresses.
         violated: told what does not hold.
         counts: of what has happened; added to.
-        silent_s: how long a stream may be silent once it has started.
+        silent_s: how long a stream may be silent, from when it is asked for.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class Watch:
         self._floor = 0
         self._now = now
         self._silent_s = silent_s
-        self._heard_at: float | None = None
+        self._heard_at = 0.0
 
     @property
     def all_told(self) -> bool:
@@ -66,14 +66,14 @@ class Watch:
         """A stream begins: the first, or the next with what the client has."""
         self._counts["streams"] += 1
         self._started = False
-        self._heard_at = None
+        self._heard_at = self._now()
         self._floor = self.epoch
         self._had = [len(ids) for ids in self.ids]
 
     def message(self, response: generation_pb2.GenerateResponse) -> None:
         """The next one of the stream."""
         before, self._heard_at = self._heard_at, self._now()
-        if before is not None and self._heard_at - before > self._silent_s:
+        if self._heard_at - before > self._silent_s:
             self._wrong(f"nothing came for {self._heard_at - before:.1f} s")
         match response.WhichOneof("body"):
             case "started":
