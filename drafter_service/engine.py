@@ -76,6 +76,7 @@ class Engine:
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._outgoing: dict[int, Outgoing] = {}
         self._least: dict[int, float] = {}  # survival that nodes need, by stream
+        self._eased: set[int] = set()  # streams where they need less since the last pass
         self.pass_s = 0.0
         """How long passes took lately, in seconds."""
         self._busy = 0  # sessions in the last pass
@@ -112,8 +113,10 @@ class Engine:
 
     def step(self) -> bool:
         """One pass over all sessions that have something to draft; False where none has."""
+        self._release()
         batch = self._plan()
         if not batch:
+            self._flush()
             return False
         began = time.perf_counter()
         try:
@@ -191,12 +194,23 @@ class Engine:
                 self._stopping = True
 
     def _needs(self, stream: int, survival: float) -> None:
-        if self._least.get(stream) == survival:
+        before = self._least.get(stream, 0.0)
+        if before == survival:
             return
         self._least[stream] = survival
+        if survival < before:
+            self._eased.add(stream)
         for followed in self.roster:
             if followed.stream == stream:
                 followed.follower.needs(survival)
+
+    def _release(self) -> None:
+        """What was held back goes out where nodes need less since."""
+        if self._eased:
+            for followed in self.roster:
+                if followed.stream in self._eased:
+                    self._send_fragments(followed)
+            self._eased.clear()
 
     def _follow(self, follow: Follow) -> None:
         try:

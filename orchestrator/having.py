@@ -6,7 +6,7 @@ The record of tokens need not reach that far: then the client is asked for the i
 from collections.abc import Awaitable, Callable, Sequence
 
 from outrider.v1 import generation_pb2
-from outrider.wire.codec import SessionKey
+from outrider.wire.codec import MAX_CHOICES, SessionKey
 from speculative.errors import IdsNeeded, InvalidRequest
 from speculative.hashing import prefix_hash
 
@@ -19,8 +19,14 @@ async def fill_have(
 ) -> None:
     """Puts the ids into every `have` that names them by count and hash.
 
-    Raises InvalidRequest where one does both, IdsNeeded where the record does not have them.
+    Raises InvalidRequest where one does both or there are more than choices can be, IdsNeeded where the
+    record does not have them.
     """
+    for name, given in (("have", start.have), ("ended", start.ended)):
+        if len(given) > MAX_CHOICES:
+            raise InvalidRequest(
+                f"{name} has {len(given)} entries; a request has at most {MAX_CHOICES} choices"
+            )
     for choice, have in enumerate(start.have):
         if not have.count or choice in start.ended:
             continue

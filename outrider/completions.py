@@ -42,7 +42,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost and what speculation gave it."""
+    """What a request cost and what speculation gave it; of one that went on at another orchestrator, what it
+    cost there."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -100,6 +100,8 @@ class Hub:
                 self._change_sources(mirror, request)
         else:
             mirror = self._start(request, ending, mirror, grammar, origin or Origin())
+            for other in self._registry.left_over(request.key, request.epoch):
+                self._drop(other)  # a later request ends all choices of an earlier one
         return Opened(mirror.source_names, mirror.finish.reason if mirror.finish else None)
 
     def cancel(self, key: SessionKey, epoch: int) -> bool:

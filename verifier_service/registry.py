@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.wire.codec import SessionKey, epoch_to_text
+from outrider.wire.codec import MAX_CHOICES, SessionKey, epoch_to_text
 from outrider.wire.epochs import checked_epoch
 from speculative.errors import StaleEpoch
 from speculative.grammar import Matcher
@@ -142,6 +142,12 @@ class Registry:
     def find(self, key: SessionKey) -> Mirror | None:
         """The session of this key, if it is known here."""
         return self._by_key.get(key)
+
+    def left_over(self, key: SessionKey, epoch: int) -> list[Mirror]:
+        """The session's other choices that an earlier request than that of this epoch has not ended."""
+        keys = [key._replace(choice=choice) for choice in range(MAX_CHOICES) if choice != key.choice]
+        found = [mirror for other in keys if (mirror := self.find(other)) is not None]
+        return [mirror for mirror in found if mirror.epoch < epoch and mirror.finish is None]
 
     def by_handle(self, handle: int) -> Mirror | None:
         """The session of this handle; None for one that was taken over or forgotten."""

@@ -29,15 +29,20 @@ class ConfigFile:
         try:
             with path.expanduser().open("rb") as file:
                 text = file.read(MOST_BYTES + 1)
-            if len(text) > MOST_BYTES:
-                raise ValueError(f"config file {str(path)!r} has more than {MOST_BYTES} bytes")
-            return cls(path, tomllib.loads(text.decode()))
         except OSError as error:
             raise ValueError(f"config file {str(path)!r} cannot be read: {error.strerror}") from error
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"config file {str(path)!r} has more than {MOST_BYTES} bytes")
+        try:
+            return cls(path, tomllib.loads(text.decode()))
         except UnicodeDecodeError as error:
             raise ValueError(f"config file {str(path)!r} is not UTF-8 at byte {error.start}") from error
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"config file {str(path)!r} is no TOML: {error}") from error
+        except RecursionError as error:
+            raise ValueError(f"config file {str(path)!r} is nested too deeply to be read") from error
+        except ValueError as error:  # a number with thousands of digits
+            raise ValueError(f"config file {str(path)!r} cannot be read: {error}") from error
 
     def table(self, name: str) -> dict[str, Any]:
         """What it says to a role; empty where it says nothing."""

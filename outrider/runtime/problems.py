@@ -22,10 +22,11 @@ class Problem:
     def __str__(self) -> str:
         if not self.path:
             return self.what
-        given = self.path if self.value is None else f"{self.path} = {self.value}"
+        path = self.path if self.path.isprintable() else repr(self.path)
+        given = path if self.value is None else f"{path} = {self.value}"
         if self.origin:
             given += f" ({self.origin})"
-        sentence = given == self.path and self.what.startswith(("is ", "stands "))
+        sentence = given == path and self.what.startswith(("is ", "stands "))
         return f"{given} {self.what}" if sentence else f"{given}: {self.what}"
 
     def as_object(self) -> dict[str, Any]:

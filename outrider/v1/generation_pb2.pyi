@@ -421,8 +421,8 @@ class GenerateFinished(_message.Message):
     """The choice's own: a request with n = 1 and this seed gives the same ids."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """What the choice cost, counted over the whole of it. prompt_tokens are the same ids for every choice: a
-        total counts them once.
+        """What the choice cost, recoveries included; where the request goes on with what the client has, since then.
+        prompt_tokens are the same ids for every choice: a total counts them once.
         """
 
     def __init__(

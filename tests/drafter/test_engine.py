@@ -104,12 +104,9 @@ def test_a_stream_that_needs_sure_nodes_is_sent_no_others_until_it_needs_less(be
     bench.follow(2, (*PROMPT, 2), stream=1)
     bench.settle()
     assert {stream for stream, _, _ in bench.sent} == {1}
-    ids = PROMPT
     for needed in (0.2, 0.0):
         bench.sent.clear()
         bench.tell(Least(0, needed))
-        bench.progress(1, ids, (7,))
-        ids = (*ids, 7)
         bench.settle()
         sent = [survival for _, alias, fragment in bench.sent if alias == 1 for survival in fragment.survival]
         assert sent

@@ -150,6 +150,11 @@ async def asked(front: Any, **start: Any) -> list[Any]:
         return [response async for response in call]
 
 
+def by_hash(count: int) -> generation_pb2.TokenIds:
+    """Ids of which nobody has a record."""
+    return generation_pb2.TokenIds(count=count, prefix_hash=9)
+
+
 def have(*counts: int) -> list[Any]:
     return [generation_pb2.TokenIds(ids=WHOLE[:count]) for count in counts]
 
@@ -177,8 +182,7 @@ async def test_choices_go_on_each_from_its_own_place(world: Any) -> None:
 async def test_a_choice_whose_end_the_client_has_is_not_gone_on_with(world: Any) -> None:
     front, first, second = await two(world)
     named: dict[str, Any] = {"session": "mine", "seed": 7, "n": 3, "max_tokens": LIMIT - 1}
-    by_hash = generation_pb2.TokenIds(count=9, prefix_hash=9)  # of which nobody has a record
-    responses = await asked(front, **named, have=[*have(0), by_hash, *have(50)], ended=[1, 0])
+    responses = await asked(front, **named, have=[*have(0), by_hash(9), *have(50)], ended=[1, 0])
     got = [id_ for response in responses for id_ in response.tokens.ids]
     assert tuple(got) == WHOLE[50:]
     assert [one.finished.choice for one in responses if one.HasField("finished")] == [2]
@@ -191,6 +195,8 @@ async def test_a_choice_whose_end_the_client_has_is_not_gone_on_with(world: Any)
         ({"have": have(2), "seed": 1, "session": "mine", "ended": [0]}, "has the whole answer"),
         ({"have": have(2, 2), "seed": 1, "session": "mine", "n": 2, "ended": [2]}, "choices 0 to 1"),
         ({"n": 2, "ended": [0]}, "without `have`"),
+        ({"have": [by_hash(4)] * 17, "seed": 1, "session": "mine"}, "have has 17 entries"),
+        ({"have": have(2), "seed": 1, "session": "mine", "ended": [0] * 17}, "ended has 17 entries"),
         ({"have": have(2), "session": "mine"}, "seed"),
         ({"have": have(2), "seed": 1}, "session"),
         ({"have": have(2), "seed": 1, "session": "mine", "n": 2}, "one is needed for each of 2"),

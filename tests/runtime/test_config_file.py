@@ -66,6 +66,7 @@ def test_no_file_is_read_that_was_not_named(written: Path, monkeypatch: pytest.M
         ("[drafter.limits]\nmots = 3", "limits.mots (FILE): is no setting; did you mean most?"),
         ('[draftr]\nmodel = "m"', "[draftr] (FILE): is no table; did you mean [drafter]?"),
         ('model = "m"', "model (FILE): stands outside of every table"),
+        ('[drafter]\n"a\\u001b[31m" = 1', r"'a\x1b[31m' (FILE): is no setting"),
         ("drafter = 3", "drafter (FILE): stands outside of every table"),
         ('[drafter]\nconfig = "x"', "config (FILE): is for flags and variables"),
         ("[drafter]\nparent_pid = 1", "parent_pid (FILE): is for flags and variables"),
@@ -98,6 +99,8 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         (".", None, "cannot be read: Is a directory"),
         ("bytes.toml", b"\xff", "is not UTF-8 at byte 0"),
         ("large.toml", b"#" * 2**21, "has more than"),
+        ("deep.toml", b"x = " + b"[" * 5000, "is nested too deeply"),
+        ("digits.toml", b"x = " + b"9" * 5000, "cannot be read: .*4300 digits"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(

@@ -201,6 +201,31 @@ async def test_a_higher_epoch_takes_a_session_over_and_an_older_one_is_refused()
         assert verifier.target.pool.used_slots == 0
 
 
+async def test_a_later_request_ends_the_choices_of_an_earlier_one_that_it_does_not_have() -> None:
+    target = NgramLM()
+    target.step_s = 0.002
+
+    def asked(verifier: Verifier, choice: int, epoch: int) -> verifier_pb2.OpenRequest:
+        key = common_pb2.SessionKey(session="s", choice=choice)
+        return verifier.request([1, 2, 3], new=150, key=key, epoch=epoch, seed=7 + choice)
+
+    async with serving(target) as verifier:
+        earlier = [asked(verifier, choice, 5) for choice in range(3)]
+        for request in earlier:
+            await verifier.open(request)
+        other = verifier.request([1, 2, 3], new=150, session="other", epoch=5)
+        await verifier.open(other)
+        reading = asyncio.create_task(verifier.read(earlier[2]))
+        await eventually(lambda: verifier.metric("rounds_total") > 8)
+        later = [asked(verifier, choice, 6) for choice in range(2)]
+        for request in later:
+            await verifier.open(request)
+        assert ((lost := await reading).finished, lost.code) == (ERROR, 10)
+        whole = [await verifier.read(request) for request in (*later, other)]
+        assert [answer.finished for answer in whole] == [LENGTH] * 3
+        assert target.pool.used_slots == 0, "nothing of the third choice is left"
+
+
 async def test_cancel_ends_a_session_and_is_idempotent() -> None:
     target = NgramLM()
     target.step_s = 0.005
