@@ -282,7 +282,7 @@ class VerifierLink:
 
     def _give_up(self, why: str) -> None:
         if self.reachable:
-            self._note("verifier lost", logging.WARNING, why=why)
+            self._note("verifier lost", logging.INFO if self.draining else logging.WARNING, why=why)
         self.reachable = False
         error = VerifierLost(f"verifier {self.address} {why}")
         for reader in self._readers.values():

@@ -4,6 +4,7 @@ Requests here are endless: each goes on until what the test waits for has come t
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,6 +15,8 @@ import pytest
 from fake_source import Behaviour, Draft, FakeSource, Running, View, running, silent
 from harness import Verifier, eventually, serving
 from ngram_lm import NgramLM
+
+from outrider.wire.origin import bound_fields
 
 PROMPT = (1, 2, 3)
 ENDLESS = 4000
@@ -264,6 +267,25 @@ async def test_a_write_to_a_stream_that_has_just_ended_is_a_lost_source_and_no_b
     async with worker() as verifier, running(FakeSource()) as server:
         await decode(verifier, server, lambda: "source lost: Socket closed" in caplog.text)
     assert "Traceback" not in caplog.text
+
+
+async def test_what_becomes_of_a_source_is_not_told_under_the_request_that_came_first() -> None:
+    told: list[tuple[str, dict[str, str]]] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append((record.getMessage(), dict(bound_fields())))
+
+    logger, handler = logging.getLogger("verifier_service"), Noting()
+    logger.addHandler(handler)
+    try:
+        async with worker() as verifier, running(FakeSource()) as server:
+            await decode(verifier, server, lambda: server.source.streams > 0)
+            await server.die()
+            await eventually(lambda: any(said.startswith("source lost") for said, _ in told))
+    finally:
+        logger.removeHandler(handler)
+    assert all(fields == {} for said, fields in told if said.startswith("source lost"))
 
 
 async def test_what_a_source_says_is_logged_up_to_a_bound(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextvars import Context
 
 import grpc
 import grpc.aio
@@ -67,7 +68,8 @@ class SourceLink:
         self._wake = asyncio.Event()
         self._wanted = asyncio.Event()
         self._give_up = asyncio.Event()
-        self._task = asyncio.create_task(self._keep(), name=f"source {address}")
+        # The request that happened to come first is not what this is about: its lines name nobody.
+        self._task = asyncio.create_task(self._keep(), name=f"source {address}", context=Context())
 
     def follow(self, following: Following) -> None:
         """Draft for this session, now or as soon as the stream is up."""
