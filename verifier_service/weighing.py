@@ -46,7 +46,7 @@ class Weighing:
 
     def admit(self, rankings: Sequence[Sequence[float]], taking: Taking) -> list[int]:
         """How many nodes of each session's ranking (survivals, descending) the step computes."""
-        if not self._adaptive:
+        if not self._adaptive or not rankings:  # whoever was to be in the step may have gone
             return [len(ranking) for ranking in rankings]
         committing, rows, cost = self._bare(taking)
         counts = allot(rankings, committing, rows, cost, LEAST_GAIN)

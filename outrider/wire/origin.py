@@ -64,6 +64,12 @@ def arrived(origin: Origin) -> None:
     _ORIGIN.set(origin)
 
 
+def for_nobody() -> None:
+    """This task works for no request in particular, though one may have begun it."""
+    _ORIGIN.set(Origin())
+    _FIELDS.set(None)
+
+
 @contextmanager
 def bound(origin: Origin, **fields: str) -> Iterator[None]:
     """Inside, calls go out as this request's and log lines carry these fields and the request's id."""

@@ -60,6 +60,10 @@ def test_plain_decoding_teaches_what_nodes_need_too() -> None:
     assert weighed.least_survival == before > 0.0, "a step that commits nothing says nothing"
 
 
+def test_a_step_that_everybody_has_left_admits_nothing() -> None:
+    assert weighing().admit([], []) == []
+
+
 def test_without_a_budget_everything_is_admitted() -> None:
     fixed = weighing(adaptive=False)
     assert fixed.admit([SURE, SURE], [(1, 1), (400, 60)]) == [4, 4]

@@ -13,7 +13,6 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from contextvars import Context
 
 import grpc
 import grpc.aio
@@ -21,6 +20,7 @@ import grpc.aio
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.channel import open_channel
 from outrider.wire.codec import FULL, credit_from_wire, fragment_from_wire
+from outrider.wire.origin import for_nobody
 from outrider.wire.status import peer_text
 from outrider.wire.tls import SOURCE
 from speculative.errors import MalformedDraft
@@ -68,8 +68,7 @@ class SourceLink:
         self._wake = asyncio.Event()
         self._wanted = asyncio.Event()
         self._give_up = asyncio.Event()
-        # The request that happened to come first is not what this is about: its lines name nobody.
-        self._task = asyncio.create_task(self._keep(), name=f"source {address}", context=Context())
+        self._task = asyncio.create_task(self._keep(), name=f"source {address}")
 
     def follow(self, following: Following) -> None:
         """Draft for this session, now or as soon as the stream is up."""
@@ -137,6 +136,7 @@ class SourceLink:
             self.idle_since = self.idle_since or time.monotonic()
 
     async def _keep(self) -> None:
+        for_nobody()
         while True:
             await self._wanted.wait()
             await asyncio.sleep(max(0.0, self._muted_until - time.monotonic()))
