@@ -7,7 +7,7 @@ SEEDS ?= 100000
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run demonstration test kernel-check lint proto proto-check bench simulate chaos chaos-check clean
+.PHONY: help run demonstration test test-slow kernel-check lint proto proto-check bench simulate chaos chaos-check clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -29,9 +29,13 @@ endif
 demonstration:
 	+@$(if $(DRY),echo scripts/run,scripts/run $(TOLD))
 
-test: ## All tests
+test: ## The tests, but those that take long
 	@scripts/setup test
-	.venv/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
+
+test-slow: ## Those that take long: more than five seconds each
+	@scripts/setup test
+	.venv/bin/python -m pytest -n 2 -m slow $(PYTEST_ARGS)
 
 kernel-check: ## The GPU kernel's tests on the CPU, in Triton's interpreter
 	@scripts/kernel-check
