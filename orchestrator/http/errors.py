@@ -63,6 +63,10 @@ _TAKES = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists, of at least one",
     "stop": "a string or a list of strings",
     "content": "a string, or a list of parts of type text",
+    "echo": "false",
+    "best_of": "1",
+    "strict": "true",
+    "json_object": "true",
 }
 
 

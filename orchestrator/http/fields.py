@@ -6,7 +6,7 @@ Ranges that depend on the target, or that requests over gRPC have too, are check
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from outrider.wire.codec import MAX_CHOICES
 from speculative.logprobs import MAX_TOP_LOGPROBS
@@ -21,12 +21,29 @@ def _writable(text: str) -> str:
     return text
 
 
+def _truth(value: Any) -> Any:
+    """A Literal compares, and to Python 0 is False and 1 is True; in JSON they are not."""
+    if not isinstance(value, bool):
+        raise ValueError("it is neither true nor false")
+    return value
+
+
+def _number(value: Any) -> Any:
+    """The same the other way round."""
+    if isinstance(value, bool):
+        raise ValueError("it is no number")
+    return value
+
+
 Text = Annotated[str, AfterValidator(_writable)]
 Whole = Annotated[int, Field(ge=0, lt=2**31)]
 Id = Annotated[int, Field(ge=0, lt=2**32)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+OnlyTrue = Annotated[Literal[True], BeforeValidator(_truth)]
+OnlyFalse = Annotated[Literal[False], BeforeValidator(_truth)]
+OnlyOne = Annotated[Literal[1], BeforeValidator(_number)]
 
 
 class Fields(BaseModel):
@@ -64,7 +81,7 @@ class JsonSchema(Fields):
     """For the reader; it changes nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     """What the text has to be."""
-    strict: Literal[True] | None = None
+    strict: OnlyTrue | None = None
     """The schema is enforced in any case."""
 
 
@@ -97,7 +114,7 @@ class StructuredOutputs(Fields):
     """A schema, as an object or as text."""
     regex: Text | None = None
     """Matched by the text as a whole."""
-    json_object: Literal[True] | None = None
+    json_object: OnlyTrue | None = None
 
 
 class TextPart(Fields):
@@ -170,8 +187,8 @@ class CompletionRequest(Generation):
     """A text, several, a text's ids, or those of several."""
     logprobs: Top | None = None
     """How many of the likeliest ids are told beside each generated one."""
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
+    echo: OnlyFalse | None = None
+    best_of: OnlyOne | None = None
 
 
 class Message(Fields):

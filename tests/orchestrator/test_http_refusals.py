@@ -106,7 +106,10 @@ ONLY_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x" * 100_000}, "prompt"),
     ({"prompt": ["x"] * 300}, "prompt"),
     ({"echo": True}, "echo"),
+    ({"echo": 0}, "echo"),
     ({"best_of": 2}, "best_of"),
+    ({"best_of": True}, "best_of"),
+    ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
     ({"logprobs": 21}, "logprobs"),
 ]
 ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
