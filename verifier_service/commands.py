@@ -5,7 +5,7 @@ tensors.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from speculative.commit import FinishReason
 from speculative.logprobs import TokenLogprob
@@ -50,7 +50,7 @@ class Sources:
 
 @dataclass(slots=True)
 class InFlight:
-    """How many drafts of one link the engine has not looked at yet. The loop adds, the engine takes."""
+    """How many drafts of one link nobody has looked at yet. The loop adds, who has the sessions takes."""
 
     put: int = 0
     taken: int = 0
@@ -90,8 +90,7 @@ class Finish:
     """As in the contract's Committed.code."""
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """What one step did to one session."""
 
     handle: int

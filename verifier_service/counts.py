@@ -5,6 +5,8 @@ Pure: knows nothing of metrics or links.
 
 from dataclasses import dataclass, field, fields
 
+from speculative.fragment import Offer
+
 
 @dataclass(slots=True)
 class SourceCounts:
@@ -34,6 +36,16 @@ class SourceCounts:
     """Sessions that no longer listen to the source, after something malformed."""
     unfollowed: int = 0
     """Sessions that the source refused to follow."""
+
+    def offer(self, nodes: int, offer: Offer) -> None:
+        """So many nodes came together, and this became of them."""
+        self.offered += nodes
+        self.kept += offer.kept
+        if offer.kept < nodes:
+            self.stale += offer.stale
+            self.waiting += offer.waiting
+            self.duplicate += offer.duplicate
+            self.refused += offer.refused
 
     def plus(self, other: "SourceCounts") -> "SourceCounts":
         """The sum of two."""

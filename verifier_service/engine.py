@@ -4,13 +4,11 @@ drain the inbox - publish what the last step did, and the next one's beat - mayb
 forward - match - commit. Everything that touches the model happens here; nothing here touches a socket.
 """
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from queue import Empty, SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +17,17 @@ from outrider.lm.ranks import RankLost
 from speculative.commit import FinishReason
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Park, Sources, Stop
 from verifier_service.counts import CountsByName, EngineTotals
+from verifier_service.intake import Intake
 from verifier_service.journal import Step
 from verifier_service.kv_cache import KVCache
 from verifier_service.limits import EngineLimits
 from verifier_service.pace import StepPace
 from verifier_service.planner import chunk_rows, pending_rows
 from verifier_service.portion import Portion
-from verifier_service.running import RunningSessions, Target
+from verifier_service.running import RunningSessions
 from verifier_service.scheduler import Scheduler
 from verifier_service.sessions import Session
+from verifier_service.target import Target
 from verifier_service.timings import Timings
 from verifier_service.weighing import Weighing
 
@@ -58,7 +58,6 @@ class Engine:
         fail: Callable[[BaseException], None],
         pace: StepPace | None = None,
     ) -> None:
-        self.inbox: SimpleQueue[Command] = SimpleQueue()
         self.totals = EngineTotals()
         self.timings = Timings()
         self.counts = CountsByName()
@@ -69,6 +68,7 @@ class Engine:
         self.kv = KVCache(target.pool, limits.reuse_prefixes, limits.lease_s)
         scheduler = Scheduler(limits.most_running)
         self._running = RunningSessions(self.kv, scheduler, self.totals, self.counts)
+        self._intake = Intake(self._running.merge)
         self.phases = self._running.phases
         self._pace = pace or StepPace()
         self._weighing = Weighing(self._pace, limits.adaptive)
@@ -89,9 +89,13 @@ class Engine:
         """Begins to take commands."""
         self._thread.start()
 
+    def put(self, command: Command) -> None:
+        """Hands a command over; from any thread."""
+        self._intake.put(command)
+
     def stop(self, timeout_s: float) -> bool:
         """Ends the thread when the step in flight ends; returns whether it did in time. Blocks."""
-        self.inbox.put(Stop())
+        self.put(Stop())
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -129,16 +133,13 @@ class Engine:
     def _idle(self) -> None:
         """Blocks for a command, up to a beat."""
         self._forward_ended = None
-        try:
-            self._handle(self.inbox.get(timeout=self._limits.beat_s))
-        except Empty:
-            return
+        if (command := self._intake.get(self._limits.beat_s)) is not None:
+            self._handle(command)
 
     def _drain(self) -> None:
         began = time.perf_counter()
-        with contextlib.suppress(Empty):
-            while True:
-                self._handle(self.inbox.get_nowait())
+        for command in self._intake.waiting():
+            self._handle(command)
         self._taking_in_s += time.perf_counter() - began
 
     def _handle(self, command: Command) -> None:
@@ -182,8 +183,6 @@ class Engine:
             self._tell(stepping=bool(parts), step_ms=step_ms)
         logits = self._forward(parts) if parts else None
         if logits is not None:
-            # Drafts for the trees that were just verified are merged before these are cut.
-            self._drain()
             self._absorb_all(parts, logits)
 
     def _prepare(self, ready: list[Session], sizes: list[int]) -> None:
@@ -225,7 +224,8 @@ class Engine:
         began, waited_s = time.perf_counter(), self._waiting_s
         self._record_split(began, len(parts))
         try:
-            logits = self._target.forward(shares).numpy()
+            with self._intake.computing():
+                logits = self._target.forward(shares).numpy()
         except RankLost:
             raise
         except Exception as error:
@@ -275,13 +275,11 @@ class Engine:
             if not patience:
                 break
             waited_for |= patience.keys()
-            try:
-                command = self.inbox.get(timeout=min(patience.values()) / 1000)
-            except Empty:
-                continue
+            command = self._intake.get(min(patience.values()) / 1000)
             if isinstance(command, Offers):
                 came |= {fragment.source for _, fragment in command.drafts}
-            self._handle(command)
+            if command is not None:
+                self._handle(command)
         if not waited_for:
             return
         self.totals.waits += 1

@@ -5,18 +5,12 @@ The engine thread owns it. One session's failure ends that session and no other.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterator
 
 from outrider.lm.plan import Share
-from outrider.lm.pool import SlotPool
 from speculative.commit import FinishReason
 from speculative.errors import MalformedDraft
-from speculative.merge import Fragment, Offer
+from speculative.merge import Fragment
 from verifier_service.commands import Finish, Offers, Strike, Update
 from verifier_service.counts import CountsByName, EngineTotals
 from verifier_service.journal import Record, Step
@@ -29,22 +23,6 @@ from verifier_service.sessions import Session
 log = logging.getLogger(__name__)
 
 BUG = 13
-
-
-class Logits(Protocol):
-    """What a forward returns: something that is a float32 array on the CPU."""
-
-    def numpy(self) -> NDArray[np.float32]:
-        """[rows wanted, vocabulary]."""
-
-
-class Target(Protocol):
-    """The part of PackedLM that decoding uses."""
-
-    pool: SlotPool
-
-    def forward(self, shares: Sequence[Share]) -> Logits:
-        """See PackedLM."""
 
 
 class RunningSessions:
@@ -91,13 +69,9 @@ class RunningSessions:
         self._strikes.clear()
         return told
 
-    @contextmanager
-    def guarded(self, session: Session) -> Iterator[None]:
+    def guarded(self, session: Session) -> "_Guard":
         """Whatever goes wrong inside ends this session and nothing else."""
-        try:
-            yield
-        except Exception as error:
-            self.broken(session, error)
+        return _Guard(self, session)
 
     @property
     def waiting(self) -> int:
@@ -169,15 +143,31 @@ class RunningSessions:
         offers.in_flight.taken += len(offers.drafts)
         for handle, fragment in offers.drafts:
             session = self._sessions.get(handle)
-            if session is None or not session.listens_to(fragment.source):
-                continue
-            with self.guarded(session):
-                self._take_offer(session, fragment, offers.arrived_s)
+            if session is not None and session.listens_to(fragment.source):
+                try:
+                    self._take_offer(session, fragment, offers.arrived_s)
+                except Exception as error:
+                    self.broken(session, error)
+
+    def merge(self, handle: int, fragment: Fragment, arrived_s: float) -> bool:
+        """Merges a draft while the target computes, which ends no session.
+
+        Returns whether it did; else it is for `take_offers`: what the session is to hear first may be on its
+        way still, and what goes wrong will do so again.
+        """
+        session = self._sessions.get(handle)
+        if session is None or not session.listens_to(fragment.source):
+            return False
+        try:
+            self._take_offer(session, fragment, arrived_s)
+        except Exception:
+            return False
+        return True
 
     def prepare(self, session: Session, rows: int) -> None:
         """Lets local sources draft for a step of so many pending rows of the session."""
         for fragment, offer in session.prepare(rows):
-            self._count_offer(session, fragment, offer)
+            self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
 
     def share(self, session: Session, portion: Portion) -> Share:
         """A session's rows as the target takes them."""
@@ -196,11 +186,11 @@ class RunningSessions:
         self._totals.drafted_rounds += bool(portion.tree.sources)
         self._totals.accepted(len(done.credits) - done.credits.count(0))
         self.phases.committed(session.handle, self.step.ended_s)
-        for credit in portion.tree.sources:
-            self._counts[session.name_of(credit)].admitted += 1
-        for credit in done.credits:
-            if credit:
-                self._counts[session.name_of(credit)].accepted += 1
+        sources, credits = portion.tree.sources, done.credits
+        for credit in set(sources):
+            counts = self._counts[session.name_of(credit)]
+            counts.admitted += sources.count(credit)
+            counts.accepted += credits.count(credit)
         record = self._record(session, portion, done)
         finish = None
         if done.reason is not None:
@@ -279,15 +269,25 @@ class RunningSessions:
             session.mute(fragment.source)
             self._strikes.append(Strike(session.handle, fragment.source, str(error)))
             return
-        self._count_offer(session, fragment, offer)
+        self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
         if offer.kept and fragment.source in session.paces:
             session.paces[fragment.source].arrived(arrived_s * 1000)
 
-    def _count_offer(self, session: Session, fragment: Fragment, offer: Offer) -> None:
-        counts = self._counts[session.name_of(fragment.source)]
-        counts.offered += len(fragment)
-        counts.kept += offer.kept
-        counts.stale += offer.stale
-        counts.waiting += offer.waiting
-        counts.duplicate += offer.duplicate
-        counts.refused += offer.refused
+
+class _Guard:
+    """A class of its own: one is entered for each session several times a step."""
+
+    __slots__ = ("_running", "_session")
+
+    def __init__(self, running: RunningSessions, session: Session) -> None:
+        self._running = running
+        self._session = session
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._running.broken(self._session, error)
+        return True

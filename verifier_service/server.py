@@ -224,7 +224,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
 
     def _put(self, command: Command) -> None:
         assert self._engine is not None, "nothing is opened before the engine is there"
-        self._engine.inbox.put(command)
+        self._engine.put(command)
 
     def _publish(self, batch: Batch) -> None:
         """From the engine's thread: one wake of the loop per step."""

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -103,7 +102,7 @@ def test_a_session_without_a_reader_becomes_an_orphan() -> None:
 
 def parked(registry: Registry, mirror: Mirror, now: float) -> None:
     usage = UsageCount(2, completion_tokens=len(mirror.ids) - 2)
-    registry.absorb(replace(update(mirror), parked=usage), now)
+    registry.absorb(update(mirror)._replace(parked=usage), now)
 
 
 def test_a_parked_session_runs_no_longer_and_is_kept_until_its_lease_ends() -> None:
@@ -176,7 +175,7 @@ def test_log_probabilities_count_for_what_they_take() -> None:
     registry.forget_kept(now=1.0, lease_s=100.0)
     assert registry.find(plain.key) is plain
     told = tuple(TokenLogprob.of(-1.0, [5] * 20, [-1.0] * 20) for _ in range(3))
-    registry.absorb(replace(update(wordy, 5, 6, 7, finish=FINISH), logprobs=told), now=2.0)
+    registry.absorb(update(wordy, 5, 6, 7, finish=FINISH)._replace(logprobs=told), now=2.0)
     registry.forget_kept(now=2.0, lease_s=100.0)
     assert registry.find(plain.key) is None, "three ids' log-probabilities take as much as 24 more"
     registry.absorb(update(last, 5, finish=FINISH), now=3.0)

@@ -172,11 +172,14 @@ async def serving(
 
 def hold_steps_for_drafts(verifier: Verifier) -> None:
     """From now on a forward takes until a draft has come, at most 50 ms, however busy this machine is."""
-    inbox = verifier.server._engine.inbox
+    counts = verifier.server._engine.counts
+
+    def offered() -> int:
+        return sum(source.offered for source in list(counts.values()))
 
     def until_a_draft_is_there() -> None:
-        deadline = time.monotonic() + 0.05
-        while inbox.empty() and time.monotonic() < deadline:
+        before, deadline = offered(), time.monotonic() + 0.05
+        while offered() == before and time.monotonic() < deadline:
             time.sleep(0.001)
 
     verifier.target.before_forward = until_a_draft_is_there
