@@ -122,8 +122,7 @@ def as_trees(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
             shares.append(Share(table, tokens, parents, right))
         found.append(lm.forward(shares).view(len(batch), DEPTH, -1))
         for table in tables:
-            table.commit(right)
-            table.drop_nodes()
+            table.keep(right)
     for table in tables:
         lm.release(table)
     return torch.cat(found, dim=1)

@@ -262,8 +262,7 @@ class Exactness:
                 if not match:
                     break
                 path += match
-            table.commit(path)
-            table.drop_nodes()
+            table.keep(path)
         self._lm.release(table)
         return ids[1 : 1 + len(plain)]
 

@@ -63,7 +63,7 @@ class Ranking:
 
     def push(self, token: int) -> None:
         """One more id was committed."""
-        self._history.push(token)
+        self._history.extend([token])
 
     def forget_before(self, position: int) -> None:
         """Noise before this position will not be asked for again."""

@@ -1,6 +1,7 @@
 """A fragment of a draft tree as a source offers it, and what becomes of one; knows nothing of the wire."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from speculative.errors import MalformedDraft
 from speculative.tree import ROOT
@@ -57,8 +58,7 @@ class Fragment:
         return len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """What became of a fragment's nodes; the counts add up to the nodes offered."""
 
     kept: int = 0

@@ -24,11 +24,11 @@ class History:
         """The history after `ids`, of which the first `prompt_length` are the prompt."""
         return cls(_Tally(list(ids), prompt_length))
 
-    def push(self, token: int) -> None:
-        """Adds a committed id. Not for what `with_path` returned, and that is not valid afterwards."""
-        assert not self._path, f"id {token} was pushed onto a drafted path"
-        self._tally.ids.append(token)
-        self._length += 1
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Adds committed ids. Not for what `with_path` returned, and that is not valid afterwards."""
+        assert not self._path, f"ids {tokens} were added to a drafted path"
+        self._tally.ids.extend(tokens)
+        self._length += len(tokens)
 
     def with_path(self, tokens: Iterable[int]) -> "History":
         """The history at a tree node: this one and the tokens of the path down to it, as output."""

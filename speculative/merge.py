@@ -126,13 +126,14 @@ class DraftPool:
             child = self._root.children.pop(token, None)
             for other in self._root.children.values():
                 outrun += self._forget_subtree(other)
-            self._ids.append(token)
-            self._hashes.append(extend(self._hashes[-1], token))
             if child is None:
-                self._root = Node(token, len(self._ids) - 1, self._hashes[-1], 1.0, 0)
+                hash_ = extend(self._root.hash, token)
+                self._root = Node(token, len(self._ids), hash_, 1.0, 0)
             else:
                 self._forget(child)
                 self._root = child
+            self._ids.append(token)
+            self._hashes.append(self._root.hash)
         self.totals.outrun += outrun
         self._ready.extend(self._room.take_up_to(self.length))
         while self._ready:

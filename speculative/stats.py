@@ -32,15 +32,9 @@ class UsageCount:
         self.admitted += admitted
         self.completion_tokens += committed_count
         self.rounds += committed_count > 0
-        for credit in credits:
-            if credit:
-                name = self.source_names[credit - 1]
-                self.accepted[name] = self.accepted.get(name, 0) + 1
-
-    def record_drafted(self, credit: int, nodes: int) -> None:
-        """Counts nodes that a source offered."""
-        name = self.source_names[credit - 1]
-        self.drafted[name] = self.drafted.get(name, 0) + nodes
+        for credit in set(credits) - {0}:
+            name = self.source_names[credit - 1]
+            self.accepted[name] = self.accepted.get(name, 0) + credits.count(credit)
 
     @property
     def acceptance_length(self) -> float:

@@ -4,7 +4,6 @@ One per session and round. Knows nothing of models: logits come from a function 
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from speculative.acceptance.path_match import Match
 from speculative.grammar import Matcher
@@ -64,8 +63,7 @@ class TargetTokens:
         """The match with what its tokens were to the target, from the logits that chose them."""
         if asked is None:
             return match
-        return replace(
-            match,
+        return match._replace(
             logprobs=tuple(
                 self._logprob(node, match.tokens[:depth], match.tokens[depth], asked)
                 for depth, node in enumerate((ROOT, *match.path))

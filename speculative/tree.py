@@ -6,10 +6,12 @@ its child, so that one pass in node order sees every parent first.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from speculative.errors import MalformedDraft
 
 ROOT = -1
+_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,7 @@ class TokenTree:
     """Estimated probability that the whole path from the root to this node is accepted."""
     sources: tuple[int, ...]
     """Credit index of the source that offered the node: k names the session's source k - 1."""
-    depths: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Edges from the last committed token: 1 for its direct continuations."""
-    _children: tuple[dict[int, int], ...] = field(init=False, repr=False, compare=False)
+    _children: dict[int, dict[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         count = len(self.tokens)
@@ -42,27 +42,23 @@ class TokenTree:
             raise MalformedDraft(f"survival {self.survival} leaves [0, 1]")
         if count and min(self.sources) < 1:
             raise MalformedDraft(f"sources {self.sources} go below 1; 0 is the target itself")
-        children: list[dict[int, int]] = [{} for _ in range(count + 1)]
-        depths: list[int] = []
+        children: dict[int, dict[int, int]] = {}
         for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
             if not ROOT <= parent < node:
                 raise MalformedDraft(f"node {node} has parent {parent}; a parent precedes its child")
-            if children[parent + 1].setdefault(token, node) != node:
+            siblings = children.get(parent)
+            if siblings is None:
+                children[parent] = {token: node}
+            elif siblings.setdefault(token, node) != node:
                 raise MalformedDraft(f"node {node} repeats token {token} under parent {parent}")
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        object.__setattr__(self, "depths", tuple(depths))
-        object.__setattr__(self, "_children", tuple(children))
+        object.__setattr__(self, "_children", children)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def depth(self, node: int) -> int:
-        """Edges from the last committed token to `node`; 0 for ROOT."""
-        return 0 if node == ROOT else self.depths[node]
-
     def children(self, node: int) -> Mapping[int, int]:
         """Token to node index of the nodes below `node` (ROOT for the last committed token)."""
-        return self._children[node + 1]
+        return self._children.get(node, _NONE)
 
     def path(self, node: int) -> tuple[int, ...]:
         """Node indices from the root's child down to `node`, inclusive; empty for ROOT."""

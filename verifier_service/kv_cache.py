@@ -118,8 +118,7 @@ class KVCache:
     def keep_rows(self, session: Session, path: Sequence[int]) -> None:
         """These rows of the last pass stay cached; the rest of the tree is off the path for good."""
         held = self._held[session.handle]
-        held.table.commit(path)
-        held.table.drop_nodes()
+        held.table.keep(path)
         if self._reuse and held.table.length // BLOCK > len(held.names):
             first = len(held.names)
             self._naming.extend(held.names, session.ids[: held.table.length], held.salt)

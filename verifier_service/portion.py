@@ -1,15 +1,14 @@
 """What one session brings to one step, and what the step commits of it. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from speculative.commit import FinishReason
 from speculative.logprobs import TokenLogprob
 from speculative.tree import ROOT, TokenTree
 
 
-@dataclass(frozen=True, slots=True)
-class Portion:
+class Portion(NamedTuple):
     """A session's rows in one step: a chain of committed ids, and below its last one a draft tree."""
 
     chain: tuple[int, ...]
@@ -37,8 +36,7 @@ class Portion:
         return tuple(range(len(self.chain) - 1, len(self.chain) + len(self.tree))) if self.final else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """What a step committed."""
 
     position: int
@@ -48,5 +46,5 @@ class Round:
     """Rows of the portion that are committed positions now."""
     reason: FinishReason | None
     logprobs: tuple[TokenLogprob, ...] = ()
-    drafted: Mapping[int, int] = field(default_factory=dict)
+    drafted: Mapping[int, int] = {}
     """Nodes offered so far, by credit index."""

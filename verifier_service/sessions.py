@@ -134,7 +134,7 @@ class Session:
     @property
     def resting(self) -> frozenset[int]:
         """Remote sources that are not told of the last round."""
-        return frozenset(credit for credit, asking in self._asking.items() if not asking.asked)
+        return frozenset([credit for credit, asking in self._asking.items() if not asking.asked])
 
     def resume_at(self, cached: int) -> None:
         """The target has the rows of so many leading ids, and no others."""
@@ -237,13 +237,13 @@ class Session:
 
     def commit(self, portion: Portion, match: Match) -> Round:
         """After a final step: takes over what was matched, up to the end of the request."""
-        tree, chain = portion.tree, len(portion.chain)
+        tree, chain, sources = portion.tree, len(portion.chain), portion.tree.sources
         self._judge(tree, match)
         tokens, reason = commit_run(self._ending, match.tokens)
         if self._grammar is not None:
             self._grammar.commit(tokens)
         path = match.path[: len(tokens)]
-        credits = bytes(tree.sources[node] for node in path) + bytes(len(tokens) - len(path))
+        credits = bytes([sources[node] for node in path]).ljust(len(tokens), b"\0")
         self._usage.record_round(len(tokens), credits, len(tree))
         spared = not len(tree) and self._pool.pending > 0
         for credit, asking in self._asking.items():
@@ -252,13 +252,12 @@ class Session:
         position = len(self.ids)
         self.ids.extend(tokens)
         self.cached += chain + len(path)
-        for token in tokens:
-            self._history.push(token)
+        self._history.extend(tokens)
         self._pool.commit(tokens)
         self._bare = not self._pool.pending
         self._noise.forget_before(len(self.ids))
         self._ranking = None
-        rows = (*range(chain), *(chain + node for node in path))
+        rows = (*range(chain), *[chain + node for node in path])
         drafted = self._pool.drafted_by_source.copy()
         return Round(position, tokens, credits, rows, reason, match.logprobs[: len(tokens)], drafted)
 

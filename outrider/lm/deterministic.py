@@ -160,10 +160,8 @@ def _mixed(lm: "PackedLM", ids: Sequence[int], wrong: Sequence[int], other: Sequ
             share, path = _branching(table, right, wrong)
             beside = Share(mate, [other[0], other[-1]], [-1, -1], [0])
             rows.append(lm.forward([beside, share])[1:])
-            table.commit(path)
-            table.drop_nodes()
-            mate.commit([1])
-            mate.drop_nodes()
+            table.keep(path)
+            mate.keep([1])
     finally:
         lm.release(table)
         lm.release(mate)

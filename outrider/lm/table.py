@@ -141,6 +141,13 @@ class SlotTable:
         self.length += shift
         return renumbered
 
+    def keep(self, path: Sequence[int]) -> None:
+        """Makes the nodes of ``path``, a chain as in `commit`, committed positions and frees all others."""
+        self._check_chain(path)
+        self._compact(path)
+        self.length += len(path)
+        self.drop_nodes()
+
     def drop_nodes(self) -> None:
         """Frees every kept node."""
         self.parents.clear()
@@ -186,7 +193,7 @@ class SlotTable:
                 found.append(child)
         return found
 
-    def _compact(self, order: list[int]) -> None:
+    def _compact(self, order: Sequence[int]) -> None:
         """Moves nodes so that ``order[i]`` lies at slot ``length + i``. ``order`` ascends, so slots only move
         down."""
         still = 0

@@ -90,7 +90,7 @@ def continuation(lm: PackedLM, prompt: Sequence[int], params: SamplingParams, se
         logits = lm.forward([Share(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])])
         table.commit(range(len(fresh)))
         fresh = [choose(logits[0].numpy(), params, history, None if params.greedy else noise.row(len(ids)))]
-        history.push(fresh[0])
+        history.extend(fresh)
         ids += fresh
     lm.release(table)
     return Truth(tuple(ids), len(prompt), params, seed)

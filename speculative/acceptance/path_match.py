@@ -7,14 +7,13 @@ verification.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from speculative.logprobs import TokenLogprob
 from speculative.tree import ROOT, TokenTree
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """What a round accepts."""
 
     path: tuple[int, ...]

@@ -60,13 +60,18 @@ class SuffixAutomaton:
         self._last = state
         self._note_occurrence(links[state], end)
 
+    @property
+    def match_length(self) -> int:
+        """Ids of the longest suffix that occurred before."""
+        return self._lengths[self._links[self._last]] if self._text else 0
+
     def draft(self, count: int) -> Copied:
         """Up to `count` tokens that followed an earlier occurrence of the longest suffix that has one.
 
         The latest occurrence, or one close to it. A copy that runs past the end of the text goes on from what
         it has just copied, so that a period is drafted on. Empty where no suffix occurred before.
         """
-        match_length = self._lengths[self._links[self._last]] if self._text else 0
+        match_length = self.match_length
         if match_length == 0 or count <= 0:
             return Copied((), match_length)
         start = self._match_end + 1

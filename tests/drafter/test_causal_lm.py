@@ -58,7 +58,7 @@ def plain_ids(lm: PackedLM, params: SamplingParams, count: int) -> list[int]:
         logits = lm.forward([share])[0].numpy()
         table.commit(range(len(fresh)))
         token = choose(logits, params, history, None if params.greedy else noise.row(len(ids)))
-        history.push(token)
+        history.extend([token])
         ids.append(token)
         fresh = [token]
     lm.release(table)

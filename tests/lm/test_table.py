@@ -61,6 +61,18 @@ def test_an_empty_path_keeps_everything() -> None:
     assert (table.length, table.parents) == (3, [-1, 0, -1])
 
 
+@pytest.mark.parametrize("path", [[], [0], [1], [1, 3, 5], [1, 4, 6]])
+def test_a_path_alone_may_be_kept_and_lies_where_it_would_anyway(path: list[int]) -> None:
+    alone, usual = table_with([-1, -1, 0, 1, 1, 3, 4, 2]), table_with([-1, -1, 0, 1, 1, 3, 4, 2])
+    usual.commit(path)
+    usual.drop_nodes()
+
+    alone.keep(path)
+
+    assert (alone.length, alone.nodes) == (3 + len(path), 0)
+    assert marks(alone) == marks(usual) == [-1, -2, -3, *path]
+
+
 def test_dropping_nodes_keeps_what_is_committed() -> None:
     table = table_with([-1, 0])
     table.drop_nodes()
@@ -77,6 +89,8 @@ def test_a_path_that_is_not_a_chain_from_the_root_is_refused(path: list[int], me
 
     with pytest.raises(ValueError, match=message):
         table.commit(path)
+    with pytest.raises(ValueError, match=message):
+        table.keep(path)
     assert (table.nodes, table.length) == (2, 3)
 
 

@@ -215,7 +215,7 @@ def drafts_for(ids: Ids, random: Random) -> Fragment:
     tree = tree_of(parents, random)
     back = random.randint(0, 1)
     base = ids[: len(ids) - back]
-    survival = tuple(0.5 ** tree.depth(node) for node in range(len(tree)))
+    survival = tuple(0.5 ** len(tree.path(node)) for node in range(len(tree)))
     return Fragment(random.randint(1, 3), 1, len(base), prefix_hash(base), tree.tokens, parents, survival)
 
 

@@ -169,7 +169,7 @@ def decode(params: SamplingParams, matcher: Toy, drafts: bool, asked: Logprobs |
         told += match.logprobs[: len(tokens)]
         matcher.commit(tokens)
         for token in tokens:
-            history.push(token)
+            history.extend([token])
         ids += tokens
     return ids[2:], told
 

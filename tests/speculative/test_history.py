@@ -22,7 +22,7 @@ def test_a_path_counts_as_if_it_were_committed(
     history = History.of(prompt + output, len(prompt))
     for token in pushed:
         facts(history)
-        history.push(token)
+        history.extend([token])
     generated = output + pushed + path
     expected = set(prompt + generated), {token: float(generated.count(token)) for token in generated}
     assert facts(history.with_path(path)) == expected
@@ -41,11 +41,11 @@ def test_looking_down_one_branch_leaves_no_trace_on_another() -> None:
 def test_a_path_is_not_used_after_a_commit_below_it() -> None:
     history = History.of([1, 2], 1)
     path = history.with_path((3,))
-    history.push(4)
+    history.extend([4])
     with pytest.raises(AssertionError, match="was used after"):
         path.seen()
 
 
 def test_nothing_is_pushed_onto_a_drafted_path() -> None:
     with pytest.raises(AssertionError, match="drafted path"):
-        History.of([1], 1).with_path((2,)).push(3)
+        History.of([1], 1).with_path((2,)).extend([3])

@@ -68,7 +68,7 @@ def test_ids_are_held_back_until_there_are_min_tokens(temperature: float, cuts: 
         assert np.flatnonzero(np.isneginf(processed(scores, params, history)[[1, 3]])).tolist() == [0, 1]
         assert choose(scores, params, history, noise) == 2
     assert choose(scores, params, prompt.with_path((3, 0)), noise) == 1
-    prompt.push(0)
+    prompt.extend([0])
     assert choose(scores, params, prompt, noise) == 2
     assert choose(scores, params, prompt.with_path((0,)), noise) == 1
 

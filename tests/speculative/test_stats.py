@@ -9,13 +9,10 @@ def test_a_round_counts_what_was_delivered() -> None:
     assert (usage.rounds, usage.acceptance_length) == (0, 0.0)
     usage.record_round(1, (0,), admitted=0)
     usage.record_round(4, (2, 2, 1, 0), admitted=16)
-    usage.record_drafted(1, 7)
-    usage.record_drafted(1, 3)
     assert usage.completion_tokens == 5
     assert usage.rounds == 2
     assert usage.admitted == 16
     assert usage.accepted == {"drafter": 2, "lookup": 1}
-    assert usage.drafted == {"lookup": 10}
     assert usage.acceptance_length == 2.5
 
 

@@ -89,7 +89,7 @@ class Request:
                 self.told += target.told(match, self.asked).logprobs[: len(committed)]
             pool.commit(committed)
             for token in committed:
-                history.push(token)
+                history.extend([token])
             ids += committed
         return ids
 

@@ -9,9 +9,7 @@ from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 TREE = TokenTree((7, 8, 9, 5, 6), (-1, 0, 1, 1, -1), (0.9, 0.8, 0.7, 0.1, 0.05), (1, 1, 2, 1, 2))
 
 
-def test_depths_children_and_paths_follow_from_parents() -> None:
-    assert TREE.depths == (1, 2, 3, 3, 1)
-    assert [TREE.depth(node) for node in range(-1, 5)] == [0, 1, 2, 3, 3, 1]
+def test_children_and_paths_follow_from_parents() -> None:
     assert TREE.children(ROOT) == {7: 0, 6: 4}
     assert TREE.children(1) == {9: 2, 5: 3}
     assert TREE.children(4) == {}

@@ -1,13 +1,17 @@
 """Copies what followed the longest earlier occurrence of the last ids; knows nothing of the target."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import takewhile
 
+from speculative.fragment import MAX_FRAGMENT_NODES
 from speculative.lookup import LOOKUPS, survival
 from speculative.named import load
 from verifier_service.sources import Continuation, Given
 
 # A node less likely than this to be accepted costs a row of the pass that it does not earn.
 _FLOOR = 0.05
+_PARENTS = tuple(range(-1, MAX_FRAGMENT_NODES - 1))
 
 
 class LookupSource:
@@ -23,14 +27,19 @@ class LookupSource:
 
     def draft(self, node_limit: int) -> Continuation | None:
         """See LocalSource; a chain."""
-        copied = self._index.draft(node_limit)
-        return chain(copied.tokens, survival(copied.match_length))
+        likely = shares(survival(self._index.match_length))
+        return chain(self._index.draft(min(node_limit, len(likely))).tokens, likely)
 
 
-def chain(tokens: tuple[int, ...], each: float) -> Continuation | None:
-    """Copied ids as a draft, each as likely as this given those before; None where none is worth its row."""
-    shares = [each**depth for depth in range(1, len(tokens) + 1)]
-    count = sum(share >= _FLOOR for share in shares)
-    if not count:
-        return None
-    return Continuation(tokens[:count], tuple(range(-1, count - 1)), tuple(shares[:count]))
+@lru_cache(maxsize=64)
+def shares(each: float) -> tuple[float, ...]:
+    """Survivals along a chain of ids, each as likely as this given those before, as far as they are worth
+    their rows."""
+    powers = (each**depth for depth in range(1, MAX_FRAGMENT_NODES + 1))
+    return tuple(takewhile(lambda power: power >= _FLOOR, powers))
+
+
+def chain(tokens: tuple[int, ...], likely: tuple[float, ...]) -> Continuation | None:
+    """Copied ids as a draft with these survivals; None where there are none."""
+    count = min(len(tokens), len(likely))
+    return Continuation(tokens[:count], _PARENTS[:count], likely[:count]) if count else None

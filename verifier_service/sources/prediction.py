@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from speculative.lookup import survival
 from speculative.lookup.copying import Copying
 from verifier_service.sources import Continuation, Given
-from verifier_service.sources.lookup import chain
+from verifier_service.sources.lookup import chain, shares
 
 
 class PredictionSource:
@@ -24,4 +24,4 @@ class PredictionSource:
     def draft(self, node_limit: int) -> Continuation | None:
         """See LocalSource; a chain."""
         copied = self._copying.draft(node_limit)
-        return chain(copied.tokens, survival(copied.match_length))
+        return chain(copied.tokens, shares(survival(copied.match_length)))
