@@ -6,7 +6,7 @@ import logging
 from orchestrator.gate import Gate
 from orchestrator.keys import watched_keys
 from orchestrator.metrics import RequestMetrics
-from orchestrator.settings import FRONT_TOGETHER, OrchestratorSettings
+from orchestrator.settings import FRONT, OrchestratorSettings
 from outrider.runtime.security import Listening
 from outrider.wire.tls import Certificates, Files, server_credentials
 from speculative.errors import InvalidRequest, OutriderError
@@ -18,12 +18,10 @@ NAMES = ("front_cert", "front_key", "front_client_ca")
 
 def front_certificates(settings: OrchestratorSettings) -> Certificates | None:
     """What clients are shown; None: they talk in plain. Raises InvalidRequest."""
+    if problem := FRONT.problem(vars(settings)):
+        raise InvalidRequest(str(problem))
     cert, key, ca = settings.front_cert, settings.front_key, settings.front_client_ca
-    if cert is None and key is None and ca is None:
-        return None
-    if cert is None or key is None:
-        raise InvalidRequest(FRONT_TOGETHER)
-    return Certificates(Files(cert, key, ca, NAMES))
+    return None if cert is None else Certificates(Files(cert, key, ca, NAMES))
 
 
 def front(settings: OrchestratorSettings) -> Listening:

@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
-from outrider.runtime.settings import Address, Peers, ServiceSettings
+from outrider.runtime.problems import Together
+from outrider.runtime.settings import TLS, Address, Peers, ServiceSettings
 
-FRONT_TOGETHER = "front_cert and front_key go together, and front_client_ca needs both"
+FRONT = Together(("front_cert", "front_key"), more=("front_client_ca",))
 NOWHERE = "store is redis, but nobody says where: give --redis-url-file or --redis-url"
 FOR_NOTHING = "a Redis URL is given, but store is memory; give --store redis, too"
 
@@ -17,6 +18,7 @@ class OrchestratorSettings(ServiceSettings):
     """Flags of `outrider serve orchestrator`, or OUTRIDER_ORCHESTRATOR__FIELD."""
 
     role: ClassVar[str] = "orchestrator"
+    together: ClassVar[tuple[Together, ...]] = (TLS, FRONT)
 
     registry_bind: Address | None = None
     """Where workers register, host:port; port 0 picks a free one. Who can call it can have prompts sent to
@@ -65,10 +67,6 @@ class OrchestratorSettings(ServiceSettings):
 
     def incomplete(self) -> Iterator[str]:
         """See SecretFiles."""
-        yield from super().incomplete()
-        shown = self.front_cert is not None and self.front_key is not None
-        if not shown and any((self.front_cert, self.front_key, self.front_client_ca)):
-            yield FRONT_TOGETHER
         if (self.store == "redis") != (self.redis_url is not None):
             yield NOWHERE if self.store == "redis" else FOR_NOTHING
 

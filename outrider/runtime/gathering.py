@@ -6,7 +6,7 @@ where it was given.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,18 @@ def check(kind: type[BaseModel], told: Told) -> BaseModel | None:
         found = [_problem(kind, told, fault) for fault in error.errors(include_url=False)]
     if isinstance(made, SecretFiles):
         found = [Problem("", what, missing=True) for what in made.incomplete()]
+    found += _halves(kind, told)
     told.problems += (one for one in found if not (one.missing and told.misread))
     return made
+
+
+def _halves(kind: type[BaseModel], told: Told) -> Iterator[Problem]:
+    """Settings that go together, some of which are missing: known even where others make no settings."""
+    if not issubclass(kind, SecretFiles) or told.misread:
+        return
+    for group in kind.together:
+        if (problem := group.problem(told.values)) is not None:
+            yield replace(problem, origin=told.origin((problem.path,)))
 
 
 def unknown_variables(role: str, kind: type[BaseModel], environment: Mapping[str, str]) -> Iterator[Problem]:

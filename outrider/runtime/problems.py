@@ -1,5 +1,6 @@
 """What is wrong with settings, each with its path, its value and what to do."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,24 @@ class Problem:
     def as_object(self) -> dict[str, Any]:
         """For JSON."""
         return {"path": self.path, "value": self.value, "origin": self.origin, "what": self.what}
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Settings none of which makes sense before all that are needed are given."""
+
+    needed: tuple[str, ...]
+    more: tuple[str, ...] = ()
+    """Others that need them."""
+
+    def problem(self, values: Mapping[str, Any]) -> Problem | None:
+        """What is wrong with these values by name, where some are given and others are missing."""
+        given = [name for name in (*self.needed, *self.more) if values.get(name) is not None]
+        missing = " and ".join(name for name in self.needed if name not in given)
+        if not given or not missing:
+            return None
+        what = f"is given without {missing}: give {missing} too, or leave {' and '.join(given)} out"
+        return Problem(given[0], what, repr(str(values[given[0]])))
 
 
 class Wrong(ValueError):

@@ -8,7 +8,7 @@ Knows nothing of where values come from.
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +19,8 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+
+from outrider.runtime.problems import Together
 
 SUFFIX = "_file"
 MASK = "**********"
@@ -50,6 +52,9 @@ SecretFile = Annotated[Path | None, AfterValidator(_readable), BeforeValidator(_
 class SecretFiles(BaseModel):
     """Base of all that has settings. The `_file` fields are added to each class that is derived."""
 
+    together: ClassVar[tuple[Together, ...]] = ()
+    """Settings that are given at one place, or not at all."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Before pydantic collects the fields."""
         super().__init_subclass__(**kwargs)
@@ -64,7 +69,7 @@ class SecretFiles(BaseModel):
         cls.__annotations__ = widened
 
     def incomplete(self) -> Iterator[str]:
-        """What was said by halves: settings that go together, and of which some are not there."""
+        """What was said by halves; the rest may be said elsewhere."""
         yield from ()
 
     @model_validator(mode="before")

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from outrider.runtime.settings import TLS_TOGETHER, ServiceSettings
+from outrider.runtime.settings import TLS, ServiceSettings
 from outrider.wire.status import status_of
 from outrider.wire.tls import Certificates, Files, role_name, server_credentials
 from speculative.errors import InvalidRequest, PermissionDenied
@@ -55,12 +55,9 @@ def certificates(settings: ServiceSettings, *, serves: bool = True) -> Certifica
         server=serves,
         own_ca=True,
     )
-    given = [path is not None for path in (files.cert, files.key, files.ca)]
-    if not any(given):
-        return None
-    if not all(given):
-        raise InvalidRequest(TLS_TOGETHER)
-    return Certificates(files)
+    if problem := TLS.problem(vars(settings)):
+        raise InvalidRequest(str(problem))
+    return None if files.cert is None else Certificates(files)
 
 
 def inside(settings: ServiceSettings) -> Listening:

@@ -7,7 +7,7 @@ values, and a class of settings that is called takes what it is given and nothin
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from outrider.runtime import setting_names as names
 from outrider.runtime.gathering import check, gather
 from outrider.runtime.log import Format, Level
-from outrider.runtime.problems import Wrong
+from outrider.runtime.problems import Together, Wrong
 from outrider.runtime.secret_files import SUFFIX, SecretFiles
 
 
@@ -58,7 +58,7 @@ def checked_address(address: str, lowest: int) -> str:
 Address = Annotated[str, AfterValidator(partial(checked_address, lowest=0))]
 """host:port to serve on; port 0 picks a free one."""
 
-TLS_TOGETHER = "tls_cert, tls_key and tls_ca go together: give all three, or none"
+TLS = Together(("tls_cert", "tls_key", "tls_ca"))
 DNS = "dns:"
 """What a peer begins with that is a name for as many addresses as it resolves to."""
 
@@ -116,6 +116,8 @@ class RoleSettings(SecretFiles, BaseSettings):
 class ServiceSettings(RoleSettings):
     """What every process can be told. A service's own settings derive from it and name their `role`."""
 
+    together: ClassVar[tuple[Together, ...]] = (TLS,)
+
     bind: Address = "127.0.0.1:0"
     """Where to serve gRPC; port 0 picks a free one."""
     metrics_bind: Address = "127.0.0.1:0"
@@ -141,11 +143,6 @@ class ServiceSettings(RoleSettings):
     """How long calls in flight may go on after a signal to stop, in seconds."""
     parent_pid: int | None = None
     """End as soon as this process, which must be the parent, has ended."""
-
-    def incomplete(self) -> Iterator[str]:
-        """See SecretFiles."""
-        if len({path is None for path in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
-            yield TLS_TOGETHER
 
 
 Settings = TypeVar("Settings", bound=RoleSettings)

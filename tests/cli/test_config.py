@@ -143,12 +143,9 @@ def test_a_role_that_would_not_start_is_shown_with_the_reason(run: Run) -> None:
     [
         (("--store", "redis"), "store is redis, but nobody says where"),
         (("--redis-url", "redis://h:1"), "a Redis URL is given, but store is memory"),
-        (("--tls-cert", "c.pem"), "tls_cert, tls_key and tls_ca go together"),
-        (("--front-key", "k.pem"), "front_cert and front_key go together"),
-        (("--front-client-ca", "a.pem"), "front_cert and front_key go together"),
     ],
 )
-def test_what_goes_together_is_told_before_a_role_starts(
+def test_what_is_said_by_halves_is_told_before_a_role_starts(
     run: Run, tmp_path: Path, flags: tuple[str, str], says: str
 ) -> None:
     shown = run("config", "show", "orchestrator", "--verifier", "h:1", *flags)
@@ -158,6 +155,41 @@ def test_what_goes_together_is_told_before_a_role_starts(
     checked = run("config", "check", file)
     assert checked.status == 0, "a flag or a variable may say the rest"
     assert f"left open: [orchestrator]: {says}" in checked.out
+
+
+@pytest.mark.parametrize("whole", ['verifier = ["h:1"]\n', ""])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("tls_cert",), "is given without tls_key and tls_ca: give tls_key and tls_ca too"),
+        (("tls_key", "tls_ca"), "without tls_cert: give tls_cert too, or leave tls_key and tls_ca out"),
+        (("front_cert",), "is given without front_key: give front_key too, or leave front_cert out"),
+        (("front_key",), "is given without front_cert: give front_cert too, or leave front_key out"),
+        (("front_client_ca",), "given without front_cert and front_key: give front_cert"),
+        (("front_cert", "front_client_ca"), "too, or leave front_cert and front_client_ca out"),
+    ],
+)
+def test_a_certificate_without_its_key_is_refused_by_file_and_by_flags(
+    run: Run, tmp_path: Path, whole: str, given: tuple[str, ...], says: str
+) -> None:
+    text = "[orchestrator]\n" + whole + "".join(f'{name} = "x.pem"\n' for name in given)
+    checked = run("config", "check", written(tmp_path, text))
+    assert checked.status == 1
+    assert f"orchestrator.{given[0]} = 'x.pem': " in checked.out
+    assert says in checked.out
+    flags = [part for name in given for part in ("--" + name.replace("_", "-"), "x.pem")]
+    shown = run("config", "show", "orchestrator", "--verifier", "h:1", *flags)
+    assert shown.status == 1
+    assert f"wrong: {given[0]} = 'x.pem' ({flags[0]}): " in shown.out
+    assert says in shown.out
+
+
+def test_the_rest_of_a_certificate_may_be_a_flag_where_a_role_starts(run: Run, tmp_path: Path) -> None:
+    file = written(tmp_path, '[orchestrator]\nverifier = ["h:1"]\nfront_cert = "c.pem"\n')
+    flags = ("--config", file, "--front-key", "k.pem")
+    assert run("config", "show", "orchestrator", *flags).status == 0
+    wrong = run("config", "show", "orchestrator", *flags, "--store", "redis", "--frnt-key", "k.pem")
+    assert "front_cert" not in wrong.out.partition("wrong:")[2], "flags were not read: nothing is missing"
 
 
 def test_a_secret_given_twice_hides_no_other_fault(run: Run, tmp_path: Path) -> None:

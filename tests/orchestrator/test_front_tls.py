@@ -105,8 +105,11 @@ async def test_a_file_that_holds_none_is_named_and_nothing_is_served(ours: Autho
 
 async def test_a_part_of_what_is_needed_is_refused(ours: Authority) -> None:
     told = ours.front()
-    for part in ({"front_cert": told["front_cert"]}, {"front_client_ca": ours.ca}):
-        with pytest.raises(AssertionError, match="go together"):
+    for part, says in (
+        ({"front_cert": told["front_cert"]}, "is given without front_key: give"),
+        ({"front_client_ca": ours.ca}, "is given without front_cert and front_key: give"),
+    ):
+        with pytest.raises(AssertionError, match=says):
             async with orchestrator(verifier=NOBODY, **part):
                 pass
 
