@@ -25,7 +25,8 @@ from orchestrator.placement import (
     replaced,
     source_names,
 )
-from orchestrator.requests import Speculation, Target
+from orchestrator.requests import Target
+from orchestrator.speculation import Speculation
 from orchestrator.verifiers import Patience, VerifierLink
 from outrider.runtime.resolving import resolve
 from outrider.wire.channel import DEFAULT_MESSAGE_MB

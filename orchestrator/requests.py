@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from struct import pack
 
+from orchestrator.speculation import Speculation, checked_speculation
 from outrider.tokens import ChatTemplate, TokenTable
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import (
@@ -21,7 +22,6 @@ from outrider.wire.codec import (
     logprobs_from_wire,
     sampling_from_wire,
 )
-from outrider.wire.names import checked_corpora
 from speculative.commit import stop_bytes
 from speculative.errors import InvalidRequest, Unavailable, UnknownModel
 from speculative.grammar import Grammar
@@ -29,7 +29,6 @@ from speculative.logprobs import Logprobs
 from speculative.noise import derive
 from speculative.params import SamplingParams
 
-MAX_NODE_LIMIT = 256
 MARKED_IDS = 256
 """The prompt's last ids, by which a request is told from others: enough, and quick for any length."""
 LEAST_TOKEN_BYTES = 64
@@ -51,23 +50,6 @@ class Target:
     """How a conversation becomes a prompt; None: it cannot."""
     weights_digest: str = ""
     """Of which weights it is; empty: not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """How a request wants to be drafted for."""
-
-    enabled: bool
-    sources: tuple[str, ...]
-    """Empty: all there are."""
-    node_limit: int | None
-    """None: the verifier's own."""
-    learn: bool = True
-    """Whether sources may keep the output to draft from, for the same tenant."""
-    corpora: tuple[str, ...] = ()
-    """Empty: all that the tenant may draw on."""
-    prediction: tuple[int, ...] = ()
-    """Ids that the answer may resemble; empty: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +160,7 @@ def admit(
         params=params,
         seed=start.seed if start.HasField("seed") else secrets.randbits(64),
         stops=_stops(start.stop, target),
-        speculation=_speculation(start.speculation, prediction),
+        speculation=checked_speculation(start.speculation, prediction),
         choices=_choices(start),
         logprobs=logprobs_from_wire(start.logprobs) if start.HasField("logprobs") else None,
         have=_have(start, max_tokens, target),
@@ -279,18 +261,3 @@ def _grammar(start: generation_pb2.GenerateStart, params: SamplingParams, target
     if target.tokens is None:
         raise InvalidRequest(f"model {target.name!r} has no tokenizer: {grammar.kind} is not possible")
     return grammar
-
-
-def _speculation(asked: generation_pb2.Speculation, prediction: Sequence[int]) -> Speculation:
-    node_limit = asked.node_limit if asked.HasField("node_limit") else None
-    if node_limit is not None and not 0 <= node_limit <= MAX_NODE_LIMIT:
-        raise InvalidRequest(f"speculation.node_limit is {node_limit}; 0 to {MAX_NODE_LIMIT} are possible")
-    enabled = asked.enabled if asked.HasField("enabled") else True
-    return Speculation(
-        enabled and node_limit != 0,
-        tuple(dict.fromkeys(asked.sources)),
-        node_limit,
-        learn=asked.learn if asked.HasField("learn") else True,
-        corpora=checked_corpora(asked.corpora),
-        prediction=tuple(prediction),
-    )

@@ -97,7 +97,7 @@ def generate(
       outrider generate --address 127.0.0.1:50051 --ids 12,7,99 --max-tokens 32 --seed 7 --json
       outrider generate --address 127.0.0.1:50051 --prompt "class" --n 3 --logprobs --top-logprobs 5 --json
     """
-    from outrider.cli.generate import parse_ids, parse_names, read_schema, run_generate
+    from outrider.cli.generate import check_drafting, parse_ids, parse_names, read_schema, run_generate
     from outrider.options import Options
 
     if (prompt is None) == (ids is None):
@@ -136,4 +136,5 @@ def generate(
         tenant=tenant,
         timeout=timeout,
     )
+    check_drafting(options)
     run_generate(address, prompt, options, Access(api_key_file, ca, cert, cert_key), as_json=json_)

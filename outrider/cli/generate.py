@@ -23,6 +23,13 @@ def parse_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def check_drafting(options: Options) -> None:
+    """Raises CommandFailed where nothing is to be drafted, but it is said how."""
+    for name in () if options["speculation"] else ("sources", "corpora", "nodes"):
+        if options.get(name):
+            raise usage(f"--speculation off and --{name} contradict each other: leave one of the two out")
+
+
 def read_schema(told: str) -> str | None:
     """The schema itself, or the contents of the file that is named; None for nothing.
 

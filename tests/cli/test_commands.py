@@ -14,6 +14,7 @@ from outrider.cli.modules import find_benchmark
 from tests.cli.inside import Ended, Run, ended
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAIN = ("generate", "--address", "127.0.0.1:1", "--ids", "1", "--speculation", "off")
 
 
 def outrider(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
@@ -97,6 +98,9 @@ def test_help_of_a_benchmark_is_its_own() -> None:
         (("generate", "--address", "127.0.0.1:1", "--ids", "1", "--speculation", "perhaps"), "perhaps"),
         (("generate", "--address", "127.0.0.1:1", "--ids", "1", "--stop-ids", "1,two"), "--stop-ids '1,two'"),
         (("generate", "--address", "127.0.0.1:1", "--ids", "1", "--logprobs-of", "cooked"), "cooked"),
+        ((*PLAIN, "--sources", "lookup"), "--speculation off and --sources contradict each other: leave"),
+        ((*PLAIN, "--corpora", "code"), "--speculation off and --corpora contradict each other"),
+        ((*PLAIN, "--nodes", "8"), "--speculation off and --nodes contradict each other"),
         (("bench", "no_such"), "offline"),
         (("bench", "../setup"), "offline"),
         (("serve", "juggler"), "juggler"),

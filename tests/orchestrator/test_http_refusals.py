@@ -82,6 +82,9 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"speculation": {"sources": ["nobody"]}}, "speculation.sources"),
     ({"speculation": {"nodes": 257}}, "speculation.nodes"),
     ({"speculation": {"device": 1}}, "speculation.device"),
+    ({"speculation": {"enabled": False, "sources": ["lookup"]}}, "speculation.sources"),
+    ({"speculation": {"enabled": False, "corpora": ["code"]}}, "speculation.corpora"),
+    ({"speculation": {"enabled": False, "nodes": 1}}, "speculation.nodes"),
     ({"response_format": {"type": "xml"}}, "response_format"),
     (
         {

@@ -11,8 +11,9 @@ import pytest
 from orchestrator.epochs import Epochs
 from orchestrator.ledger import Ledger
 from orchestrator.opening import Begun, Opener, Place
-from orchestrator.requests import Admitted, Speculation, Target
+from orchestrator.requests import Admitted, Target
 from orchestrator.running import Running
+from orchestrator.speculation import Speculation
 from orchestrator.stores import SessionRecord
 from orchestrator.stores.memory import MemoryStore
 from outrider.v1 import verifier_pb2

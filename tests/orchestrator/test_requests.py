@@ -41,6 +41,12 @@ def target(name: str) -> Target:
         ({"sampling": {"logit_bias": {n: 1.0 for n in range(1025)}}}, "1025"),
         ({"speculation": {"node_limit": 257}}, "node_limit is 257; 0 to 256"),
         ({"speculation": {"node_limit": -1}}, "node_limit is -1"),
+        (
+            {"speculation": {"enabled": False, "sources": ["a", "b"]}},
+            "speculation.sources names 'a', but speculation.enabled is false: leave one of the two out",
+        ),
+        ({"speculation": {"enabled": False, "corpora": ["a"]}}, "speculation.corpora names 'a', but"),
+        ({"speculation": {"enabled": False, "node_limit": 8}}, "speculation.node_limit is 8, but"),
         ({"stop": ["x"]}, "no tokenizer"),
         ({"sampling": {"min_tokens": -1}}, "min_tokens is -1"),
         ({"max_tokens": 5, "sampling": {"min_tokens": 6}}, "min_tokens is 6, but at most 5"),
@@ -113,6 +119,8 @@ def test_no_nodes_means_no_speculation() -> None:
     assert admitted().speculation.enabled
     assert not admitted(speculation={"node_limit": 0}).speculation.enabled
     assert not admitted(speculation={"enabled": False}).speculation.enabled
+    both = admitted(speculation={"enabled": False, "node_limit": 0, "learn": False, "prediction": "x"})
+    assert not both.speculation.enabled
 
 
 def test_text_too_large_for_the_context_is_refused_unread(table: Any) -> None:
