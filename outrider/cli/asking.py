@@ -73,12 +73,16 @@ def generate(
     speculation: Annotated[
         Switch, typer.Option(help="off: plain decoding. The ids are the same.")
     ] = Switch.ON,
-    sources: Annotated[str, typer.Option(help="Draft from these alone: lookup,drafter. Default: all.")] = "",
+    sources: Annotated[
+        str | None, typer.Option(help="Draft from these alone: lookup,drafter. Default: all.")
+    ] = None,
     nodes: Annotated[Whole, typer.Option(help="The most drafted nodes in one round; 0: plain.")] = None,
     learn: Annotated[
         Switch, typer.Option(help="off: what is generated is not kept to draft from. Default: on.")
     ] = Switch.ON,
-    corpora: Annotated[str, typer.Option(help="Draft from these corpora alone: A,B. Default: all.")] = "",
+    corpora: Annotated[
+        str | None, typer.Option(help="Draft from these corpora alone: A,B. Default: all.")
+    ] = None,
     model: Annotated[str, typer.Option(help="Which target, where several are served.")] = "",
     session: Annotated[str, typer.Option(help="The session's name. Default: a new one.")] = "",
     tenant: Annotated[str, typer.Option(help="Who asks.")] = "",
@@ -127,10 +131,10 @@ def generate(
         logprobs_of=None if logprobs_of is None else logprobs_of.value,
         seed=seed,
         speculation=speculation is Switch.ON,
-        sources=parse_names(sources),
+        sources=parse_names(sources, "--sources"),
         nodes=nodes,
         learn=learn is Switch.ON,
-        corpora=parse_names(corpora),
+        corpora=parse_names(corpora, "--corpora"),
         model=model,
         session=session,
         tenant=tenant,

@@ -18,9 +18,12 @@ def parse_ids(text: str, flag: str) -> list[int]:
         raise usage(f"{flag} {text!r} is not a list of whole numbers such as 1,2,3") from error
 
 
-def parse_names(text: str) -> list[str]:
-    """a,b"""
-    return [name.strip() for name in text.split(",") if name.strip()]
+def parse_names(text: str | None, flag: str) -> list[str]:
+    """a,b; None is an empty list. Raises CommandFailed for an empty name."""
+    names = [] if text is None else [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise usage(f"{flag} {text!r} has an empty name; give names such as a,b, or leave {flag} out for all")
+    return names
 
 
 def check_drafting(options: Options) -> None:

@@ -14,7 +14,8 @@ from outrider.cli.modules import find_benchmark
 from tests.cli.inside import Ended, Run, ended
 
 ROOT = Path(__file__).resolve().parents[2]
-PLAIN = ("generate", "--address", "127.0.0.1:1", "--ids", "1", "--speculation", "off")
+ASKED = ("generate", "--address", "127.0.0.1:1", "--ids", "1")
+PLAIN = (*ASKED, "--speculation", "off")
 
 
 def outrider(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
@@ -100,6 +101,10 @@ def test_help_of_a_benchmark_is_its_own() -> None:
         (("generate", "--address", "127.0.0.1:1", "--ids", "1", "--logprobs-of", "cooked"), "cooked"),
         ((*PLAIN, "--sources", "lookup"), "--speculation off and --sources contradict each other: leave"),
         ((*PLAIN, "--corpora", "code"), "--speculation off and --corpora contradict each other"),
+        ((*ASKED, "--sources", ","), "--sources ',' has an empty name; give names such as a,b, or leave"),
+        ((*ASKED, "--sources", ""), "--sources '' has an empty name"),
+        ((*ASKED, "--sources", "lookup,,drafter"), "--sources 'lookup,,drafter' has an empty name"),
+        ((*ASKED, "--corpora", " , a"), "--corpora ' , a' has an empty name"),
         ((*PLAIN, "--nodes", "8"), "--speculation off and --nodes contradict each other"),
         (("bench", "no_such"), "offline"),
         (("bench", "../setup"), "offline"),
