@@ -15,6 +15,7 @@ from drafter_service.draft_tree import Growth
 from drafter_service.drafters.causal_lm import CausalLMDrafter
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
+from outrider.lm.sources import Source
 from outrider.pair.advice import Advice, Drafting, advise, kv_mb
 from outrider.pair.costs import Cost, measure
 from outrider.pair.simulation import Scene, Simulation, Tally, Truth, continuation
@@ -117,8 +118,11 @@ class Report:
 def check(target: str, drafter: str, how: How, tell: Tell) -> Report:
     """Loads both, one after the other, and measures what can be measured.
 
-    Raises InvalidRequest where there is no such model, or no such text: then nothing can be said.
+    Raises InvalidRequest where there is no such model, or no such text: then nothing can be said. That one of
+    them is not there is found before the other is loaded.
     """
+    for source in (target, drafter):
+        _find(source)
     tell(f"loading {target}")
     big, target_side = _load(target, how)
     tell(f"loading {drafter}")
@@ -128,6 +132,13 @@ def check(target: str, drafter: str, how: How, tell: Tell) -> Report:
     if big is not None and small is not None and fitting.ok:
         _measure(report, big, small, tell)
     return report
+
+
+def _find(source: str) -> None:
+    """Raises InvalidRequest where it has no configuration, or a folder not all of its weights."""
+    where = Source.of(source)
+    where.read_config()
+    where.check_whole()
 
 
 def _load(source: str, how: How) -> tuple[PackedLM | None, Side]:

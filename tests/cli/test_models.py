@@ -126,6 +126,19 @@ def test_a_folder_that_is_half_there_is_named(run: Run, tiny_llama: Path, tmp_pa
     done = run(tiny_llama, half)
     assert done.status == 1
     assert f"'{half}' has no weights" in done.err
+    assert "loading" not in done.err, "it was found before the target was loaded"
+
+
+@pytest.mark.parametrize("missing", ["/nowhere/model", "models/nowhere", "./nowhere"])
+def test_both_models_are_looked_for_before_one_is_loaded(
+    run: Run, tiny_llama: Path, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for pair in ((tiny_llama, missing), (missing, tiny_llama)):
+        done = run(*pair)
+        assert done.status == 1
+        assert repr(missing) in done.err
+        assert "loading" not in done.err
 
 
 def test_a_wider_drafter_with_the_same_tokenizer_fits(run: Run, tiny_llama: Path, tmp_path: Path) -> None:
