@@ -13,6 +13,7 @@ import typer
 from outrider.cli import asking, index, keys, looking, memory, models, roles
 from outrider.cli import config as config_commands
 from outrider.cli.failures import INTERRUPTED, OUTPUT_ERRORS, CommandFailed, fail, lose_output
+from outrider.cli.flags import Json
 from speculative.errors import OutriderError
 
 app = typer.Typer(
@@ -48,9 +49,6 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
-
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, an error included.")]
 
 
 @app.command()

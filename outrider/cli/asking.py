@@ -7,9 +7,9 @@ import typer
 
 from outrider.cli.access import Access, ApiKeyFile, Ca, Cert, CertKey
 from outrider.cli.failures import usage
+from outrider.cli.flags import Json
 
 app = typer.Typer()
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, an error included.")]
 Floats = float | None
 Whole = int | None
 

@@ -10,10 +10,9 @@ from typing import Annotated
 import typer
 
 from outrider.cli.failures import FAILED, CommandFailed, usage
+from outrider.cli.flags import Json
 
 app = typer.Typer(help="The configuration file, and the settings that come of it.", rich_markup_mode=None)
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, an error included.")]
 
 
 @app.command("check")

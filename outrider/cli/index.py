@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.failures import CommandFailed, usage
+from outrider.cli.flags import Json
 
 if TYPE_CHECKING:
     from retrieval_service.corpus.layout import Header
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Corpora on disk that the retrieval worker drafts from.", rich_markup_mode=None)
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, an error included.")]
 ShardTokens = Annotated[
     int | None,
     typer.Option(

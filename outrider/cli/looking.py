@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from outrider.cli.access import Access, ApiKeyFile, Ca, Cert, CertKey
+from outrider.cli.flags import Json
 
 app = typer.Typer()
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, an error included.")]
 
 
 @app.command()

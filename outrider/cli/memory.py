@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.failures import usage
+from outrider.cli.flags import Json
 from outrider.cli.operating import channel_to, shown
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ BUILD_S = 24 * 3600.0
 LONGEST_NAME = 128
 
 Address = Annotated[str, typer.Option(help="host:port of the worker, as `outrider up` prints it.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, an error included.")]
 Tenant = Annotated[str, typer.Option(help="Whose. Default: the tenant that has no name.")]
 Owner = Annotated[str, typer.Option(help="The tenant whose it is.")]
 Public = Annotated[bool, typer.Option("--public", help="It is everybody's.")]

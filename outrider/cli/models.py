@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli.failures import FAILED, CommandFailed, usage
+from outrider.cli.flags import Json
 
 if TYPE_CHECKING:
     from outrider.pair.checking import Report, Side
@@ -37,9 +38,7 @@ def check_models(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
     device: Annotated[str, typer.Option(help="The torch device.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: by cores.")] = None,
-    json_: Annotated[
-        bool, typer.Option("--json", help="One JSON object on standard output, an error included.")
-    ] = False,
+    json_: Json = False,
 ) -> None:
     """Say whether two models can be served together, and recommend settings from what is measured here.
 
