@@ -6,6 +6,7 @@ Knows nothing of what is served.
 """
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -152,6 +153,7 @@ async def _serve(
     try:
         log.info("bound", extra={"fields": {"address": address, "settings": settings.model_dump()}})
         if await _unless(ending.requested, service.start()):
+            _keep_what_is_loaded()
             ready = True
             await _set(health, names, ready)
             metrics_address = f"{_host(settings.metrics_bind)}:{http.port}"
@@ -166,6 +168,13 @@ async def _serve(
         await _stop(service, server, settings.grace_s)
         http.close()
         await asyncio.to_thread(tracing.close)
+
+
+def _keep_what_is_loaded() -> None:
+    """Looks through what is loaded for garbage once, and never again: beside a model and its libraries that
+    stops all threads for some 200 ms, every time that enough has been made since."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -95,6 +95,12 @@ def test_a_loading_service_is_live_but_not_ready(start_toy: StartToy) -> None:
     assert get(f"127.0.0.1:{http_port}", "/readyz")[0] == 503
 
 
+def test_what_is_loaded_is_not_looked_through_for_garbage_again(start_toy: StartToy) -> None:
+    with open_sync_channel(start_toy().address) as channel:
+        request = generation_pb2.CancelRequest(session="frozen")
+        assert generation_pb2_grpc.GenerationStub(channel).Cancel(request, timeout=5).found
+
+
 def test_counts_and_probes_are_served_over_http(start_toy: StartToy) -> None:
     toy = start_toy()
     models(toy.address)

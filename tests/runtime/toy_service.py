@@ -1,6 +1,7 @@
 """A service for tests of the runtime: it lists one model, and fails or dawdles when told to."""
 
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -69,6 +70,8 @@ class Toy(generation_pb2_grpc.GenerationServicer):
     async def Cancel(self, request: Any, context: Any) -> generation_pb2.CancelResponse:
         if request.session == "fail":
             self._context.fail(RuntimeError("the engine died"))
+        if request.session == "frozen":
+            return generation_pb2.CancelResponse(found=gc.get_freeze_count() > len(sys.modules))
         if request.session in ERRORS:
             raise ERRORS[request.session]
         return generation_pb2.CancelResponse(found=True)
