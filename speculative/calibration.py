@@ -62,18 +62,22 @@ class Calibration:
 
     def worth(self, estimate: float) -> float:
         """The probability that a node with this estimate, within [0, 1], is accepted given its parent."""
-        kind = _BIN[int(estimate * _LEVELS)]
-        strength, prior = self._strength, self._prior
-        believed = estimate if prior is None else prior.worth(estimate)
-        return (strength * believed + self._hits[kind]) / (strength + self._tries[kind])
+        return self._worth(_BIN[int(estimate * _LEVELS)], estimate)
 
     def saw(self, estimate: float, hit: bool) -> None:
         """One outcome, passed on to the prior."""
         kind = _BIN[int(estimate * _LEVELS)]
-        self._hits[kind] = self._hits[kind] * self._keep + hit
-        self._tries[kind] = self._tries[kind] * self._keep + 1.0
-        if self._prior is not None:
-            self._prior.saw(estimate, hit)
+        learning: Calibration | None = self
+        while learning is not None:
+            hits, tries, keep = learning._hits, learning._tries, learning._keep
+            hits[kind] = hits[kind] * keep + hit
+            tries[kind] = tries[kind] * keep + 1.0
+            learning = learning._prior
+
+    def _worth(self, kind: int, estimate: float) -> float:
+        strength, prior = self._strength, self._prior
+        believed = estimate if prior is None else prior._worth(kind, estimate)
+        return (strength * believed + self._hits[kind]) / (strength + self._tries[kind])
 
 
 class SessionJudge:

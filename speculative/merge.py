@@ -149,9 +149,11 @@ class DraftPool:
         return self.rank(node_limit).tree(node_limit)
 
     def _judge_children(self, token: int) -> None:
+        saw = self._judge.saw
         for child in self._root.children.values():
+            hit = child.token == token
             for source, estimate in child.estimates.items():
-                self._judge.saw(source, estimate, child.token == token)
+                saw(source, estimate, hit)
 
     def _place(self, fragment: Fragment) -> Offer:
         base = self._find_base(fragment)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.lm.ranks import RankLost
+from speculative.acceptance.path_match import Match
 from speculative.commit import FinishReason
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Park, Sources, Stop
 from verifier_service.counts import CountsByName, EngineTotals
@@ -27,6 +28,7 @@ from verifier_service.portion import Portion
 from verifier_service.running import RunningSessions
 from verifier_service.scheduler import Scheduler
 from verifier_service.sessions import Session
+from verifier_service.step_clock import StepClock
 from verifier_service.target import Target
 from verifier_service.timings import Timings
 from verifier_service.weighing import Weighing
@@ -72,12 +74,9 @@ class Engine:
         self.phases = self._running.phases
         self._pace = pace or StepPace()
         self._weighing = Weighing(self._pace, limits.adaptive)
+        self._clock = StepClock(self.timings, self._pace)
         self._stopping = False
         self._failures = 0
-        self._forward_ended: float | None = None
-        self._sampling_s = 0.0
-        self._waiting_s = 0.0
-        self._taking_in_s = 0.0  # drafts and commands: no part of what one more session or node costs
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -132,15 +131,14 @@ class Engine:
 
     def _idle(self) -> None:
         """Blocks for a command, up to a beat."""
-        self._forward_ended = None
+        self._clock.pause()
         if (command := self._intake.get(self._limits.beat_s)) is not None:
             self._handle(command)
 
     def _drain(self) -> None:
-        began = time.perf_counter()
-        for command in self._intake.waiting():
-            self._handle(command)
-        self._taking_in_s += time.perf_counter() - began
+        with self._clock.taking_in():
+            for command in self._intake.waiting():
+                self._handle(command)
 
     def _handle(self, command: Command) -> None:
         running = self._running
@@ -186,11 +184,10 @@ class Engine:
             self._absorb_all(parts, logits)
 
     def _prepare(self, ready: list[Session], sizes: list[int]) -> None:
-        began = time.perf_counter()
-        for session, size in zip(ready, sizes, strict=True):
-            with self._running.guarded(session):
-                self._running.prepare(session, size)
-        self._taking_in_s += time.perf_counter() - began
+        with self._clock.taking_in():
+            for session, size in zip(ready, sizes, strict=True):
+                with self._running.guarded(session):
+                    self._running.prepare(session, size)
 
     def _chunk(self, ready: list[Session]) -> int:
         """Rows that prompts may share with decoding in this step."""
@@ -210,19 +207,34 @@ class Engine:
         return parts
 
     def _absorb_all(self, parts: list[Part], logits: NDArray[np.float32]) -> None:
+        # All tokens first: choosing them goes through much memory, and what comes after stays in the caches.
+        with self._clock.sampling():
+            matched = self._match_all(parts, logits)
+        for session, portion, match in matched:
+            with self._running.guarded(session):
+                if match is None:
+                    self._running.skip(session, portion)
+                else:
+                    self._running.commit(session, portion, session.commit(portion, match))
+
+    def _match_all(
+        self, parts: list[Part], logits: NDArray[np.float32]
+    ) -> list[tuple[Session, Portion, Match | None]]:
+        """What each session's target follows of its drafts; None where the step did not come to its end."""
+        matched: list[tuple[Session, Portion, Match | None]] = []
         low = 0
         for session, portion in parts:
-            high = low + len(portion.want)
-            if session in self._running:
-                with self._running.guarded(session):
-                    self._absorb(session, portion, logits[low:high])
+            high = low + portion.wanted
+            with self._running.guarded(session):
+                match = session.match(portion, logits[low:high]) if portion.final else None
+                matched.append((session, portion, match))
             low = high
+        return matched
 
     def _forward(self, parts: list[Part]) -> NDArray[np.float32] | None:
         """Logits of all wanted rows; None where the pass failed, which ends its sessions."""
         shares = [self._running.share(session, portion) for session, portion in parts]
-        began, waited_s = time.perf_counter(), self._waiting_s
-        self._record_split(began, len(parts))
+        self._clock.begin(len(parts))
         try:
             with self._intake.computing():
                 logits = self._target.forward(shares).numpy()
@@ -231,19 +243,17 @@ class Engine:
         except Exception as error:
             self._forward_failed(parts, error)
             return None
-        self._forward_ended = time.perf_counter()
         self._failures = 0
-        forward_ms = (self._forward_ended - began) * 1000
         rows = sum(len(share.tokens) for share in shares)
-        self._pace.record(rows, forward_ms, len(parts))
-        self.timings.forward.add(forward_ms)
+        ended = self._clock.end(rows, len(parts))
         self.totals.steps += 1
         self.totals.rows += rows
-        self._running.step = Step(self.totals.steps, began, self._forward_ended, len(parts), rows, waited_s)
+        clock = self._clock
+        self._running.step = Step(self.totals.steps, clock.began, ended, len(parts), rows, clock.waited)
         return logits
 
     def _forward_failed(self, parts: list[Part], error: Exception) -> None:
-        self._forward_ended = None
+        self._clock.pause()
         self._failures += 1
         log.error("the target's forward failed (%d in a row)", self._failures)
         for session, _ in parts:
@@ -251,15 +261,6 @@ class Engine:
         if self._failures >= _MOST_FAILURES:
             self._tell(stepping=False, step_ms=0.0)
             raise RuntimeError(f"the target's forward failed {self._failures} times in a row") from error
-
-    def _absorb(self, session: Session, portion: Portion, logits: NDArray[np.float32]) -> None:
-        if not portion.final:
-            self._running.skip(session, portion)
-            return
-        began = time.perf_counter()
-        match = session.match(portion, logits)
-        self._sampling_s += time.perf_counter() - began
-        self._running.commit(session, portion, session.commit(portion, match))
 
     def _await_drafts(self, session: Session, rows: int) -> None:
         """Lets drafts of the only ready session come in while they are worth more than the time."""
@@ -283,16 +284,6 @@ class Engine:
         if not waited_for:
             return
         self.totals.waits += 1
-        waited_s = time.perf_counter() - began
-        self._waiting_s += waited_s
-        self.timings.waiting.add(waited_s * 1000)
+        self._clock.waited_for_drafts(time.perf_counter() - began)
         for credit in waited_for & session.paces.keys():
             session.paces[credit].waited(fruitful=credit in came)
-
-    def _record_split(self, began: float, sessions: int) -> None:
-        if self._forward_ended is not None:
-            self.timings.sampling.add(self._sampling_s * 1000)
-            between_s = began - self._forward_ended - self._waiting_s
-            self.timings.add_split(sessions, (between_s - self._sampling_s) * 1000)
-            self._pace.record_overhead(max(0.0, between_s - self._taking_in_s) * 1000, sessions)
-        self._sampling_s = self._waiting_s = self._taking_in_s = 0.0

@@ -31,6 +31,11 @@ class Portion(NamedTuple):
         return (*range(-1, last), *below)
 
     @property
+    def wanted(self) -> int:
+        """How many rows' logits are needed."""
+        return 1 + len(self.tree) if self.final else 0
+
+    @property
     def want(self) -> tuple[int, ...]:
         """Rows whose logits are needed: the chain's last one and every node, or none."""
         return tuple(range(len(self.chain) - 1, len(self.chain) + len(self.tree))) if self.final else ()
