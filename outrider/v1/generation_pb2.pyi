@@ -217,7 +217,9 @@ class Speculation(_message.Message):
     CORPORA_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
-    """Default true."""
+    """Default true. False, which is plain decoding, cannot be together with sources, corpora or a node_limit
+    above 0.
+    """
     node_limit: _builtins.int
     """The most drafted nodes in one round; 0 (plain decoding) to 256; default: the verifier's setting."""
     learn: _builtins.bool
