@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,11 +163,12 @@ class Engine:
         nodes = [session.likely_nodes for session in ready]
         sizes = pending_rows([session.pending for session in ready], nodes, self._chunk(ready))
         taking = [(session.pending, size) for session, size in zip(ready, sizes, strict=True)]
-        drafts = self._weighing.may_pay(taking, [session.node_limit for session in ready])
+        depth = sum(size * session.cached for session, size in zip(ready, sizes, strict=True)) / sum(sizes)
+        drafts = self._weighing.may_pay(taking, [session.node_limit for session in ready], depth)
         if drafts:
             self._prepare(ready, sizes)
         drafts &= self._running.fit(ready, sizes)
-        step_ms = self._pace.expected_ms(sum(sizes) + sum(nodes), len(ready))
+        step_ms = self._pace.expected_ms(sum(sizes) + sum(nodes), len(ready), depth)
         # Whoever may wait for drafts tells sources first. Else it is told as the forward begins: what the
         # event loop then does overlaps with the forward and not with this thread's own bookkeeping.
         waits = len(ready) == 1 and bool(ready[0].paces) and self._limits.wait_ms_most > 0
@@ -176,7 +176,7 @@ class Engine:
             self._tell(stepping=True, step_ms=step_ms)
             with self._running.guarded(ready[0]):
                 self._await_drafts(ready[0], sizes[0])
-        parts = self._begin(ready, sizes, drafts)
+        parts = self._begin(ready, sizes, depth, drafts)
         if not waits:
             self._tell(stepping=bool(parts), step_ms=step_ms)
         logits = self._forward(parts) if parts else None
@@ -191,15 +191,20 @@ class Engine:
 
     def _chunk(self, ready: list[Session]) -> int:
         """Rows that prompts may share with decoding in this step."""
+        reading = next((session.cached for session in ready if session.pending > 1), 0)
         decoding = sum(session.pending == 1 for session in ready)
-        expected_ms = partial(self._pace.expected_ms, sessions=decoding + 1)
+
+        def expected_ms(rows: int) -> float:
+            return self._pace.expected_ms(rows, decoding + 1, reading + rows / 2)
+
         return chunk_rows(self._limits.prefill_chunk, decoding, expected_ms, self._limits.stall_ms)
 
-    def _begin(self, ready: list[Session], sizes: list[int], drafts: bool) -> list[Part]:
+    def _begin(self, ready: list[Session], sizes: list[int], depth: float, drafts: bool) -> list[Part]:
         """Every session's rows in this step: its pending ids, and the drafted nodes that are admitted."""
         taking = [(s, size) for s, size in zip(ready, sizes, strict=True) if size and s in self._running.kv]
         rankings = [session.ranking(size).survivals if drafts else [] for session, size in taking]
-        admitted = self._weighing.admit(rankings, [(session.pending, size) for session, size in taking])
+        pending = [(session.pending, size) for session, size in taking]
+        admitted = self._weighing.admit(rankings, pending, depth)
         parts: list[Part] = []
         for (session, size), nodes in zip(taking, admitted, strict=True):
             with self._running.guarded(session):
@@ -245,7 +250,8 @@ class Engine:
             return None
         self._failures = 0
         rows = sum(len(share.tokens) for share in shares)
-        ended = self._clock.end(rows, len(parts))
+        depth = sum(len(share.tokens) * share.table.length for share in shares) / rows
+        ended = self._clock.end(rows, len(parts), depth)
         self.totals.steps += 1
         self.totals.rows += rows
         clock = self._clock
@@ -270,8 +276,10 @@ class Engine:
         while len(self._running) == 1 and session in self._running and not self._stopping:
             now = time.perf_counter()
             left_ms = self._limits.wait_ms_most - (now - began) * 1000
-            (nodes,) = self._weighing.admit([session.ranking(rows).survivals], [(session.pending, rows)])
-            step_ms = self._pace.expected_ms(rows + nodes)
+            (nodes,) = self._weighing.admit(
+                [session.ranking(rows).survivals], [(session.pending, rows)], session.cached
+            )
+            step_ms = self._pace.expected_ms(rows + nodes, depth=session.cached)
             patience = session.patience_ms(now * 1000, step_ms, left_ms, nodes)
             if not patience:
                 break

@@ -30,12 +30,16 @@ class StepPace:
         profile: milliseconds of a step of one session by its rows, as measured; without one all sizes start
             out alike, so that larger ones are tried.
         session_ms: what each further session adds to a step of as many rows.
+        depth: cached positions that the profile's rows attended over.
+        deeper_ms: what each further position adds for each row.
     """
 
     __slots__ = (
         "_compared",
         "_corrected",
         "_correction",
+        "_deeper_ms",
+        "_depth",
         "_last",
         "_ms",
         "_overhead_ms",
@@ -44,12 +48,20 @@ class StepPace:
         "_session_ms",
     )
 
-    def __init__(self, profile: Mapping[int, float] | None = None, session_ms: float = 0.0) -> None:
+    def __init__(
+        self,
+        profile: Mapping[int, float] | None = None,
+        session_ms: float = 0.0,
+        depth: float = 0.0,
+        deeper_ms: float = 0.0,
+    ) -> None:
         points = sorted((profile or {}).items())
         self._rows = [rows for rows, _ in points]
         # A larger step that measured faster was measured wrongly.
         self._ms = [max(ms for _, ms in points[: at + 1]) for at in range(len(points))]
         self._session_ms = session_ms
+        self._depth = depth
+        self._deeper_ms = deeper_ms
         self._scale: float | None = 1.0 if points else None
         self._correction = [1.0] * (_SIZES + 1)
         self._corrected: dict[int, float] = {}  # milliseconds of one session by rows, the scale apart
@@ -57,9 +69,9 @@ class StepPace:
         self._last: tuple[int, float] | None = None
         self._overhead_ms: float | None = None
 
-    def record(self, rows: int, milliseconds: float, sessions: int = 1) -> None:
-        """Learns from the forward of one step of `rows` input tokens."""
-        extra = self._session_ms * (sessions - 1) * (self._scale or 1.0)
+    def record(self, rows: int, milliseconds: float, sessions: int = 1, depth: float = 0.0) -> None:
+        """Learns from the forward of one step of `rows` input tokens; arguments as for `expected_ms`."""
+        extra = self._beside_ms(rows, sessions, depth) * (self._scale or 1.0)
         ratio = max(milliseconds - extra, _LEAST_MS) / self._profile_ms(rows)
         if self._last is not None and self._last[0] != rows:
             self._compare(*self._last, rows, ratio)
@@ -74,18 +86,25 @@ class StepPace:
         known = self._overhead_ms
         self._overhead_ms = each if known is None else known + _SCALE_WEIGHT * (each - known)
 
-    def expected_ms(self, rows: int, sessions: int = 1) -> float:
-        """What a forward of `rows` (at least 1) should take; 0 where none was ever seen."""
+    def expected_ms(self, rows: int, sessions: int = 1, depth: float = 0.0) -> float:
+        """What a forward of `rows` (at least 1) should take; 0 where none was ever seen.
+
+        `depth` is how many cached positions a row attends over, on average.
+        """
         if self._scale is None:
             return 0.0
         alone = self._corrected.get(rows)
         if alone is None:
             alone = self._corrected[rows] = self._profile_ms(rows) * self._correct(rows)
-        return (alone + self._session_ms * (sessions - 1)) * self._scale
+        return (alone + self._beside_ms(rows, sessions, depth)) * self._scale
 
-    def step_ms(self, rows: int, sessions: int = 1) -> float:
+    def step_ms(self, rows: int, sessions: int = 1, depth: float = 0.0) -> float:
         """The same with what lies between two forwards; above 0 at all times."""
-        return (self.expected_ms(rows, sessions) + (self._overhead_ms or 0.0) * sessions) or 1.0
+        return (self.expected_ms(rows, sessions, depth) + (self._overhead_ms or 0.0) * sessions) or 1.0
+
+    def _beside_ms(self, rows: int, sessions: int, depth: float) -> float:
+        """What the profile, taken with one session and a short past, says nothing of."""
+        return self._session_ms * (sessions - 1) + self._deeper_ms * rows * max(0.0, depth - self._depth)
 
     def _compare(self, rows_before: int, before: float, rows: int, now: float) -> None:
         """Two successive steps took so many times what the profile says: their sizes' corrections part."""

@@ -6,7 +6,7 @@ mean serving the first ones badly.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
@@ -19,7 +19,11 @@ _CONTEXT = 64
 _SESSIONS = 4
 _REPEATS = 3
 _BUDGET_S = 2.0
-"""A target so slow that this runs out is measured at fewer sizes."""
+"""A target so slow that this runs out is measured at fewer sizes, and not with a long past."""
+_DEEP = 1024
+"""Cached positions of a long past, or half of what there may be."""
+_CHUNK = 128
+_ROWS = 64
 
 
 def profiled(target: PackedLM) -> StepPace:
@@ -29,15 +33,15 @@ def profiled(target: PackedLM) -> StepPace:
     tables = [target.table() for _ in range(_SESSIONS)]
     try:
         for table in tables:
-            target.forward([Share(table, (0,) * context, tuple(range(-1, context - 1)), ())])
-            table.commit(tuple(range(context)))
-        return _measured(target, tables, [rows for rows in PROFILED if rows <= longest - context])
+            _extend(target, table, context)
+        sizes = [rows for rows in PROFILED if rows <= longest - context]
+        return _measured(target, tables, sizes, min(_DEEP, longest // 2))
     finally:
         for table in tables:
             target.release(table)
 
 
-def _measured(target: PackedLM, tables: Sequence[SlotTable], sizes: Sequence[int]) -> StepPace:
+def _measured(target: PackedLM, tables: Sequence[SlotTable], sizes: Sequence[int], deep: int) -> StepPace:
     alone: dict[int, float] = {}
     together = float("inf")
     ends = time.perf_counter() + _BUDGET_S
@@ -48,7 +52,27 @@ def _measured(target: PackedLM, tables: Sequence[SlotTable], sizes: Sequence[int
         together = min(_pass_ms(target, tables, 1), together)
     log.info("steps take", extra={"fields": {"ms_by_rows": {n: round(ms, 2) for n, ms in alone.items()}}})
     session_ms = (together - StepPace(alone).expected_ms(_SESSIONS)) / (_SESSIONS - 1)
-    return StepPace(alone, max(0.0, session_ms))
+    depth = tables[0].length
+    deeper_ms = _deeper_ms(target, tables[0], alone, deep) if time.perf_counter() < ends else 0.0
+    return StepPace(alone, max(0.0, session_ms), depth, deeper_ms)
+
+
+def _deeper_ms(target: PackedLM, table: SlotTable, alone: Mapping[int, float], deep: int) -> float:
+    """What one more cached position adds for each row, from passes of one session with a long past."""
+    before = table.length
+    ends = time.perf_counter() + _BUDGET_S
+    while table.length < deep and time.perf_counter() < ends:
+        _extend(target, table, min(_CHUNK, deep - table.length))
+    if table.length < 2 * before or _ROWS not in alone:
+        return 0.0
+    took_ms = min(_pass_ms(target, [table], _ROWS) for _ in range(_REPEATS))
+    return max(0.0, took_ms - alone[_ROWS]) / (_ROWS * (table.length - before))
+
+
+def _extend(target: PackedLM, table: SlotTable, rows: int) -> None:
+    """So many cached positions more."""
+    target.forward([Share(table, (0,) * rows, tuple(range(-1, rows - 1)), ())])
+    table.keep(range(rows))
 
 
 def _pass_ms(target: PackedLM, tables: Sequence[SlotTable], rows: int) -> float:

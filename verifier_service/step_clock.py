@@ -61,10 +61,11 @@ class StepClock:
             self._pace.record_overhead(max(0.0, between - self._taking_in) * 1000, sessions)
         self._sampling = self._waiting = self._taking_in = 0.0
 
-    def end(self, rows: int, sessions: int) -> float:
-        """It has ended, and was of so many input tokens; returns when."""
+    def end(self, rows: int, sessions: int, depth: float) -> float:
+        """It has ended, and was of so many input tokens, each attending over `depth` cached positions on
+        average; returns when."""
         self.ended = time.perf_counter()
         forward_ms = (self.ended - self.began) * 1000
-        self._pace.record(rows, forward_ms, sessions)
+        self._pace.record(rows, forward_ms, sessions, depth)
         self._timings.forward.add(forward_ms)
         return self.ended

@@ -12,6 +12,7 @@ from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2
 from verifier_service.kv_cache import KVCache
+from verifier_service.pace import StepPace
 
 ERROR = common_pb2.FINISH_REASON_ERROR
 
@@ -52,6 +53,27 @@ async def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
         await verifier.cancel(short)
         alone = await verifier.generate(long, new=5)
     assert alone.ids == beside.ids
+
+
+async def test_the_further_into_a_prompt_the_smaller_its_chunks_beside_another_stream() -> None:
+    class Known(StepPace):
+        def record(self, *_: Any, **__: Any) -> None:
+            """What steps of this target take says nothing."""
+
+    target = NgramLM(max_length=2048)
+    target.step_s = 0.002
+    pace = Known({1: 1.0, 512: 52.1}, deeper_ms=0.0005)
+    async with serving(target, pace=pace, prefill_chunk=512, prefill_stall_ms=30.0) as verifier:
+        short = verifier.request([1, 2], new=2000)
+        await verifier.open(short)
+        await eventually(lambda: target.forward_calls > 2)
+        before = len(target.rows)
+        await verifier.generate([n % 32 for n in range(1000)], new=2)
+        await verifier.cancel(short)
+    chunks = [rows for rows in target.rows[before:] if rows > 2]
+    assert chunks[0] > 128, "at first it is rows alone that cost"
+    assert chunks == sorted(chunks, reverse=True)
+    assert chunks[-2] < 64
 
 
 async def test_nan_logits_end_one_session_and_no_other() -> None:

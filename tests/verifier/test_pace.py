@@ -61,3 +61,18 @@ def test_what_lies_between_forwards_counts_per_session() -> None:
     pace = StepPace(PROFILE)
     pace.record_overhead(2.0, sessions=4)
     assert pace.step_ms(4, sessions=4) == pytest.approx(10.0)
+
+
+def test_rows_with_a_longer_past_cost_more() -> None:
+    pace = StepPace(PROFILE, depth=64, deeper_ms=0.001)
+    assert pace.expected_ms(8, depth=64) == pace.expected_ms(8) == pytest.approx(9.5)
+    assert pace.expected_ms(8, depth=1064) == pytest.approx(9.5 + 8.0)
+    assert pace.expected_ms(8, depth=10) == pytest.approx(9.5), "a past shorter than the profile's is no gain"
+
+
+def test_a_long_past_is_not_taken_for_a_busy_neighbour() -> None:
+    pace = StepPace(PROFILE, depth=64, deeper_ms=0.001)
+    for _ in range(60):
+        pace.record(8, 9.5 + 16.0, depth=2064)
+    assert pace.expected_ms(8) == pytest.approx(9.5, rel=0.01)
+    assert pace.expected_ms(1) == pytest.approx(7.0, rel=0.01)
