@@ -50,14 +50,14 @@ class Sources:
 
 @dataclass(slots=True)
 class InFlight:
-    """How many drafts of one link nobody has looked at yet. The loop adds, who has the sessions takes."""
+    """How many drafts of one link came since the engine last took some. The loop adds, the engine takes."""
 
     put: int = 0
     taken: int = 0
 
     @property
     def count(self) -> int:
-        """Drafts in the inbox; read by the loop."""
+        """Drafts in the inbox, or merged while the target computes; read by the loop."""
         return self.put - self.taken
 
 

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 
 from speculative.merge import Fragment
-from verifier_service.commands import Command, Offers
+from verifier_service.commands import Command, InFlight, Offers
 
 Merge = Callable[[int, Fragment, float], bool]
 """Takes in a session's draft that came at a time; returns False where only the engine's thread can tell."""
@@ -31,13 +31,15 @@ class Intake:
         self._sessions.acquire()
         self._wanted = True
         """Whether the engine's thread has the sessions, or waits for them."""
+        self._merged: list[tuple[InFlight, int]] = []
+        """Drafts that were merged since, by link: a link's bound is for a step, whoever merges."""
 
     def put(self, command: Command) -> None:
         """Hands something over; returns at once, or after merging what of it can be merged now."""
         if isinstance(command, Offers) and not self._wanted and self._sessions.acquire(blocking=False):
             try:
-                left = tuple([draft for draft in command.drafts if not self._merged(draft, command)])
-                command.in_flight.taken += len(command.drafts) - len(left)
+                left = tuple([draft for draft in command.drafts if not self._merge_now(draft, command)])
+                self._merged.append((command.in_flight, len(command.drafts) - len(left)))
             finally:
                 self._sessions.release()
             if not left:
@@ -67,7 +69,10 @@ class Intake:
         finally:
             self._wanted = True
             self._sessions.acquire()
+            for in_flight, count in self._merged:
+                in_flight.taken += count
+            self._merged.clear()
 
-    def _merged(self, draft: tuple[int, Fragment], offers: Offers) -> bool:
+    def _merge_now(self, draft: tuple[int, Fragment], offers: Offers) -> bool:
         # The engine's thread waits for one draft at most, however many there are.
         return not self._wanted and self._merge(*draft, offers.arrived_s)
