@@ -130,7 +130,8 @@ class DraftPool:
                 hash_ = extend(self._root.hash, token)
                 self._root = Node(token, len(self._ids), hash_, 1.0, 0)
             else:
-                self._forget(child)
+                del self._by_hash[child.hash]
+                self._held[child.source] -= 1
                 self._root = child
             self._ids.append(token)
             self._hashes.append(self._root.hash)
@@ -239,15 +240,12 @@ class DraftPool:
         self._ready.extend(self._room.take(hash_))
         return node
 
-    def _forget(self, node: Node) -> None:
-        del self._by_hash[node.hash]
-        self._held[node.source] -= 1
-
     def _forget_subtree(self, top: Node) -> int:
         """Forgets a node and all below it; returns how many."""
-        left = [top]
+        by_hash, held, left = self._by_hash, self._held, [top]
         for node in left:
-            self._forget(node)
+            del by_hash[node.hash]
+            held[node.source] -= 1
             left.extend(node.children.values())
         return len(left)
 
