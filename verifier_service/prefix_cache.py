@@ -2,8 +2,8 @@
 
 A block's name is a keyed 128-bit hash over its parent block's name and its own ids, and the first parent is a
 salt of the tenant. The key is the process's own, which holds one target and no adapters. So equal names mean
-equal ids of one target from the first position on, and no tenant finds another's. The cache is one more holder
-of each block that it names. Evicted are blocks that nobody else holds and that no cached block continues,
+equal ids of one target from the first position on, and no tenant finds another's. The cache holds each
+block that it names once more. Evicted are blocks that nobody else holds and that no cached block continues,
 those whose lease has ended first, then the least recently used; a lease orders eviction and never keeps a
 running session from memory. Pure: blocks are numbers, time is an argument.
 """
