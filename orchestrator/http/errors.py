@@ -44,17 +44,18 @@ _KINDS = {
 _QUOTA = Kind(429, "rate_limit_error", "rate_limit_exceeded")
 _INTERNAL = Kind(500, "server_error", "internal_error")
 
-# What the checks that both fronts share call a field, where the body has another name for it.
+# What the checks that both fronts share call a field, where the body has another name for it. They quote what
+# clients wrote, which may have any words in it: the field is what a message begins with, where that is one.
 _NAMES = (
-    (r"\bstop_ids\b", "stop_token_ids"),
+    (r"^(an id in )?stop_ids\b", "stop_token_ids"),
+    (r"^(an id in )?logit_bias\b", "logit_bias"),
     (r"^speculation\.node_limit\b", "speculation.nodes"),
-    (r"\bsources?\b", "speculation.sources"),
-    (r"\b(corpus|corpora)\b", "speculation.corpora"),
+    (r"^speculation\.sources\b|^a source's name\b|cannot name a source:", "speculation.sources"),
+    (r"^speculation\.corpora\b|^there are \d+ corpora\b|cannot name a corpus:", "speculation.corpora"),
     (r"^regex\b|: regex is not", "structured_outputs"),
     (r"^(json_schema|json_object|grammar)\b|: json_(schema|object) is not", "response_format"),
     (r"^model must be given|^no model\b", "model"),
     (r"\bstop string", "stop"),
-    (r"\blogit_bias\b", "logit_bias"),
     (r"^[Tt]he prompt\b|give ids, not text", "prompt"),
 )
 _FIELD = re.compile(r"([a-z_]+) (?:is|has|names|cannot)\b")
@@ -85,9 +86,12 @@ def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     kind = _QUOTA if isinstance(error, QuotaExceeded) else _KINDS.get(status.code, _INTERNAL)
     param, message = None, status.message
     if kind.status == 400:
-        message = re.sub(r"\bstop_ids\b", "stop_token_ids", message)
-        message = re.sub(r"\bspeculation\.node_limit\b", "speculation.nodes", message)
-        param = error.param if isinstance(error, FieldRefused) else param_of(status.message)
+        if isinstance(error, FieldRefused):
+            param = error.param
+        else:
+            param = param_of(message)
+            message = re.sub(r"^(an id in )?stop_ids\b", r"\1stop_token_ids", message)
+            message = re.sub(r"^speculation\.node_limit\b", "speculation.nodes", message)
     elif kind.status == 404:
         param = "model"
     headers = _later(float(dict(status.metadata).get(RETRY_KEY, "0")))

@@ -28,10 +28,10 @@ def _truth(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> Any:
-    """The same the other way round."""
-    if isinstance(value, bool):
-        raise ValueError("it is no number")
+def _whole(value: Any) -> Any:
+    """The same the other way round, and as elsewhere 1.0 is no whole number."""
+    if type(value) is not int:
+        raise ValueError("it is no whole number")
     return value
 
 
@@ -43,7 +43,7 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 OnlyTrue = Annotated[Literal[True], BeforeValidator(_truth)]
 OnlyFalse = Annotated[Literal[False], BeforeValidator(_truth)]
-OnlyOne = Annotated[Literal[1], BeforeValidator(_number)]
+OnlyOne = Annotated[Literal[1], BeforeValidator(_whole)]
 
 
 class Fields(BaseModel):

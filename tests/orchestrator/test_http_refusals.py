@@ -12,11 +12,11 @@ import openai
 import pytest
 
 from orchestrator.http.chat import conversation
-from orchestrator.http.errors import FieldRefused, param_of
+from orchestrator.http.errors import FieldRefused, param_of, told
 from orchestrator.http.limits import BodyLimit, SlowHeaders
 from orchestrator.requests import Target
 from outrider.tokens import ChatTemplate, TokenTable
-from speculative.errors import Overloaded
+from speculative.errors import InvalidRequest, Overloaded
 from tests.orchestrator.conftest import World
 from tests.orchestrator.test_http_completions import HI, asking
 
@@ -112,6 +112,7 @@ ONLY_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"echo": 0}, "echo"),
     ({"best_of": 2}, "best_of"),
     ({"best_of": True}, "best_of"),
+    ({"best_of": 1.0}, "best_of"),
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
     ({"logprobs": 21}, "logprobs"),
 ]
@@ -355,4 +356,27 @@ def test_a_refusal_names_the_field_as_the_body_calls_it() -> None:
     assert param_of("stop_ids has 99; ids are below 96") == "stop_token_ids"
     assert param_of("speculation.node_limit is 300; 0 to 256 are possible") == "speculation.nodes"
     assert param_of("temperature is 101; it must be a number from 0 to 100") == "temperature"
+    assert param_of("an id in stop_ids is -1; it must be 0 or more") == "stop_token_ids"
     assert param_of("something else") is None
+
+
+@pytest.mark.parametrize(
+    "words", ["stop_ids", "sources", "corpora", "a stop string", "logit_bias", "the prompt"]
+)
+def test_what_a_client_wrote_is_not_taken_for_a_field_and_is_quoted_as_it_is(words: str) -> None:
+    for field in ("sources", "corpora"):
+        _, body, _ = told(InvalidRequest(f"speculation.{field} names {words!r}, but is not to"))
+        assert body["error"]["param"] == f"speculation.{field}"
+        assert repr(words) in body["error"]["message"]
+
+
+@pytest.mark.parametrize("fields", [{"stop_ids": [1]}, {"speculation": {"node_limit": 4}}])
+async def test_a_field_that_only_the_other_front_has_is_refused_under_its_own_name(
+    world: World, table: TokenTable, fields: dict[str, Any]
+) -> None:
+    async with asking(world, table) as (_, _, front):
+        body = json.dumps(TEXT | fields).encode()
+        status, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body)
+    assert status == 400
+    assert said["error"]["message"].startswith(f"{said['error']['param']} is not supported here")
+    assert said["error"]["param"] in ("stop_ids", "speculation.node_limit")
