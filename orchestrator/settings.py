@@ -1,13 +1,12 @@
 """What an orchestrator can be told."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from outrider.runtime.problems import Together
-from outrider.runtime.settings import TLS, Address, Peers, ServiceSettings
+from outrider.runtime.settings import TLS, Address, File, Peers, ServiceSettings
 
 FRONT = Together(("front_cert", "front_key"), more=("front_client_ca",))
 NOWHERE = "store is redis, but nobody says where: give --redis-url-file or --redis-url"
@@ -35,14 +34,14 @@ class OrchestratorSettings(ServiceSettings):
     """How often a name (dns:NAME:PORT) is resolved again, in seconds."""
     http_bind: Address | None = None
     """Where to serve OpenAI's HTTP API, host:port; port 0 picks a free one. Default: nowhere."""
-    front_cert: Path | None = None
+    front_cert: File = None
     """The certificate that clients see, over gRPC and HTTP, in PEM with those that lead to its authority;
     read again when it changes. With it goes front_key. Default: clients talk in plain."""
-    front_key: Path | None = None
+    front_key: File = None
     """The key of that certificate, without a passphrase."""
-    front_client_ca: Path | None = None
+    front_client_ca: File = None
     """Certificates of the authority of clients: only who shows one that it signed is let in."""
-    api_keys_file: Path | None = None
+    api_keys_file: File = None
     """Who may ask, as which tenant and how much: a line of `outrider keys new` for each key; read again when
     it changes. Default: whoever can connect may, as the tenant that the request names."""
     max_streams_per_peer: Annotated[int, Field(ge=1)] | None = None

@@ -45,7 +45,7 @@ class Together:
 
     def problem(self, values: Mapping[str, Any]) -> Problem | None:
         """What is wrong with these values by name, where some are given and others are missing."""
-        given = [name for name in (*self.needed, *self.more) if values.get(name) is not None]
+        given = [name for name in (*self.needed, *self.more) if values.get(name) not in (None, "")]
         missing = " and ".join(name for name in self.needed if name not in given)
         if not given or not missing:
             return None

@@ -43,7 +43,7 @@ def _alone(given: Any, info: ValidationInfo) -> Any:
     if isinstance(given, _Beside):
         name = str(info.field_name)
         raise ValueError(f"give {name.removesuffix(SUFFIX)} or {name}, not both")
-    return given
+    return None if given == "" else given
 
 
 SecretFile = Annotated[Path | None, AfterValidator(_readable), BeforeValidator(_alone)]

@@ -44,6 +44,14 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
 """The same of what must not be shown."""
 
+
+def _named(path: Any) -> Any:
+    return None if path == "" else path
+
+
+File = Annotated[Path | None, BeforeValidator(_named)]
+"""A file's path; an empty one is none, as variables are that a compose file passes on and nobody has set."""
+
 _ADDRESS = re.compile(r"(?:[^\s:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _HIGHEST_PORT = 65535
 
@@ -132,12 +140,12 @@ class ServiceSettings(RoleSettings):
     """Of requests that come without a trace of their own, the share that is traced."""
     max_message_mb: Annotated[int, Field(ge=1, le=1024)] = 32
     """The largest message taken from a peer, in MiB."""
-    tls_cert: Path | None = None
+    tls_cert: File = None
     """This process's certificate inside, in PEM, with its role in its names (docs/security.md); read again
     when it changes. With it go tls_key and tls_ca. Default: services talk to one another in plain."""
-    tls_key: Path | None = None
+    tls_key: File = None
     """The key of that certificate, without a passphrase."""
-    tls_ca: Path | None = None
+    tls_ca: File = None
     """Certificates of the authority inside: who shows none that it signed is not talked to."""
     grace_s: Annotated[float, Field(ge=0, le=3600)] = 2.0
     """How long calls in flight may go on after a signal to stop, in seconds."""

@@ -184,6 +184,19 @@ def test_a_certificate_without_its_key_is_refused_by_file_and_by_flags(
     assert says in shown.out
 
 
+def test_an_empty_path_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = '[orchestrator]\nverifier = ["h:1"]\n'
+    half = run("config", "check", written(tmp_path, whole + 'front_cert = ""\nfront_key = "k.pem"\n'))
+    assert half.status == 1
+    assert "front_key = 'k.pem': is given without front_cert" in half.out
+    for name in ("FRONT_CERT", "FRONT_KEY", "TLS_CERT", "API_KEYS_FILE", "REDIS_URL_FILE"):
+        monkeypatch.setenv(f"OUTRIDER_ORCHESTRATOR__{name}", "")
+    shown = run("config", "show", "orchestrator", "--verifier", "h:1")
+    assert shown.status == 0, shown.out
+    shown = run("config", "show", "orchestrator", "--verifier", "h:1", "--front-cert", "c.pem")
+    assert (shown.status, "front_cert = 'c.pem' (--front-cert): is given without" in shown.out) == (1, True)
+
+
 def test_the_rest_of_a_certificate_may_be_a_flag_where_a_role_starts(run: Run, tmp_path: Path) -> None:
     file = written(tmp_path, '[orchestrator]\nverifier = ["h:1"]\nfront_cert = "c.pem"\n')
     flags = ("--config", file, "--front-key", "k.pem")
