@@ -1,4 +1,4 @@
-"""What sources did, counted by source name. One thread writes an instance; any may read it.
+"""What sources did, counted by source name. One thread at a time writes an instance; any may read it.
 
 Pure: knows nothing of metrics or links.
 """

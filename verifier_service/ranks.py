@@ -18,6 +18,7 @@ from outrider.lm.packed import PackedLM
 from outrider.lm.ranks import Crew, Place, RankLost
 from outrider.runtime.children import ServiceProcess
 from outrider.runtime.lifeline import die_with_parent
+from outrider.runtime.loaded import keep_what_is_loaded
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.settings import as_variables
@@ -154,6 +155,7 @@ def run_follower(settings: VerifierSettings, place: Place) -> NoReturn:
         part = load_part(settings, crew)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+        keep_what_is_loaded()
         log.info("follows rank 0")
         follow(part, crew)
         log.info("ends, as it was told")

@@ -1,7 +1,8 @@
 """The sessions of this worker, those that run and those that wait, and what has happened to them since it was
 last told.
 
-The engine thread owns it. One session's failure ends that session and no other.
+The engine's thread owns it, but for drafts that are merged while the target computes (`intake`). One
+session's failure ends that session and no other.
 """
 
 import logging

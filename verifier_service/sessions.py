@@ -1,6 +1,6 @@
 """One session as the engine decodes it: what is committed, what is drafted, and what the next step needs.
 
-Pure: rows in, logits out, no model, clock or thread. The engine thread owns it.
+Pure: rows in, logits out, no model, clock or thread. Whoever has the running sessions owns it.
 """
 
 from collections import Counter

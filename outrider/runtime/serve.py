@@ -6,7 +6,6 @@ Knows nothing of what is served.
 """
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from outrider.runtime.lifeline import die_with_parent
+from outrider.runtime.loaded import keep_what_is_loaded
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics, MetricsServer
 from outrider.runtime.security import Listening, inside
@@ -153,7 +153,7 @@ async def _serve(
     try:
         log.info("bound", extra={"fields": {"address": address, "settings": settings.model_dump()}})
         if await _unless(ending.requested, service.start()):
-            _keep_what_is_loaded()
+            keep_what_is_loaded()
             ready = True
             await _set(health, names, ready)
             metrics_address = f"{_host(settings.metrics_bind)}:{http.port}"
@@ -168,13 +168,6 @@ async def _serve(
         await _stop(service, server, settings.grace_s)
         http.close()
         await asyncio.to_thread(tracing.close)
-
-
-def _keep_what_is_loaded() -> None:
-    """Looks through what is loaded for garbage once, and never again: beside a model and its libraries that
-    stops all threads for some 200 ms, every time that enough has been made since."""
-    gc.collect()
-    gc.freeze()
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
