@@ -28,8 +28,10 @@ TOKENS = 160
 TEMPERATURES = (0.0, 0.8)
 """Taken in turn."""
 WARM_UP_TOKENS = 16
+LEAST_TOKENS = 16
+"""A shorter answer's time is that of its prompt, and says nothing of decoding."""
 PROMPT_LINES = 4
-WIDTH = 150
+WIDTH = 156
 TERMINATED = 143
 STYLES = {
     TARGET: "default",
@@ -197,7 +199,11 @@ def report(
         table.add_column(column, justify="right", no_wrap=True)
     for prompt, before, after in zip(prompts, plain, speculative, strict=True):
         how = f"T {prompt.temperature:g}" if prompt.temperature else "greedy"
-        table.add_row(prompt.name, how, *_figures([before], [after], sources))
+        figures = _figures([before], [after], sources)
+        if (count := len(after.completion.ids)) < LEAST_TOKENS:
+            how += f", {count} token" + "s" * (count != 1)
+            figures[:3] = "---"
+        table.add_row(prompt.name, how, *figures)
     table.add_section()
     table.add_row("total", "", *_figures(plain, speculative, sources))
     console.print(table)

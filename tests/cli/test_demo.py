@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from outrider.cli.demo import Answer, Painter, Prompt, read_prompts, report
+from outrider.cli.demo import WIDTH, Answer, Painter, Prompt, read_prompts, report
 from outrider.cli.failures import CommandFailed
 from outrider.client import Chunk, Completion
 from outrider.completions import Usage
@@ -30,7 +30,7 @@ PLAIN = [answer((5,) * 100, rounds=100, seconds=1.0), answer((6,) * 100, rounds=
 
 def printed(plain: list[Answer], speculative: list[Answer]) -> tuple[int, str]:
     out = io.StringIO()
-    status = report(PROMPTS, plain, speculative, Console(file=out, width=110, highlight=False))
+    status = report(PROMPTS, plain, speculative, Console(file=out, width=WIDTH, highlight=False))
     return status, out.getvalue()
 
 
@@ -49,6 +49,17 @@ def test_the_verdict_is_the_last_line_and_the_status() -> None:
     status, out = printed(PLAIN, wrong)
     assert status == 1
     assert out.splitlines()[-1] == "ids equal to plain decoding: 1 of 2"
+
+
+def test_an_answer_of_a_few_tokens_has_no_speed() -> None:
+    plain = [PLAIN[0], answer((6,), rounds=1, seconds=0.02)]
+    fast = [answer((5,) * 100, rounds=25, seconds=0.25), answer((6,), rounds=1, seconds=0.08)]
+    status, out = printed(plain, fast)
+    assert status == 0
+    assert "4.00x" in out
+    (short,) = [line for line in out.splitlines() if "T 0.8, 1 token " in line]
+    assert "x" not in short
+    assert short.count(" - ") == 3
 
 
 def test_prompts_are_greedy_and_sampled_in_turn(tmp_path: Path) -> None:
