@@ -50,10 +50,12 @@ def _measured(target: PackedLM, tables: Sequence[SlotTable], sizes: Sequence[int
             if time.perf_counter() < ends or rows <= sizes[0]:
                 alone[rows] = min(_pass_ms(target, tables[:1], rows), alone.get(rows, float("inf")))
         together = min(_pass_ms(target, tables, 1), together)
-    log.info("steps take", extra={"fields": {"ms_by_rows": {n: round(ms, 2) for n, ms in alone.items()}}})
     session_ms = (together - StepPace(alone).expected_ms(_SESSIONS)) / (_SESSIONS - 1)
     depth = tables[0].length
     deeper_ms = _deeper_ms(target, tables[0], alone, deep) if time.perf_counter() < ends else 0.0
+    by_rows = {rows: round(ms, 2) for rows, ms in alone.items()}
+    fields = {"ms_by_rows": by_rows, "ns_by_row_and_position": round(deeper_ms * 1e6)}
+    log.info("steps take", extra={"fields": fields})
     return StepPace(alone, max(0.0, session_ms), depth, deeper_ms)
 
 

@@ -202,7 +202,7 @@ def report(
         figures = _figures([before], [after], sources)
         if (count := len(after.completion.ids)) < LEAST_TOKENS:
             how += f", {count} token" + "s" * (count != 1)
-            figures[:3] = "---"
+            figures[:3] = ["-"] * 3
         table.add_row(prompt.name, how, *figures)
     table.add_section()
     table.add_row("total", "", *_figures(plain, speculative, sources))
