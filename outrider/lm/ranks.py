@@ -7,7 +7,7 @@ Under torchrun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT a
 
 import contextlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -104,11 +104,17 @@ class Crew:
         return crew
 
     def meet(self, where: str, within: timedelta = _GATHER) -> None:
-        """Waits until every rank has come here, by default as long as loading may take. Raises RankLost."""
-        self._store.set(f"outrider/{where}/{self.place.rank}", "here")
-        keys = [f"outrider/{where}/{rank}" for rank in range(self.place.size)]
+        """Waits until every rank has come here, by default as long as loading may take. Raises RankLost.
+
+        The first rank leaves last: where ranks meet is gone with it, and others may not have looked yet.
+        """
         try:
-            self._store.wait(keys, within)
+            self._say(f"{where}/here")
+            self._store.wait(_keys(f"{where}/here", range(self.place.size)), within)
+            if self.place.rank:
+                self._say(f"{where}/seen")
+            else:
+                self._store.wait(_keys(f"{where}/seen", range(1, self.place.size)), within)
         except RuntimeError as error:
             raise RankLost(
                 f"not all of {self.place.size} ranks have {where}: {_first_line(error)}"
@@ -158,6 +164,10 @@ class Crew:
             f"{self.timeout_s:g}): {_first_line(error)}"
         )
 
+    def _say(self, what: str) -> None:
+        (key,) = _keys(what, [self.place.rank])
+        self._store.set(key, "yes")
+
     def _send(self, part: torch.Tensor) -> None:
         sent: list[Any] = []
         for rank in range(1, self.place.size):
@@ -186,6 +196,10 @@ def _store(place: Place, listener: socket.socket | None) -> Any:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
+
+
+def _keys(what: str, ranks: Iterable[int]) -> list[str]:
+    return [f"outrider/{what}/{rank}" for rank in ranks]
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,13 +1,18 @@
 """A model in two processes computes what it computes in one."""
 
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from outrider.lm import PackedLM
 from outrider.lm.loading import check_split
-from outrider.lm.ranks import Place
+from outrider.lm.ranks import Crew, Place, RankLost
 from speculative.errors import InvalidRequest, ModelRefused
 from tests.lm.families import LENGTH, config_of, model_of
 from tests.lm.ranked import drive
@@ -81,6 +86,40 @@ def test_an_environment_that_cannot_be_is_refused(changes: dict[str, str], why: 
     assert Place.of(whole) == Place(1, 2, 1)
     with pytest.raises(InvalidRequest, match=why):
         Place.of(whole | changes)
+
+
+class Late:
+    """A store whose waits are over only when the test says so."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.looked = Event()
+
+    def set(self, key: str, value: str) -> None:
+        self.store.set(key, value)
+
+    def wait(self, keys: list[str], within: timedelta) -> None:
+        assert self.looked.wait(20)
+        self.store.wait(keys, within)
+
+
+def test_the_first_rank_leaves_a_meeting_last() -> None:
+    """Its end is the store's, and whoever has not looked by then would find nobody there."""
+    first = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    late = Late(TCPStore("127.0.0.1", first.port, 2, is_master=False))
+    crews = [Crew(Place(rank, 2, rank), store, None, 20) for rank, store in enumerate((first, late))]
+    with ThreadPoolExecutor() as threads:
+        met = [threads.submit(crew.meet, "loaded", timedelta(seconds=20)) for crew in crews]
+        assert not wait(met, 0.5).done
+        late.looked.set()
+        assert wait(met, 20).not_done == set()
+    assert [one.result() for one in met] == [None, None]
+
+
+def test_a_rank_that_does_not_come_is_lost() -> None:
+    alone = Crew(Place(0, 2, 0), TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False), None, 1)
+    with pytest.raises(RankLost, match="not all of 2 ranks have loaded"):
+        alone.meet("loaded", timedelta(seconds=0.1))
 
 
 def test_a_device_that_ranks_would_not_take_is_refused() -> None:
