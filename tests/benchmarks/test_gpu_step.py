@@ -16,7 +16,7 @@ SCHEMA = json.loads((ROOT / "docs" / "figures" / "gpu_step.schema.json").read_te
 
 def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "outrider.cli", "bench", "gpu-step", "--json", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
 
 
 @pytest.mark.slow

@@ -15,12 +15,11 @@ SCHEMA = json.loads((ROOT / "docs" / "figures" / "http.schema.json").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_http_benchmark_prints_what_its_schema_says() -> None:
     command = [sys.executable, "-m", "outrider.cli", "bench", "http", "--json", "--pairs", "4"]
     command += ["--tokens", "10", "--streams", "50", "--every-s", "0.5", "--idle-s", "1", "--drafter", ""]
     command += ["--relayed-streams", "4", "--relayed-tokens", "400", "--repeats", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     jsonschema.validate(result, SCHEMA)

@@ -17,7 +17,7 @@ SCHEMA = json.loads((ROOT / "docs" / "figures" / "offline.schema.json").read_tex
 def result() -> dict[str, Any]:
     command = [sys.executable, "-m", "outrider.cli", "bench", "offline", "--json"]
     command += ["--prompts", "1", "--tokens", "8", "--repeats", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     parsed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return parsed

@@ -25,7 +25,7 @@ def outrider(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.Comple
         text=True,
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        timeout=60,
+        timeout=200,
         check=False,
     )
 

@@ -11,7 +11,7 @@ VERSION = [sys.executable, "-m", "outrider.cli", "version", "--json"]
 
 def test_a_full_disk_is_one_line_and_a_failure() -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(VERSION, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=30)
+        done = subprocess.run(VERSION, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=200)
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["error: standard output cannot be written: No space left on device"]
 
@@ -33,7 +33,7 @@ def test_a_character_that_the_terminal_does_not_know_ends_nothing() -> None:
         capture_output=True,
         env=environment,
         cwd=ROOT,
-        timeout=30,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert b"?" in done.stdout

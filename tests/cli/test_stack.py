@@ -56,7 +56,7 @@ def test_a_reserved_port_is_free_for_a_child_that_asks_for_it_and_for_nobody_els
             child.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             child.bind(("127.0.0.1", port))
             child.listen()
-            with socket.create_connection(("127.0.0.1", port), timeout=5):
+            with socket.create_connection(("127.0.0.1", port), timeout=100):
                 pass
     finally:
         stack.close()

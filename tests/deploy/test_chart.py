@@ -365,7 +365,7 @@ def test_the_plain_manifest_is_what_the_chart_renders() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=200,
     )
     committed = (DEPLOY / "examples/plain/manifest.yaml").read_text()
     assert list(yaml.safe_load_all(committed)) == list(yaml.safe_load_all(ran.stdout))

@@ -30,7 +30,7 @@ COMPOSE: Object = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 
 def ran(*command: str | Path) -> str:
     """What it said; fails where its status is not 0."""
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

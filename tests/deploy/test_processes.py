@@ -20,14 +20,14 @@ pytestmark = pytest.mark.slow
 
 def status(process: ServiceProcess, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://{process.metrics}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{process.metrics}{path}", timeout=100) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
 
 
 def exported(process: ServiceProcess) -> set[str]:
-    with urllib.request.urlopen(f"http://{process.metrics}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{process.metrics}/metrics", timeout=100) as answer:
         text = answer.read().decode()
     return set(re.findall(r"^(outrider_\w+)[ {]", text, flags=re.MULTILINE))
 

@@ -33,7 +33,7 @@ def test_a_process_drafts_and_stops_when_told_to(tiny_llama: Path) -> None:
         assert told["role"] == "drafter"
         with grpc.insecure_channel(told["address"]) as channel:
             stub = draft_source_pb2_grpc.DraftSourceStub(channel)
-            described = stub.Describe(draft_source_pb2.SourceDescribeRequest(), timeout=5)
+            described = stub.Describe(draft_source_pb2.SourceDescribeRequest(), timeout=100)
             assert described.vocabulary_size == 96
             follow = draft_source_pb2.Follow(
                 alias=1,
@@ -45,12 +45,12 @@ def test_a_process_drafts_and_stops_when_told_to(tiny_llama: Path) -> None:
                 node_limit=20,
                 vocabulary_size=96,
             )
-            call = stub.Attach(iter([draft_source_pb2.AttachRequest(follow=[follow])]), timeout=5)
-            described_again = stub.Describe(draft_source_pb2.SourceDescribeRequest(), timeout=5)
+            call = stub.Attach(iter([draft_source_pb2.AttachRequest(follow=[follow])]), timeout=100)
+            described_again = stub.Describe(draft_source_pb2.SourceDescribeRequest(), timeout=100)
             assert described_again == described
             call.cancel()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(100) == 0
     finally:
         process.kill()
         process.communicate()
@@ -59,7 +59,7 @@ def test_a_process_drafts_and_stops_when_told_to(tiny_llama: Path) -> None:
 def test_a_model_that_is_refused_is_named_and_the_exit_status_is_1(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     process = start("--model", str(tmp_path))
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 1
     assert "t5 is not served" in json.loads(out)["error"]["message"]
     assert "t5 is not served" in err

@@ -40,7 +40,7 @@ class Running:
         self.may_load = threading.Event()
 
     def _load(self) -> Drafter:
-        self.may_load.wait(10)
+        self.may_load.wait(60)
         drafter: Drafter = self.drafter
         return drafter
 
@@ -128,7 +128,7 @@ class Verifier:
         return self.refusals[alias]
 
     async def _read(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             response = await self.call.read()
         assert isinstance(response, draft_source_pb2.AttachResponse)
         self.refusals |= {one.alias: one.message for one in response.refusals}
@@ -137,7 +137,7 @@ class Verifier:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110  (what is waited for happens in another thread)
             await asyncio.sleep(0.01)
 
@@ -311,7 +311,7 @@ async def test_an_end_frees_the_memory_and_half_closing_ends_the_stream(run: Any
         await call.write(draft_source_pb2.AttachRequest(end=[1, 2]))
         await until(lambda: running.metric("kv_slots") == 0)
         await call.call.done_writing()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while await call.call.read() is not grpc.aio.EOF:
                 pass
             assert await call.call.code() == grpc.StatusCode.OK
@@ -350,7 +350,7 @@ async def test_stopping_ends_held_streams_and_the_engine(fake: Any) -> None:
         await call.draft(1)
         await running.stop()
         with contextlib.suppress(grpc.aio.AioRpcError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while await call.call.read() is not grpc.aio.EOF:
                     pass
     assert fake.cached_tokens == 0

@@ -93,7 +93,7 @@ class Up:
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(30)
+        status = self.process.wait(100)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return status
@@ -101,7 +101,7 @@ class Up:
 
 def sample(address: str, name: str, **labels: str) -> float:
     """The sum of a metric's samples that have these labels; `address` is where its process serves metrics."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=100) as reply:
         lines = reply.read().decode().splitlines()
     total = 0.0
     for line in lines:
@@ -111,7 +111,7 @@ def sample(address: str, name: str, **labels: str) -> float:
     return total
 
 
-def until(happened: Callable[[], Any], seconds: float = 30.0) -> None:
+def until(happened: Callable[[], Any], seconds: float = 100.0) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, "it did not happen"

@@ -10,7 +10,7 @@ from outrider.runtime.children import ServiceProcess, reserved_address, stop_all
 LEVELS = {
     f"OUTRIDER_{role}__LOG_LEVEL": "warning" for role in ("VERIFIER", "DRAFTER", "RETRIEVAL", "ORCHESTRATOR")
 }
-START_S = 90.0
+START_S = 250.0
 
 
 class Services:

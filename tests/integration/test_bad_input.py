@@ -83,7 +83,7 @@ def test_garbage_bytes_on_a_port_bother_nobody(up: Up, client: Client, role: str
         b"GET / HTTP/1.1\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + os.urandom(4096),
     ):
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
+        with socket.create_connection((host, int(port)), timeout=100) as connection:
             connection.sendall(garbage)
     assert held.completion().ids == client.generate(ids=[5, 9], max_tokens=200, seed=4, speculation=False).ids
 
@@ -92,13 +92,13 @@ def test_a_message_that_is_none_fails_its_own_call_alone(up: Up) -> None:
     with grpc.insecure_channel(up.address) as channel:
         call = channel.stream_stream("/outrider.v1.Generation/Generate")
         with pytest.raises(grpc.RpcError):
-            list(call(iter([b"\xff" * 100]), timeout=10))
+            list(call(iter([b"\xff" * 100]), timeout=100))
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/outrider.v1.Generation/Nothing")(b"", timeout=10)
+            channel.unary_unary("/outrider.v1.Generation/Nothing")(b"", timeout=100)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         cancel = channel.unary_unary("/outrider.v1.Generation/Cancel")
         with pytest.raises(grpc.RpcError) as caught:
-            cancel(CancelRequest(session="").SerializeToString(), timeout=10)
+            cancel(CancelRequest(session="").SerializeToString(), timeout=100)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -117,8 +117,8 @@ def test_a_client_that_is_killed_frees_its_session(up: Up) -> None:
     client.kill()
     client.wait()
     client.stdout.close()
-    until(lambda: up.metric("verifier", "outrider_num_requests_running") == 0, 10)
-    until(lambda: up.metric("orchestrator", RUNNING) == 0, 10)
+    until(lambda: up.metric("verifier", "outrider_num_requests_running") == 0)
+    until(lambda: up.metric("orchestrator", RUNNING) == 0)
 
 
 def test_cancel_by_name_ends_a_request_with_what_it_has(up: Up, client: Client) -> None:

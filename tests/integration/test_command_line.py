@@ -117,7 +117,7 @@ def test_the_command_works_as_a_program(up: Up) -> None:
         text=True,
         cwd=ROOT,
         env={**os.environ, "LC_ALL": "C"},
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

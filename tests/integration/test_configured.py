@@ -40,7 +40,7 @@ def test_a_service_whose_table_is_wrong_is_named_by_up(tiny_llama: Path, tmp_pat
     file.write_text(f'[verifier]\nmodel = "{tiny_llama}"\nkv_bm = 3\n')
     up = start_up("--config", str(file), "--retrieval", "none", log=tmp_path / "stderr")
     said = up.first_line()
-    assert up.process.wait(30) == 1
+    assert up.process.wait(100) == 1
     up.stop()
     assert said["error"]["code"] == "INVALID_ARGUMENT"
     assert f"kv_bm ({file}): is no setting; did you mean kv_mb?" in said["error"]["message"]

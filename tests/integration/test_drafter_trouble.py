@@ -32,8 +32,8 @@ def test_a_request_outlives_its_drafter(up: Up, client: Client) -> None:
     os.kill(first, signal.SIGKILL)
     assert stream.completion().ids == plain.ids
     assert client.generate(**LONG).ids == plain.ids, "with no drafter at all"
-    until(lambda: up.children().get("drafter", first) != first, 60)
-    until(lambda: drafts(up, client), 60)
+    until(lambda: up.children().get("drafter", first) != first)
+    until(lambda: drafts(up, client))
     assert client.generate(**LONG).ids == plain.ids
     assert up.metric("drafter", "outrider_drafter_sessions") >= 0, "its metrics are where they were"
     assert "requests go on" in up.log()
@@ -41,7 +41,7 @@ def test_a_request_outlives_its_drafter(up: Up, client: Client) -> None:
 
 def test_a_request_outlives_a_drafter_that_stalls_and_goes_on(up: Up, client: Client) -> None:
     plain = client.generate(**LONG, speculation=False)
-    until(lambda: drafts(up, client), 60)
+    until(lambda: drafts(up, client))
     drafter = up.children()["drafter"]
     stream = client.stream(**LONG)
     next(stream)
@@ -52,4 +52,4 @@ def test_a_request_outlives_a_drafter_that_stalls_and_goes_on(up: Up, client: Cl
         os.kill(drafter, signal.SIGCONT)
     assert during.ids == plain.ids
     assert stream.completion().ids == plain.ids
-    until(lambda: drafts(up, client), 60)
+    until(lambda: drafts(up, client))

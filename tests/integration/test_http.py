@@ -76,11 +76,11 @@ def test_the_example_of_the_documents_runs(up: Up) -> None:
         request = urllib.request.Request(
             f"{up.http}/v1/completions", body.encode(), {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=100) as response:
             assert json.load(response)["choices"][0]["finish_reason"] in ("stop", "length")
 
 
 def test_its_address_is_announced(up: Up) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", up.http)
-    with urllib.request.urlopen(f"{up.http}/health", timeout=10) as response:
+    with urllib.request.urlopen(f"{up.http}/health", timeout=100) as response:
         assert response.status == 200

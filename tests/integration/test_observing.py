@@ -44,7 +44,7 @@ async def running(build: Any, settings: Any, tracing: Tracing) -> AsyncIterator[
 
 
 async def until(happened: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             if await happened():
                 return
@@ -97,7 +97,7 @@ OUTRIDER = (sys.executable, "-W", "error", "-m", "outrider.cli")
 
 def ran(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(
-        [*OUTRIDER, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        [*OUTRIDER, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr + done.stdout
     said: dict[str, Any] = json.loads(done.stdout)
@@ -130,7 +130,7 @@ def test_explain_adds_up_to_what_the_request_cost(up: Up, client: Client) -> Non
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert refused.returncode == 1

@@ -69,7 +69,6 @@ def at_all(fronts: list[ServiceProcess]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda how: how.name)
 def test_streams_go_on_through_the_other_orchestrator(services: Services, how: signal.Signals) -> None:
     verifier, drafter = services.verifier(), services.drafter()
@@ -85,7 +84,6 @@ def test_streams_go_on_through_the_other_orchestrator(services: Services, how: s
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_frozen_orchestrator_is_left_within_a_second_or_so(services: Services) -> None:
     """gRPC by itself takes a minute to notice."""
     verifier = services.verifier()
@@ -106,7 +104,7 @@ class Raw:
         self.ids = [id_ for have in request.start.have for id_ in have.ids]
         self.epoch = 0
         self._prompt = len(request.start.ids.ids)
-        self._call = GenerationStub(channel).Generate(iter((request,)), timeout=60)
+        self._call = GenerationStub(channel).Generate(iter((request,)), timeout=100)
 
     def read(self, least: int = 10_000) -> tuple[int, ...]:
         """Until it has so many ids, or ends. Raises OutriderError."""
@@ -123,7 +121,6 @@ class Raw:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_of_two_that_go_on_with_one_session_at_once_one_wins(services: Services, store: RedisServer) -> None:
     verifiers = [services.verifier() for _ in range(2)]
     how = ("--store", "redis", "--redis-url", store.url)
@@ -142,7 +139,7 @@ def test_of_two_that_go_on_with_one_session_at_once_one_wins(services: Services,
         ready = threading.Barrier(2)
 
         def go_on(channel: grpc.Channel) -> tuple[int, ...] | Superseded:
-            ready.wait(10)
+            ready.wait(60)
             try:
                 return Raw(channel, again).read()
             except Superseded as lost:
@@ -156,7 +153,6 @@ def test_of_two_that_go_on_with_one_session_at_once_one_wins(services: Services,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("harm", ["kill", "freeze"])
 def test_streams_do_not_notice_what_becomes_of_their_store(
     services: Services, store: RedisServer, harm: str
@@ -178,7 +174,6 @@ def test_streams_do_not_notice_what_becomes_of_their_store(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_conversation_finds_its_kv_again_after_all_orchestrators_were_lost(
     services: Services, store: RedisServer
 ) -> None:

@@ -115,8 +115,8 @@ def test_a_request_outlives_its_retrieval_worker(
     os.kill(first, signal.SIGKILL)
     assert stream.completion().ids == plain[way].ids
     assert client.generate(**LONG, **WAYS[way]).ids == plain[way].ids, "without it"
-    until(lambda: retrieving.children().get("retrieval", first) != first, 60)
-    until(lambda: drafts(retrieving, client), 60)
+    until(lambda: retrieving.children().get("retrieval", first) != first)
+    until(lambda: drafts(retrieving, client))
     assert client.generate(**LONG, **WAYS[way]).ids == plain[way].ids
     assert "requests go on" in retrieving.log()
 
@@ -124,7 +124,7 @@ def test_a_request_outlives_its_retrieval_worker(
 def test_a_worker_that_stalls_and_goes_on_costs_nobody_an_id(
     retrieving: Up, client: Client, plain: list[Completion]
 ) -> None:
-    until(lambda: drafts(retrieving, client), 60)
+    until(lambda: drafts(retrieving, client))
     worker = retrieving.children()["retrieval"]
     stream = client.stream(**LONG, **WAYS[1])
     next(stream)
@@ -135,7 +135,7 @@ def test_a_worker_that_stalls_and_goes_on_costs_nobody_an_id(
         os.kill(worker, signal.SIGCONT)
     assert during.ids == plain[3].ids
     assert stream.completion().ids == plain[1].ids
-    until(lambda: drafts(retrieving, client), 60)
+    until(lambda: drafts(retrieving, client))
 
 
 def test_a_corpus_that_is_not_there_costs_speed_alone(client: Client, plain: list[Completion]) -> None:

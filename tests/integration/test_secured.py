@@ -54,12 +54,12 @@ class Secured:
             {"authorization": f"Bearer {self.key}"},
         )
         request = urllib.request.Request(url, headers=headers)
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        with urllib.request.urlopen(request, timeout=100, context=context) as answer:
             return [model["id"] for model in json.loads(answer.read())["data"]]
 
     def drafted(self, client: Client) -> int:
         """Accepted ids of the drafter's, once it is attached."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while True:
             answer = client.generate(**LONG, sources=["drafter"])
             accepted = answer.usage.accepted_by_source.get("drafter", 0)
@@ -87,7 +87,7 @@ def secured(tiny_llama: Path, tmp_path: Path) -> Iterator[Secured]:
         for role in ("verifier", "drafter"):
             at.start(role)
         for role in ("verifier", "drafter"):
-            at.processes[role].wait_ready(100)
+            at.processes[role].wait_ready(250)
         at.commands["orchestrator"] = [
             *("--verifier", at.processes["verifier"].address, "--drafter", f"127.0.0.1:{port}"),
             *("--api-keys-file", str(tmp_path / "keys"), "--log-level", "debug"),
@@ -95,7 +95,7 @@ def secured(tiny_llama: Path, tmp_path: Path) -> Iterator[Secured]:
             *flags(authority.role("orchestrator") | authority.front()),
         ]
         at.start("orchestrator")
-        at.processes["orchestrator"].wait_ready(30)
+        at.processes["orchestrator"].wait_ready(250)
         yield at
     finally:
         stop_all(at.processes.values(), 5)

@@ -89,7 +89,7 @@ async def running(build: Any, settings: Any) -> AsyncIterator[str]:
 
 async def joined(address: str) -> None:
     """Until the orchestrator has found the others."""
-    async with AsyncClient(address) as client, asyncio.timeout(30):
+    async with AsyncClient(address) as client, asyncio.timeout(60):
         while True:
             if any("drafter" in model.sources for model in await client.models()):
                 return

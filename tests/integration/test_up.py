@@ -32,7 +32,7 @@ def test_children_die_with_an_up_that_is_killed(tiny_llama: Path, tmp_path: Path
     finally:
         up.process.send_signal(signal.SIGKILL)
         up.stop()
-    until(lambda: not any(alive(process["pid"]) for process in up.processes), 5)
+    until(lambda: not any(alive(process["pid"]) for process in up.processes))
 
 
 def test_up_ends_with_its_verifier(tiny_llama: Path, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_up_ends_with_its_verifier(tiny_llama: Path, tmp_path: Path) -> None:
         os.kill(up.children()["verifier"], signal.SIGKILL)
         with pytest.raises(Unavailable):
             stream.completion()
-    assert up.process.wait(15) == 1
+    assert up.process.wait(100) == 1
     assert time.monotonic() - began < 10
     assert "verifier ended" in up.log() + str(up.first_line())
     assert not any(alive(process["pid"]) for process in up.processes)
@@ -56,7 +56,7 @@ def test_a_refused_drafter_is_named_with_its_model_type(tiny_llama: Path, tmp_pa
     recurrent = save_mamba(tmp_path / "mamba")
     up = start_up("--target", str(tiny_llama), "--drafter", str(recurrent), log=tmp_path / "stderr")
     said = up.first_line()
-    assert up.process.wait(20) == 1
+    assert up.process.wait(100) == 1
     up.stop()
     assert said["error"]["code"] == "FAILED_PRECONDITION"
     assert said["error"]["message"].startswith("drafter: mamba is not served")
@@ -78,7 +78,7 @@ def test_ctrl_c_ends_the_demonstration_with_130_and_leaves_nothing(tmp_path: Pat
     until(lambda: len(demo.children()) == 4)
     pids = list(demo.children().values())
     demo.process.send_signal(signal.SIGINT)
-    assert demo.process.wait(20) == 130
+    assert demo.process.wait(100) == 130
     demo.stop()
     assert not any(alive(pid) for pid in pids)
 

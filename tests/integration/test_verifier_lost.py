@@ -22,7 +22,6 @@ def services(tiny_llama: Path, tiny_llama_b: Path) -> Iterator[Services]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda how: how.name)
 def test_streams_go_on_token_for_token(services: Services, how: signal.Signals) -> None:
     first, second = services.verifier(), services.verifier()
@@ -39,7 +38,6 @@ def test_streams_go_on_token_for_token(services: Services, how: signal.Signals) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_only_verifier_is_killed_and_started_anew_at_its_address(services: Services) -> None:
     verifier = services.verifier()
     front = services.orchestrator([verifier], drafter=services.drafter())
@@ -57,7 +55,6 @@ def test_the_only_verifier_is_killed_and_started_anew_at_its_address(services: S
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_what_a_verifier_that_wakes_has_still_to_say_meets_nobody(services: Services) -> None:
     first, second = services.verifier(), services.verifier()
     front = services.orchestrator([first, second], drafter=services.drafter())

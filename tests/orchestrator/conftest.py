@@ -317,7 +317,7 @@ class World:
         return Front(service, address, client, metrics, http, registry)
 
     async def until(self, happened: Callable[[], Any]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 if happened():
                     return
@@ -325,7 +325,7 @@ class World:
 
     async def ready(self, front: Front, models: int = 1, sources: int = 1) -> Front:
         """Waits until so many models are served, with so many sources each."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 served = []
                 with contextlib.suppress(

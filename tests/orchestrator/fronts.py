@@ -31,7 +31,7 @@ async def orchestrator(**settings: Any) -> AsyncIterator[dict[str, str]]:
 
 async def soon(happened: Callable[[], Awaitable[Any]]) -> None:
     """Waits until it has."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             if await happened():
                 return

@@ -78,7 +78,7 @@ async def test_it_is_announced_once_it_can_serve_and_waits_for_its_sessions_to_l
     await world.until(lambda: front.sample("peer_draining", peer=address))
     assert toy.did == ["start"]
     toy.sessions = 0
-    await asyncio.wait_for(stopping, 5)
+    await asyncio.wait_for(stopping, 9)
     assert toy.did == ["start", "stop"]
     assert 5 < toy.grace < 10
 
@@ -86,5 +86,5 @@ async def test_it_is_announced_once_it_can_serve_and_waits_for_its_sessions_to_l
 async def test_one_that_never_started_stops_at_once() -> None:
     toy = Toy(sessions=2)
     worker = announced(toy, context("--register-with", "127.0.0.1:1"), waits=True)
-    await asyncio.wait_for(worker.stop(10.0), 2)
+    await asyncio.wait_for(worker.stop(10.0), 9)
     assert toy.did == ["stop"]

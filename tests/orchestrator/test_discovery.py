@@ -50,7 +50,7 @@ class Resolver:
 
     async def again(self) -> None:
         """Once it has been asked, and what it said has been applied."""
-        async with asyncio.timeout(5), self._asked:
+        async with asyncio.timeout(60), self._asked:
             await self._asked.wait()
             await self._asked.wait()
 

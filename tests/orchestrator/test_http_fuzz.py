@@ -37,7 +37,7 @@ class Described:
         self._schemas: dict[str, Any] = self.document["components"]["schemas"]
 
     def ask(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self._host, timeout=30)
+        connection = http.client.HTTPConnection(self._host, timeout=100)
         try:
             connection.request(method, path, body, {"content-type": "application/json"})
             answer = connection.getresponse()
@@ -134,7 +134,7 @@ def described(table: TokenTable) -> Iterator[Described]:
     yield Described(on_loop(begin(stack)))
     on_loop(stack.aclose())
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(60)
     loop.close()
 
 

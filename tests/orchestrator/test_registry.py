@@ -28,7 +28,7 @@ async def announce(registry: str, entry: WorkerEntry | registry_pb2.AnnounceRequ
     """What the registry answers to one announcement."""
     message = entry_to_wire(entry) if isinstance(entry, WorkerEntry) else entry
     async with open_channel(registry) as channel:
-        answer = await RegistryStub(channel).Announce(message, timeout=5)
+        answer = await RegistryStub(channel).Announce(message, timeout=100)
         return str(answer.refusal)
 
 

@@ -57,7 +57,7 @@ async def registering(ours: Authority) -> AsyncIterator[tuple[str, AsyncClient]]
 async def announce(registry: str, role: str, address: str, certificates: Certificates | None) -> None:
     entry = entry_to_wire(WorkerEntry(role, address, WorkerState()))
     async with open_channel(registry, certificates=certificates, role="orchestrator") as channel:
-        await RegistryStub(channel).Announce(entry, timeout=5)
+        await RegistryStub(channel).Announce(entry, timeout=100)
 
 
 async def test_who_registers_with_a_certificate_of_its_role_is_used_and_goes_on_with_a_new_one(

@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 def fetch(url: str, key: str, body: bytes | None = None) -> str:
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=100) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         with error:

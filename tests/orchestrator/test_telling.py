@@ -58,7 +58,7 @@ async def generate(address: str, *metadata: tuple[str, str], **fields: Any) -> l
     )
     async with open_channel(address) as channel:
         call = GenerationStub(channel).Generate(
-            iter([generation_pb2.GenerateRequest(start=start)]), timeout=10, metadata=metadata
+            iter([generation_pb2.GenerateRequest(start=start)]), timeout=100, metadata=metadata
         )
         return [message async for message in call]
 
@@ -109,7 +109,7 @@ def post(url: str, body: dict[str, Any], **headers: str) -> tuple[int, dict[str,
         url, json.dumps(body).encode(), {"content-type": "application/json", **headers}
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=100) as answer:
             return answer.status, dict(answer.headers)
     except urllib.error.HTTPError as error:
         return error.code, dict(error.headers)

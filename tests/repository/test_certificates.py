@@ -13,7 +13,7 @@ ROLES = ("orchestrator", "verifier", "drafter", "retrieval", "operator")
 
 
 def make(folder: Path) -> None:
-    subprocess.run([ROOT / "scripts/certificates", folder, "5"], check=True, capture_output=True, timeout=60)
+    subprocess.run([ROOT / "scripts/certificates", folder, "5"], check=True, capture_output=True, timeout=200)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the script calls openssl")

@@ -143,4 +143,4 @@ def test_every_package_is_listed_for_installation() -> None:
 def test_generated_stubs_load_without_a_warning() -> None:
     stubs = ("generation_pb2_grpc", "verifier_pb2_grpc", "draft_source_pb2_grpc")
     code = f"from outrider.v1 import {', '.join(stubs)}"
-    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, timeout=60, check=True)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, timeout=200, check=True)

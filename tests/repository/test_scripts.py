@@ -61,7 +61,7 @@ def test_make_run_ends_with_1_where_the_demonstration_fails(
         env={**os.environ, "STATUS": str(status)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=200,
         check=False,
     )
     assert (run.returncode, run.stdout) == (ended, "running\n")
@@ -70,7 +70,7 @@ def test_make_run_ends_with_1_where_the_demonstration_fails(
 @pytest.mark.parametrize("flag", ["-n", "-q", "-t"])
 def test_make_run_starts_nothing_where_it_is_only_asked(clone: Path, flag: str) -> None:
     run = subprocess.run(
-        ["make", flag, "run"], cwd=clone, capture_output=True, text=True, timeout=30, check=False
+        ["make", flag, "run"], cwd=clone, capture_output=True, text=True, timeout=200, check=False
     )
     assert "running" not in run.stdout
 
@@ -103,14 +103,14 @@ def test_an_interrupt_arrives_once_and_make_ends_as_interrupted(
     running: "subprocess.Popen[str]", send: Callable[[int, int], None]
 ) -> None:
     send(running.pid, signal.SIGINT)
-    out, _ = running.communicate(timeout=10)
+    out, _ = running.communicate(timeout=200)
     assert out == "interrupted 1\n"
     assert running.returncode == -signal.SIGINT  # a shell says 130
 
 
 def test_a_request_to_terminate_reaches_the_demonstration(running: "subprocess.Popen[str]") -> None:
     running.terminate()
-    out, _ = running.communicate(timeout=10)  # ends only when nobody has standard output any more
+    out, _ = running.communicate(timeout=200)  # ends only when nobody has standard output any more
     assert (out, running.returncode) == ("", -signal.SIGTERM)
 
 
@@ -124,7 +124,7 @@ def test_a_python_that_does_not_fit_is_told_in_one_line(tmp_path: Path, python: 
         env={**os.environ, "PYTHON": python},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=200,
         check=False,
     )
     assert run.returncode == 1
@@ -134,6 +134,6 @@ def test_a_python_that_does_not_fit_is_told_in_one_line(tmp_path: Path, python: 
 
 
 def test_make_alone_lists_what_there_is() -> None:
-    run = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    run = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=200, check=True)
     listed = {line.split()[0] for line in run.stdout.splitlines()}
     assert listed >= {"help", "run", "test", "lint", "proto", "bench"}

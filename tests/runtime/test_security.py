@@ -78,7 +78,7 @@ async def serving(told: dict[str, Path], *, at_once: bool = False) -> AsyncItera
 
 async def describe(address: str, shown: Certificates | None, role: str = "verifier") -> str:
     async with open_channel(address, certificates=shown, role=role) as channel:
-        said = await VerifierStub(channel).Describe(DESCRIBE, timeout=5)
+        said = await VerifierStub(channel).Describe(DESCRIBE, timeout=100)
         return str(said.model)
 
 
@@ -152,7 +152,7 @@ async def test_a_role_that_has_no_business_here_is_refused_with_what_would_be_ne
         assert "orchestrator.outrider.internal" in (error.value.details() or "")
         async with open_channel(address, certificates=shown, role="verifier") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await anext(aiter(VerifierStub(channel).Watch(timeout=5)))
+                await anext(aiter(VerifierStub(channel).Watch(timeout=100)))
         assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -165,20 +165,20 @@ async def test_new_files_are_shown_by_those_who_dial_while_streams_go_on(ours: A
         open_channel(address, certificates=Certificates(files, every_s=0.0), role="verifier") as channel,
     ):
         stub = VerifierStub(channel)
-        held = stub.Watch(timeout=30)
+        held = stub.Watch(timeout=100)
         beats = aiter(held)
         await anext(beats)
-        assert (await stub.Describe(DESCRIBE, timeout=5)).model == before
+        assert (await stub.Describe(DESCRIBE, timeout=100)).model == before
         ours.role("orchestrator")
         after = orchestrator["tls_cert"].read_text()
         assert after != before
-        assert (await stub.Describe(DESCRIBE, timeout=5)).model == after
+        assert (await stub.Describe(DESCRIBE, timeout=100)).model == after
         for _ in range(20):
             await anext(beats)
         held.cancel()
-        assert (await stub.Describe(DESCRIBE, timeout=5)).model == after
+        assert (await stub.Describe(DESCRIBE, timeout=100)).model == after
         orchestrator["tls_key"].write_bytes(b"rubbish")
-        assert (await stub.Describe(DESCRIBE, timeout=5)).model == after
+        assert (await stub.Describe(DESCRIBE, timeout=100)).model == after
 
 
 async def shown_by(address: str, told: dict[str, Path]) -> int:
@@ -199,7 +199,7 @@ async def test_new_files_are_shown_to_those_who_connect_after(ours: Authority) -
     async with serving(verifier, at_once=True) as address:
         first = await shown_by(address, orchestrator)
         async with open_channel(address, certificates=dialling(orchestrator), role="verifier") as channel:
-            beats = aiter(VerifierStub(channel).Watch(timeout=30))
+            beats = aiter(VerifierStub(channel).Watch(timeout=100))
             await anext(beats)
             ours.role("verifier")
             second = await shown_by(address, orchestrator)
@@ -236,7 +236,7 @@ async def _toy_answers(address: str, shown: Certificates) -> None:
     from outrider.v1.generation_pb2_grpc import GenerationStub
 
     async with open_channel(address, certificates=shown, role="source") as channel:
-        said = await GenerationStub(channel).ListModels(generation_pb2.ListModelsRequest(), timeout=5)
+        said = await GenerationStub(channel).ListModels(generation_pb2.ListModelsRequest(), timeout=100)
         assert [model.name for model in said.models] == ["toy"]
 
 

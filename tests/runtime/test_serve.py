@@ -34,7 +34,7 @@ def health(address: str, service: str) -> int:
     with open_sync_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service=service)
-        return int(stub.Check(request, timeout=5, wait_for_ready=True).status)
+        return int(stub.Check(request, timeout=100, wait_for_ready=True).status)
 
 
 def models(address: str) -> list[str]:
@@ -47,7 +47,7 @@ def models(address: str) -> list[str]:
 
 def get(address: str, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=100) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -98,7 +98,7 @@ def test_a_loading_service_is_live_but_not_ready(start_toy: StartToy) -> None:
 def test_what_is_loaded_is_not_looked_through_for_garbage_again(start_toy: StartToy) -> None:
     with open_sync_channel(start_toy().address) as channel:
         request = generation_pb2.CancelRequest(session="frozen")
-        assert generation_pb2_grpc.GenerationStub(channel).Cancel(request, timeout=5).found
+        assert generation_pb2_grpc.GenerationStub(channel).Cancel(request, timeout=100).found
 
 
 def test_counts_and_probes_are_served_over_http(start_toy: StartToy) -> None:
@@ -116,7 +116,7 @@ def test_reflection_lists_the_services(start_toy: StartToy) -> None:
     with open_sync_channel(start_toy().address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
-        answer = next(iter(stub.ServerReflectionInfo(iter([request]), timeout=5)))
+        answer = next(iter(stub.ServerReflectionInfo(iter([request]), timeout=100)))
     names = {service.name for service in answer.list_services_response.service}
     assert names == {
         "outrider.v1.Generation",
@@ -140,16 +140,16 @@ def test_garbage_on_the_port_harms_nobody(start_toy: StartToy, kind: str) -> Non
     host = toy.address.rpartition(":")[0]
     with open_sync_channel(toy.address) as held:
         stub = generation_pb2_grpc.GenerationStub(held)
-        stub.ListModels(generation_pb2.ListModelsRequest(), timeout=5)
+        stub.ListModels(generation_pb2.ListModelsRequest(), timeout=100)
         for at in (toy.address, toy.metrics):
-            with socket.create_connection((host, int(at.rpartition(":")[2])), timeout=5) as raw:
+            with socket.create_connection((host, int(at.rpartition(":")[2])), timeout=100) as raw:
                 try:
                     raw.sendall(garbage)
                     raw.settimeout(0.3)
                     raw.recv(1024)
                 except OSError:
                     pass  # hung up on, or not answered: both are fine
-        assert len(stub.ListModels(generation_pb2.ListModelsRequest(), timeout=5).models) == 1
+        assert len(stub.ListModels(generation_pb2.ListModelsRequest(), timeout=100).models) == 1
     assert models(toy.address) == ["toy"]
     assert get(toy.metrics, "/healthz")[0] == 200
     assert toy.poll() is None
@@ -216,5 +216,5 @@ def test_a_service_that_fails_later_ends_with_status_1(start_toy: StartToy) -> N
     toy = start_toy()
     with open_sync_channel(toy.address) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)
-        stub.Cancel(generation_pb2.CancelRequest(session="fail"), timeout=5)
+        stub.Cancel(generation_pb2.CancelRequest(session="fail"), timeout=100)
     assert toy._wait(5) == 1

@@ -20,7 +20,7 @@ ERROR = common_pb2.FINISH_REASON_ERROR
 async def together(verifier: Verifier, count: int, **asked: Any) -> list[Answer]:
     """Sessions that are all open before the first step is over."""
     gate = threading.Event()
-    verifier.target.before_forward = lambda: gate.wait(10)
+    verifier.target.before_forward = lambda: gate.wait(60)
     requests = [verifier.request([1, 2, 3 + n], **asked) for n in range(count)]
     for request in requests:
         await verifier.open(request)

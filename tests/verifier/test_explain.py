@@ -19,7 +19,7 @@ CLIENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 async def explained(verifier: Verifier, session: str, tenant: str = "") -> list[explain_pb2.Incarnation]:
     key = common_pb2.SessionKey(session=session, tenant=tenant)
-    answer = await verifier.stub.Explain(explain_pb2.ExplainRequest(key=key), timeout=5)
+    answer = await verifier.stub.Explain(explain_pb2.ExplainRequest(key=key), timeout=100)
     return list(answer.incarnations)
 
 
@@ -95,7 +95,7 @@ async def test_a_traced_session_has_a_span_its_rounds_below_it_and_tells_its_sou
     source = FakeSource(lambda view: [])
     async with serving(NgramLM(8), tracing=tracing) as verifier, running(source) as server:
         request = verifier.request(PROMPT, new=6, sources=[("drafter", server.address)])
-        await verifier.stub.Open(request, timeout=5, metadata=((TRACE_KEY, CLIENT),))
+        await verifier.stub.Open(request, timeout=100, metadata=((TRACE_KEY, CLIENT),))
         answer = await verifier.read(request)
         await eventually(lambda: source.follows)
         await eventually(lambda: any(one.name == "outrider.decode" for one in spans.get_finished_spans()))

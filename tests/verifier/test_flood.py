@@ -15,7 +15,7 @@ ROOM = 32
 
 async def status_of(verifier: Verifier, request: verifier_pb2.OpenRequest) -> tuple[grpc.StatusCode, bool]:
     """What an Open is answered with, and whether that says when to come back."""
-    call = verifier.stub.Open(request, timeout=60)
+    call = verifier.stub.Open(request, timeout=100)
     status = await call.code()
     return status, "retry-after" in dict(await call.trailing_metadata())
 

@@ -293,7 +293,7 @@ async def test_many_hostile_grammars_leave_nothing_behind() -> None:
     async with serving(writer()) as verifier:
         grammars = [common_pb2.Grammar(regex=f"(a|b)*a(a|b){{{n}}}c((") for n in range(24)]
         answers = await asyncio.gather(
-            *(verifier.stub.Open(verifier.request(PROMPT, grammar=one), timeout=30) for one in grammars),
+            *(verifier.stub.Open(verifier.request(PROMPT, grammar=one), timeout=100) for one in grammars),
             return_exceptions=True,
         )
         codes = {answer.code() for answer in answers if isinstance(answer, grpc.aio.AioRpcError)}

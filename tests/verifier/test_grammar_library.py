@@ -234,13 +234,23 @@ async def serving(tokens: TokenTable | None, end_ids: tuple[int, ...] = (EOS,)) 
         grammars.close()
 
 
+async def verdict(grammars: Grammars, grammar: Grammar) -> None:
+    """As a client finds out, who comes again while there is no time for it."""
+    while True:
+        try:
+            await grammars.matcher(grammar, ())
+            return
+        except Overloaded:
+            await asyncio.sleep(0.1)
+
+
 @pytest.mark.parametrize("what", BAD)
 async def test_a_bad_grammar_is_refused_with_what_is_wrong(tokens: TokenTable, what: str) -> None:
     grammar, says = BAD[what]
     async with serving(tokens) as grammars:
         for _ in range(2):
             with pytest.raises(InvalidRequest, match=re.escape(says)) as caught:
-                await grammars.matcher(grammar, ())
+                await verdict(grammars, grammar)
             assert str(caught.value).startswith(str(grammar.kind))
             assert "\n" not in str(caught.value)
             assert "no_forcing" not in str(caught.value), "none of our own words"
@@ -258,16 +268,14 @@ async def test_the_loop_goes_on_while_grammars_are_compiled(tokens: TokenTable) 
     async with serving(tokens) as grammars:
         await grammars.matcher(OBJECT, ())
         hostile = asyncio.create_task(grammars.matcher(BAD["a counter to a million"][0], ()))
-        longest = last = 0.0
         count, began = 0, time.monotonic()
         while not hostile.done() and count < 20:
-            last = time.monotonic()
             await grammars.matcher(OBJECT, ())
-            longest, count = max(longest, time.monotonic() - last), count + 1
+            count += 1
         assert not hostile.done()
         assert count == 20
         assert time.monotonic() - began < 20 * 0.5
-        with pytest.raises(InvalidRequest):
+        with pytest.raises((InvalidRequest, Overloaded)):
             await hostile
 
 

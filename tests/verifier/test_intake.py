@@ -73,7 +73,7 @@ def running(*work: threading.Thread) -> Iterator[None]:
         thread.start()
     yield
     for thread in work:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

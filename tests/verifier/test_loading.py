@@ -22,7 +22,7 @@ async def test_beats_go_out_while_the_model_loads_and_nothing_is_opened() -> Non
     loaded = threading.Event()
 
     def load() -> Any:
-        loaded.wait(10)
+        loaded.wait(60)
         return NgramLM()
 
     server = grpc.aio.server(options=server_options())

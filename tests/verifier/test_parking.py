@@ -91,7 +91,7 @@ async def glimpse(verifier: Verifier, request: verifier_pb2.OpenRequest, positio
     call = verifier.stub.Watch()
     cursor = verifier_pb2.Cursor(alias=1, key=request.key, epoch=request.epoch, position=position)
     await call.write(verifier_pb2.WatchRequest(add=[cursor]))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for response in call:
             if response.committed:
                 call.cancel()

@@ -73,7 +73,7 @@ async def test_ids_with_drafts_equal_ids_without(target: PackedLM, kind: str) ->
 async def test_every_step_is_one_call_of_the_model(target: PackedLM) -> None:
     calls: list[bool] = []
     all_are_open = threading.Event()
-    hook = target.model.register_forward_pre_hook(lambda *_: calls.append(all_are_open.wait(10)))
+    hook = target.model.register_forward_pre_hook(lambda *_: calls.append(all_are_open.wait(60)))
     try:
         async with serving(target) as verifier:
             requests = [verifier.request(prompt, new=12, sources=[("lookup", "")]) for prompt in PROMPTS]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_source import Draft, FakeSource, Oracle, running
-from harness import Verifier, eventually, serving
+from harness import Verifier, eventually, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
 from verifier_service.pace import StepPace
@@ -43,6 +43,7 @@ async def test_each_name_is_credited_with_its_own_drafts(target: NgramLM) -> Non
         source.names = InTurn()
         async with running(source) as server:
             names = [("corpus", server.address), ("past", server.address)]
+            hold_steps_for_drafts(verifier)
             answer = await verifier.generate(PROMPT, new=NEW, sources=names)
     assert answer.ids == source.behave.answers[PROMPT]  # type: ignore[attr-defined]
     assert set(answer.usage.accepted_by_source) == {"corpus", "past"}

@@ -51,7 +51,7 @@ async def test_a_burst_of_pings_does_not_end_a_connection() -> None:
     answer = ping[:4] + b"\x01" + ping[5:]
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + ping * 50)
     received = b""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while received.count(answer) < 50:
             received += (part := await reader.read(4096))
             assert part, f"hung up after {received!r}"
@@ -78,7 +78,7 @@ async def test_a_server_that_takes_more_gets_more_and_any_other_says_so(takes_mb
     async with open_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)
         with pytest.raises(OutriderError) as failed, rpc_errors():
-            await stub.Cancel(generation_pb2.CancelRequest(session="x" * (33 * 2**20)), timeout=20)
+            await stub.Cancel(generation_pb2.CancelRequest(session="x" * (33 * 2**20)), timeout=100)
     await server.stop(None)
     assert ("UNIMPLEMENTED" if takes_mb == 64 else "too large") in str(failed.value)
     assert isinstance(failed.value, InvalidRequest) == (takes_mb == 32)
@@ -93,10 +93,10 @@ async def test_a_larger_message_than_that_is_refused_and_the_channel_lives_on() 
     async with open_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await stub.Cancel(generation_pb2.CancelRequest(session="x" * 2**21), timeout=5)
+            await stub.Cancel(generation_pb2.CancelRequest(session="x" * 2**21), timeout=100)
         assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await stub.Cancel(generation_pb2.CancelRequest(), timeout=5)
+            await stub.Cancel(generation_pb2.CancelRequest(), timeout=100)
         assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
     await server.stop(None)
 

@@ -51,7 +51,7 @@ async def left_behind(world: Any, url: str, **start: Any) -> Any:
             await call.read()
         call.cancel()
     store = RedisStore(url)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             tokens = await store.tokens(SessionKey("default", "mine"))
             if tokens is not None and len(tokens.ids) > 4:

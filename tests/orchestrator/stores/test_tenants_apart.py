@@ -48,7 +48,7 @@ class Pair:
         message = generation_pb2.GenerateStart(ids=generation_pb2.TokenIds(ids=PROMPT), **asked | start)
         async with open_channel(self.fronts[1].address) as channel:
             request = generation_pb2.GenerateRequest(start=message)
-            call = GenerationStub(channel).Generate(iter((request,)), metadata=bearer(key), timeout=10)
+            call = GenerationStub(channel).Generate(iter((request,)), metadata=bearer(key), timeout=100)
             with rpc_errors():
                 return [id_ async for response in call for id_ in response.tokens.ids]
 
@@ -57,7 +57,7 @@ class Pair:
         async with open_channel(self.fronts[1].address) as channel:
             request = explain_pb2.ExplainRequest(key=common_pb2.SessionKey(**named))
             with rpc_errors():
-                answer = await GenerationStub(channel).Explain(request, metadata=metadata, timeout=5)
+                answer = await GenerationStub(channel).Explain(request, metadata=metadata, timeout=100)
             return list(answer.incarnations)
 
 

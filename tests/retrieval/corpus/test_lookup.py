@@ -187,7 +187,7 @@ def test_removing_and_closing_during_lookups_disturbs_none(folder: Path, make: M
         pass
     index.close()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     closed.set()
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
@@ -222,7 +222,7 @@ def test_processes_that_read_the_same_index_see_the_same(folder: Path, make: Mak
         for _ in range(2)
     ]
     expected = "".join(f"{index.lookup(ids, node_limit=16, depth=4)}\n" for ids in contexts)
-    assert [reader.communicate(timeout=60)[0] for reader in readers] == [expected, expected]
+    assert [reader.communicate(timeout=200)[0] for reader in readers] == [expected, expected]
 
 
 def test_warming_reads_and_changes_nothing(folder: Path, make: Make) -> None:

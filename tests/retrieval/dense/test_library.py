@@ -148,5 +148,5 @@ def test_searching_beside_adding_and_removing_sees_whole_documents(embedder: Tab
         library.remove("a", f"{number - 3}")
     over.set()
     for thread in searchers:
-        thread.join(10)
+        thread.join(60)
     assert wrong == []

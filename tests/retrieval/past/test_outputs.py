@@ -103,7 +103,7 @@ def test_a_folder_of_one_tenant_copied_over_anothers_is_refused(tmp_path: Path) 
 def test_a_second_process_on_one_folder_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
     outputs = PastOutputs(tmp_path, policy=SOON)
     command = [sys.executable, "-c", OPENS, str(tmp_path)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert ended.returncode != 0
     assert "PastError" in ended.stderr
     assert "in use by another process (pid " in ended.stderr
@@ -293,7 +293,8 @@ for number in range(20):
 assert not outputs.flush()
 assert outputs.memory("one").lookup([119], node_limit=1, depth=1).tokens == (119,)
 assert len(said) == 1 and "in memory only" in said[0], said
-assert outputs.stats().behind == 1
+while outputs.stats().behind != 1:
+    pass  # its thread is just trying again
 if sys.argv[2] == "forget":
     assert outputs.forget("one", "secret") == 50
     pattern = (70001).to_bytes(4, "little")
@@ -312,7 +313,7 @@ outputs.close()
 @pytest.mark.parametrize("how", ["recovers", "forget", "dies"])
 def test_a_full_disk_costs_nothing_but_what_a_restart_meanwhile_would_lose(tmp_path: Path, how: str) -> None:
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path), how]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr
     outputs = PastOutputs(tmp_path, policy=SOON, say=lambda _: None)
     # Before the disk was full, and the last of what came while it was.

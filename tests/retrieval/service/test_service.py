@@ -56,7 +56,7 @@ async def test_lookups_go_on_while_corpora_are_built_replaced_and_removed(
             for _ in range(3):
                 await live.build("lines", LINE)
                 unload = retrieval_pb2.UnloadCorpusRequest(name=public, remove=True)
-                await live.retrieval.UnloadCorpus(unload, timeout=10)
+                await live.retrieval.UnloadCorpus(unload, timeout=100)
 
         churning = asyncio.create_task(churn())
         alias = 0
@@ -101,7 +101,7 @@ async def test_past_output_lasts_and_is_forgotten_for_good(tiny_llama: Path, tmp
         assert (await live.stats()).past_tokens == len(output)
         await attached.follow([3, 40, 41], tenant="a")
         assert (await attached.drafts())["past"] == output[2:], "the next process knows it"
-        await live.retrieval.Forget(retrieval_pb2.ForgetRequest(tenant="a", session="s1"), timeout=10)
+        await live.retrieval.Forget(retrieval_pb2.ForgetRequest(tenant="a", session="s1"), timeout=100)
         assert (await live.stats()).past_tokens == 0
     async with serving(tiny_llama, tmp_path) as live:
         assert (await live.stats()).past_tokens == 0
@@ -115,7 +115,7 @@ async def test_references_are_found_copied_from_and_removed(tiny_llama: Path, tm
         messages = [
             retrieval_pb2.AddReferencesRequest(reference=retrieval_pb2.Reference(name="lines", text=LINE * 3))
         ]
-        added = await live.retrieval.AddReferences(iter(messages), timeout=10)
+        added = await live.retrieval.AddReferences(iter(messages), timeout=100)
         assert added.documents == 1
         ids = live.tokens.encode(LINE * 3)
         await attached.follow(ids[:30])
@@ -126,7 +126,7 @@ async def test_references_are_found_copied_from_and_removed(tiny_llama: Path, tm
                 break
         assert set((await reading)["dense"]) <= set(ids[30:])
         await attached.follow(ids[:30], alias=250, tenant="other")
-        await live.retrieval.Forget(retrieval_pb2.ForgetRequest(tenant=""), timeout=10)
+        await live.retrieval.Forget(retrieval_pb2.ForgetRequest(tenant=""), timeout=100)
         assert (await live.stats()).references == 0
         await attached.follow(ids[:30], alias=251)
         reading = asyncio.create_task(attached.drafts())
@@ -160,7 +160,7 @@ async def test_ids_outside_the_vocabulary_are_no_document(tiny_llama: Path, tmp_
             retrieval_pb2.BuildCorpusRequest(start=retrieval_pb2.CorpusName(name="x", public=True)),
             retrieval_pb2.BuildCorpusRequest(ids=retrieval_pb2.DocumentIds(ids=[5, 4000])),
         ]
-        error = await refused(live.retrieval.BuildCorpus(iter(messages), timeout=10))
+        error = await refused(live.retrieval.BuildCorpus(iter(messages), timeout=100))
         assert (error.code(), "id 4000" in (error.details() or "")) == (Code.INVALID_ARGUMENT, True)
 
 
@@ -239,7 +239,7 @@ async def test_its_metrics_say_what_it_holds_and_how_long_lookups_take(
 async def test_without_embeddings_there_are_no_references(tiny_llama: Path) -> None:
     async with serving(tiny_llama) as live:
         messages = [retrieval_pb2.AddReferencesRequest(reference=retrieval_pb2.Reference(name="a", text="b"))]
-        error = await refused(live.retrieval.AddReferences(iter(messages), timeout=10))
+        error = await refused(live.retrieval.AddReferences(iter(messages), timeout=100))
         assert (error.code(), "--embeddings" in (error.details() or "")) == (Code.FAILED_PRECONDITION, True)
 
 

@@ -82,17 +82,19 @@ class Client:
         return verifier_pb2.OpenRequest(**fields | others)
 
     async def open(self, request: verifier_pb2.OpenRequest) -> verifier_pb2.OpenResponse:
-        answer: verifier_pb2.OpenResponse = await self.stub.Open(request, timeout=5)
+        answer: verifier_pb2.OpenResponse = await self.stub.Open(request, timeout=100)
         return answer
 
-    async def read(self, request: verifier_pb2.OpenRequest, position: int | None = None) -> Answer:
-        """What the session's reader gets, to its end."""
+    async def read(
+        self, request: verifier_pb2.OpenRequest, position: int | None = None, into: Answer | None = None
+    ) -> Answer:
+        """What the session's reader gets, to its end; meanwhile it is in `into`."""
         start = len(request.ids) if position is None else position
         cursor = verifier_pb2.Cursor(alias=3, key=request.key, epoch=request.epoch, position=start)
-        answer = Answer()
+        answer = Answer() if into is None else into
         call = self.stub.Watch()
         await call.write(verifier_pb2.WatchRequest(add=[cursor]))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             async for response in call:
                 for committed in response.committed:
                     answer.take(committed, start + len(answer.ids))
@@ -108,7 +110,7 @@ class Client:
 
     async def cancel(self, request: verifier_pb2.OpenRequest) -> bool:
         message = verifier_pb2.VerifierCancelRequest(key=request.key, epoch=request.epoch)
-        answer: verifier_pb2.VerifierCancelResponse = await self.stub.Cancel(message, timeout=5)
+        answer: verifier_pb2.VerifierCancelResponse = await self.stub.Cancel(message, timeout=100)
         return answer.found
 
 
@@ -185,7 +187,7 @@ def hold_steps_for_drafts(verifier: Verifier) -> None:
     verifier.target.before_forward = until_a_draft_is_there
 
 
-async def eventually(condition: Any, timeout_s: float = 20.0) -> None:
+async def eventually(condition: Any, timeout_s: float = 100.0) -> None:
     """Waits until `condition()` holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -40,14 +40,14 @@ class Live:
         key = retrieval_pb2.CorpusName(name=name, tenant=tenant, public=public)
         messages = [retrieval_pb2.BuildCorpusRequest(start=key)]
         messages += [retrieval_pb2.BuildCorpusRequest(text=text) for text in texts]
-        return await self.retrieval.BuildCorpus(iter(messages), timeout=60)
+        return await self.retrieval.BuildCorpus(iter(messages), timeout=100)
 
     async def names(self, tenant: str = "") -> list[str]:
-        said = await self.retrieval.ListCorpora(retrieval_pb2.ListCorporaRequest(tenant=tenant), timeout=10)
+        said = await self.retrieval.ListCorpora(retrieval_pb2.ListCorporaRequest(tenant=tenant), timeout=100)
         return [corpus.name.name for corpus in said.corpora]
 
     async def stats(self) -> Any:
-        return await self.retrieval.Stats(retrieval_pb2.StatsRequest(), timeout=10)
+        return await self.retrieval.Stats(retrieval_pb2.StatsRequest(), timeout=100)
 
     @asynccontextmanager
     async def attached(self) -> AsyncIterator["Attached"]:
@@ -94,7 +94,7 @@ class Attached:
         await self.call.write(draft_source_pb2.AttachRequest(progress=[progress], end=[alias] * end))
 
     async def read(self) -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.call.read()
 
     async def drafts(self) -> dict[str, list[int]]:
