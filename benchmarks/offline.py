@@ -29,7 +29,7 @@ PEERS = {"hf_generate": "generate", "hf_assisted": "assisted", "hf_prompt_lookup
 SAMPLED_TEMPERATURE = 0.8
 SPLIT_TOKENS = 96
 """Long enough that eight requests that start together are all ready in most steps."""
-SPLIT_ATTEMPTS = 10
+SPLIT_ATTEMPTS = 30
 """On a busy machine eight that start together may end before the last has begun."""
 
 

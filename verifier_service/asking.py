@@ -12,9 +12,10 @@ _FIRST_ROUNDS = 32.0
 """Rounds without an accepted token until a source rests."""
 _PROBE_ROUNDS = 8.0
 _FIRST_REST = 16
-_MOST_REST = 256
+_MOST_REST = 512
 _SPARED_REST = 64
-"""The longest rest of one whose drafts were not tried: when the batch gets smaller they may be worth it."""
+"""The longest rest of one whose drafts were not tried. It is over, too, when the batch has shrunk to half: they
+may be worth it then."""
 _SPARED = 8.0
 """What one counts in which there were drafts and none was admitted: in a batch like this they are no use."""
 
@@ -29,6 +30,8 @@ class Record:
     """Of those, rounds until a session tries it again."""
     barren: float = 0.0
     """Rounds since a token of it was accepted."""
+    crowd: int = 0
+    """Sessions in the step that had no use for it; 0: it rests for what it brought."""
 
 
 class Asking:
@@ -50,18 +53,18 @@ class Asking:
         self._follows = not self.asked
         """Whether it rests for what other sessions found."""
 
-    def committed(self, accepted: int, heard: bool = True, spared: bool = False) -> None:
+    def committed(self, accepted: int, heard: bool = True, spared: bool = False, batch: int = 1) -> None:
         """A round was committed, of which so many tokens were this source's.
 
         `heard`: it had sent drafts. A silent one may have a long prompt to read, or nothing to say yet.
-        `spared`: there were some, and none was admitted to the step.
+        `spared`: there were some, and none was admitted to the step; `batch`: which was of so many sessions.
         """
         record = self._record
         if accepted:
             self.asked, self._left, self._probed = True, _FIRST_ROUNDS, 0
             record.rest, record.barren = 0, 0.0
         elif not self.asked:
-            self._go_on_resting()
+            self._go_on_resting(batch)
         else:
             spent = _SPARED if spared else float(heard)
             self._left -= spent
@@ -69,6 +72,7 @@ class Asking:
             if self._left <= 0:
                 self._rest(_SPARED_REST if spared else _MOST_REST)
                 self._follows = spared
+                record.crowd = batch if spared else 0
 
     def _rest(self, most: int) -> None:
         rest = min(2 * self._probed or _FIRST_REST, most)
@@ -77,13 +81,14 @@ class Asking:
         self._left = rest
         self.asked = False
 
-    def _go_on_resting(self) -> None:
+    def _go_on_resting(self, batch: int) -> None:
         record = self._record
         self._left -= 1
         record.left -= 1
         # Where other sessions do well with it, this one's own finding counts.
         due = record.left <= 0 if record.rest else self._follows or self._left <= 0
-        if due:
+        if due or 2 * batch <= record.crowd:
             self.asked, self._follows = True, False
+            record.crowd = 0
             self._left, self._probed = _PROBE_ROUNDS, record.rest
             record.left = record.rest

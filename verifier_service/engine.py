@@ -220,7 +220,7 @@ class Engine:
                 if match is None:
                     self._running.skip(session, portion)
                 else:
-                    self._running.commit(session, portion, session.commit(portion, match))
+                    self._running.commit(session, portion, session.commit(portion, match, len(parts)))
 
     def _match_all(
         self, parts: list[Part], logits: NDArray[np.float32]

@@ -212,9 +212,10 @@ class Hub:
             usage,
             mirror.grammar,
         )
+        resting = session.resting
         self._put(Open(session))
         for address, credits in _by_address(mirror.sources).items():
-            self._follow(mirror, address, credits)
+            self._follow(mirror, address, credits, resting.issuperset(credits))
 
     def _replace(self, older: Mirror | None, mirror: Mirror) -> None:
         if older is not None:
@@ -253,12 +254,12 @@ class Hub:
             if old.get(address) != credits:
                 self._follow(mirror, address, credits)
 
-    def _follow(self, mirror: Mirror, address: str, credits: tuple[int, ...]) -> None:
+    def _follow(self, mirror: Mirror, address: str, credits: tuple[int, ...], resting: bool = False) -> None:
         digest = "" if self._tokens is None else self._tokens.digest
         names = tuple(mirror.sources[credit].name for credit in credits)
         served = self._served
         self._links.follow(
-            address, Following(mirror, credits, names, served.model, digest, served.vocabulary_size)
+            address, Following(mirror, credits, names, served.model, digest, served.vocabulary_size), resting
         )
 
 

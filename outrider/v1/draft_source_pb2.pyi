@@ -165,7 +165,7 @@ class Follow(_message.Message):
     seed: _builtins.int
     """The request's randomness, so that drafts rank tokens with the session's own noise."""
     node_limit: _builtins.int
-    """The most nodes worth keeping in flight for this session."""
+    """The most nodes worth keeping in flight for this session; 0: it is over, and only told to be learnt from."""
     vocabulary_size: _builtins.int
     """Width of the target's logits: ids drafted are below it."""
     learn: _builtins.bool

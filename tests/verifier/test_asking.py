@@ -143,3 +143,25 @@ def test_drafts_that_a_full_batch_had_no_room_for_are_tried_again_soon() -> None
             rest += 1
         rests.append(rest)
     assert rests == [16, 32, 64, 64, 64, 64]
+
+
+def test_what_a_full_batch_had_no_room_for_is_tried_as_soon_as_the_batch_is_half_as_large() -> None:
+    record = Record()
+    together = [Asking(record) for _ in range(4)]
+    while any(asking.asked for asking in together):
+        for asking in together:
+            asking.committed(0, spared=True, batch=16)
+    for asking in together:
+        asking.committed(0, batch=9)
+    assert not any(asking.asked for asking in together)
+    for asking in together:
+        asking.committed(0, batch=8)
+    assert sum(asking.asked for asking in together) == 1, "one of them tries it"
+
+
+def test_what_brought_nothing_is_not_tried_because_the_batch_is_smaller() -> None:
+    asking = Asking(Record())
+    while asking.asked:
+        asking.committed(0, batch=16)
+    asking.committed(0, batch=1)
+    assert not asking.asked

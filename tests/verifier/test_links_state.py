@@ -104,3 +104,39 @@ def test_where_it_is_to_be_told_an_end_comes_with_all_the_progress() -> None:
     assert message is not None
     assert message.end == first.follow
     assert [progressed.ids for progressed in message.progress.values()] == [[10], [20]]
+
+
+def test_a_session_that_begins_while_the_source_rests_is_followed_when_there_is_something_to_tell() -> None:
+    outgoing = Outgoing()
+    outgoing.follow_later(7)
+    assert not outgoing.progress(7, 3, (10,), 100, tell=False)
+    assert outgoing.take() is None
+    assert outgoing.progress(7, 4, (11,), 200)
+    message = outgoing.take()
+    assert message is not None
+    assert (len(message.follow), message.progress) == (1, {})
+    assert outgoing.progress(7, 5, (12,), 300)
+
+
+def test_a_session_that_was_over_before_the_source_woke_is_never_mentioned() -> None:
+    outgoing = Outgoing()
+    outgoing.follow_later(7)
+    assert not outgoing.end(7)
+    assert not outgoing.progress(7, 3, (10,), 100)
+    assert outgoing.take() is None
+
+
+@pytest.mark.parametrize("resting", [True, False])
+def test_where_it_may_learn_from_it_a_session_is_followed_and_ended_after_its_end(resting: bool) -> None:
+    outgoing = Outgoing()
+    (outgoing.follow_later if resting else outgoing.follow)(7)
+    assert outgoing.is_untold(7)
+    assert outgoing.end(7, told=True)
+    assert not outgoing.is_untold(7)
+    first, second = outgoing.take(), outgoing.take()
+    assert first is not None
+    assert second is not None
+    assert (len(first.follow), first.end) == (1, ())
+    assert (second.follow, second.end) == ((), first.follow)
+    assert outgoing.take() is None
+    assert outgoing.handles == {}

@@ -61,8 +61,8 @@ class Following:
         """What is counted where it does not matter which of the names it is."""
         return self.names[0]
 
-    def message(self, alias: int) -> draft_source_pb2.Follow:
-        """As it goes out, with the ids of this moment."""
+    def message(self, alias: int, drafts: bool = True) -> draft_source_pb2.Follow:
+        """As it goes out, with the ids of this moment; without `drafts` there is only something to learn."""
         request = self.mirror.request
         return draft_source_pb2.Follow(
             alias=alias,
@@ -75,7 +75,7 @@ class Following:
             limit=request.limit,
             sampling=sampling_to_wire(request.params),
             seed=request.seed,
-            node_limit=min(_AHEAD * request.node_limit, MAX_FRAGMENT_NODES),
+            node_limit=min(_AHEAD * request.node_limit, MAX_FRAGMENT_NODES) if drafts else 0,
             vocabulary_size=self.vocabulary_size,
             sources=self.names,
             learn=request.learn,

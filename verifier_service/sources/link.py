@@ -58,6 +58,10 @@ class SourceLink:
         self._limits = limits
         self._following: dict[int, Following] = {}
         self._name = ""  # by which what concerns no session in particular is counted
+        self._resting: set[int] = set()
+        """Sessions of whose last round the source was not to be told."""
+        self._parting: dict[int, Following] = {}
+        """Sessions that ended before they were followed, which the source may learn from."""
         self._struck: set[int] = set()
         self._strikes = 0
         self._muted_until = 0.0
@@ -70,8 +74,8 @@ class SourceLink:
         self._give_up = asyncio.Event()
         self._task = asyncio.create_task(self._keep(), name=f"source {address}")
 
-    def follow(self, following: Following) -> None:
-        """Draft for this session, now or as soon as the stream is up."""
+    def follow(self, following: Following, resting: bool) -> None:
+        """Draft for this session, now or as soon as the stream is up; where it rests, when it is told."""
         handle = following.mirror.handle
         if handle in self._struck:
             return
@@ -79,12 +83,16 @@ class SourceLink:
         self._name = following.name
         self.idle_since = None
         self._wanted.set()
+        if resting:
+            self._resting.add(handle)
         if self._outgoing is not None:
-            self._outgoing.follow(handle)
-            self._wake.set()
+            self._introduce(handle, self._outgoing)
 
     def progress(self, update: Update, tell: bool) -> None:
         """A session's committed ids grew; without `tell` the source hears of it later."""
+        if update.handle not in self._following:
+            return
+        (self._resting.discard if tell else self._resting.add)(update.handle)
         if self._outgoing is not None and self._outgoing.progress(
             update.handle, update.position, update.ids, update.prefix_hash, tell
         ):
@@ -128,12 +136,23 @@ class SourceLink:
             await self._task
 
     def _unfollow(self, handle: int, *, told: bool = False) -> None:
-        self._following.pop(handle, None)
-        if self._outgoing is not None and self._outgoing.end(handle, told=told):
-            self._wake.set()
+        following = self._following.pop(handle, None)
+        self._resting.discard(handle)
+        if following is not None and (outgoing := self._outgoing) is not None:
+            if told and outgoing.is_untold(handle):
+                self._parting[handle] = following
+            if outgoing.end(handle, told=told):
+                self._wake.set()
         if not self._following:
             self._wanted.clear()
             self.idle_since = self.idle_since or time.monotonic()
+
+    def _introduce(self, handle: int, outgoing: Outgoing) -> None:
+        if handle in self._resting:
+            outgoing.follow_later(handle)
+        else:
+            outgoing.follow(handle)
+            self._wake.set()
 
     async def _keep(self) -> None:
         for_nobody()
@@ -164,9 +183,9 @@ class SourceLink:
                 await channel.channel_ready()
             call: _Call = draft_source_pb2_grpc.DraftSourceStub(channel).Attach()
             self._outgoing = Outgoing()
+            self._parting.clear()
             for handle in self._following:
-                self._outgoing.follow(handle)
-            self._wake.set()
+                self._introduce(handle, self._outgoing)
             self.attached = True
             parts = (
                 self._write(call, self._outgoing),
@@ -188,8 +207,7 @@ class SourceLink:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            message = outgoing.take()
-            if message is not None:
+            while (message := outgoing.take()) is not None:
                 try:
                     async with asyncio.timeout(self._limits.write_s):
                         await call.write(self._encode(message, outgoing))
@@ -200,7 +218,10 @@ class SourceLink:
         least = int(FULL * self.least_survival)
         request = draft_source_pb2.AttachRequest(end=message.end, least_survival=least)
         for alias in message.follow:
-            request.follow.append(self._following[outgoing.handles[alias]].message(alias))
+            handle = outgoing.handles[alias]
+            parting = self._parting.pop(handle, None)
+            known = parting or self._following[handle]
+            request.follow.append(known.message(alias, drafts=parting is None))
         for alias, progressed in message.progress.items():
             request.progress.add(
                 alias=alias,

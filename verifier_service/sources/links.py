@@ -27,13 +27,14 @@ class Links:
         """Links whose stream is up."""
         return sum(link.attached for link in list(self._links.values()))
 
-    def follow(self, address: str, following: Following) -> None:
-        """The source at `address` drafts for a session from now on, under all of its names there."""
+    def follow(self, address: str, following: Following, resting: bool = False) -> None:
+        """The source at `address` drafts for a session from now on, under all of its names there; one that
+        rests hears of the session when it is to be told of a round."""
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = SourceLink(address, self._put, self.counts, self._limits)
         self._by_session[following.mirror.handle].update(dict.fromkeys(following.credits, link))
-        link.follow(following)
+        link.follow(following, resting)
 
     def unfollow(self, handle: int, credits: Sequence[int]) -> None:
         """A session listens to one of its sources, which has these credits there, no longer."""

@@ -1,7 +1,8 @@
 """What one link has to tell its source next: gathered between two messages, so it is bounded by the sessions.
 
-Progress of a session that was not sent yet is extended, never queued; that of a source that rests is held.
-Aliases are this link's own names for sessions on one stream. Pure; knows nothing of streams or protobuf.
+Progress of a session that was not sent yet is extended, never queued; that of a source that rests is held,
+and a session that begins meanwhile is followed only when there is something to tell it. Aliases are this
+link's own names for sessions on one stream. Pure; knows nothing of streams or protobuf.
 """
 
 from collections import deque
@@ -43,9 +44,18 @@ class Outgoing:
     _progress: dict[int, Progressed] = field(default_factory=dict)
     _held: dict[int, Progressed] = field(default_factory=dict)
     _end: list[int] = field(default_factory=list)
+    _later: set[int] = field(default_factory=set)
+    """Handles of sessions to follow when there is progress to tell."""
+    _lessons: list[int] = field(default_factory=list)
+    """Aliases of sessions that are over and still to be followed, so that the source may learn from them."""
+
+    def follow_later(self, handle: int) -> None:
+        """Follow a session once there is progress to tell."""
+        self._later.add(handle)
 
     def follow(self, handle: int) -> None:
         """Follow a session from the next message on, with the ids it has then."""
+        self._later.discard(handle)
         if handle in self._aliases:
             return
         if len(self._free) > _RESTING:
@@ -63,6 +73,10 @@ class Outgoing:
 
         Returns whether the source has to be told now.
         """
+        if handle in self._later:
+            if tell:
+                self.follow(handle)
+            return tell
         alias = self._aliases.get(handle)
         if alias is None or alias in self._follow:
             return False  # a follow that was not sent yet will carry these ids
@@ -81,9 +95,15 @@ class Outgoing:
 
         Returns whether the source has to be told of it.
         """
+        if told and handle in self._later:
+            self.follow(handle)
+        self._later.discard(handle)
         alias = self._aliases.pop(handle, None)
         if alias is None:
             return False
+        if told and alias in self._follow:
+            self._lessons.append(alias)
+            return True
         del self.handles[alias]
         untold = self._progress.pop(alias, None) or self._held.pop(alias, None)
         if told and untold is not None:
@@ -95,6 +115,10 @@ class Outgoing:
         self._end.append(alias)
         return True
 
+    def is_untold(self, handle: int) -> bool:
+        """Whether the source does not know of the session yet, and is to."""
+        return handle in self._later or self._aliases.get(handle) in self._follow
+
     def was_used(self, alias: int) -> bool:
         """Whether this stream ever had the alias: what comes under it is late rather than malformed."""
         return 1 <= alias <= self._highest
@@ -104,6 +128,9 @@ class Outgoing:
         if not (self._follow or self._progress or self._end):
             return None
         message = Message(tuple(self._follow), self._progress, tuple(self._end))
+        for alias in self._end:
+            self.handles.pop(alias, None)
         self._free.extend(self._end)
-        self._follow, self._progress, self._end = {}, {}, []
+        self._follow, self._progress = {}, {}
+        self._end, self._lessons = self._lessons, []
         return message

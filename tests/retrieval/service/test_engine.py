@@ -136,6 +136,11 @@ def test_prompts_are_not_learnt_and_output_that_came_with_a_follow_is(driven: Dr
     assert list(driven.past.outputs.values()) == [[50, 51, 52]]
 
 
+def test_a_session_that_it_is_not_to_draft_for_is_learnt_from(driven: Driven, follow: Any) -> None:
+    assert driven(follow([1, 2, 3, 50, 51, 52], prompt_length=3, node_limit=0), End(0, 1)) == []
+    assert driven(follow([9, 50], alias=2, session="other")) == [(2, 2, (51, 52))]
+
+
 def test_another_tenant_sees_none_of_it(driven: Driven, follow: Any) -> None:
     driven(follow(PROMPT, tenant="a"), progress([1, 2, 3, 50, 51, 52], 3), End(0, 1))
     assert driven(follow([9, 50, 51], alias=2, tenant="b")) == []
