@@ -1,9 +1,9 @@
 """How often a source outside this worker is told what was committed, which is what it drafts from.
 
 A source none of whose drafts was accepted for a while rests: no session tells it anything for a number of
-rounds, then one does for a few, and the number doubles each time that nothing comes of it. Rounds count over
-all sessions, so short ones find out together what no one of them could. A source that is slow or
-wrong costs a service next to nothing, and one that gets better is found out. Pure: counts rounds and tokens.
+steps, then one does for a few, and the number doubles each time that nothing comes of it. All is counted over
+all sessions, so short ones find out together what no one of them could. A source that is slow or wrong costs
+a service next to nothing, and one that gets better is found out. Pure: counts rounds and tokens.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ _FIRST_ROUNDS = 32.0
 """Rounds without an accepted token until a source rests."""
 _PROBE_ROUNDS = 8.0
 _FIRST_REST = 16
-_MOST_REST = 512
+_MOST_REST = 256
 _SPARED_REST = 64
-"""The longest rest of one whose drafts were not tried. It is over, too, when the batch has shrunk to half: they
-may be worth it then."""
+"""The longest rest of one whose drafts were not tried. It is over, too, when the batch has shrunk to half:
+they may be worth it then."""
 _SPARED = 8.0
 """What one counts in which there were drafts and none was admitted: in a batch like this they are no use."""
 
@@ -25,13 +25,15 @@ class Record:
     """What the sessions so far found about a source."""
 
     rest: int = 0
-    """Rounds for which it rests; 0: it is worth asking."""
-    left: int = 0
-    """Of those, rounds until a session tries it again."""
+    """Steps for which it rests; 0: it is worth asking."""
+    left: float = 0.0
+    """Of those, steps until a session tries it again."""
     barren: float = 0.0
     """Rounds since a token of it was accepted."""
     crowd: int = 0
     """Sessions in the step that had no use for it; 0: it rests for what it brought."""
+    late: bool = False
+    """Whether there were drafts for a session that has ended. Set by whoever reads what the source sends."""
 
 
 class Asking:
@@ -60,6 +62,9 @@ class Asking:
         `spared`: there were some, and none was admitted to the step; `batch`: which was of so many sessions.
         """
         record = self._record
+        # Where sessions are shorter than it is slow, that is all that is ever heard of it.
+        heard |= record.late
+        record.late = False
         if accepted:
             self.asked, self._left, self._probed = True, _FIRST_ROUNDS, 0
             record.rest, record.barren = 0, 0.0
@@ -84,7 +89,7 @@ class Asking:
     def _go_on_resting(self, batch: int) -> None:
         record = self._record
         self._left -= 1
-        record.left -= 1
+        record.left -= 1 / batch
         # Where other sessions do well with it, this one's own finding counts.
         due = record.left <= 0 if record.rest else self._follows or self._left <= 0
         if due or 2 * batch <= record.crowd:

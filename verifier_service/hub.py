@@ -257,10 +257,10 @@ class Hub:
     def _follow(self, mirror: Mirror, address: str, credits: tuple[int, ...], resting: bool = False) -> None:
         digest = "" if self._tokens is None else self._tokens.digest
         names = tuple(mirror.sources[credit].name for credit in credits)
+        records = tuple(self._reputations.of(name, mirror.request.params).record for name in names)
         served = self._served
-        self._links.follow(
-            address, Following(mirror, credits, names, served.model, digest, served.vocabulary_size), resting
-        )
+        following = Following(mirror, credits, names, served.model, digest, served.vocabulary_size, records)
+        self._links.follow(address, following, resting)
 
 
 def _by_address(sources: Mapping[int, SourceAddress]) -> dict[str, tuple[int, ...]]:

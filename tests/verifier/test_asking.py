@@ -165,3 +165,37 @@ def test_what_brought_nothing_is_not_tried_because_the_batch_is_smaller() -> Non
         asking.committed(0, batch=16)
     asking.committed(0, batch=1)
     assert not asking.asked
+
+
+def test_one_that_is_too_late_for_any_session_rests_all_the_same() -> None:
+    record = Record()
+    asked = []
+    for _ in range(12):
+        asking = Asking(record)
+        asked.append(asking.asked)
+        for _ in range(10):
+            asking.committed(0, heard=False)
+            record.late = True
+    assert asked[:4] == [True] * 4
+    assert sum(asked[4:]) < 4
+
+
+def test_drafts_that_came_late_count_once() -> None:
+    asking = Asking(Record(late=True))
+    for _ in range(500):
+        asking.committed(0, heard=False)
+    assert asking.asked
+
+
+def test_its_rest_is_counted_in_steps_however_many_sessions_each_is_of() -> None:
+    record = Record()
+    together = [Asking(record) for _ in range(8)]
+    while any(asking.asked for asking in together):
+        for asking in together:
+            asking.committed(0, batch=8)
+    steps = 0
+    while not any(asking.asked for asking in together):
+        for asking in together:
+            asking.committed(0, batch=8)
+        steps += 1
+    assert steps in (record.rest - 1, record.rest)

@@ -25,6 +25,19 @@ class Sure:
         return [view.draft([(token + (not self.right)) % WIDTH for token in ahead])] if ahead else []
 
 
+@dataclass
+class Behind:
+    """Drafts for the session before, which has ended."""
+
+    before: View | None = None
+    last: View | None = None
+
+    def __call__(self, view: View) -> list[Draft]:
+        if view is not self.last:
+            self.before, self.last = self.last, view
+        return [] if self.before is None else [self.before.draft([1])]
+
+
 @pytest.mark.parametrize("learn", [False, True])
 async def test_sessions_that_begin_while_a_source_rests_are_kept_from_it(learn: bool) -> None:
     async with serving(NgramLM(WIDTH)) as verifier:
@@ -77,3 +90,19 @@ async def test_a_stream_that_is_dialled_anew_is_not_told_of_what_rests() -> None
             await eventually(lambda: source.streams == 2)
             assert (await reading).ids == plain[:10]
     assert len(source.follows) == 1
+
+
+async def test_one_that_is_too_late_for_every_session_rests_too() -> None:
+    target = NgramLM(WIDTH)
+    target.step_s = 0.005
+    async with serving(target) as verifier:
+        plain = (await verifier.generate(PROMPT, new=20)).ids
+        source = FakeSource(Behind())
+        async with running(source) as server:
+            for sessions in range(100):
+                answer = await verifier.generate(PROMPT, new=20, sources=[("drafter", server.address)])
+                assert answer.ids == plain
+                await asyncio.sleep(0.05)
+                if len(source.follows) <= sessions:
+                    break
+    assert len(source.follows) <= sessions

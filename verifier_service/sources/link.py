@@ -25,6 +25,7 @@ from outrider.wire.status import peer_text
 from outrider.wire.tls import SOURCE
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
+from verifier_service.asking import Record
 from verifier_service.commands import InFlight, Offers, Update
 from verifier_service.counts import CountsByName
 from verifier_service.sources.backoff import Backoff
@@ -62,6 +63,8 @@ class SourceLink:
         """Sessions of whose last round the source was not to be told."""
         self._parting: dict[int, Following] = {}
         """Sessions that ended before they were followed, which the source may learn from."""
+        self._ended: dict[int, tuple[Record, ...]] = {}
+        """Of the sessions that aliases had last."""
         self._struck: set[int] = set()
         self._strikes = 0
         self._muted_until = 0.0
@@ -141,6 +144,7 @@ class SourceLink:
         if following is not None and (outgoing := self._outgoing) is not None:
             if told and outgoing.is_untold(handle):
                 self._parting[handle] = following
+            self._ended[outgoing.alias_of(handle)] = following.records
             if outgoing.end(handle, told=told):
                 self._wake.set()
         if not self._following:
@@ -184,6 +188,7 @@ class SourceLink:
             call: _Call = draft_source_pb2_grpc.DraftSourceStub(channel).Attach()
             self._outgoing = Outgoing()
             self._parting.clear()
+            self._ended.clear()
             for handle in self._following:
                 self._introduce(handle, self._outgoing)
             self.attached = True
@@ -275,6 +280,8 @@ class SourceLink:
         if outgoing.was_used(draft.alias):
             counts.offered += len(draft.ids)
             counts.stale += len(draft.ids)
+            for record in self._ended.get(draft.alias, ()):
+                record.late = True
         else:
             counts.malformed += 1
 

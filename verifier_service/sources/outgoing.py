@@ -119,6 +119,10 @@ class Outgoing:
         """Whether the source does not know of the session yet, and is to."""
         return handle in self._later or self._aliases.get(handle) in self._follow
 
+    def alias_of(self, handle: int) -> int:
+        """What a session is called on this stream; 0: it is not followed there."""
+        return self._aliases.get(handle, 0)
+
     def was_used(self, alias: int) -> bool:
         """Whether this stream ever had the alias: what comes under it is late rather than malformed."""
         return 1 <= alias <= self._highest
