@@ -26,10 +26,14 @@ class Record:
 
     rest: int = 0
     """Steps for which it rests; 0: it is worth asking."""
-    left: float = 0.0
+    left: int = 0
     """Of those, steps until a session tries it again."""
+    step: int = 0
+    """The last one that was counted."""
     barren: float = 0.0
     """Rounds since a token of it was accepted."""
+    tried: float = 0.0
+    """Of those, rounds of sessions that have tried it since its last rest began."""
     crowd: int = 0
     """Sessions in the step that had no use for it; 0: it rests for what it brought."""
     late: bool = False
@@ -43,57 +47,71 @@ class Asking:
         record: of the source; kept up to date.
     """
 
-    __slots__ = ("_follows", "_left", "_probed", "_record", "asked")
+    __slots__ = ("_begins", "_follows", "_left", "_probed", "_record", "asked")
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self.asked = not record.rest
         """Whether it is told of the round that was committed last."""
-        self._left = max(_PROBE_ROUNDS, _FIRST_ROUNDS - record.barren)
+        # Each has some rounds to find out for itself, but where all are too short for that.
+        fewest = min(_PROBE_ROUNDS, 2 * _FIRST_ROUNDS - record.barren)
+        self._left = max(1.0, fewest, _FIRST_ROUNDS - record.barren)
         self._probed = 0
         """The rest before the one that this session has ended."""
         self._follows = not self.asked
         """Whether it rests for what other sessions found."""
+        self._begins = True
+        """Whether this is the session's first round."""
 
-    def committed(self, accepted: int, heard: bool = True, spared: bool = False, batch: int = 1) -> None:
+    def committed(
+        self, accepted: int, heard: bool = True, spared: bool = False, batch: int = 1, step: int = 0
+    ) -> None:
         """A round was committed, of which so many tokens were this source's.
 
         `heard`: it had sent drafts. A silent one may have a long prompt to read, or nothing to say yet.
         `spared`: there were some, and none was admitted to the step; `batch`: which was of so many sessions.
+        `step`: its number; 0: it is one of its own.
         """
         record = self._record
-        # Where sessions are shorter than it is slow, that is all that is ever heard of it.
-        heard |= record.late
-        record.late = False
         if accepted:
             self.asked, self._left, self._probed = True, _FIRST_ROUNDS, 0
-            record.rest, record.barren = 0, 0.0
+            record.rest, record.barren, record.tried, record.late = 0, 0.0, 0.0, False
         elif not self.asked:
-            self._go_on_resting(batch)
+            self._go_on_resting(batch, step)
         else:
-            spent = _SPARED if spared else float(heard)
+            # Where sessions are shorter than it is slow, what is late is all that is ever heard of it.
+            spent = _SPARED if spared else float(heard or record.late)
+            record.late = False
             self._left -= spent
             record.barren += spent
+            if self._probed:
+                record.tried += spent
             if self._left <= 0:
                 self._rest(_SPARED_REST if spared else _MOST_REST)
                 self._follows = spared
                 record.crowd = batch if spared else 0
+        self._begins = False
 
     def _rest(self, most: int) -> None:
         rest = min(2 * self._probed or _FIRST_REST, most)
         self._record.rest = max(self._record.rest, rest) if not self._probed else rest
         self._record.left = self._record.rest
+        self._record.tried = 0.0
         self._left = rest
         self.asked = False
 
-    def _go_on_resting(self, batch: int) -> None:
+    def _go_on_resting(self, batch: int, step: int) -> None:
         record = self._record
         self._left -= 1
-        record.left -= 1 / batch
+        if not step or step != record.step:
+            record.step = step
+            record.left -= 1
         # Where other sessions do well with it, this one's own finding counts.
-        due = record.left <= 0 if record.rest else self._follows or self._left <= 0
+        # One that begins may be about to: of the older ones most are about to end, and find out nothing.
+        soon = _PROBE_ROUNDS if self._begins else 0.0
+        due = record.left <= soon if record.rest else self._follows or self._left <= 0
         if due or 2 * batch <= record.crowd:
             self.asked, self._follows = True, False
             record.crowd = 0
-            self._left, self._probed = _PROBE_ROUNDS, record.rest
+            self._left, self._probed = max(1.0, _PROBE_ROUNDS - record.tried), record.rest
             record.left = record.rest

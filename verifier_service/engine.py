@@ -220,7 +220,9 @@ class Engine:
                 if match is None:
                     self._running.skip(session, portion)
                 else:
-                    self._running.commit(session, portion, session.commit(portion, match, len(parts)))
+                    step = self._running.step
+                    done = session.commit(portion, match, step.sessions, step.number)
+                    self._running.commit(session, portion, done)
 
     def _match_all(
         self, parts: list[Part], logits: NDArray[np.float32]

@@ -235,8 +235,8 @@ class Session:
         self.cached += len(portion.chain)
         return tuple(range(len(portion.chain)))
 
-    def commit(self, portion: Portion, match: Match, batch: int = 1) -> Round:
-        """After a final step of so many sessions: takes over what was matched, up to the request's end."""
+    def commit(self, portion: Portion, match: Match, batch: int = 1, step: int = 0) -> Round:
+        """After a final step, which was of so many sessions: takes over what was matched, up to the end."""
         tree, chain, sources = portion.tree, len(portion.chain), portion.tree.sources
         self._judge(tree, match)
         tokens, reason = commit_run(self._ending, match.tokens)
@@ -247,7 +247,7 @@ class Session:
         self._usage.record_round(len(tokens), credits, len(tree))
         spared = not len(tree) and self._pool.pending > 0
         for credit, asking in self._asking.items():
-            asking.committed(credits.count(credit), credit in self._heard, spared, batch)
+            asking.committed(credits.count(credit), credit in self._heard, spared, batch, step)
         self._heard.clear()
         position = len(self.ids)
         self.ids.extend(tokens)

@@ -114,7 +114,9 @@ class Crew:
             if self.place.rank:
                 self._say(f"{where}/seen")
             else:
-                self._store.wait(_keys(f"{where}/seen", range(1, self.place.size)), within)
+                # All have come, so one that does not look any more has ended since.
+                soon = timedelta(seconds=self.timeout_s)
+                self._store.wait(_keys(f"{where}/seen", range(1, self.place.size)), soon)
         except RuntimeError as error:
             raise RankLost(
                 f"not all of {self.place.size} ranks have {where}: {_first_line(error)}"

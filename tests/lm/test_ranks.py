@@ -113,6 +113,13 @@ def test_the_first_rank_leaves_a_meeting_last() -> None:
     assert [one.result() for one in met] == [None, None]
 
 
+def test_a_rank_that_came_and_ended_is_not_waited_for_as_long_as_loading_takes() -> None:
+    store = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    store.set("outrider/loaded/here/1", "yes")
+    with pytest.raises(RankLost, match="not all of 2 ranks have loaded"):
+        Crew(Place(0, 2, 0), store, None, 0.2).meet("loaded")
+
+
 def test_a_rank_that_does_not_come_is_lost() -> None:
     alone = Crew(Place(0, 2, 0), TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False), None, 1)
     with pytest.raises(RankLost, match="not all of 2 ranks have loaded"):

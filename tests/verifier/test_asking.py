@@ -190,12 +190,66 @@ def test_drafts_that_came_late_count_once() -> None:
 def test_its_rest_is_counted_in_steps_however_many_sessions_each_is_of() -> None:
     record = Record()
     together = [Asking(record) for _ in range(8)]
-    while any(asking.asked for asking in together):
-        for asking in together:
-            asking.committed(0, batch=8)
     steps = 0
-    while not any(asking.asked for asking in together):
-        for asking in together:
-            asking.committed(0, batch=8)
+    while any(asking.asked for asking in together):
         steps += 1
-    assert steps in (record.rest - 1, record.rest)
+        for asking in together:
+            asking.committed(0, batch=32, step=steps)
+    began = steps
+    while not any(asking.asked for asking in together):
+        steps += 1
+        for asking in together:
+            asking.committed(0, batch=32, step=steps)
+    assert steps - began == record.rest
+
+
+def shares_of_rounds(rounds: int, *, late: bool = False) -> list[int]:
+    """Of sessions of so many rounds, 100 at a time, the rounds that a source is told of that is no use."""
+    record = Record()
+    told_of = []
+    for _ in range(800):
+        asking, count = Asking(record), 0
+        for _ in range(rounds):
+            count += asking.asked
+            asking.committed(0, heard=not late)
+        record.late |= late and count > 0
+        told_of.append(count)
+    return [sum(told_of[at : at + 100]) for at in range(0, 800, 100)]
+
+
+def test_sessions_of_a_few_rounds_find_out_together_too() -> None:
+    shares = shares_of_rounds(5)
+    assert shares[0] < 150
+    assert shares[-1] <= 20
+
+
+def test_sessions_that_hear_of_it_once_after_their_end_find_out_together_too() -> None:
+    shares = shares_of_rounds(20, late=True)
+    assert shares[0] <= 2000
+    assert shares[-1] < 250
+
+
+def test_a_session_that_begins_tries_it_sooner_than_one_that_may_be_about_to_end() -> None:
+    record = Record()
+    older = Asking(record)
+    told(older, 32)
+    assert record.rest == 16
+    told(older, 8)
+    assert told(Asking(record), 1) == 1
+    assert not older.asked
+
+
+def test_short_sessions_in_a_full_batch_find_out_when_it_gets_better() -> None:
+    record = Record()
+    running: list[Asking] = []
+    accepted = 0
+    for step in range(1, 2001):
+        ended = 4 if len(running) == 16 else 0
+        running = [*running[ended:], *(Asking(record) for _ in range(4))]
+        for asking in running:
+            good = asking.asked and step > 1000
+            accepted += good
+            asking.committed(int(good), batch=16, step=step)
+        if step == 1000:
+            assert record.rest > 16
+    assert accepted > 0.8 * 16 * 1000
