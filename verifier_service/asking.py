@@ -69,8 +69,8 @@ class Asking:
         """A round was committed, of which so many tokens were this source's.
 
         `heard`: it had sent drafts. A silent one may have a long prompt to read, or nothing to say yet.
-        `spared`: there were some, and none was admitted to the step; `batch`: which was of so many sessions.
-        `step`: its number; 0: it is one of its own.
+        `spared`: there were drafts of some source, and none was admitted to the step. `batch`: it was of so
+        many sessions. `step`: its number; 0: it is one of its own.
         """
         record = self._record
         if accepted:
@@ -80,7 +80,7 @@ class Asking:
             self._go_on_resting(batch, step)
         else:
             # Where sessions are shorter than it is slow, what is late is all that is ever heard of it.
-            spent = _SPARED if spared else float(heard or record.late)
+            spent = _SPARED if spared and heard else float(heard or record.late)
             record.late = False
             self._left -= spent
             record.barren += spent

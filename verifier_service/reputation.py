@@ -1,6 +1,7 @@
-"""What all sessions together have taught about each source, by the kind of request. Pure."""
+"""What all sessions together have taught about each source, by the kind of request."""
 
 from dataclasses import dataclass, field
+from threading import Lock
 
 from speculative.calibration import Calibration
 from speculative.params import SamplingParams
@@ -25,13 +26,15 @@ class Reputations:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], Reputation] = {}
+        self._lock = Lock()
 
     def of(self, name: str, params: SamplingParams) -> Reputation:
-        """The one of this source with such requests."""
+        """The one of this source with such requests; from any thread."""
         band = 0 if params.greedy else 1 + min(int(params.temperature / _BAND), _BANDS)
-        found = self._known.get((name, band))
-        if found is None:
-            if len(self._known) >= _MOST:
-                del self._known[next(iter(self._known))]
-            found = self._known[name, band] = Reputation()
-        return found
+        with self._lock:
+            found = self._known.get((name, band))
+            if found is None:
+                if len(self._known) >= _MOST:
+                    del self._known[next(iter(self._known))]
+                found = self._known[name, band] = Reputation()
+            return found

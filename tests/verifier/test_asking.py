@@ -253,3 +253,10 @@ def test_short_sessions_in_a_full_batch_find_out_when_it_gets_better() -> None:
         if step == 1000:
             assert record.rest > 16
     assert accepted > 0.8 * 16 * 1000
+
+
+def test_one_that_is_silent_does_not_rest_for_drafts_of_others_that_were_spared() -> None:
+    asking = Asking(Record())
+    for _ in range(100):
+        asking.committed(0, heard=False, spared=True)
+    assert asking.asked
