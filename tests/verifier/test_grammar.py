@@ -101,12 +101,13 @@ async def test_drafts_change_nothing_and_the_text_is_what_was_asked_for(kind: st
             plain = await plainly(verifier, kind, params, seed=seed)
             ended += plain.finished == STOP
             # The oracle goes on past the end, so that there is something to cut.
-            for behaviour in (Oracle({PROMPT: [*plain.ids, EOS, 5, 7]}, siblings=3), Garbage()):
+            oracle = Oracle({PROMPT: [*plain.ids, EOS, 5, 7]}, siblings=3)
+            for name, behaviour in (("oracle", oracle), ("garbage", Garbage())):
                 async with running(FakeSource(behaviour)) as source:
-                    sources = [("drafter", source.address), *LOOKUP]
+                    sources = [(name, source.address), *LOOKUP]
                     drafted = await plainly(verifier, kind, params, seed=seed, sources=sources)
                 assert (drafted.ids, drafted.finished) == (plain.ids, plain.finished)
-        assert verifier.nodes("drafter", "accepted") > 5
+        assert verifier.nodes("oracle", "accepted") > 5
         assert verifier.metric("failed_sessions_total") == 0
     assert ended
 
