@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.wire.names import PREDICTION
+from speculative.draft import Draft
 from speculative.named import load
 
 LOCAL_SOURCES = {
@@ -35,22 +36,13 @@ class SourceSet:
     """Credit indices of sources in use outside."""
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """Nodes below the last id; see speculative.merge.Fragment for the fields."""
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    survival: tuple[float, ...]
-
-
 class LocalSource(Protocol):
     """Drafts for one session on the engine thread, so both methods have to take microseconds."""
 
     def push(self, tokens: Sequence[int]) -> None:
         """These ids follow those pushed before: the prompt first, then what is committed."""
 
-    def draft(self, node_limit: int) -> Continuation | None:
+    def draft(self, node_limit: int) -> Draft | None:
         """What may follow the last id: at most so many nodes, or None."""
 
 

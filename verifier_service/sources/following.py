@@ -7,7 +7,7 @@ from outrider.v1 import draft_source_pb2
 from outrider.wire.channel import DEFAULT_MESSAGE_MB
 from outrider.wire.codec import key_to_wire, sampling_to_wire
 from outrider.wire.tls import Certificates
-from speculative.fragment import MAX_FRAGMENT_NODES
+from speculative.draft import MAX_DRAFT_NODES
 from verifier_service.asking import Record
 from verifier_service.registry import Mirror
 from verifier_service.settings import VerifierSettings
@@ -78,7 +78,7 @@ class Following:
             limit=request.limit,
             sampling=sampling_to_wire(request.params),
             seed=request.seed,
-            node_limit=min(_AHEAD * request.node_limit, MAX_FRAGMENT_NODES) if drafts else 0,
+            node_limit=min(_AHEAD * request.node_limit, MAX_DRAFT_NODES) if drafts else 0,
             vocabulary_size=self.vocabulary_size,
             sources=self.names,
             learn=request.learn,

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from speculative.draft import Draft
 from speculative.lookup import survival
 from speculative.lookup.copying import Copying
-from verifier_service.sources import Continuation, Given
+from verifier_service.sources import Given
 from verifier_service.sources.lookup import chain, shares
 
 
@@ -21,7 +22,7 @@ class PredictionSource:
             self._copying.push(token)
         self._left = max(0, self._left - len(tokens))
 
-    def draft(self, node_limit: int) -> Continuation | None:
+    def draft(self, node_limit: int) -> Draft | None:
         """See LocalSource; a chain."""
         copied = self._copying.draft(node_limit)
         return chain(copied.tokens, shares(survival(copied.match_length)))
