@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from drafter_service.draft_tree import Growth
 from speculative.errors import EmptySupport
+from speculative.history import History
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import History, processed
+from speculative.sampling import processed
 
 Scores = NDArray[np.floating[Any]]
 

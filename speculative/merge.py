@@ -23,8 +23,6 @@ from speculative.pending import Node, Ranking, rank
 from speculative.tree import ROOT, TokenTree
 from speculative.waiting import WaitingRoom
 
-__all__ = ["DraftPool", "Fragment", "Offer", "Totals"]
-
 # Where a node of a fragment went that is neither pending nor committed.
 _STALE: Final = -1
 _REFUSED: Final = -2

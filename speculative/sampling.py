@@ -17,8 +17,6 @@ from speculative.history import History
 from speculative.logprobs import TokenLogprob
 from speculative.params import SamplingParams
 
-__all__ = ["History", "choose", "processed", "token_logprob"]
-
 Logits = NDArray[np.float32] | NDArray[np.float64]
 Scores = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from speculative.acceptance.path_match import Match
 from speculative.grammar import Matcher
+from speculative.history import History
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import History, Logits, Mask, choose, processed, token_logprob
+from speculative.sampling import Logits, Mask, choose, processed, token_logprob
 from speculative.tree import ROOT
 
 

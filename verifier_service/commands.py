@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from speculative.commit import FinishReason
+from speculative.fragment import Fragment
 from speculative.logprobs import TokenLogprob
-from speculative.merge import Fragment
 from speculative.stats import UsageCount
 from verifier_service.journal import Record
 from verifier_service.sources import SourceSet

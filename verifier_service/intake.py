@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from threading import Lock
 
-from speculative.merge import Fragment
+from speculative.fragment import Fragment
 from verifier_service.commands import Command, InFlight, Offers
 
 Merge = Callable[[int, Fragment, float], bool]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from outrider.lm.plan import Share
 from speculative.commit import FinishReason
 from speculative.errors import MalformedDraft
-from speculative.merge import Fragment
+from speculative.fragment import Fragment
 from verifier_service.commands import Finish, Offers, Strike, Update
 from verifier_service.counts import CountsByName, EngineTotals
 from verifier_service.journal import Record, Step

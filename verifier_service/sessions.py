@@ -13,9 +13,10 @@ from speculative.acceptance.path_match import Match, path_match
 from speculative.calibration import SessionJudge
 from speculative.commit import Ending, commit_run
 from speculative.errors import EmptySupport
+from speculative.fragment import Fragment, Offer
 from speculative.grammar import Matcher
 from speculative.history import History
-from speculative.merge import DraftPool, Fragment, Offer
+from speculative.merge import DraftPool
 from speculative.noise import NoiseRows
 from speculative.pending import NOTHING, Ranking
 from speculative.stats import UsageCount

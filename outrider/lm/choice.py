@@ -7,7 +7,6 @@ the kernel passes the check at load, and it is the faster of the two.
 import logging
 import time
 from collections.abc import Callable
-from importlib import import_module
 from importlib.util import find_spec
 from statistics import median
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from outrider.lm.graphs import Capture, CudaGraphs, eager
 from outrider.lm.kernels.seen import Attend
 from outrider.lm.plan import Share
 from outrider.lm.steps import StaticSteps
+from speculative.named import load
 
 if TYPE_CHECKING:
     from outrider.lm.checks import Trial
@@ -45,8 +45,7 @@ def use_steps(lm: "PackedLM", kernel: str, capture: Capture = eager) -> StaticSt
 
     Raises ImportError for the Triton kernel where there is no Triton.
     """
-    module, _, name = KERNELS[kernel].partition(":")
-    attend: Attend = getattr(import_module(module), name)
+    attend: Attend = load(KERNELS, kernel)
     lm.steps = StaticSteps(
         lm.run_on_device,
         lm.model_type,

@@ -17,10 +17,11 @@ from outrider.lm.plan import Share
 from outrider.source.events import Request
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hashes
+from speculative.history import History
 from speculative.merge import DraftPool
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import History, choose
+from speculative.sampling import choose
 from speculative.tree import ROOT
 
 TICK_MS = 0.1

@@ -1,8 +1,6 @@
-"""Drafts copied from text the session has seen already, by name; `speculative.named.load` resolves one."""
+"""Drafts copied from a text, and how likely the target is to accept a copied token."""
 
 from bisect import bisect_right
-
-LOOKUPS = {"suffix_automaton": "speculative.lookup.suffix_automaton:SuffixAutomaton"}
 
 # Match lengths, and the probability that one more copied token is accepted when at least that many matched.
 # Priors per token, set by hand: a longer repeat says more, and beyond eight tokens hardly more still.

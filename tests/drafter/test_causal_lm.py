@@ -15,9 +15,10 @@ from drafter_service.settings import DrafterSettings
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
 from speculative.hashing import prefix_hash
+from speculative.history import History
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import History, choose
+from speculative.sampling import choose
 
 PROMPT = (7, 30, 31, 32, 7, 55, 60, 12)
 SEED = 99

@@ -6,9 +6,10 @@ import pytest
 from drafter_service.draft_tree import Growth
 from drafter_service.ranking import Ranking
 from speculative.errors import EmptySupport
+from speculative.history import History
 from speculative.noise import gumbel
 from speculative.params import SamplingParams
-from speculative.sampling import History, choose
+from speculative.sampling import choose
 
 WIDTH, IDS, SEED = 40, (3, 5, 3, 9), 12
 

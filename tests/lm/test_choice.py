@@ -1,15 +1,16 @@
 """Which way passes go: the faster one that is right."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from outrider.lm import PackedLM, Share, choice
+from outrider.lm import choice
 from outrider.lm.checks import Trial
 from outrider.lm.graphs import eager
 from outrider.lm.kernels.seen import Seen
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
 from tests.lm.families import model_of
 
 
@@ -49,7 +50,6 @@ def test_a_kernel_that_is_wrong_or_fails_leaves_passes_ragged_and_says_why(
     lm: PackedLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernel: str, why: str
 ) -> None:
     monkeypatch.setitem(choice.KERNELS, kernel, f"{__name__}:{kernel}")
-    monkeypatch.setattr(choice, "import_module", lambda _: sys.modules[__name__])
     trial = Trial.of(lm)
 
     choice.compare_ways(lm, trial, kernel, eager)

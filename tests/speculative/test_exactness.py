@@ -20,9 +20,10 @@ import pytest
 
 from speculative.acceptance.path_match import Match, path_match
 from speculative.commit import Ending, FinishReason, commit_run
+from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.history import History
-from speculative.merge import DraftPool, Fragment
+from speculative.merge import DraftPool
 from speculative.params import SamplingParams
 from speculative.sampling import processed
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree

@@ -2,9 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculative.lookup import LOOKUPS, survival
+from speculative.lookup import survival
 from speculative.lookup.suffix_automaton import SuffixAutomaton
-from speculative.named import load
 
 
 def repeated_suffix(text: list[int]) -> int:
@@ -28,38 +27,32 @@ def continuations(text: list[int], size: int, count: int) -> set[tuple[int, ...]
     return found
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
-def test_nothing_is_drafted_where_nothing_repeats(name: str) -> None:
-    lookup = load(LOOKUPS, name)
-    assert lookup().draft(4).tokens == ()
-    assert lookup([1, 2, 3, 4]).draft(4).tokens == ()
-    assert lookup([1, 2, 1]).draft(0).tokens == ()
+def test_nothing_is_drafted_where_nothing_repeats() -> None:
+    assert SuffixAutomaton().draft(4).tokens == ()
+    assert SuffixAutomaton([1, 2, 3, 4]).draft(4).tokens == ()
+    assert SuffixAutomaton([1, 2, 1]).draft(0).tokens == ()
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
-def test_a_repeated_passage_goes_on_as_before(name: str) -> None:
-    copied = load(LOOKUPS, name)([5, 6, 7, 8, 9, 1, 5, 6, 7]).draft(3)
+def test_a_repeated_passage_goes_on_as_before() -> None:
+    copied = SuffixAutomaton([5, 6, 7, 8, 9, 1, 5, 6, 7]).draft(3)
     assert copied.tokens == (8, 9, 1)
     assert copied.match_length == 3
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
 @pytest.mark.parametrize(
     ("text", "expected"), [("abababab", "ababab"), ("aaa", "aaaaaa"), ("xabcabca", "bcabca")]
 )
-def test_a_period_is_drafted_on_past_the_end_of_the_text(name: str, text: str, expected: str) -> None:
-    assert load(LOOKUPS, name)(map(ord, text)).draft(6).tokens == tuple(map(ord, expected))
+def test_a_period_is_drafted_on_past_the_end_of_the_text(text: str, expected: str) -> None:
+    assert SuffixAutomaton(map(ord, text)).draft(6).tokens == tuple(map(ord, expected))
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
-def test_the_latest_occurrence_is_copied(name: str) -> None:
-    assert load(LOOKUPS, name)([1, 2, 3, 1, 2, 4, 1, 2]).draft(1).tokens == (4,)
+def test_the_latest_occurrence_is_copied() -> None:
+    assert SuffixAutomaton([1, 2, 3, 1, 2, 4, 1, 2]).draft(1).tokens == (4,)
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
 @given(text=st.lists(st.integers(0, 2), max_size=30), count=st.integers(1, 8))
-def test_a_draft_is_what_followed_the_longest_repeated_suffix(name: str, text: list[int], count: int) -> None:
-    lookup = load(LOOKUPS, name)()
+def test_a_draft_is_what_followed_the_longest_repeated_suffix(text: list[int], count: int) -> None:
+    lookup = SuffixAutomaton()
     for token in text:
         lookup.append(token)
     copied = lookup.draft(count)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from speculative.errors import MalformedDraft
+from speculative.fragment import Fragment, Offer
 from speculative.hashing import prefix_hash
-from speculative.merge import DraftPool, Fragment, Offer
+from speculative.merge import DraftPool
 from speculative.tree import EMPTY_TREE
 
 IDS = [10, 11, 12]

@@ -6,8 +6,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
-from speculative.merge import DraftPool, Fragment
+from speculative.merge import DraftPool
 from speculative.tree import TokenTree
 
 Path = tuple[int, ...]

@@ -51,8 +51,8 @@ def test_the_reference_here_gives_random123s_known_answers(
     assert philox4x64_10(counter, key) == words
 
 
-@pytest.mark.parametrize("seed", [0, 1, 20261120, MASK])
-@pytest.mark.parametrize("position", [0, 1, 255, 70_000, (1 << 32) + 5])
+@pytest.mark.parametrize("seed", [0, 1, 20261120, (1 << 63) - 1, 1 << 63, MASK])
+@pytest.mark.parametrize("position", [0, 1, 255, 70_000, 1 << 32, (1 << 32) + 5, 1 << 63, MASK])
 def test_block_b_at_position_t_gives_ids_4b_to_4b_plus_3(seed: int, position: int) -> None:
     expected = [word for block in range(3) for word in philox4x64_10((block, position, 0, 0), (seed, DOMAIN))]
     assert raw_bits(seed, position, 12).tolist() == expected

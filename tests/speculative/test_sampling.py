@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from speculative.errors import EmptySupport
+from speculative.history import History
 from speculative.noise import gumbel
 from speculative.params import SamplingParams
-from speculative.sampling import History, choose, processed, token_logprob
+from speculative.sampling import choose, processed, token_logprob
 
 NOTHING = History.of([], 0)
 EACH_FIELD: list[dict[str, Any]] = [

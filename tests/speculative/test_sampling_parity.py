@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from speculative.history import History
 from speculative.params import SamplingParams
-from speculative.sampling import History, processed
+from speculative.sampling import processed
 
 torch = pytest.importorskip("torch")
 warpers = pytest.importorskip("transformers.generation.logits_process")

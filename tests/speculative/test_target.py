@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 from speculative.acceptance.path_match import path_match
 from speculative.commit import Ending, commit_run
 from speculative.errors import MalformedDraft
+from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
+from speculative.history import History
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.lookup.suffix_automaton import SuffixAutomaton
-from speculative.merge import DraftPool, Fragment
+from speculative.merge import DraftPool
 from speculative.noise import NoiseRows, gumbel, raw_bits
 from speculative.params import SamplingParams
-from speculative.sampling import History, choose, processed
+from speculative.sampling import choose, processed
 from speculative.target import TargetTokens
 from speculative.tree import TokenTree
 

@@ -11,8 +11,8 @@ from ngram_lm import LAYOUT
 from outrider.lm.pool import SlotPool
 from outrider.wire.codec import SessionKey
 from speculative.commit import Ending, FinishReason
+from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
-from speculative.merge import Fragment
 from speculative.params import SamplingParams
 from verifier_service.commands import Cancel, InFlight, Offers
 from verifier_service.counts import CountsByName, EngineTotals

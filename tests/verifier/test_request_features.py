@@ -13,8 +13,9 @@ from ngram_lm import NgramLM
 
 from outrider.lm.packed import PackedLM
 from outrider.v1 import common_pb2
+from speculative.history import History
 from speculative.params import SamplingParams
-from speculative.sampling import History, processed
+from speculative.sampling import processed
 
 STOP = common_pb2.FINISH_REASON_STOP
 LENGTH = common_pb2.FINISH_REASON_LENGTH

@@ -5,8 +5,8 @@ from functools import lru_cache
 from itertools import takewhile
 
 from speculative.draft import MAX_DRAFT_NODES, Draft
-from speculative.lookup import LOOKUPS, survival
-from speculative.named import load
+from speculative.lookup import survival
+from speculative.lookup.suffix_automaton import SuffixAutomaton
 from verifier_service.sources import Given
 
 # A node less likely than this to be accepted costs a row of the pass that it does not earn.
@@ -18,7 +18,7 @@ class LookupSource:
     """In-session lookup over prompt and output. A LocalSource."""
 
     def __init__(self, given: Given) -> None:
-        self._index = load(LOOKUPS, "suffix_automaton")()
+        self._index = SuffixAutomaton()
 
     def push(self, tokens: Sequence[int]) -> None:
         """See LocalSource."""
