@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from packed_step import CONTEXT, packed_pass
 from tokenizers import Tokenizer
 
-from outrider.lm import PackedLM, Share
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
 from speculative.noise import gumbel
 
 SESSIONS = 8

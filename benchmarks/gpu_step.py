@@ -19,11 +19,12 @@ import torch
 from envelope import print_result
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.lm import PackedLM, Share, SlotTable
 from outrider.lm.choice import use_ragged, use_steps
 from outrider.lm.graphs import CudaGraphs
-from outrider.lm.plan import PassPlan
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import PassPlan, Share
 from outrider.lm.steps import StaticSteps
+from outrider.lm.table import SlotTable
 
 WARM_UP = 3
 CHUNK = 256

@@ -15,7 +15,8 @@ import torch
 from envelope import print_result
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from outrider.lm import PackedLM, Share
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
 
 CONTEXT = 256
 SHAPES = ((1, 1), (1, 4), (1, 8), (1, 16), (2, 1), (2, 8), (4, 1), (4, 8), (8, 1), (8, 4), (8, 8))

@@ -59,11 +59,6 @@ class TokenTable:
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"not a tokenizer.json: {error}") from error
 
-    @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer) -> Self:
-        """Takes a copy: truncation and padding are switched off in it."""
-        return cls.from_json(tokenizer.to_str())
-
     def to_json(self) -> str:
         """What `from_json` reads."""
         return self._tokenizer.to_str()

@@ -2,9 +2,3 @@
 
 Knows torch and transformers; knows nothing about services, sampling or the wire.
 """
-
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
-from outrider.lm.table import SlotTable
-
-__all__ = ["PackedLM", "Share", "SlotTable"]

@@ -109,11 +109,6 @@ class Trial:
             _compare(lm, got, want)
 
 
-def check_model(lm: "PackedLM") -> None:
-    """Raises ModelRefused, naming the model type, unless packed passes equal its own eager forward."""
-    Trial.of(lm).verify(lm)
-
-
 def _check_vocabulary(lm: "PackedLM") -> None:
     weight: torch.Tensor = lm.model.get_input_embeddings().weight  # type: ignore[assignment]
     rows = weight.shape[0]

@@ -1,7 +1,7 @@
 """What the first rank tells the others, as int64 words. Pure: slots, ids and parents; no tensors of a model.
 
 The others keep no tables and count no blocks: every pass says where its sessions lie. So what a session does
-between passes (begin, share, fork, give way, end, be evicted) is told only where it moves or adds storage.
+between passes (begin, share, give way, end, be evicted) is told only where it moves or adds storage.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Slots to slots: what a commit, a fork or a copied prefix moves."""
+    """Slots to slots: what a commit or a copied prefix moves."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]

@@ -68,24 +68,6 @@ class SlotTable:
         sources = [block * BLOCK + offset for block in blocks for offset in range(BLOCK)]
         self._pool.copy(sources, self.slots(0, self.length))
 
-    def fork(self) -> "SlotTable":
-        """A table with the same committed positions: full blocks are shared, what lies beyond is copied.
-
-        Raises Overloaded, with nothing changed, where there is no room for the copy.
-        """
-        other = SlotTable(self._pool, self._room * BLOCK)
-        full = self.length // BLOCK
-        other.adopt(self.blocks[:full])
-        if self.length > full * BLOCK:
-            try:
-                other.reserve(self.length)
-            except BaseException:
-                other.close()
-                raise
-            self._pool.copy(self.slots(full * BLOCK, self.length), other.slots(full * BLOCK, self.length))
-            other.length = self.length
-        return other
-
     def lacks(self, need: int) -> int:
         """Blocks that are missing for so many slots."""
         return max(0, blocks_for(need) - len(self.blocks))

@@ -214,18 +214,6 @@ def usage_to_wire(usage: UsageCount) -> common_pb2.Usage:
     )
 
 
-def usage_from_wire(message: common_pb2.Usage) -> UsageCount:
-    return UsageCount(
-        prompt_tokens=message.prompt_tokens,
-        completion_tokens=message.completion_tokens,
-        rounds=message.rounds,
-        admitted=message.admitted,
-        accepted=dict(message.accepted_by_source),
-        drafted=dict(message.drafted_by_source),
-        replay_identical=message.replay_identical,
-    )
-
-
 _REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,

@@ -78,7 +78,7 @@ def table() -> TokenTable:
 
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 2, "Ċ": 3}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
-    return TokenTable.from_tokenizer(tokenizer)
+    return TokenTable.from_json(tokenizer.to_str())
 
 
 CHUNKS = [Chunk((0,), "a", ("target",)), Chunk((1, 2, 3), "bc\n", ("lookup", "drafter", "target"))]

@@ -1,11 +1,18 @@
 """Tiny random-weight models of the families that the packed pass is held to."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from outrider.lm.blocks import BLOCK
+from outrider.lm.checks import Trial
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+from outrider.lm.table import SlotTable
 
 torch.set_num_threads(1)
 
@@ -110,6 +117,22 @@ def model_of(family: str, *, seed: int = 0, **changes: Any) -> PreTrainedModel:
 def twin_of(model: PreTrainedModel) -> PreTrainedModel:
     """A copy that stays as transformers has it while a packed pass takes over the first."""
     return copy.deepcopy(model)
+
+
+def check_pass(lm: PackedLM) -> None:
+    """The check at load. Raises ModelRefused unless packed passes equal the model's own eager forward."""
+    Trial.of(lm).verify(lm)
+
+
+def branched(lm: PackedLM, table: SlotTable, ids: Sequence[int]) -> SlotTable:
+    """A second session of the ids committed in ``table``: adopts its full blocks, computes the rest."""
+    other = lm.table()
+    full = len(ids) // BLOCK
+    other.adopt(table.blocks[:full])
+    if rest := ids[full * BLOCK :]:
+        lm.forward([Share(other, rest, range(-1, len(rest) - 1), ())])
+        other.commit(range(len(rest)))
+    return other
 
 
 def greedy_ids(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:

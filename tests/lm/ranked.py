@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch
 
-from outrider.lm import PackedLM, Share, SlotTable
 from outrider.lm.blocks import BLOCK
 from outrider.lm.lead import Lead, follow
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
 from outrider.lm.ranks import Crew, Place
+from outrider.lm.table import SlotTable
 from speculative.errors import ModelRefused
 from tests.lm.families import VOCABULARY
 
@@ -23,7 +25,7 @@ STEPS = 12
 
 
 def drive(lm: PackedLM, longest: int) -> torch.Tensor:
-    """Logits of trees of several sessions, which commit, fork, share, copy and end at random."""
+    """Logits of trees of several sessions, which commit, share, copy and end at random."""
     dice = random.Random(5)
     found = []
     tables = [prefilled(lm, dice, longest // 2) for _ in range(3)]
@@ -31,7 +33,7 @@ def drive(lm: PackedLM, longest: int) -> torch.Tensor:
     adopted, copied = SlotTable(lm.pool), SlotTable(lm.pool)
     adopted.adopt(first.blocks[: first.length // BLOCK])
     copied.copy_of(first.blocks[: first.length // BLOCK])
-    tables += [first.fork(), adopted, copied]
+    tables += [adopted, copied]
     for step in range(STEPS):
         live = [table for table in tables if table.length + table.nodes + 8 < longest]
         shares = [tree(table, dice) for table in dice.sample(live, min(3, len(live)))]

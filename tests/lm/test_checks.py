@@ -6,17 +6,18 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.lm import PackedLM, attention, checks, plan
-from outrider.lm.checks import Trial, check_model
+from outrider.lm import attention, checks, plan
+from outrider.lm.checks import Trial
+from outrider.lm.packed import PackedLM
 from outrider.lm.plan import PassPlan, Rows
 from speculative.errors import ModelRefused
-from tests.lm.families import VOCABULARY, WINDOW, model_of
+from tests.lm.families import VOCABULARY, WINDOW, check_pass, model_of
 
 
 def test_a_model_that_is_served_rightly_passes_and_is_left_as_it_was() -> None:
     lm = PackedLM(model_of("mistral"))
 
-    check_model(lm)
+    check_pass(lm)
 
     assert (lm.forward_calls, lm.rows, lm.pool.used_slots) == (0, 0, 0)
     assert lm.model.config._attn_implementation == attention.ATTENTION
@@ -24,7 +25,7 @@ def test_a_model_that_is_served_rightly_passes_and_is_left_as_it_was() -> None:
 
 def refused(lm: PackedLM, match: str) -> None:
     with pytest.raises(ModelRefused, match=match) as found:
-        check_model(lm)
+        check_pass(lm)
     assert lm.model_type in str(found.value)
     assert lm.pool.used_slots == 0
 
@@ -41,7 +42,7 @@ def test_a_window_that_is_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(PassPlan, "visible", lambda self, window: seen(self, None))
 
     refused(PackedLM(model_of("gemma3_text")), "differs from its own eager forward")
-    check_model(PackedLM(model_of("llama")))
+    check_pass(PackedLM(model_of("llama")))
 
 
 def test_a_branch_that_sees_its_sibling_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,7 @@ def test_kept_keys_that_were_not_moved_are_found(monkeypatch: pytest.MonkeyPatch
     lm = PackedLM(model_of("llama"))
     monkeypatch.setattr(lm.pool, "copy", lambda sources, targets: None)
     with pytest.raises(ModelRefused, match="differs"):
-        check_model(lm)
+        check_pass(lm)
 
 
 def test_a_session_that_reads_its_neighbour_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.lm import PackedLM, Share, SlotTable, deterministic, tile_attention, tile_plan
+from outrider.lm import deterministic, tile_attention, tile_plan
 from outrider.lm.blocks import BLOCK
-from outrider.lm.checks import Trial, check_model
+from outrider.lm.checks import Trial
 from outrider.lm.linear_tiles import TiledProduct
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+from outrider.lm.table import SlotTable
 from outrider.lm.tile_kernel import TILE
 from speculative.errors import InvalidRequest, ModelRefused
-from tests.lm.families import VOCABULARY, model_of
+from tests.lm.families import VOCABULARY, check_pass, model_of
 from tests.lm.test_packed import Driven
 
 LONG = 600
@@ -45,7 +48,7 @@ def whole(lm: PackedLM, ids: Sequence[int]) -> torch.Tensor:
 
 
 def differing_rows(lm: PackedLM, seed: int, turns: int = 7) -> tuple[int, int]:
-    """How many rows of random sessions, trees, commits and forks have other bits than alone, and of how
+    """How many rows of random sessions, trees, commits and branches have other bits than alone, and of how
     many."""
     dice = random.Random(seed)
     sessions = [Driven(lm, dice) for _ in range(3)]
@@ -65,7 +68,7 @@ def differing_rows(lm: PackedLM, seed: int, turns: int = 7) -> tuple[int, int]:
         for session in sessions:
             session.commit()
         if turn == 2:
-            sessions.append(dice.choice(sessions).fork())
+            sessions.append(dice.choice(sessions).branch())
         # Somebody takes the blocks behind, so that sessions grow in pieces.
         others += [lm.pool.take(1, session.table.blocks[-1]) for session in sessions]
     for session in sessions:
@@ -109,7 +112,7 @@ def test_a_row_has_the_same_bits_by_decoding_by_chunks_and_in_one_piece(family: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prefix_that_was_adopted_copied_or_forked_changes_no_bit(dtype: str) -> None:
+def test_a_prefix_that_was_adopted_or_copied_changes_no_bit(dtype: str) -> None:
     lm = packed("llama", dtype)
     dice = random.Random(5)
     ids = [dice.randrange(VOCABULARY) for _ in range(2 * TILE + 30)]
@@ -118,7 +121,7 @@ def test_a_prefix_that_was_adopted_copied_or_forked_changes_no_bit(dtype: str) -
     source = lm.table()
     for low in range(0, len(ids), 11):
         chain(lm, source, ids[low : low + 11])
-    adopted, copied, forked = lm.table(), lm.table(), source.fork()
+    adopted, copied = lm.table(), lm.table()
     adopted.adopt(source.blocks[: full // BLOCK])
     between = lm.pool.take(1, source.blocks[-1])
     copied.copy_of(source.blocks[: full // BLOCK])
@@ -126,10 +129,10 @@ def test_a_prefix_that_was_adopted_copied_or_forked_changes_no_bit(dtype: str) -
         assert torch.equal(chain(lm, table, ids[full:]), expected[full:])
     more = [*ids, 5, 9]
     again = whole(lm, more)[-2:]
-    shares = [Share(table, [7, 5, 9], [-1, -1, 1], [1, 2]) for table in (adopted, copied, forked, source)]
+    shares = [Share(table, [7, 5, 9], [-1, -1, 1], [1, 2]) for table in (adopted, copied, source)]
     for rows in lm.forward(shares).split(2):
         assert torch.equal(rows, again)
-    for table in (source, adopted, copied, forked):
+    for table in (source, adopted, copied):
         lm.release(table)
     lm.pool.blocks.give(between)
 
@@ -191,7 +194,7 @@ def test_the_check_finds_tiles_that_begin_where_slots_do(monkeypatch: pytest.Mon
     gather = tile_plan._gather
     monkeypatch.setattr(tile_plan, "_gather", in_order_of_slots)
     lm = packed("llama", "float32")
-    check_model(lm)
+    check_pass(lm)
     refused(lm)
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from outrider.lm import PackedLM, Share, SlotTable
-from outrider.lm.checks import check_model
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+from outrider.lm.table import SlotTable
 from speculative.errors import ModelRefused
-from tests.lm.families import VOCABULARY, WINDOW, greedy_ids, model_of, twin_of
+from tests.lm.families import VOCABULARY, WINDOW, check_pass, greedy_ids, model_of, twin_of
 
 RIGHT = ["llama", "qwen3", "mistral", "gemma3_text", "gpt_neox", "gpt_oss", "gemma2", "gpt2", "deepseek_v3"]
 REFUSED = {
@@ -93,10 +94,10 @@ def test_greedy_ids_through_trees_equal_generate(family: str, packed_weights: bo
     assert any(len(set(truth)) > 3 for truth in truths), "a test on a constant would show nothing"
 
     lm = PackedLM(model)
-    check_model(lm)
+    check_pass(lm)
     if packed_weights:
         lm.pack()
-        check_model(lm)
+        check_pass(lm)
 
     assert decode_with_trees(lm, prompts, truths) == truths
     assert lm.pool.used_slots == 0
@@ -105,7 +106,7 @@ def test_greedy_ids_through_trees_equal_generate(family: str, packed_weights: bo
 @pytest.mark.parametrize("family", REFUSED)
 def test_what_cannot_be_served_rightly_is_refused_by_its_type(family: str) -> None:
     with pytest.raises(ModelRefused, match=REFUSED[family]) as refused:
-        check_model(PackedLM(model_of(family)))
+        check_pass(PackedLM(model_of(family)))
 
     assert refused.value.model_type == family
     assert family in str(refused.value)
@@ -120,4 +121,4 @@ def test_windows_are_those_of_the_layers_that_have_one() -> None:
 
 
 def test_bfloat16_is_served_within_its_own_rounding() -> None:
-    check_model(PackedLM(model_of("llama").bfloat16()))
+    check_pass(PackedLM(model_of("llama").bfloat16()))

@@ -7,9 +7,10 @@ import random
 import pytest
 import torch
 
-from outrider.lm import PackedLM, Share
 from outrider.lm.choice import use_steps
 from outrider.lm.graphs import CudaGraphs
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
 from tests.lm.families import VOCABULARY, model_of, twin_of
 
 pytestmark = [

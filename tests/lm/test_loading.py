@@ -8,8 +8,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from outrider.lm import PackedLM, Share
 from outrider.lm.loading import load_tokenizer
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
 from speculative.errors import InvalidRequest, ModelRefused
 from tests.lm.families import LENGTH, VOCABULARY, config_of, eager_logits, model_of
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from outrider.lm import PackedLM, Share, SlotTable
 from outrider.lm.blocks import BLOCK
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+from outrider.lm.table import SlotTable
 from speculative.errors import Overloaded
-from tests.lm.families import LENGTH, VOCABULARY, eager_logits, model_of, twin_of
+from tests.lm.families import LENGTH, VOCABULARY, branched, eager_logits, model_of, twin_of
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral", "gemma2"])
@@ -56,10 +58,10 @@ class Driven:
         paths = [self.committed + [self.nodes[at] for at in way(every, kept + row)] for row in want]
         return Share(self.table, tokens, parents, want), paths
 
-    def fork(self) -> "Driven":
+    def branch(self) -> "Driven":
         """Another session with the same committed ids, which goes its own way."""
         other = Driven(self._lm, self._dice)
-        other.table = self.table.fork()
+        other.table = branched(self._lm, self.table, self.committed)
         other.committed = list(self.committed)
         return other
 
@@ -102,7 +104,7 @@ def test_random_sessions_see_what_their_own_paths_say(
         for session in sessions:
             session.commit()
         if turn in (3, 5):
-            sessions.append(dice.choice(sessions).fork())
+            sessions.append(dice.choice(sessions).branch())
         # Somebody takes the blocks behind, so that sessions grow in pieces.
         others += [lm.pool.take(1, session.table.blocks[-1]) for session in sessions if session.table.blocks]
         lm.pool.check_integrity([*others, *(session.table.blocks for session in sessions)])
@@ -128,7 +130,7 @@ def in_pieces(lm: PackedLM, ids: list[int]) -> tuple[SlotTable, list[list[int]]]
 TREE = (-1, -1, 0, 0, 1, 2)
 
 
-def test_a_session_in_pieces_one_that_adopted_them_and_a_fork_see_the_same(
+def test_a_session_in_pieces_one_that_adopted_them_and_a_branch_see_the_same(
     pair: tuple[PackedLM, torch.nn.Module],
 ) -> None:
     lm, twin = pair
@@ -138,7 +140,7 @@ def test_a_session_in_pieces_one_that_adopted_them_and_a_fork_see_the_same(
     table, between = in_pieces(lm, ids)
     adopted = lm.table()
     adopted.adopt(table.blocks[:3])
-    tables = [table, table.fork(), adopted]
+    tables = [table, branched(lm, table, ids), adopted]
     rest = ids[3 * BLOCK :]
     shares = [Share(each, drafted, TREE, range(len(TREE))) for each in tables[:2]]
     below = [parent if parent < 0 else parent + len(rest) for parent in TREE]

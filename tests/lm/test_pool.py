@@ -117,7 +117,7 @@ def test_storage_grows_rather_than_lay_a_session_out_in_pieces() -> None:
     assert len(second.runs(0, 8 * BLOCK - 1)) == 1
 
 
-def test_an_adopted_prefix_and_a_fork_read_what_was_written_and_write_elsewhere() -> None:
+def test_an_adopted_prefix_reads_what_was_written_and_writes_elsewhere() -> None:
     pool = SlotPool(LAYOUT, max_slots=64 * BLOCK)
     table = SlotTable(pool)
     table.reserve(3 * BLOCK)
@@ -125,20 +125,17 @@ def test_an_adopted_prefix_and_a_fork_read_what_was_written_and_write_elsewhere(
     write(pool, table, 0, table.length, 7)
     adopted = SlotTable(pool)
     adopted.adopt(table.blocks[:2])
-    fork = table.fork()
-    assert (adopted.length, fork.length) == (2 * BLOCK, 2 * BLOCK + 5)
-    assert fork.blocks[:2] == table.blocks[:2] == adopted.blocks
-    assert fork.blocks[2] != table.blocks[2]
-    fork.reserve(3 * BLOCK)
-    write(pool, fork, fork.length, 3 * BLOCK, 9)
+    assert adopted.length == 2 * BLOCK
+    assert adopted.blocks == table.blocks[:2]
+    adopted.reserve(3 * BLOCK)
+    assert adopted.blocks[2] != table.blocks[2]
+    write(pool, adopted, adopted.length, 3 * BLOCK, 9)
     assert holds(pool, table, table.length, 7)
-    assert holds(pool, fork, table.length, 7)
     assert holds(pool, adopted, adopted.length, 7)
-    pool.check_integrity([table.blocks, adopted.blocks, fork.blocks])
+    pool.check_integrity([table.blocks, adopted.blocks])
     table.close()
-    assert holds(pool, fork, fork.length, 7)
-    for each in (adopted, fork):
-        each.close()
+    assert holds(pool, adopted, adopted.length, 7)
+    adopted.close()
     pool.check_integrity()
 
 

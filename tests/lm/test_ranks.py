@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from outrider.lm import PackedLM
 from outrider.lm.loading import check_split
+from outrider.lm.packed import PackedLM
 from outrider.lm.ranks import Crew, Place, RankLost
 from speculative.errors import InvalidRequest, ModelRefused
 from tests.lm.families import LENGTH, config_of, model_of

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.lm import PackedLM
 from outrider.lm.loading import load_tokenizer
+from outrider.lm.packed import PackedLM
 from outrider.lm.sources import Source
 from speculative.errors import InvalidRequest
 

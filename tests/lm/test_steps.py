@@ -8,12 +8,15 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from outrider.lm import PackedLM, Share, SlotTable, choice, transfer
+from outrider.lm import choice, transfer
 from outrider.lm.attention import How
 from outrider.lm.blocks import BLOCK
 from outrider.lm.graphs import Run, eager
 from outrider.lm.kernels.seen import Seen
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
 from outrider.lm.pool import KVLayout, SlotPool
+from outrider.lm.table import SlotTable
 from outrider.lm.tiles import BUCKETS
 from tests.lm.families import LENGTH, VOCABULARY, model_of, twin_of
 from tests.lm.test_packed import Driven, in_pieces, way

@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.lm import PackedLM, Share, SlotTable
 from outrider.lm.attention import How, SlotCache
 from outrider.lm.blocks import BLOCK
 from outrider.lm.choice import use_steps
 from outrider.lm.kernels.gathered import attend_gathered
 from outrider.lm.kernels.seen import Attend
-from outrider.lm.plan import PassPlan
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import PassPlan, Share
 from outrider.lm.pool import KVLayout, SlotPool
 from outrider.lm.step_inputs import StepInputs
 from outrider.lm.steps import PagedCache
+from outrider.lm.table import SlotTable
 from outrider.lm.tiles import shape_of
 from tests.lm.families import VOCABULARY, model_of, twin_of
 

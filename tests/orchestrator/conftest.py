@@ -355,4 +355,4 @@ def table() -> TokenTable:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<pad>", "<eos>"])
-    return TokenTable.from_tokenizer(tokenizer)
+    return TokenTable.from_json(tokenizer.to_str())

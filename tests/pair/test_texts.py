@@ -12,7 +12,7 @@ from tests.conftest import writing_tokenizer
 
 @pytest.fixture(scope="module")
 def table() -> TokenTable:
-    return TokenTable.from_tokenizer(writing_tokenizer())
+    return TokenTable.from_json(writing_tokenizer().to_str())
 
 
 def test_our_own_are_there_without_a_file(table: TokenTable) -> None:

@@ -47,7 +47,7 @@ def test_both_folders_carry_the_same_tokenizer() -> None:
 async def test_a_conversation_with_the_pair_is_a_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.chat_template == bpe.CHAT
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "{{ 7 }}?"}]
-    table = TokenTable.from_tokenizer(tokenizer.backend_tokenizer)
+    table = TokenTable.from_json(tokenizer.backend_tokenizer.to_str())
     target = Target("target", 2048, 4096, table.digest, table, (), ChatTemplate(tokenizer.chat_template))
     text = await conversation(target, messages)
     assert text == "system: Be brief.\nuser: {{ 7 }}?\nassistant:"
