@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.lm.attention import SlotCache
@@ -28,6 +29,7 @@ from outrider.lm.tile_kernel import TILE
 from speculative.errors import InvalidRequest, ModelRefused
 
 if TYPE_CHECKING:
+    from outrider.lm.checks import Trial
     from outrider.lm.packed import PackedLM
 
 _LOOP_BYTES = 128
@@ -42,24 +44,42 @@ _CUTS = (1, 37, 130)
 
 @dataclass(slots=True)
 class Deterministic:
-    """What the profile changes in a `PackedLM`."""
+    """The deterministic profile of one model. A Profile; see `outrider.lm.profile`."""
 
     multiple: int = 1
-    """A pass has a multiple of so many rows."""
+    """Number of rows of which every pass has a multiple; known once `pack` was called."""
     digest: str = ""
-    """Of the bits that the check computed: equal where weights and arithmetic are; empty before the check."""
+    """Digest of the logits that the check computed: equal where weights and arithmetic are; empty before."""
     _kernels: Kernels = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """See Profile."""
+        return f"deterministic {self.digest}"
+
+    def check_settings(self, device: str, threads: int, ranks: int) -> None:
+        """See Profile; excludes several ranks, and several threads that share a pass on the CPU.
+
+        Threads cut tensors into pieces by size, and the remainder of each piece is rounded otherwise.
+        """
+        if torch.device(device).type == "cpu" and threads != 1:
+            raise InvalidRequest(
+                f"threads = {threads}: the deterministic profile computes on one thread; give threads = 1"
+            )
+        if ranks > 1:
+            raise InvalidRequest("the deterministic profile is of one process; serve without ranks")
+
     def layout(self, found: KVLayout) -> KVLayout:
-        """Keys and values are kept in float32 where the model computes in less."""
+        """See Profile; keys and values are kept in float32 where the model computes in less."""
         return replace(found, dtype=torch.float32) if found.dtype.itemsize < 4 else found
 
-    def cache(self, model_type: str, pool: SlotPool, plan: PassPlan) -> SlotCache:
-        """The cache of one pass."""
-        return TileCache(model_type, pool, plan, self._kernels)
+    def can_pack(self, model: PreTrainedModel, ranks: int) -> bool:
+        """See Profile; the profile does not hold without `pack`."""
+        return True
 
-    def take_over(self, lm: "PackedLM") -> None:
-        """Lays out every linear layer in tiles. Raises ModelRefused for a model that multiplies elsewhere."""
+    def pack(self, lm: "PackedLM") -> None:
+        """See Profile; lays out every linear layer in tiles. Raises ModelRefused for a model that multiplies
+        elsewhere."""
         _as_linears(lm.model)
         try:
             pack_linears(lm.model, lm.find_layout, TiledProducts())
@@ -78,6 +98,18 @@ class Deterministic:
                 _refuse_weights(lm, module)
         self.multiple = common_rows(widths, _LOOP_BYTES // lm.model.dtype.itemsize)
 
+    def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
+        """See Profile; passes stay ragged."""
+        self.verify(lm)
+
+    def padding(self, row_count: int) -> int:
+        """See Profile; fills the processor's vectors."""
+        return -row_count % self.multiple
+
+    def cache(self, model_type: str, pool: SlotPool, plan: PassPlan) -> SlotCache:
+        """See Profile; attends by tiles of positions."""
+        return TileCache(model_type, pool, plan, self._kernels)
+
     def verify(self, lm: "PackedLM") -> None:
         """Packs random ids in two ways. Raises ModelRefused unless every row has the same bits."""
         calls, rows = lm.forward_calls, lm.rows
@@ -89,17 +121,6 @@ class Deterministic:
         if differing or not torch.isfinite(plain).all():
             raise _refusal(lm, f"{differing} of {len(plain)} rows depend on what they are computed with")
         self.digest = hashlib.sha256(plain.numpy().tobytes()).hexdigest()[:16]
-
-
-def check_threads(device: str, threads: int) -> None:
-    """Raises InvalidRequest where several threads would share a pass on the CPU.
-
-    They cut tensors into pieces by size, and what is left over of each piece is rounded otherwise.
-    """
-    if torch.device(device).type == "cpu" and threads != 1:
-        raise InvalidRequest(
-            f"threads = {threads}: the deterministic profile computes on one thread; give threads = 1"
-        )
 
 
 def _as_linears(model: nn.Module) -> None:

@@ -15,19 +15,18 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.lm import transfer
-from outrider.lm.attention import ACTIVE, ATTENTION, PackedCache, SlotCache
+from outrider.lm.attention import ACTIVE, ATTENTION, PackedCache
 from outrider.lm.checks import Trial
-from outrider.lm.choice import choose_steps
-from outrider.lm.deterministic import Deterministic, check_threads
+from outrider.lm.deterministic import Deterministic
 from outrider.lm.layout import Found, find_layout
-from outrider.lm.linears import can_pack, pack_linears
 from outrider.lm.loading import FoundTokenizer, end_ids, load_model, load_tokenizer, longest_context
 from outrider.lm.plan import PassPlan, Share
 from outrider.lm.pool import SlotPool
+from outrider.lm.profile import FastProfile, Profile
 from outrider.lm.ranks import Crew
 from outrider.lm.steps import StaticSteps
 from outrider.lm.table import SlotTable
-from speculative.errors import InvalidRequest, ModelRefused
+from speculative.errors import ModelRefused
 
 
 class PackedLM:
@@ -40,13 +39,13 @@ class PackedLM:
         name: str = "",
         kv_mb: int = 1024,
         tokenizer: FoundTokenizer | None = None,
-        deterministic: bool = False,
+        profile: Profile | None = None,
     ) -> None:
         """Takes over ``model``: from now on it runs packed passes only.
 
-        ``kv_mb`` bounds the keys and values of all sessions together. ``deterministic`` chooses the profile
-        of that name, which holds once ``pack`` was called. Raises ModelRefused if not every layer attends
-        through the attention interface.
+        ``kv_mb`` bounds the keys and values of all sessions together, in MiB. ``profile`` is the fast one by
+        default; the deterministic one holds once ``pack`` was called. Raises ModelRefused if not every layer
+        attends through the attention interface.
         """
         text = model.config.get_text_config()
         self.model = model
@@ -67,8 +66,8 @@ class PackedLM:
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.config._attn_implementation = ATTENTION
         self._layers: int = text.num_hidden_layers
-        self.profile = Deterministic() if deterministic else None
-        """What the deterministic profile changes, where it was chosen."""
+        self.profile: Profile = FastProfile() if profile is None else profile
+        """How passes are laid out and computed."""
         found = self.find_layout()
         self.max_length = longest_context(model.config)
         """Positions that a session may have."""
@@ -80,7 +79,7 @@ class PackedLM:
         """Query heads that share a key head, at most."""
         self.steps: StaticSteps | None = None
         """How passes of few rows run where they have static shapes: on a GPU; see `outrider.lm.choice`."""
-        layout = found.layout if self.profile is None else self.profile.layout(found.layout)
+        layout = self.profile.layout(found.layout)
         max_slots = kv_mb * 2**20 // layout.slot_bytes
         # On a GPU there is all storage from the start: growing would move what captured graphs read.
         first = {} if self._device.type == "cpu" else {"initial_slots": max_slots}
@@ -110,43 +109,35 @@ class PackedLM:
         (naming the model type) if it cannot be served exactly, or under the ``deterministic`` profile not to
         the bit.
         """
-        if deterministic:
-            check_threads(device, threads)
-            if crew is not None:
-                raise InvalidRequest("the deterministic profile is of one process; serve without ranks")
+        profile: Profile = Deterministic() if deterministic else FastProfile()
+        ranks = 1 if crew is None else crew.place.size
+        profile.check_settings(device, threads, ranks)
         torch.set_num_threads(threads)
         source = str(path_or_id)
-        model = load_model(source, device=device, dtype=dtype, ranks=1 if crew is None else crew.place.size)
+        model = load_model(source, device=device, dtype=dtype, ranks=ranks)
         if crew is not None:
             crew.meet("loaded")
         name = Path(source).name if Path(source).is_dir() else source
         tokenizer = load_tokenizer(source)
-        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, deterministic=deterministic)
+        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, profile=profile)
         trial = Trial.of(lm) if check else None
-        if deterministic or (crew is None and can_pack(model)):
+        if profile.can_pack(model, ranks):
             lm.pack()
         if trial is not None:
             trial.verify(lm)
-        if lm.profile is not None:
-            lm.profile.verify(lm)
-        elif crew is None:  # other ranks replay ragged passes alone
-            choose_steps(lm, trial)
+        profile.settle(lm, trial, ranks)
         return lm
 
     def pack(self) -> None:
-        """Lays out linear layers for few rows (float32 on the CPU only) or in tiles (deterministic profile);
-        their own weights are let go."""
-        if self.profile is None:
-            pack_linears(self.model, self.find_layout)
-        else:
-            self.profile.take_over(self)
+        """Replaces the linear layers by packed ones, as the profile has them; their own weights are freed."""
+        self.profile.pack(self)
 
     @property
     def numerics(self) -> str:
         """Where and how it computes. Under the deterministic profile models of one such string give the same
         bits: it ends in a digest of some that depend on weights, kernels and their versions."""
-        made = f"{self._device.type} {str(self.model.dtype).removeprefix('torch.')}"
-        return made if self.profile is None else f"{made} deterministic {self.profile.digest}"
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return f"{self._device.type} {dtype} {self.profile.label}".rstrip()
 
     def table(self, reserve: int = 0, room: int = 0) -> SlotTable:
         """A new session's slots: ``reserve`` of them at once, more as passes need them.
@@ -193,9 +184,8 @@ class PackedLM:
     def _run_ragged(self, plan: PassPlan, ids: list[int], wanted: list[int]) -> torch.Tensor:
         """A pass whose shapes are those of its sessions."""
         self.pool.settle()
-        fill = [0] * (0 if self.profile is None else -plan.row_count % self.profile.multiple)
-        make_cache = SlotCache if self.profile is None else self.profile.cache
-        cache = make_cache(self.model_type, self.pool, plan)
+        fill = [0] * self.profile.padding(plan.row_count)
+        cache = self.profile.cache(self.model_type, self.pool, plan)
         rows = transfer.indices([ids + fill, plan.positions() + fill], self._device)
         logits = self.run_model(cache, rows[:1], rows[1:], wanted)
         cache.finish(self.pool.layout.layers)

@@ -10,6 +10,7 @@ import torch
 from outrider.lm import deterministic, tile_attention, tile_plan
 from outrider.lm.blocks import BLOCK
 from outrider.lm.checks import Trial
+from outrider.lm.deterministic import Deterministic
 from outrider.lm.linear_tiles import TiledProduct
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
@@ -27,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def packed(family: str, dtype: str, *, profile: bool = True, **changes: object) -> PackedLM:
     length = {"n_positions": LONG} if family == "gpt2" else {}
     model = model_of(family, **{"max_position_embeddings": LONG, **length, **changes})
-    lm = PackedLM(model.to(DTYPES[dtype]), deterministic=profile)
+    lm = PackedLM(model.to(DTYPES[dtype]), profile=Deterministic() if profile else None)
     if profile or dtype == "float32":
         lm.pack()
     return lm
@@ -140,7 +141,7 @@ def test_a_prefix_that_was_adopted_or_copied_changes_no_bit(dtype: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_computes_what_the_model_does(family: str) -> None:
     model = model_of(family)
-    lm = PackedLM(model, deterministic=True)
+    lm = PackedLM(model, profile=Deterministic())
     trial = Trial.of(lm)
     lm.pack()
     trial.verify(lm)
@@ -164,7 +165,7 @@ def test_a_model_that_multiplies_outside_linear_layers_is_refused_by_name(family
 
 
 def refused(lm: PackedLM) -> None:
-    assert lm.profile is not None
+    assert isinstance(lm.profile, Deterministic)
     with pytest.raises(ModelRefused, match=r"\d+ of \d+ rows depend on what they are computed with"):
         lm.profile.verify(lm)
     assert lm.pool.used_slots == 0
@@ -177,7 +178,7 @@ def test_the_check_finds_linear_layers_that_are_not_tiled(monkeypatch: pytest.Mo
 
 def test_the_check_finds_passes_that_leave_vectors_unfilled() -> None:
     lm = packed("gpt_neox", "float32", intermediate_size=49, hidden_act="silu")
-    assert lm.profile is not None
+    assert isinstance(lm.profile, Deterministic)
     assert lm.profile.multiple == 32
     lm.profile.verify(lm)
     lm.profile.multiple = 1
@@ -235,15 +236,15 @@ def test_several_threads_are_refused(tiny_llama: Path) -> None:
 
 
 def test_a_machine_whose_products_are_not_steady_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = PackedLM(model_of("llama"), deterministic=True)
+    lm = PackedLM(model_of("llama"), profile=Deterministic())
     monkeypatch.setattr(TiledProduct, "multiply", lambda self, rows: (rows @ self.weight().t()).cumsum(0))
     with pytest.raises(ModelRefused, match="a row of a linear layer depends on the rows computed beside it"):
         lm.pack()
 
 
 def test_the_checks_work_for_a_model_of_few_positions() -> None:
-    lm = PackedLM(model_of("llama", max_position_embeddings=20), deterministic=True)
+    lm = PackedLM(model_of("llama", max_position_embeddings=20), profile=Deterministic())
     lm.pack()
-    assert lm.profile is not None
+    assert isinstance(lm.profile, Deterministic)
     lm.profile.verify(lm)
     assert len(deterministic._draw(lm)[0]) == 18

@@ -1,0 +1,90 @@
+"""How a model's passes are laid out and computed: what a `PackedLM` leaves to the profile it was made with.
+
+The fast profile below is the default. `outrider.lm.deterministic` is the other one; it gives up speed so that
+a row of logits is the same, bit for bit, whatever else its pass computes.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+from transformers import PreTrainedModel
+
+from outrider.lm.attention import SlotCache
+from outrider.lm.choice import choose_steps
+from outrider.lm.linears import can_pack, pack_linears
+from outrider.lm.plan import PassPlan
+from outrider.lm.pool import KVLayout, SlotPool
+
+if TYPE_CHECKING:
+    from outrider.lm.checks import Trial
+    from outrider.lm.packed import PackedLM
+
+
+class Profile(Protocol):
+    """What a profile decides about one model. Each `PackedLM` has a profile of its own."""
+
+    @property
+    def label(self) -> str:
+        """Name of the profile's arithmetic, for `PackedLM.numerics`; empty for the default."""
+        ...
+
+    def check_settings(self, device: str, threads: int, ranks: int) -> None:
+        """Raises InvalidRequest for a device, a thread count or a rank count that the profile excludes."""
+        ...
+
+    def layout(self, found: KVLayout) -> KVLayout:
+        """The layout of the KV pool for a model whose own keys and values are laid out as ``found``."""
+        ...
+
+    def can_pack(self, model: PreTrainedModel, ranks: int) -> bool:
+        """Whether `pack` applies to a model that is split over so many ranks."""
+        ...
+
+    def pack(self, lm: "PackedLM") -> None:
+        """Replaces the model's linear layers by packed ones. Raises ModelRefused."""
+        ...
+
+    def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
+        """Last step of loading: checks, or chooses, how passes run. Raises ModelRefused."""
+        ...
+
+    def padding(self, row_count: int) -> int:
+        """Number of rows that fill up a pass of ``row_count`` rows."""
+        ...
+
+    def cache(self, model_type: str, pool: SlotPool, plan: PassPlan) -> SlotCache:
+        """The KV cache that the model sees during the pass of ``plan``."""
+        ...
+
+
+class FastProfile:
+    """The fastest passes that are right up to rounding. A Profile."""
+
+    label = ""
+
+    def check_settings(self, device: str, threads: int, ranks: int) -> None:
+        """See Profile; excludes nothing."""
+
+    def layout(self, found: KVLayout) -> KVLayout:
+        """See Profile; keys and values stay in the model's dtype."""
+        return found
+
+    def can_pack(self, model: PreTrainedModel, ranks: int) -> bool:
+        """See Profile; tensor parallelism hooks the very layers that `pack` replaces."""
+        return ranks == 1 and can_pack(model)
+
+    def pack(self, lm: "PackedLM") -> None:
+        """See Profile; oneDNN's layout, for few rows in float32 on the CPU."""
+        pack_linears(lm.model, lm.find_layout)
+
+    def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
+        """See Profile; chooses between ragged passes and steps of static shape by measuring both."""
+        if ranks == 1:  # other ranks replay ragged passes alone
+            choose_steps(lm, trial)
+
+    def padding(self, row_count: int) -> int:
+        """See Profile; none."""
+        return 0
+
+    def cache(self, model_type: str, pool: SlotPool, plan: PassPlan) -> SlotCache:
+        """See Profile."""
+        return SlotCache(model_type, pool, plan)
