@@ -1,15 +1,71 @@
-"""Distillation: the drafter learns the target's distribution at every position, not only the next token."""
+"""Distillation: the drafter learns the target's distribution at every position, not only the next token.
+
+The teacher works its distributions out once; every later epoch reads them.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import LlamaForCausalLM
 
+from training.batches import shuffled
 from training.loop import LossOf
 from training.target import LONG_FROM, logits_of
-from training.taught import Lesson, Taught
 
 _LEAST = 1e-6
+
+WIDTH = 64
+"""How many of the teacher's likeliest tokens are kept for a position; all of them would take gigabytes."""
+
+
+class Lesson(NamedTuple):
+    """A batch: `ids` int64 (rows, window); likeliest `tokens` int64, their probabilities `wanted` float32.
+
+    The latter two have shape (rows, window, WIDTH) and speak of the token after each position.
+    """
+
+    ids: torch.Tensor
+    tokens: torch.Tensor
+    wanted: torch.Tensor
+
+
+class Taught:
+    """Batches of `batch` whole rows of `ids` (uint16, (rows, window)), shuffled anew every epoch."""
+
+    def __init__(self, teacher: LlamaForCausalLM, ids: npt.NDArray[np.uint16], batch: int, seed: int) -> None:
+        self._teacher = teacher
+        self._ids = ids
+        self._batch = batch
+        self._seed = seed
+        self._width = min(WIDTH, teacher.config.vocab_size)
+        self._tokens = np.zeros((*ids.shape, self._width), dtype=np.uint16)
+        self._wanted = np.zeros((*ids.shape, self._width), dtype=np.float16)
+        self._known = np.zeros(len(ids), dtype=np.bool_)
+
+    def at(self, step: int) -> Lesson:
+        """The batch of `step`; asks the teacher about the rows that it has not seen."""
+        rows = shuffled(len(self._ids), self._batch, self._seed, step)
+        if not self._known[rows].all():
+            self._ask(rows)
+        return Lesson(
+            torch.from_numpy(self._ids[rows].astype(np.int64)),
+            torch.from_numpy(self._tokens[rows].astype(np.int64)),
+            torch.from_numpy(self._wanted[rows].astype(np.float32)),
+        )
+
+    @torch.inference_mode()
+    def _ask(self, rows: npt.NDArray[np.int64]) -> None:
+        ids = torch.from_numpy(self._ids[rows].astype(np.int64))
+        logits = self._teacher(input_ids=ids, use_cache=False).logits.float()
+        kept = logits.topk(self._width, dim=-1)
+        wanted = (kept.values - logits.logsumexp(-1, keepdim=True)).exp()
+        self._tokens[rows] = kept.indices.numpy()
+        self._wanted[rows] = wanted.numpy()
+        self._known[rows] = True
 
 
 def loss_of(drafter: LlamaForCausalLM, short: Taught, long: Taught) -> LossOf:

@@ -7,6 +7,7 @@ Budgets are minutes of processor time on one thread, so a paused process spends 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,17 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from training import continued, corpus, distil, export, memory, model, prompts, target, tokenizer
+from training import continued, corpus, distil, export, model, prompts, target, tokenizer
 from training.batches import scattered
 from training.loop import Interrupted, Run, Settings
 from training.recipe import PRESETS, Recipe
-from training.taught import Taught
 
 COMMITTED = Path(__file__).parent.parent / "models" / "heldout.jsonl"
+
+# Parameters of glibc's mallopt.
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
+_KEPT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes-drafter", type=float, default=57.0)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    memory.keep_freed()
+    keep_freed_memory()
     try:
         make(options)
     except Interrupted as interrupted:
         sys.exit(f"interrupted while training the {interrupted}; run the same command to go on")
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc reuse large freed blocks instead of returning them; does nothing under another libc.
+
+    Otherwise training spends a good part of its time on page faults.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+        mallopt(_TRIM_THRESHOLD, 2 * _KEPT_BYTES - 1)
 
 
 def make(options: argparse.Namespace) -> None:
@@ -102,9 +118,9 @@ def train_drafter(job: Job, minutes: float) -> None:
     run = Run("drafter", made, Settings(60 * minutes, recipe.drafter_rate, recipe.evaluate_every), job.work)
     window = own.shape[1]
     source = scattered(job.data.train, recipe.source_rows, window, seed=3)
-    short = Taught(teacher, np.concatenate([own, source]), recipe.batch // window, seed=4)
+    short = distil.Taught(teacher, np.concatenate([own, source]), recipe.batch // window, seed=4)
     late = scattered(job.data.train, recipe.long_rows, 4 * window, seed=3)
-    long = Taught(teacher, late, max(1, recipe.batch // (4 * window)), seed=5)
+    long = distil.Taught(teacher, late, max(1, recipe.batch // (4 * window)), seed=5)
     run.train(distil.loss_of(made, short, long), _held_out(job, made))
     export.write(made, job.tokenizer, job.work / "drafter")
 

@@ -14,13 +14,17 @@ from typing import Any
 
 import torch
 
-from training import optimise
-
 LossOf = Callable[[int, float], torch.Tensor]
 """Loss of the batch of a step, given the step and the share of the budget spent (0 to 1)."""
 
 PLATEAU_SECONDS = 1800.0
 PLATEAU_GAIN = 0.01
+
+WARMUP = 40
+"""Steps over which the learning rate rises."""
+
+DECAY_FROM = 0.45
+"""Share of the budget after which the learning rate falls, linearly, to nearly nothing."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Run:
         self.model = model
         self.settings = settings
         self.progress = Progress()
-        self._optimisers = optimise.optimisers(model, settings.rate)
+        self._optimisers = optimisers(model, settings.rate)
         self._checkpoint = folder / f"{name}.pt"
         self._log = folder / "log.jsonl"
         if self._checkpoint.exists():
@@ -105,7 +109,7 @@ class Run:
         share = min(1.0, self._share())
         for optimiser in self._optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = self.settings.rate * optimise.factor(self.progress.step, share)
+                group["lr"] = self.settings.rate * rate_factor(self.progress.step, share)
         loss = loss_of(self.progress.step, share)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -132,6 +136,27 @@ def plateaued(history: list[tuple[float, float]]) -> bool:
     now = history[-1][0]
     before = [loss for seconds, loss in history if seconds <= now - PLATEAU_SECONDS]
     return bool(before) and min(loss for _, loss in history) > min(before) * (1.0 - PLATEAU_GAIN)
+
+
+def optimisers(model: torch.nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for embeddings and norms.
+
+    On a corpus of a few million tokens Muon gets further per token than AdamW, for a few percent of a step.
+    """
+    named = list(model.named_parameters())
+    inner = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    outer = [p for name, p in named if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(inner, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outer, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def rate_factor(step: int, progress: float) -> float:
+    """What to multiply the peak learning rate by, given the step and the share of the budget spent."""
+    rising = min(1.0, (step + 1) / WARMUP)
+    falling = min(1.0, (1.0 - progress) / (1.0 - DECAY_FROM))
+    return min(rising, max(0.02, falling))
 
 
 class _StopRequest:

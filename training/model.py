@@ -51,8 +51,3 @@ def config(shape: Shape, eos: int) -> LlamaConfig:
         eos_token_id=eos,
         pad_token_id=None,
     )
-
-
-def parameters(model: torch.nn.Module) -> int:
-    """Number of distinct parameters."""
-    return sum(parameter.numel() for parameter in model.parameters())
