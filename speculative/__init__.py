@@ -3,23 +3,28 @@
 Where to look, in the order of one round:
 
 ======================  =====================================================================================
+`draft`, `fragment`     a small tree of drafted tokens; the same with the prefix that it continues
 `merge`                 one draft tree per session from many sources: late, stale, waiting, malformed
-                        (`fragment` is what they offer, `waiting` where it waits)
+                        (`waiting` keeps fragments whose prefix is not known yet, `pending` ranks nodes)
+`calibration`           measured acceptance behind each source's survival estimates
+`budget`                how many drafted nodes a batch of sessions verifies in one pass
 `tree`                  the tree that a round verifies, as flat arrays
 `target`                the target's own token at a node: that node's history, position and noise
 `sampling`, `noise`     logits to a token: penalties, temperature, cuts; counter-based randomness
-                        (`history` counts what penalties need)
-`acceptance`            which drafted tokens the target agrees with, by name
-`commit`, `text`        where a request ends; what its ids read as
-`lookup`                drafts copied from the session's own text
-`hashing`               the rolling hash by which messages say where they stand
-`params`, `stats`       what a request asks for; what it cost
-`errors`                what can go wrong, and whose fault it is
+                        (`history` counts the tokens that penalties need)
+`grammar`               the grammar of a request's text, as sampling needs it
+`acceptance`            which drafted tokens the target agrees with
+`commit`, `text`        where a request ends; the text of its generated ids
+`lookup`                drafts copied from the session's own text, or from a given one
+`hashing`               the rolling hash by which messages name a prefix
+`params`, `logprobs`    the fields of a request: sampling, log-probabilities
+`stats`                 what a request cost
+`errors`                the errors that Outrider reports, by whose fault each is
 `named`                 tables of implementations by name
 ======================  =====================================================================================
 
 The law they keep: token t of a request is `argmax over v of processed_logprob[v] + gumbel(seed, t, v)`,
-whatever was drafted. docs/exactness.md states it in full and says how it is proved.
+whatever was drafted. docs/exactness.md states the law in full and says how it is proved.
 
 Imports NumPy and the standard library only.
 """

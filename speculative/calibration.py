@@ -1,8 +1,8 @@
-"""What a source's survival estimates are worth: its measured acceptance, learnt online.
+"""Calibration of a source's survival estimates by its measured acceptance, learnt online.
 
-Evidence is every offered node whose parent was committed, admitted to a round or not: the committed token
-says which child was right. So learning costs nothing, and a source of which nothing is admitted is still
-measured. Sources' confidences are too sure of themselves as a rule (DSpark, EAGLE-2), and priors set by hand
+Evidence is every offered node whose parent was committed, whether the node was admitted to a round or not:
+the committed token says which child was right. So learning costs nothing, and a source none of whose nodes
+are admitted is still measured. Sources are overconfident as a rule (DSpark, EAGLE-2), and priors set by hand
 know no text. Pure; knows nothing of trees.
 """
 
@@ -10,24 +10,24 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-# Estimates are told apart where it matters: near 1, where a chain of them is long.
+# Bins are narrow where precision matters: near 1, where chains are long.
 _EDGES: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _LEVELS: Final = 255
 _BIN: Final = tuple(bisect_right(_EDGES, level / _LEVELS) for level in range(_LEVELS + 1))
 
 
 class Judge(Protocol):
-    """What estimates of acceptance given the parent are worth; sources are credit indices."""
+    """Calibrates estimates of a node's acceptance given its parent; `source` is a source index."""
 
     def worth(self, source: int, estimate: float) -> float:
-        """The calibrated probability, within [0, 1]."""
+        """The calibrated probability of acceptance, within [0, 1]."""
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
-        """The parent of a node that was offered so was committed, and whether the node was next."""
+        """Learns from one node whose parent was committed; `hit`: the node's token was committed next."""
 
 
 class Trusting:
-    """Takes estimates as they are and learns nothing. A Judge."""
+    """Returns estimates unchanged and learns nothing. A Judge."""
 
     def worth(self, source: int, estimate: float) -> float:
         """See Judge."""
@@ -44,9 +44,9 @@ class Calibration:
     """Estimates against outcomes of one source.
 
     Args:
-        prior: what is believed before there is evidence; None: the estimate itself.
-        strength: of how many observations the belief counts as much.
-        memory: about how many observations of one kind are remembered.
+        prior: calibration to lean on before there is evidence; None: the estimate itself.
+        strength: weight of the prior, in observations.
+        memory: about how many observations of one bin count; older ones fade.
     """
 
     __slots__ = ("_hits", "_keep", "_prior", "_strength", "_tries")
@@ -61,11 +61,11 @@ class Calibration:
         self._tries = [0.0] * (len(_EDGES) + 1)
 
     def worth(self, estimate: float) -> float:
-        """The probability that a node with this estimate, within [0, 1], is accepted given its parent."""
+        """Calibrated probability that a node is accepted given its parent; `estimate` is within [0, 1]."""
         return self._worth(_BIN[int(estimate * _LEVELS)], estimate)
 
     def saw(self, estimate: float, hit: bool) -> None:
-        """One outcome, passed on to the prior."""
+        """Records the outcome of one node, here and in every prior."""
         kind = _BIN[int(estimate * _LEVELS)]
         learning: Calibration | None = self
         while learning is not None:
@@ -81,9 +81,9 @@ class Calibration:
 
 
 class SessionJudge:
-    """The calibrations of one session's sources, each leaning on what all sessions taught. A Judge."""
+    """The calibrations of one session's sources, each with a prior learnt from all sessions. A Judge."""
 
-    # A session's own text soon says more about its sources than other sessions' did.
+    # A session's own text soon says more about its sources than the texts of other sessions did.
     _STRENGTH: Final = 12.0
     _MEMORY: Final = 200.0
 
@@ -92,7 +92,7 @@ class SessionJudge:
         self.use(priors)
 
     def use(self, priors: Sequence[Calibration]) -> None:
-        """Sources by credit index; more may come, and those that were there keep what they learnt."""
+        """Sets the sources' priors in order of source index; sources already known keep their evidence."""
         for prior in priors[len(self._own) :]:
             self._own.append(Calibration(prior, strength=self._STRENGTH, memory=self._MEMORY))
 

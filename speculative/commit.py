@@ -1,7 +1,7 @@
 """Where a request ends: end-of-sequence ids, stop strings, length; knows nothing of models or trees.
 
-Everything here is a function of (ids, prompt length), so a session rebuilt from its ids ends where it would
-have.
+Everything here is a function of (ids, prompt length), so a session that is rebuilt from its ids ends at the
+same id.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,15 +19,15 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """An end-of-sequence id, another id that ends the request, or a stop string."""
     LENGTH = "length"
-    """The most ids asked for, or the target's context is full."""
+    """The request's token limit is reached, or the target's context is full."""
     CANCELLED = "cancelled"
-    """Cancel, a passed deadline, or a client that went away."""
+    """The client cancelled or went away, or the deadline passed."""
     ERROR = "error"
     """The worker could not go on."""
 
 
 def stop_bytes(stops: Iterable[str]) -> tuple[bytes, ...]:
-    """A request's stop strings as bytes to match; InvalidRequest where there are too many or one is odd."""
+    """A request's stop strings as UTF-8. Raises InvalidRequest for too many, an empty or a too long one."""
     encoded = tuple(stop.encode("utf-8", "replace") for stop in stops)
     if len(encoded) > MAX_STOPS:
         raise InvalidRequest(f"stop has {len(encoded)} strings; give at most {MAX_STOPS}")
@@ -38,19 +38,19 @@ def stop_bytes(stops: Iterable[str]) -> tuple[bytes, ...]:
 
 
 class Ending:
-    """Says of each generated id in turn whether it ends the request.
+    """Checks of each generated id in turn whether it ends the request.
 
-    Stop strings match on the bytes of generated ids only and may span them; the id that completes one is the
-    last. At the same id an id that ends the request or a stop string goes before length.
+    Stop strings match the bytes of generated ids only and may span several ids; the id that completes a stop
+    string is the last. Where an end id or a stop string and the limit meet at one id, the reason is STOP.
 
     Args:
         end_ids: ids that end the request.
-        limit: the most ids in all, prompt included.
+        limit: largest number of ids, prompt included.
         stops: stop strings as bytes, none empty.
         token_bytes: bytes of an id, empty for special ids; None where the target has no tokenizer.
         ids: all ids so far; those from `prompt_length` on are replayed.
-        prompt_length: how many of `ids` are the prompt.
-        min_tokens: a stop string counts only where this generated id (from 1) or a later one completes it.
+        prompt_length: number of `ids` that are the prompt.
+        min_tokens: a stop string counts only if generated id number `min_tokens` or a later one completes it.
 
     Raises:
         InvalidRequest: stop strings without `token_bytes`.
@@ -88,16 +88,16 @@ class Ending:
         self._keep = max(map(len, stops), default=1) - 1
         self._tail = b""
         self.length = prompt_length
-        """Ids so far, prompt included."""
+        """Number of ids so far, prompt included."""
         self.finished: FinishReason | None = FinishReason.LENGTH if prompt_length >= limit else None
-        """Why the ids so far already end the request, or None."""
+        """Why the ids so far end the request; None while they do not."""
         for token in ids[prompt_length:]:
             if self.finished is not None:
                 break
             self.push(token)
 
     def push(self, token: int) -> FinishReason | None:
-        """Takes the next generated id; returns why it is the last one, or None. Not to be called after it."""
+        """Takes the next generated id; returns why that id is the last, or None. Not after the end."""
         assert self.finished is None, f"id {token} was pushed after the end ({self.finished})"
         self.length += 1
         if token in self._end_ids or (self._stops and self._completes_stop(token)):
@@ -117,14 +117,14 @@ class Ending:
 
 
 def completed_at(text: bytes, stop: bytes, before: int) -> int:
-    """Where `stop` first begins in `text` such that a byte from `before` on completes it; -1: nowhere."""
+    """First offset of `stop` in `text` at which a byte from offset `before` on completes it; -1: none."""
     return text.find(stop, max(0, before - len(stop) + 1))
 
 
 def commit_run(ending: Ending, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
-    """Cuts a run of ids at the one that ends the request and advances `ending` over what is left.
+    """Cuts a run of ids after the id that ends the request, and advances `ending` over the ids kept.
 
-    Returns the committed ids and why they are the last ones, or None.
+    Returns the ids kept, and why they end the request (None where they do not).
     """
     for count, token in enumerate(tokens, start=1):
         reason = ending.push(token)

@@ -1,27 +1,27 @@
-"""What can go wrong, by whose fault it is; knows nothing of gRPC (`outrider.wire` maps each to a status).
+"""Errors that Outrider reports, by whose fault each is; `outrider.wire` maps them to gRPC status codes.
 
 ::
 
     OutriderError
     ├── InvalidRequest   the caller's fault: a value is out of range, and the message names it
     ├── StaleEpoch       the caller speaks for an older incarnation of the session
-    ├── IdsNeeded        what the caller names by a hash is not known here: it has to send the ids
+    ├── IdsNeeded        the prefix that the caller names by a hash is not known here: send the ids
     ├── UnknownModel     no such model here
     ├── UnknownSession   no such session here
     ├── Superseded       a later request took over the session
-    ├── Unauthenticated  the caller did not say who it is, or not so that it is believed
+    ├── Unauthenticated  the caller's credentials are missing or not known
     ├── PermissionDenied the caller is known, and may not do this
     ├── Overloaded       full: try again later
     │   └── QuotaExceeded  the caller's own share is used up: try again later
-    ├── Unavailable      nobody can serve this now: try elsewhere
+    ├── Unavailable      no peer can serve this now: try elsewhere
     ├── MalformedDraft   a source broke the contract: its draft is dropped and counted, the session goes on
-    ├── ModelRefused     this model would be served wrongly, so it is not served
+    ├── ModelRefused     the model would be served wrongly, so it is not served
     └── EmptySupport     the target's logits, or the request's grammar, leave no token to choose
 """
 
 
 class OutriderError(Exception):
-    """Any failure that Outrider itself reports; `str()` says what was wrong and what to do."""
+    """Any failure that Outrider itself reports; its text says what was wrong and what to do."""
 
 
 class InvalidRequest(OutriderError):
@@ -29,9 +29,9 @@ class InvalidRequest(OutriderError):
 
 
 class StaleEpoch(OutriderError):
-    """The caller's epoch is older than one already seen.
+    """The caller's epoch is older than the session's.
 
-    `highest` is the highest epoch known here, so that the caller can go above it.
+    `highest` is the highest epoch of the session known here, so that the caller can choose a higher one.
     """
 
     def __init__(self, message: str, highest: int) -> None:
@@ -40,15 +40,15 @@ class StaleEpoch(OutriderError):
 
 
 class IdsNeeded(OutriderError):
-    """What the caller names by number and hash is not known here; the same with the ids will do."""
+    """The prefix that the caller names by length and hash is not known here; the ids have to be sent."""
 
 
 class UnknownModel(OutriderError):
-    """No such model is served here."""
+    """This process does not serve the model that the caller names."""
 
 
 class UnknownSession(OutriderError):
-    """No such session is known here."""
+    """This process does not know the session that the caller names."""
 
 
 class Superseded(OutriderError):
@@ -56,7 +56,7 @@ class Superseded(OutriderError):
 
 
 class Overloaded(OutriderError):
-    """There is no room now; `retry_after_s` is when to try again, in seconds."""
+    """There is no capacity now; `retry_after_s` is the time until a retry makes sense, in seconds."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -64,27 +64,27 @@ class Overloaded(OutriderError):
 
 
 class QuotaExceeded(Overloaded):
-    """What this caller may use is used up for now; others are served."""
+    """The caller's own quota is used up for now; other callers are served."""
 
 
 class Unauthenticated(OutriderError):
-    """Nobody is known by what the caller shows; the message says what to show, and never what was shown."""
+    """The caller's credentials are missing or unknown; the message says what to send, not what was sent."""
 
 
 class PermissionDenied(OutriderError):
-    """The caller is known, and what it asks for is another's."""
+    """The caller is known, but may not do this or may not see what belongs to another tenant."""
 
 
 class Unavailable(OutriderError):
-    """Nobody who could serve this can be reached; trying elsewhere or later may help."""
+    """No peer that could serve this can be reached; trying elsewhere or later may help."""
 
 
 class MalformedDraft(OutriderError):
-    """A draft that no correct source sends. It is dropped and counted; it never fails a session."""
+    """A draft that no correct source sends. The verifier drops and counts it; the session goes on."""
 
 
 class ModelRefused(OutriderError):
-    """The model would be served wrongly; `model_type` is the transformers model type."""
+    """The model would be served wrongly; `model_type` is its transformers model type."""
 
     def __init__(self, message: str, model_type: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""A fragment of a draft tree as a source offers it, and what becomes of one; knows nothing of the wire."""
+"""A fragment of a session's draft tree, as a source offers it, and its fate; knows nothing of the wire."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,25 +11,30 @@ MAX_SOURCE = 255
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Part of a draft tree, as one source offers it; `tokens`, `parents`, `survival` have one entry per node.
+    """Part of a session's draft tree, as one source offers it: a draft and the prefix that it continues.
+
+    The prefix (the fragment's base) may end in drafted ids. `tokens`, `parents` and `survival` have one entry
+    per node.
 
     Raises:
-        MalformedDraft: no node or more than 255, entries that do not line up, a parent that does not precede
-            its child, or a number outside its range.
+        MalformedDraft: nodes that are no draft (see `speculative.draft.check_nodes`), or a number outside its
+            range.
     """
 
     source: int
-    """Credit index of the source, 1 to 255."""
+    """Source index, 1 to 255: k is the session's source number k, counted from 1."""
     epoch: int
+    """Epoch of the session for which the source drafted."""
     base: int
-    """Number of ids before the first node; these may be drafted ones."""
+    """Number of ids before the first node; the last of them may be drafted ones."""
     prefix_hash: int
-    """Over those ids; see `hashing`."""
+    """Hash of the ids before the first node; see `hashing`."""
     tokens: tuple[int, ...]
+    """Token id of each node."""
     parents: tuple[int, ...]
-    """-1 (ROOT) for a node that continues the base itself."""
+    """Node index of each node's parent; -1 (ROOT) for a node that continues the base."""
     survival: tuple[float, ...]
-    """Probability that the path from the base to this node is accepted, given that the base is."""
+    """Probability that the path from the base to the node is accepted, given that the base is."""
 
     def __post_init__(self) -> None:
         check_nodes(self.tokens, self.parents, self.survival)
@@ -45,33 +50,33 @@ class Fragment:
 
 
 class Offer(NamedTuple):
-    """What became of a fragment's nodes; the counts add up to the nodes offered."""
+    """Numbers of a fragment's nodes by what the pool did with them; they add up to the nodes offered."""
 
     kept: int = 0
-    """New in the pool."""
+    """Nodes that are new in the pool."""
     stale: int = 0
-    """Of an older epoch, off the committed path, or of a fragment of which nothing is left on it."""
+    """Nodes of an older epoch or off the committed path."""
     waiting: int = 0
-    """Of a base that is not known yet."""
+    """Nodes whose base is not known yet."""
     duplicate: int = 0
-    """There already: pending, committed or waiting."""
+    """Nodes that the pool has already: as a draft, as committed ids, or waiting."""
     refused: int = 0
-    """Beyond a bound: the session's limit, the pool's size, or the source's share of it."""
+    """Nodes beyond a bound: the session's token limit, the pool's size, or the source's share of the pool."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """What became of nodes over a pool's life, those that waited included."""
+    """Numbers of nodes over a pool's life by what the pool did with them; fields as in `Offer`."""
 
     kept: int = 0
     stale: int = 0
     duplicate: int = 0
     refused: int = 0
     outrun: int = 0
-    """Kept, and then dropped by a commit that went another way."""
+    """Kept nodes that a commit of other tokens dropped."""
 
     def add(self, offer: Offer) -> None:
-        """Counts what is decided; what waits is counted once it is."""
+        """Adds an offer's decided nodes; waiting nodes are counted once they are decided."""
         self.kept += offer.kept
         self.stale += offer.stale
         self.duplicate += offer.duplicate

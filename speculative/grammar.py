@@ -1,7 +1,8 @@
-"""What a request's text has to be, and what sampling asks of whoever knows which ids lead there.
+"""The grammar of a request's generated text, and the interface by which sampling asks for allowed ids.
 
-A `Matcher` is one session's: its state is a function of the generated ids, so every node of a draft tree has
-its own, and a session that is rebuilt from its ids has the state it had. Knows no grammar library.
+Each session has a `Matcher`. Its state is a function of the generated ids, so every node of a draft tree has
+a state of its own, and a session that is rebuilt from its ids has the same state again. Knows no grammar
+library.
 """
 
 import json
@@ -21,7 +22,7 @@ MAX_REGEX_BYTES = 8_192
 
 
 class GrammarKind(StrEnum):
-    """How a grammar is given."""
+    """Notation in which a grammar is given."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -30,10 +31,10 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the generated text has to be, from its first byte on.
+    """A grammar that the generated text has to match from its first byte on.
 
     Raises:
-        InvalidRequest: too large, or a schema that is no JSON object. What it means is the compiler's to see.
+        InvalidRequest: too large, or a schema that is no JSON object. The compiler finds all other errors.
     """
 
     kind: GrammarKind
@@ -53,7 +54,7 @@ class Grammar:
             _check_object(self.text)
 
     def check_with(self, params: SamplingParams) -> None:
-        """Raises InvalidRequest where the request asks for what cannot be together with a grammar."""
+        """Raises InvalidRequest for sampling parameters that contradict a grammar."""
         if params.ignore_eos:
             raise InvalidRequest(
                 f"ignore_eos cannot be together with {self.kind}: a complete text would have to go on; "
@@ -62,20 +63,20 @@ class Grammar:
 
 
 class Matcher(Protocol):
-    """One session's place in its grammar, after the ids that it has committed."""
+    """The state of one session's grammar after the session's committed ids."""
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
-        """Which ids may come after the committed ones and `path`: bool[V], not to be changed.
+        """Mask of the ids that may follow the committed ids and `path`: bool[V], read-only for the caller.
 
-        End-of-sequence ids are among them where the text is complete, and alone where nothing may follow.
-        Changes nothing that a caller can see. Each id of `path` is one that was allowed at its place.
+        End-of-sequence ids are allowed where the text is complete, and are alone where nothing may follow.
+        The call changes no state that a caller can see. Each id of `path` was allowed at its place.
 
         Raises:
-            EmptySupport: no id leads on, or finding out would cost too much.
+            EmptySupport: no id may follow, or finding out would cost too much.
         """
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Moves past committed ids, each of which was allowed at its place."""
+        """Advances over committed ids, each of which was allowed at its place."""
 
 
 def _check_object(text: str) -> None:

@@ -1,8 +1,8 @@
-"""The rolling 64-bit hash over a prefix of ids by which messages say where they stand.
+"""The rolling 64-bit hash of a prefix of ids, by which messages name the prefix that they continue.
 
 `hash(ids + [t]) = hash(ids) * MULTIPLIER + mix(t)  mod 2**64`, with `hash([]) = EMPTY` and `mix(t)` the first
-output of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) seeded with t. It tells accidents apart, not
-attackers: a collision costs a useless draft, never a wrong token. docs/exactness.md publishes vectors.
+output of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) seeded with t. The hash guards against accidents,
+not attackers: a collision costs a useless draft, never a wrong token. docs/exactness.md publishes vectors.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 EMPTY = 0x6F75747269646572
 """The hash of no ids ("outrider" in ASCII)."""
 MULTIPLIER = 0xD1342543DE82EF95
-"""Of the 64-bit congruential generators of Steele and Vigna (2022): odd, hence invertible."""
+"""Multiplier of a 64-bit congruential generator (Steele and Vigna, 2022): odd, hence invertible."""
 
 _MASK = (1 << 64) - 1
 _INVERSE = pow(MULTIPLIER, -1, 1 << 64)
@@ -29,7 +29,7 @@ def _mix(token: int) -> int:
 
 
 def extend(prefix: int, token: int) -> int:
-    """The hash of a prefix and one more id, from the prefix's hash."""
+    """The hash of a prefix and one more id; `prefix` is the hash of the prefix."""
     return (prefix * MULTIPLIER + _mix(token)) & _MASK
 
 

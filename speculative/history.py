@@ -1,4 +1,4 @@
-"""Which ids came before a place, as penalties need them; knows nothing of logits."""
+"""The ids before the token to choose, counted as penalties need them; knows nothing of logits."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 
 class History:
-    """The ids before the token to choose, prompt and output told apart.
+    """The ids before the token to choose, with prompt and output kept apart.
 
-    Nothing is counted until something asks, so that requests without penalties pay for a list append only.
+    Counting waits until a penalty asks, so that requests without penalties pay for a list append only.
     """
 
     __slots__ = ("_length", "_path", "_tally")
@@ -25,18 +25,18 @@ class History:
         return cls(_Tally(list(ids), prompt_length))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Adds committed ids. Not for what `with_path` returned, and that is not valid afterwards."""
+        """Adds committed ids. Not for a history that `with_path` returned; those are invalid afterwards."""
         assert not self._path, f"ids {tokens} were added to a drafted path"
         self._tally.ids.extend(tokens)
         self._length += len(tokens)
 
     def with_path(self, tokens: Iterable[int]) -> "History":
-        """The history at a tree node: this one and the tokens of the path down to it, as output."""
+        """The history at a tree node: this history, with the tokens of the path to the node as output."""
         return History(self._tally, (*self._path, *tokens))
 
     @property
     def generated_count(self) -> int:
-        """How many ids the output has."""
+        """Number of ids in the output."""
         self._check_valid()
         return self._length - self._tally.prompt_length + len(self._path)
 
@@ -48,7 +48,7 @@ class History:
         return np.concatenate([base, np.array(new, dtype=np.int64)]) if new else base
 
     def generated(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The distinct ids of the output, and how often each occurs there: int64[n], float64[n]."""
+        """The distinct ids of the output and the number of times that each occurs: int64[n], float64[n]."""
         self._check_valid()
         ids, counts, slots = self._tally.generated()
         if not self._path:
@@ -73,7 +73,7 @@ class History:
 
 
 class _Tally:
-    """Counts over committed ids, brought up to date when asked."""
+    """Counts over committed ids, brought up to date when they are read."""
 
     __slots__ = ("_counted", "_counts", "_generated", "_seen", "_seen_ids", "_slots", "ids", "prompt_length")
 

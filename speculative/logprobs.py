@@ -1,4 +1,4 @@
-"""What a request may be told of its ids' probabilities; knows nothing of logits (`sampling` computes it)."""
+"""Log-probabilities that a request may ask for; knows nothing of logits (`sampling` computes them)."""
 
 from array import array
 from collections.abc import Iterable
@@ -11,25 +11,26 @@ MAX_TOP_LOGPROBS = 20
 
 
 class LogprobsOf(StrEnum):
-    """The distributions that a log-probability can be of."""
+    """The distribution that log-probabilities are taken from."""
 
     RAW = "raw"
     """Softmax of the target's logits as they are."""
     PROCESSED = "processed"
-    """The one that is sampled from; greedy: of the logits with bias, penalties and masks."""
+    """The distribution sampled from; when greedy, softmax of the logits after bias, penalties and masks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What is told of each generated id.
+    """Log-probabilities that a request asks for with each generated id.
 
     Raises:
         InvalidRequest: a field is out of its range.
     """
 
     top_logprobs: int = 0
-    """How many of the likeliest ids are told beside the generated one; 0 to 20."""
+    """Number of likeliest ids to report beside the generated one, 0 to 20."""
     logprobs_of: LogprobsOf = LogprobsOf.RAW
+    """Distribution that the log-probabilities are taken from."""
 
     def __post_init__(self) -> None:
         top = self.top_logprobs
@@ -39,18 +40,19 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One generated id's natural log-probability, and the likeliest ids' at its place.
+    """The natural log-probability of one generated id, and those of the likeliest ids at its position.
 
-    Packed, as a worker keeps one for every id of its sessions.
+    Packed, because a worker keeps one for every id of its sessions.
     """
 
     logprob: float
+    """Natural log-probability of the generated id."""
     top_ids: "array[int]"
-    """uint32, likeliest first, among equals the lowest id first."""
+    """The likeliest ids as uint32, likeliest first, among equals the lowest id first."""
     top_logprobs: "array[float]"
-    """float32, one for each of `top_ids`."""
+    """The log-probability of each of `top_ids`, as float32."""
 
     @classmethod
     def of(cls, logprob: float, top_ids: Iterable[int], top_logprobs: Iterable[float]) -> "TokenLogprob":
-        """Packs them."""
+        """Packs the numbers of one generated id."""
         return cls(logprob, array("I", top_ids), array("f", top_logprobs))

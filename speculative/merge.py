@@ -1,14 +1,16 @@
-"""One draft tree per session out of fragments from many sources; knows nothing of how they arrive.
+"""One draft tree per session out of fragments from many sources; knows nothing of how fragments arrive.
 
-A fragment says which prefix it continues by length and hash, so it need not come in time or in order:
+A fragment names the prefix that it continues, its base, by length and hash. So it need not arrive in time or
+in order:
 
-- its base lies behind what is committed: it is walked forward along the committed ids;
-- its base is a drafted node (or one that has been committed since): it grows there;
-- its base is not known yet: it waits, bounded per source, and is tried again as nodes and commits arrive;
-- its base is off the committed path, or its epoch is older: it is stale, dropped and counted.
+- the base lies behind the committed ids: the fragment is walked forward along them;
+- the base ends in a drafted node: the fragment grows below that node;
+- the base is not known yet: the fragment waits, bounded per source, and is tried again as nodes and commits
+  arrive;
+- the base is off the committed path, or the epoch is older: the fragment is stale, dropped and counted.
 
-Nodes keep the probability of being accepted *given their parent*, so a commit leaves those of a subtree as
-they are, and the order in which fragments arrive does not matter.
+Each node keeps its probability of acceptance *given its parent*. So a commit leaves the probabilities of the
+remaining subtree as they are, and the order in which fragments arrive does not matter.
 """
 
 from array import array
@@ -23,7 +25,7 @@ from speculative.pending import Node, Ranking, rank
 from speculative.tree import ROOT, TokenTree
 from speculative.waiting import WaitingRoom
 
-# Where a node of a fragment went that is neither pending nor committed.
+# Place of a fragment's node that is neither drafted nor committed.
 _STALE: Final = -1
 _REFUSED: Final = -2
 
@@ -33,12 +35,12 @@ class DraftPool:
 
     Args:
         ids: all committed ids.
-        epoch: the session's; fragments of older ones are stale.
-        vocabulary_size: width of the target's logits; ids drafted are below it.
-        limit: the most ids in all.
-        node_cap: the most pending nodes; one source may hold half of them, so that none starves the others.
-        waiting_cap: the most waiting fragments of one source; the oldest goes first.
-        judge: what estimates are worth; it hears of every offered node whose parent was committed.
+        epoch: epoch of the session; fragments of older epochs are stale.
+        vocabulary_size: width of the target's logits; drafted ids are below it.
+        limit: largest number of ids that the session may have.
+        node_cap: largest number of drafted nodes; one source may hold half, so that it starves no other.
+        waiting_cap: largest number of waiting fragments of one source; the oldest is dropped first.
+        judge: calibrates estimates, and learns from every offered node whose parent was committed.
     """
 
     def __init__(
@@ -53,12 +55,13 @@ class DraftPool:
         judge: Judge = TRUSTING,
     ) -> None:
         self.epoch = epoch
-        """May be raised when the session is adopted under a higher one; what is pending stays."""
+        """Epoch of the session; raised when the session is adopted under a higher one. Drafted nodes stay."""
         self.totals = Totals()
+        """Numbers of nodes over the pool's life, by what the pool did with them."""
         self.drafted_by_source: dict[int, int] = {}
-        """Nodes offered under the current epoch, by credit index, whatever became of them."""
+        """Number of nodes offered under the current epoch, kept or not, by source index."""
         self._vocabulary_size = vocabulary_size
-        # The last id stands at limit - 1, and the row before predicts it: a draft of it gains nothing.
+        # The last id stands at limit - 1, and the row before predicts it: drafting the last id gains nothing.
         self._end = limit - 1
         self._node_cap = node_cap
         self._source_cap = max(1, node_cap // 2)
@@ -78,12 +81,12 @@ class DraftPool:
 
     @property
     def pending(self) -> int:
-        """Nodes that a tree could be made of."""
+        """Number of drafted nodes that may enter a tree."""
         return len(self._by_hash)
 
     @property
     def waiting(self) -> int:
-        """Fragments whose base is not known yet."""
+        """Number of fragments whose base is not known yet."""
         return len(self._room)
 
     def hash_at(self, length: int) -> int:
@@ -91,10 +94,10 @@ class DraftPool:
         return self._hashes[length]
 
     def offer(self, fragment: Fragment) -> Offer:
-        """Takes a fragment in and says what became of its nodes.
+        """Takes a fragment in; returns the numbers of its nodes by what the pool did with them.
 
         Raises:
-            MalformedDraft: an id outside the vocabulary, or an epoch that does not exist yet.
+            MalformedDraft: an id outside the vocabulary, or an epoch above the session's.
         """
         count = len(fragment)
         if fragment.epoch < self.epoch:
@@ -113,9 +116,9 @@ class DraftPool:
         return offer
 
     def commit(self, tokens: Sequence[int]) -> int:
-        """Moves the root along newly committed ids; returns how many nodes that left off the path.
+        """Moves the root along newly committed ids; returns the number of nodes dropped off the path.
 
-        These are pending ones, and those of waiting fragments that turned out stale.
+        Dropped are drafted nodes off the path and nodes of waiting fragments that turn out stale.
         """
         stale_before = self.totals.stale
         outrun = 0
@@ -140,11 +143,11 @@ class DraftPool:
         return outrun + self.totals.stale - stale_before
 
     def rank(self, node_limit: int) -> Ranking:
-        """The `node_limit` nodes of the largest survival, likeliest first; every beginning is connected."""
+        """The `node_limit` nodes of the largest survival, likeliest first; the first n are always a tree."""
         return rank(self._root, node_limit)
 
     def best_tree(self, node_limit: int) -> TokenTree:
-        """The tree of these nodes."""
+        """The tree of the `node_limit` nodes of the largest survival."""
         return self.rank(node_limit).tree(node_limit)
 
     def _judge_children(self, token: int) -> None:
@@ -172,7 +175,7 @@ class DraftPool:
         return offer
 
     def _find_base(self, fragment: Fragment) -> Node | int | None:
-        """What the fragment continues: a node, a committed length behind the root, or nothing known."""
+        """The fragment's base: a node, a committed length behind the root, or None where it is not known."""
         if fragment.base <= self.length:
             if self._hashes[fragment.base] != fragment.prefix_hash:
                 return None
@@ -183,8 +186,8 @@ class DraftPool:
     def _graft(self, fragment: Fragment, base: Node | int) -> Offer:
         """Adds the fragment's nodes below `base`.
 
-        Each node's place is a pending node, the length of a committed prefix that it completes, or why it has
-        none; what hangs below it shares that.
+        The place of a node is a node of the pool, the length of the committed prefix that it completes, or
+        _STALE or _REFUSED; descendants of a stale or refused node share its fate.
         """
         kept = stale = refused = duplicate = pending = 0
         places: list[Node | int] = []
@@ -215,7 +218,7 @@ class DraftPool:
         return Offer(kept=kept, stale=stale, duplicate=duplicate + pending, refused=refused)
 
     def _walk(self, above: int, token: int) -> Node | int:
-        """The place of a node below a committed prefix of `above` ids, or below a node that has no place."""
+        """The place of a node below a committed prefix of `above` ids, or below a stale or refused node."""
         if above < 0:
             return above
         if self._ids[above] != token:
@@ -228,7 +231,7 @@ class DraftPool:
         if position >= self._end or held >= self._source_cap or len(self._by_hash) >= self._node_cap:
             return _REFUSED
         hash_ = extend(above.hash, token)
-        # Two paths of one hash are no accident; a name that is taken stays with whoever has it.
+        # Two paths with one hash are no accident; the node that has the hash already keeps it.
         if hash_ in self._by_hash:
             return _REFUSED
         node = Node(token, position, hash_, 0.0, source)
@@ -239,7 +242,7 @@ class DraftPool:
         return node
 
     def _forget_subtree(self, top: Node) -> int:
-        """Forgets a node and all below it; returns how many."""
+        """Forgets a node and its descendants; returns their number."""
         by_hash, held, left = self._by_hash, self._held, [top]
         for node in left:
             del by_hash[node.hash]
@@ -249,8 +252,8 @@ class DraftPool:
 
 
 def _share(survival: float, above: float) -> float:
-    """Survival of a node given its parent, from both given the base.
+    """Survival of a node given its parent, from the survivals of both given the base.
 
-    It never exceeds 1, and two that were rounded to 0 count as alike, as two that were rounded to 1/255 do.
+    The result is at most 1. Two survivals that were rounded to 0 count as equal, as two rounded to 1/255 do.
     """
     return survival / above if survival < above else 1.0

@@ -6,10 +6,10 @@ from typing import Any
 
 
 def load(table: Mapping[str, str], name: str) -> Any:
-    """What `table` has under `name`.
+    """Imports and returns the attribute that `table` names under `name`.
 
     Raises:
-        KeyError: no such name; the message lists those there are.
+        KeyError: the table has no such name; the message lists its names.
     """
     if name not in table:
         raise KeyError(f"there is no {name!r}; there are {', '.join(sorted(table))}")

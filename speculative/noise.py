@@ -1,4 +1,4 @@
-"""The noise of position t: counter-based, so it depends on (seed, t, id) and on nothing that was drafted.
+"""The noise of position t: counter-based, so it depends on (seed, t, id) alone and on no draft.
 
 The generator is Philox4x64-10 (Salmon et al., SC 2011), which is `numpy.random.Philox`: key (seed, DOMAIN),
 counter (b, t, 0, 0), whose four output words in order are the bits of ids 4b to 4b + 3. The uniform is
@@ -20,24 +20,24 @@ _MASK = (1 << 64) - 1
 
 
 def raw_bits(seed: int, position: int, vocabulary_size: int) -> NDArray[np.uint64]:
-    """The 64 bits of each id at `position`: uint64[vocabulary_size]; a wider vocabulary only adds ids."""
+    """The 64 random bits of each id at `position`: uint64[vocabulary_size]; a wider vocabulary adds ids."""
     return _words(seed, DOMAIN, position << 64, vocabulary_size)
 
 
 def uniform(seed: int, position: int, vocabulary_size: int) -> NDArray[np.float64]:
-    """A uniform number per id, from 2**-53 to 1 - 2**-53: float64[vocabulary_size]."""
+    """The uniform number of each id at `position`, from 2**-53 to 1 - 2**-53: float64[vocabulary_size]."""
     return _uniform_of(raw_bits(seed, position, vocabulary_size))
 
 
 def gumbel(seed: int, position: int, vocabulary_size: int) -> NDArray[np.float64]:
-    """The noise of each id at `position`: float64[vocabulary_size], from -3.7 to 36.8."""
+    """The Gumbel noise of each id at `position`: float64[vocabulary_size], from -3.7 to 36.8."""
     return _gumbel_of(raw_bits(seed, position, vocabulary_size))
 
 
 def gumbel_at(seed: int, positions: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float64]:
     """The noise of single ids, `tokens[i]` at `positions[i]`: float64[n], bit for bit as `gumbel` draws it.
 
-    For few ids of wide vocabularies: about a quarter of a millisecond for up to a hundred.
+    Made for few ids of a wide vocabulary: up to a hundred take about a quarter of a millisecond.
     """
     ids = np.asarray(tokens, dtype=np.uint64)
     counters = np.zeros((4, len(ids)), dtype=np.uint64)
@@ -49,17 +49,17 @@ def gumbel_at(seed: int, positions: Sequence[int], tokens: Sequence[int]) -> NDA
 
 
 def derive(seed: int, choice: int) -> int:
-    """The seed of a request's choice, counted from 0; choice 0 has the request's own."""
+    """The seed of choice number `choice` of a request; choice 0 has the request's own seed."""
     return seed if choice == 0 else int(_words(seed, CHOICE_DOMAIN, choice, 1)[0])
 
 
 class NoiseRows:
-    """Rows of noise of one session, each drawn once, possibly ahead of its use.
+    """Rows of noise of one session, one per position, each drawn once.
 
     Args:
-        seed: the request's, unsigned 64 bits.
+        seed: seed of the session, unsigned 64 bits.
         vocabulary_size: width of a row.
-        keep: the most rows held; the one drawn first goes first.
+        keep: largest number of rows held; the row drawn first is dropped first.
     """
 
     __slots__ = ("_keep", "_rows", "_seed", "_vocabulary_size")
@@ -83,7 +83,7 @@ class NoiseRows:
         return drawn
 
     def forget_before(self, position: int) -> None:
-        """Drops rows that are committed."""
+        """Drops the rows of positions below `position`."""
         for passed in [p for p in self._rows if p < position]:
             del self._rows[passed]
 
@@ -128,7 +128,7 @@ def _philox(counters: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
 
 
 def _multiply(words: NDArray[np.uint64], by: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The upper and the lower 64 bits of the products."""
+    """The upper and the lower 64 bits of each product."""
     low, high = words & _LOW, words >> _HALF
     by_low, by_high = np.uint64(by & 0xFFFFFFFF), np.uint64(by >> 32)
     carried = low * by_high + ((low * by_low) >> _HALF)
@@ -137,8 +137,8 @@ def _multiply(words: NDArray[np.uint64], by: int) -> tuple[NDArray[np.uint64], N
 
 
 def _words(seed: int, domain: int, counter: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` output words from the 256-bit `counter` on, whose lowest word counts blocks."""
-    # NumPy steps its counter before the first block, hence the one less (wrapping below 0).
+    """The first `count` output words from the 256-bit `counter` on; its lowest word counts blocks."""
+    # NumPy steps its counter before the first block, so it starts one lower (wrapping below 0).
     before = counter - 1
     counters = np.array(
         [before & _MASK, (before >> 64) & _MASK, *[_MASK * (before < 0)] * 2], dtype=np.uint64

@@ -1,4 +1,4 @@
-"""What a request asks of sampling; knows nothing of logits (`sampling` applies these)."""
+"""Sampling parameters of a request; knows nothing of logits (`sampling` applies the parameters)."""
 
 import math
 from collections.abc import Iterable
@@ -15,35 +15,35 @@ MAX_STOP_IDS = 64
 class SamplingParams:
     """How the target's logits become a token, and which ids end the request; the defaults change nothing.
 
-    Applied in this order: bias, repetition, presence and frequency penalty, `min_tokens`, temperature, top-k,
-    top-p, min-p.
+    The fields apply in this order: bias, repetition, presence and frequency penalty, `min_tokens`,
+    temperature, top-k, top-p, min-p.
 
     Raises:
         InvalidRequest: a field is out of its range, NaN, infinite or no number.
     """
 
     temperature: float = 1.0
-    """Divides the logits; 0 to 100. Below 1e-5 decoding is greedy and the cuts do not matter."""
+    """Divisor of the logits, 0 to 100. Below 1e-5 decoding is greedy, without top-k, top-p and min-p."""
     top_k: int = 0
-    """Keeps the k likeliest tokens; 0 keeps all."""
+    """Number of likeliest tokens to keep; 0 keeps all."""
     top_p: float = 1.0
-    """Keeps the likeliest tokens up to this mass; above 0, at most 1, which keeps all."""
+    """Probability mass of the likeliest tokens to keep; above 0, at most 1, which keeps all."""
     min_p: float = 0.0
-    """Drops tokens below this share of the likeliest one's probability; 0 to 1."""
+    """Smallest probability to keep, as a share of the likeliest token's probability; 0 to 1."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of ids in prompt or output; 0.01 to 100."""
+    """Divisor of positive and factor of negative logits of ids in prompt or output; 0.01 to 100."""
     presence_penalty: float = 0.0
-    """Subtracted once from logits of ids in the output; -100 to 100."""
+    """Number subtracted once from the logit of each id in the output; -100 to 100."""
     frequency_penalty: float = 0.0
-    """Subtracted from logits once per occurrence in the output; -100 to 100."""
+    """Number subtracted from an id's logit for each occurrence in the output; -100 to 100."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(id, number added to its logit) pairs, kept sorted by id; at most 1024, each -100 to 100."""
+    """Pairs (id, number added to its logit), sorted by id; at most 1024, each number -100 to 100."""
     min_tokens: int = 0
-    """Before so many generated ids none of `stop_ids` can be chosen, unless a grammar has no other."""
+    """Number of generated tokens before any of `stop_ids` may be chosen, unless a grammar allows no other."""
     ignore_eos: bool = False
-    """Whether the target's end-of-sequence ids end nothing."""
+    """Whether the request goes on after the target's end-of-sequence ids."""
     stop_ids: tuple[int, ...] = ()
-    """Ids that end the request beside the target's end-of-sequence ids, kept sorted."""
+    """Ids that end the request beside the target's end-of-sequence ids, sorted."""
 
     def __post_init__(self) -> None:
         _check_whole("top_k", self.top_k)
@@ -75,7 +75,7 @@ class SamplingParams:
                 raise InvalidRequest(f"logit_bias names id {token} twice; name it once")
 
     def check_vocabulary(self, vocabulary_size: int) -> None:
-        """Raises InvalidRequest where a field means nothing for logits of this width."""
+        """Raises InvalidRequest for a field that names more ids, or other ids, than the vocabulary has."""
         if self.top_k > vocabulary_size:
             raise InvalidRequest(f"top_k is {self.top_k}; the vocabulary has {vocabulary_size} ids")
         if self.logit_bias and self.logit_bias[-1][0] >= vocabulary_size:
@@ -86,7 +86,7 @@ class SamplingParams:
             raise InvalidRequest(f"stop_ids has {self.stop_ids[-1]}; ids are below {vocabulary_size}")
 
     def check_ending(self, max_tokens: int) -> None:
-        """Raises InvalidRequest where a request of at most so many ids cannot end as is asked."""
+        """Raises InvalidRequest for `min_tokens` above `max_tokens`, or for too many `stop_ids`."""
         if self.min_tokens > max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, but at most {max_tokens} ids may be generated; "
@@ -96,41 +96,41 @@ class SamplingParams:
             raise InvalidRequest(f"stop_ids has {len(self.stop_ids)} ids; give at most {MAX_STOP_IDS}")
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
-        """All ids that end the request, where the target's end-of-sequence ids are these."""
+        """All ids that end the request; `eos_ids` are the target's end-of-sequence ids."""
         return frozenset(self.stop_ids if self.ignore_eos else (*self.stop_ids, *eos_ids))
 
     def holding_back(self, eos_ids: Iterable[int]) -> "SamplingParams":
-        """The same as the target applies it: `min_tokens` holds its end-of-sequence ids back as well."""
+        """Parameters under which `min_tokens` also holds back the target's end-of-sequence ids."""
         return replace(self, stop_ids=(*self.stop_ids, *eos_ids)) if self.min_tokens else self
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken, with no noise and no cuts."""
+        """Whether decoding takes the likeliest token, without noise, top-k, top-p and min-p."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def penalised(self) -> bool:
-        """Whether earlier ids change the logits."""
+        """Whether a penalty applies, so that earlier ids change the logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def holds_back(self) -> bool:
-        """Whether some ids cannot be chosen at first."""
+        """Whether `min_tokens` holds some ids back at first."""
         return self.min_tokens > 0 and bool(self.stop_ids)
 
     @property
     def reads_history(self) -> bool:
-        """Whether what came before, or how much, changes the logits."""
+        """Whether earlier ids, or their number, change the logits."""
         return self.penalised or self.holds_back
 
     @property
     def plain_logits(self) -> bool:
-        """Whether neither bias nor anything of `reads_history` applies, so that earlier ids do not matter."""
+        """Whether neither a bias, a penalty nor `min_tokens` changes the logits."""
         return not self.reads_history and not self.logit_bias
 
     @property
     def has_cuts(self) -> bool:
-        """Whether top-k, top-p or min-p can drop a token."""
+        """Whether top-k, top-p or min-p may drop a token."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 

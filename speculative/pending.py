@@ -1,4 +1,4 @@
-"""Drafted nodes that wait to be verified, and the best of them in order; knows not how they arrived."""
+"""Drafted nodes of a session, and the likeliest of them in order; knows nothing of how they arrived."""
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
@@ -8,7 +8,7 @@ from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 
 
 class Node:
-    """A pending node. No link to its parent: without cycles, dropping one frees its subtree at once."""
+    """A drafted node, without a link to its parent: dropping a node then frees its subtree at once."""
 
     __slots__ = ("children", "estimates", "given_parent", "hash", "position", "source", "token")
 
@@ -17,15 +17,16 @@ class Node:
         self.position = position
         self.hash = hash_
         self.given_parent = given_parent
-        """What the best of its sources' estimates is worth."""
+        """Calibrated probability of acceptance given the parent: the largest over the node's sources."""
         self.source = source
-        """Whose offer came first, and who is credited."""
+        """Index of the source that offered the node first; an accepted token counts for this source."""
         self.estimates: dict[int, float] = {}
-        """Probability of acceptance given the parent, as each source that offered it says."""
+        """Each source's own estimate of acceptance given the parent, by source index."""
         self.children: dict[int, Node] = {}
+        """Child nodes by token id."""
 
     def estimated(self, source: int, estimate: float, worth: float) -> None:
-        """A source offers this node with an estimate that is worth so much."""
+        """Records a source's estimate for this node; `worth` is the calibrated probability."""
         self.estimates[source] = max(estimate, self.estimates.get(source, 0.0))
         self.given_parent = max(self.given_parent, worth)
 
@@ -35,19 +36,19 @@ _Chosen: TypeAlias = tuple[Node, float, int]
 
 
 class Ranking:
-    """Nodes, likeliest first. Survival never rises along a path, so every beginning is a connected tree."""
+    """Drafted nodes, likeliest first. Survival never rises along a path, so the first n are always a tree."""
 
     __slots__ = ("_chosen", "survivals")
 
     def __init__(self, chosen: Sequence[_Chosen]) -> None:
         self._chosen = chosen
         self.survivals = [survival for _, survival, _ in chosen]
-        """Descending."""
+        """Survival of each node, descending."""
 
     def tree(self, count: int) -> TokenTree:
         """The tree of the first `count` nodes.
 
-        Nodes come depth first, the likeliest child first: the best path leads, and its rows lie together.
+        Nodes are in depth-first order, the likeliest child first, so the rows of the best path lie together.
         """
         chosen = self._chosen[:count]
         return _depth_first(chosen) if chosen else EMPTY_TREE
@@ -57,10 +58,10 @@ NOTHING = Ranking(())
 
 
 def rank(root: Node, node_limit: int) -> Ranking:
-    """The `node_limit` nodes below `root` of the largest survival."""
+    """Ranks the `node_limit` nodes below `root` of the largest survival."""
     if node_limit <= 0 or not root.children:
         return NOTHING
-    # Ties go to the shallower node, then to the smaller hash: what arrived first must not matter.
+    # Ties go to the shallower node, then to the smaller hash: the order of arrival must not matter.
     frontier = [(-n.given_parent, n.position, n.hash, n, ROOT) for n in root.children.values()]
     heapify(frontier)
     chosen: list[_Chosen] = []
@@ -74,7 +75,7 @@ def rank(root: Node, node_limit: int) -> Ranking:
 
 
 def _depth_first(chosen: Sequence[_Chosen]) -> TokenTree:
-    """The tree of nodes that are given likeliest first."""
+    """The tree of nodes that come likeliest first."""
     children: list[list[int]] = [[] for _ in range(len(chosen) + 1)]
     for index, (_, _, parent) in enumerate(chosen):
         children[parent].append(index)
@@ -85,7 +86,7 @@ def _depth_first(chosen: Sequence[_Chosen]) -> TokenTree:
         index = left.pop()
         place[index] = len(order)
         order.append(index)
-        # The last one pushed comes out first, and that must be the likeliest.
+        # The child pushed last comes out first, and that must be the likeliest.
         left.extend(children[index][::-1])
     nodes = [chosen[index] for index in order]
     return TokenTree(

@@ -1,8 +1,8 @@
-"""From the target's logits at one place to its token; knows nothing of trees (see `target`) or of models.
+"""From the target's logits at one position to its token; knows nothing of trees (see `target`) or of models.
 
-The order is bias, repetition, presence and frequency penalty, masks (a grammar's, and what min_tokens holds
-back), temperature, top-k, top-p, min-p. Cuts order tokens by (logprob descending, id ascending) and sum in
-float64; ties go to the lowest id; the fast paths compute the same float64 numbers as the long one.
+The order is bias, repetition, presence and frequency penalty, masks (the grammar's and that of min_tokens),
+temperature, top-k, top-p, min-p. Cuts order tokens by (logprob descending, id ascending) and sum in float64.
+Ties go to the lowest id. The fast paths compute the same float64 numbers as the long path.
 """
 
 import math
@@ -25,16 +25,16 @@ Mask = NDArray[np.bool_]
 def processed(
     logits: Logits, params: SamplingParams, history: History, allowed: Mask | None = None
 ) -> NDArray[np.float64]:
-    """Logits as the request wants them: float64[V], up to a constant the log-probabilities to sample from.
+    """Logits processed by the request's parameters: float64[V], log-probabilities up to a constant.
 
-    Dropped ids are -inf. Greedy parameters bring bias, penalties and masks only.
+    Dropped ids are -inf. Greedy parameters apply bias, penalties and masks only.
 
     Args:
         logits: float32[V] or float64[V]; not changed.
-        params: the request's.
-        history: ids before the token to choose; looked at only where `params.reads_history`.
-        allowed: bool[V], the ids that the request's grammar has here; None: it has none. Where it leaves only
-            ids that min_tokens holds back, they stay.
+        params: sampling parameters of the request.
+        history: ids before the token to choose; read only where `params.reads_history`.
+        allowed: bool[V], the ids that the request's grammar allows here; None: the request has no grammar.
+            Where the grammar allows only ids that min_tokens holds back, these stay.
 
     Raises:
         EmptySupport: NaN or +inf among the logits, or no id left.
@@ -69,7 +69,7 @@ def choose(
 
     Args:
         logits, params, history, allowed: as for `processed`.
-        noise_row: float64[V] of the token's position; not looked at when greedy.
+        noise_row: noise of the token's position, float64[V]; not read when greedy.
 
     Raises:
         EmptySupport: as for `processed`.
@@ -91,9 +91,9 @@ def choose(
 
 
 def token_logprob(scores: Logits, token: int, top: int) -> TokenLogprob:
-    """What `token` and the `top` likeliest ids are under the softmax of `scores`: float32[V] or float64[V].
+    """Log-probabilities of `token` and of the `top` likeliest ids under the softmax of `scores`.
 
-    Ids at -inf have no probability and are never among the likeliest.
+    `scores` are float32[V] or float64[V]. Ids at -inf have no probability and are never among the likeliest.
     """
     logprobs = scores.astype(np.float64)
     logprobs -= logprobs.max()
@@ -116,7 +116,7 @@ def _check_highest(highest: float) -> None:
 
 
 def _masked(allowed: Mask, params: SamplingParams, held: bool) -> Mask:
-    """The grammar's ids that min_tokens does not hold back; where there are none, all of the grammar's."""
+    """The grammar's ids that min_tokens does not hold back; all of the grammar's ids where there are none."""
     if not held:
         return allowed
     left = allowed.copy()
@@ -152,7 +152,7 @@ def _penalise(scores: Scores, params: SamplingParams, history: History) -> None:
 
 
 def _cut(scores: Scores, highest: float, params: SamplingParams) -> None:
-    """Sets what top-k, top-p and min-p drop to -inf; each sees what the one before left."""
+    """Sets the scores that top-k, top-p and min-p drop to -inf; each cut sees what the previous cut left."""
     left: Scores | None = None  # the scores that stay, descending; None: all
     if 0 < params.top_k < len(scores):
         left = next(first for first in _likeliest(scores, highest) if len(first) >= params.top_k)[
@@ -172,7 +172,7 @@ def _cut(scores: Scores, highest: float, params: SamplingParams) -> None:
 
 
 def _likeliest(scores: Scores, highest: float) -> Iterator[Scores]:
-    """Longer and longer beginnings of the scores in descending order, the whole last.
+    """The highest scores in descending order: longer and longer beginnings, at last all scores.
 
     A cut mostly keeps a few tokens, and sorting a few is far cheaper than sorting a vocabulary.
     """
@@ -182,7 +182,7 @@ def _likeliest(scores: Scores, highest: float) -> Iterator[Scores]:
 
 
 def _reach(mass: float, highest: float, beginnings: Iterable[Scores]) -> Scores:
-    """The shortest beginning that has `mass`: the token that crosses it stays."""
+    """The shortest beginning whose probability mass reaches `mass`; the token that crosses it stays."""
     for descending in beginnings:
         sums = np.cumsum(np.exp(descending - highest))
         if sums[-1] >= mass:
@@ -191,7 +191,7 @@ def _reach(mass: float, highest: float, beginnings: Iterable[Scores]) -> Scores:
 
 
 def _keep(scores: Scores, left: Scores) -> None:
-    """Drops all but the ids of the scores in `left`; among equals of the last one, the lowest ids stay."""
+    """Drops all ids but those of the scores in `left`; among equals of the lowest score, low ids stay."""
     kept = scores > left[-1]
     level = np.flatnonzero(scores == left[-1])
     kept[level[: len(left) - int(np.count_nonzero(kept))]] = True

@@ -1,4 +1,4 @@
-"""What a request cost and what speculation gave it; counts are of tokens delivered."""
+"""Usage of a request: its cost in passes and nodes, and the tokens that speculation gave it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,24 +9,26 @@ class UsageCount:
     """Running counts of one request."""
 
     prompt_tokens: int
+    """Number of prompt tokens."""
     completion_tokens: int = 0
+    """Number of tokens delivered."""
     rounds: int = 0
-    """Target passes that committed at least one token, the one that ended the prefill included."""
+    """Number of target passes that committed at least one token, the last prefill pass included."""
     admitted: int = 0
-    """Drafted nodes that the target's passes computed."""
+    """Number of drafted nodes that target passes computed."""
     accepted: dict[str, int] = field(default_factory=dict)
-    """Drafted and delivered tokens by source name."""
+    """Number of drafted tokens that were delivered, by source name."""
     drafted: dict[str, int] = field(default_factory=dict)
-    """Nodes offered by source name, whether admitted or not."""
+    """Number of nodes offered, admitted or not, by source name."""
     source_names: tuple[str, ...] = ()
-    """What credits mean: 0 is the target itself, k is source_names[k - 1]."""
+    """Names by source index: index 0 is the target itself, index k is source_names[k - 1]."""
     replay_identical: bool = False
-    """Whether the same ids come from every verifier of the same numerics."""
+    """Whether every verifier of the same numerics gives the same ids."""
 
     def record_round(self, committed_count: int, credits: Sequence[int], admitted: int) -> None:
         """Counts a target pass that computed `admitted` nodes and committed `committed_count` ids.
 
-        `credits` has one credit index per committed id.
+        `credits` has one source index per committed id.
         """
         assert len(credits) == committed_count, f"{len(credits)} credits for {committed_count} committed ids"
         self.admitted += admitted
@@ -38,5 +40,5 @@ class UsageCount:
 
     @property
     def acceptance_length(self) -> float:
-        """Completion tokens per round: exactly 1 where nothing is accepted; 0 before the first round."""
+        """Completion tokens per round: exactly 1 where no draft is accepted; 0 before the first round."""
         return self.completion_tokens / self.rounds if self.rounds else 0.0

@@ -1,6 +1,6 @@
-"""The target's own token at each node of a round's tree: that node's logits, history, position and noise.
+"""The target's own token at each node of a round's tree, from that node's logits, history and noise.
 
-One per session and round. Knows nothing of models: logits come from a function of the node.
+Knows nothing of models: logits come from a function of the node.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,17 @@ from speculative.tree import ROOT
 
 
 class TargetTokens:
-    """Callable as `path_match` wants it; processes the nodes it is asked about and no others.
+    """Samples the target's token at single nodes of one session's tree in one round.
+
+    Callable as `path_match` requires; processes only the nodes that are asked for.
 
     Args:
-        params: the request's.
+        params: sampling parameters of the request.
         history: all committed ids.
-        noise: rows of the request's seed.
-        length: number of committed ids, that is, the position of the root's token.
+        noise: noise of the session, by position.
+        length: number of committed ids, which is the position of the token after them.
         logits: the target's logits at a node (-1 for the last committed token): float[V].
-        grammar: the request's, after all committed ids; None: any text will do.
+        grammar: the grammar's state after all committed ids; None: the request has no grammar.
     """
 
     __slots__ = ("_grammar", "_history", "_length", "_logits", "_noise", "_params")
@@ -46,22 +48,22 @@ class TargetTokens:
         self._grammar = grammar
 
     def __call__(self, node: int, path_tokens: tuple[int, ...]) -> int:
-        """The token at `node`, where `path_tokens` are those from the root's child to it.
+        """The target's token after `node`; `path_tokens` are the tokens from the root's child to the node.
 
         Raises:
-            EmptySupport: as for `choose`, and where the grammar leads nowhere from there.
+            EmptySupport: as for `choose`, and where the grammar allows no id after the node.
         """
-        # What comes next stands at the depth's position, wherever the node's row lies in the batch.
+        # The position follows from the node's depth, wherever the node's row lies in the batch.
         row = None if self._params.greedy else self._noise.row(self._length + len(path_tokens))
         history = self._history.with_path(path_tokens)
         return choose(self._logits(node), self._params, history, row, self._allowed(path_tokens))
 
     def _allowed(self, path_tokens: tuple[int, ...]) -> Mask | None:
-        """The node's own: what the grammar has after the path to it."""
+        """Mask of the ids that the grammar allows after the path to the node."""
         return None if self._grammar is None else self._grammar.allowed(path_tokens)
 
     def told(self, match: Match, asked: Logprobs | None) -> Match:
-        """The match with what its tokens were to the target, from the logits that chose them."""
+        """The match with its tokens' log-probabilities, from the logits that chose the tokens."""
         if asked is None:
             return match
         return match._replace(

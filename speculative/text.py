@@ -1,4 +1,4 @@
-"""What generated ids read as, a piece at a time; knows nothing of how the ids came about."""
+"""Text of generated ids, a piece at a time; knows nothing of how the ids were generated."""
 
 import codecs
 from collections.abc import Callable, Iterable
@@ -9,14 +9,14 @@ from speculative.commit import FinishReason, completed_at
 class TextStream:
     """Text of a growing list of ids: the pieces joined are a pure function of the ids, however split.
 
-    The whole is the ids' bytes up to the first completed stop string, decoded as
-    `bytes.decode("utf-8", "replace")` does. Held back until decided: an incomplete character and what may be
-    the beginning of a stop string.
+    The whole text is the ids' bytes up to the first completed stop string, decoded as
+    `bytes.decode("utf-8", "replace")` does. The stream holds back an incomplete character and a possible
+    beginning of a stop string.
 
     Args:
         token_bytes: bytes of an id, empty for special ids.
         stops: stop strings as bytes, none empty.
-        min_tokens: a stop string counts only where it is completed by this id (from 1) or a later one.
+        min_tokens: a stop string counts only if generated id number `min_tokens` or a later one completes it.
     """
 
     __slots__ = ("_decoder", "_early", "_held", "_stopped", "_stops", "_token_bytes")
@@ -29,16 +29,16 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = b""
         self._stopped = False
-        self._early = max(0, min_tokens - 1)  # ids to come that can complete no stop string
+        self._early = max(0, min_tokens - 1)  # number of ids to come that cannot complete a stop string
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these next ids decide."""
+        """Takes the next ids; returns the text that they decide."""
         return "".join(self._take(self._token_bytes(token)) for token in ids)
 
     def finish(self, reason: FinishReason | None = None) -> str:
-        """The text that was held back and turned out to be no stop string; the stream is over.
+        """Ends the stream; returns the text that was held back and is no stop string.
 
-        It is the same whatever the reason: text is a function of ids alone.
+        The text does not depend on the reason: it is a function of the ids alone.
         """
         piece, self._held, self._stopped = self._held, b"", True
         return self._decoder.decode(piece, final=True)
@@ -61,7 +61,7 @@ class TextStream:
         return self._decoder.decode(piece)
 
     def _undecided(self) -> int:
-        """Bytes at the end that a stop string could begin with."""
+        """Number of bytes at the end that may begin a stop string."""
         return max((_overlap(self._held, stop) for stop in self._stops), default=0)
 
 

@@ -1,7 +1,7 @@
-"""The draft tree of one round as flat arrays; knows nothing of where its nodes came from or go to.
+"""The draft tree of one round as flat arrays; knows nothing of sessions and sources.
 
-Node i continues node `parents[i]`, or, where that is -1 (ROOT), the last committed token. A parent precedes
-its child, so that one pass in node order sees every parent first.
+Node i continues node `parents[i]`, or the last committed token where that is -1 (ROOT). A parent precedes its
+child, so that one pass in node order sees every parent first.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _NONE: Mapping[int, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """A draft tree of n nodes; every field has one entry per node.
+    """The tree of drafted tokens that a round verifies; every field has one entry per node.
 
     Raises:
         MalformedDraft: entries do not line up, a parent does not precede its child, two siblings carry the
@@ -24,11 +24,13 @@ class TokenTree:
     """
 
     tokens: tuple[int, ...]
+    """Token id of each node."""
     parents: tuple[int, ...]
+    """Node index of each node's parent; -1 (ROOT) for a node that continues the last committed token."""
     survival: tuple[float, ...]
-    """Estimated probability that the whole path from the root to this node is accepted."""
+    """Estimated probability that the whole path from the root to the node is accepted."""
     sources: tuple[int, ...]
-    """Credit index of the source that offered the node: k names the session's source k - 1."""
+    """Index of the source that offered the node first: k is the session's source number k, from 1."""
     _children: dict[int, dict[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ class TokenTree:
         return len(self.tokens)
 
     def children(self, node: int) -> Mapping[int, int]:
-        """Token to node index of the nodes below `node` (ROOT for the last committed token)."""
+        """Node index by token id of the children of `node` (ROOT for the last committed token)."""
         return self._children.get(node, _NONE)
 
     def path(self, node: int) -> tuple[int, ...]:

@@ -4,17 +4,17 @@ from speculative.fragment import Fragment
 
 
 class WaitingRoom:
-    """Keeps fragments until the prefix they continue turns up.
+    """Keeps fragments until the prefix that they continue is drafted or committed.
 
     Args:
-        capacity: the most fragments of one source; the oldest goes first.
+        capacity: largest number of fragments of one source; the oldest is dropped first.
     """
 
     __slots__ = ("_by_hash", "_by_source", "_capacity")
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        # Dictionaries as ordered sets: the same fragment waits once, the oldest comes first.
+        # Dictionaries as ordered sets: a fragment waits once, and the oldest comes first.
         self._by_source: dict[int, dict[Fragment, None]] = {}
         self._by_hash: dict[int, list[Fragment]] = {}
 
@@ -25,7 +25,7 @@ class WaitingRoom:
         return fragment in self._by_source.get(fragment.source, ())
 
     def add(self, fragment: Fragment) -> Fragment | None:
-        """Takes a fragment in; returns the one that had to leave for it, if any."""
+        """Adds a fragment; returns the fragment dropped for it, or None."""
         queue = self._by_source.setdefault(fragment.source, {})
         queue[fragment] = None
         self._by_hash.setdefault(fragment.prefix_hash, []).append(fragment)
@@ -36,12 +36,12 @@ class WaitingRoom:
         return oldest
 
     def take(self, prefix_hash: int) -> list[Fragment]:
-        """Removes and returns what waits for the prefix of this hash, the oldest first."""
+        """Removes and returns the fragments that wait for the prefix of this hash, the oldest first."""
         found = self._by_hash.get(prefix_hash)
         return self._remove_all(list(found)) if found else []
 
     def take_up_to(self, length: int) -> list[Fragment]:
-        """Removes and returns what waits for a prefix of at most `length` ids."""
+        """Removes and returns the fragments that wait for a prefix of at most `length` ids."""
         return self._remove_all([f for queue in self._by_source.values() for f in queue if f.base <= length])
 
     def _remove_all(self, fragments: list[Fragment]) -> list[Fragment]:

@@ -14,18 +14,18 @@ from speculative.tree import ROOT, TokenTree
 
 
 class Match(NamedTuple):
-    """What a round accepts."""
+    """Nodes and tokens that a round accepts."""
 
     path: tuple[int, ...]
-    """Accepted nodes from the root's child down."""
+    """Indices of the accepted nodes, from the root's child down."""
     tokens: tuple[int, ...]
-    """Their tokens and then the target's own one: one more than `path`."""
+    """Token ids of the accepted nodes, then the target's own token: one more than `path` has."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One per token where somebody looked (`TargetTokens.told`); no criterion does."""
+    """Log-probability of each token, where `TargetTokens.told` added them; criteria add none."""
 
 
 def path_match(tree: TokenTree, target_token: Callable[[int, tuple[int, ...]], int]) -> Match:
-    """Walks down as long as some child carries the target's token.
+    """Walks down the tree as long as some child carries the target's token.
 
     Args:
         tree: the drafts.

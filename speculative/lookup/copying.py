@@ -1,8 +1,9 @@
-"""A text that may copy from a given one, and where in that it stands (LLMA, Yang et al., arXiv 2304.04487).
+"""Drafts copied from a given text that the output may resemble (LLMA, Yang et al., arXiv 2304.04487).
 
-Whoever asks for an edit can say what the answer will mostly be. The text is taken to begin where the given
-one does. While they agree the place moves on with it; after a difference it is found again by the last ids,
-or by the last one alone a little further on. Knows nothing of prompts.
+A request for an edit can give the text that the answer will mostly repeat. The output is taken to begin where
+the given text does. While both agree, the place in the given text moves on with the output; after a
+difference, the last ids find the place again, or the last id alone finds it a little further on. Knows
+nothing of prompts.
 """
 
 from bisect import bisect_right
@@ -11,17 +12,17 @@ from collections.abc import Sequence
 from speculative.lookup.suffix_automaton import Copied
 
 SURE = 4
-"""How many ids count as matched where the text begins, which is a guess, and the given one has begun it."""
+"""Match length at the beginning of the output, before any id has matched."""
 _GRAM = 3
-"""Ids by which a place is found anywhere."""
+"""Number of last ids that find a place anywhere in the given text."""
 _NEAR = 32
-"""How far ahead of the last place a single id is looked for."""
+"""Number of ids ahead of the last place among which a single id is looked for."""
 _STRIDE = 64
-"""Places of the given text that are indexed with each id, so that a long one holds nobody up."""
+"""Number of places of the given text that each pushed id indexes, so that a long text delays no id."""
 
 
 class Copying:
-    """A given text and a place in it; some ten microseconds an id."""
+    """A given text and the output's place in it; some ten microseconds per pushed id."""
 
     __slots__ = ("_agreed", "_at", "_given", "_grams", "_indexed", "_recent")
 
@@ -34,7 +35,7 @@ class Copying:
         self._indexed = _GRAM
 
     def push(self, token: int) -> None:
-        """The text's next id."""
+        """Takes the next id of the output."""
         self._index()
         self._recent = (*self._recent, token)[-_GRAM:]
         if self._at < len(self._given) and self._given[self._at] == token:
@@ -44,7 +45,7 @@ class Copying:
             self._find(token)
 
     def draft(self, count: int) -> Copied:
-        """Up to `count` ids from the place on; empty where the text has left the given one."""
+        """Up to `count` ids from the place on; empty where the output has left the given text."""
         if not self._agreed:
             return Copied((), 0)
         return Copied(self._given[self._at : self._at + max(0, count)], self._agreed)
@@ -56,7 +57,7 @@ class Copying:
         self._indexed = max(self._indexed, until)
 
     def _find(self, token: int) -> None:
-        """The next place of the last ids, the first one where none is ahead; else of the last id, near."""
+        """Moves to the next place of the last ids, or to the first; else to the last id, a little ahead."""
         places = self._grams.get(self._recent)
         if places is not None:
             ahead_of = bisect_right(places, self._at)

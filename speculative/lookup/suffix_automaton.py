@@ -1,8 +1,8 @@
 """The longest suffix that occurred before, and what followed it (SAM-Decoding, Hu et al., arXiv 2411.10666).
 
-A suffix automaton (Blumer et al., 1985) over one session's ids, built id by id. The suffix link of the state
-of the whole text is the longest suffix with an earlier occurrence, so finding the match costs nothing beyond
-the append. Knows nothing of prompts, outputs or other sessions.
+A suffix automaton (Blumer et al., 1985) over one session's ids, built id by id. The suffix link of the whole
+text's state is the longest suffix with an earlier occurrence, so the append already finds the match. Knows
+nothing of prompts, outputs or other sessions.
 """
 
 from collections.abc import Iterable
@@ -11,20 +11,21 @@ from dataclasses import dataclass
 _ROOT = 0
 _NONE = -1
 _REFRESHED = 4
-"""Suffixes whose latest occurrence each append brings up to date; deeper ones may name an older one."""
+"""Number of suffixes whose latest occurrence each append updates; shorter suffixes may name an older one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A draft: one chain of tokens."""
+    """A chain of copied tokens."""
 
     tokens: tuple[int, ...]
+    """Copied token ids, in order."""
     match_length: int
-    """Tokens of the text's end that also stand before the place copied from."""
+    """Number of tokens at the text's end that also stand before the place copied from."""
 
 
 class SuffixAutomaton:
-    """An append-only text that finds its own repeats; one to two microseconds and about 450 bytes an id."""
+    """An append-only text that finds its own repeats; one to two microseconds and about 450 bytes per id."""
 
     __slots__ = ("_first", "_last", "_latest", "_lengths", "_links", "_match_end", "_next", "_text")
 
@@ -62,14 +63,14 @@ class SuffixAutomaton:
 
     @property
     def match_length(self) -> int:
-        """Ids of the longest suffix that occurred before."""
+        """Number of ids in the longest suffix that occurred before."""
         return self._lengths[self._links[self._last]] if self._text else 0
 
     def draft(self, count: int) -> Copied:
-        """Up to `count` tokens that followed an earlier occurrence of the longest suffix that has one.
+        """Up to `count` tokens that followed an earlier occurrence of the longest repeated suffix.
 
-        The latest occurrence, or one close to it. A copy that runs past the end of the text goes on from what
-        it has just copied, so that a period is drafted on. Empty where no suffix occurred before.
+        The copy starts at the latest occurrence, or close to it. A copy that runs past the end of the text
+        goes on with the tokens it has just copied, so that a period is drafted on. Empty without a repeat.
         """
         match_length = self.match_length
         if match_length == 0 or count <= 0:
@@ -82,7 +83,7 @@ class SuffixAutomaton:
         return Copied(tuple(copied), match_length)
 
     def _reached_by(self, above: int, token: int) -> int:
-        """The state of exactly the strings that are `above`'s and then `token`, split off where needed."""
+        """The state of exactly the strings of state `above` extended by `token`, split off where needed."""
         nexts, links, lengths = self._next, self._links, self._lengths
         target = nexts[above][token]
         if lengths[above] + 1 == lengths[target]:
@@ -99,7 +100,7 @@ class SuffixAutomaton:
         return clone
 
     def _note_occurrence(self, suffix: int, end: int) -> None:
-        """Keeps where the longest repeated suffix ended before; then it, and shorter ones, end here."""
+        """Keeps the previous end of the longest repeated suffix, then records `end` for its suffixes too."""
         latest, links = self._latest, self._links
         self._match_end = latest[suffix]
         for _ in range(_REFRESHED):
