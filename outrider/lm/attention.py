@@ -2,7 +2,7 @@
 
 transformers calls ``update`` on the cache and then the attention function, once each per layer. The
 attention function writes the new keys and values to their slots and lets every session's rows attend over
-that session's slots. Who may see what comes from the plan; this file knows nothing about trees.
+that session's slots. The plan says which row may see which slot; this module knows nothing about trees.
 """
 
 import threading
@@ -20,32 +20,36 @@ from outrider.lm.pool import SlotPool
 from speculative.errors import ModelRefused
 
 ATTENTION = "outrider_packed"
-"""Name of the attention function. No mask function has that name, so models create no masks."""
+"""Name of the attention function. No mask function has this name, so models create no masks."""
 
 _HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "return_dict"})
-"""Arguments that models pass on and that change nothing about attention; so do those named ``output_…``."""
+"""Arguments that models pass on and that do not change attention, beside all named ``output_…``."""
 
 _GROUPED_ROWS = 16
-"""Up to this many rows, query heads that share a key head become rows of it, so that keys are read once."""
+"""Largest number of rows for which query heads of one key head are stacked, so that keys are read once."""
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What a layer's attention asks for: score factor, sliding window, cap of the scores, a sink per head."""
+    """Parameters of one layer's attention."""
 
     scaling: float | None
+    """Factor of the scores; None: 1 / sqrt(head width)."""
     window: int | None
+    """Sliding window in positions; None: no window."""
     softcap: float | None
+    """Cap of the scores; None: no cap."""
     sinks: torch.Tensor | None
+    """Attention sink of each query head; None: no sinks."""
 
 
 class PackedCache:
-    """What the model takes for its cache during one pass.
+    """The object that a model's forward uses as its KV cache during one pass.
 
-    ``update`` gives the new rows' keys and values straight back; what the attention function is handed
-    afterwards is what goes to the slots. So whatever a family does to single rows in between (multi-head
-    latent attention expands them) is part of what is cached. The rest answers what models ask of a cache
-    before the first layer: positions and masks come from the plan, so the sizes it names are never used.
+    ``update`` returns the new rows' keys and values unchanged; the slots get the keys and values that the
+    attention function receives afterwards. So whatever a family does to single rows in between (multi-head
+    latent attention expands them) is part of the cache. The other methods answer questions that models ask
+    before the first layer: positions and masks come from the plan, so models never use the sizes returned.
     """
 
     is_compileable = False
@@ -72,8 +76,8 @@ class PackedCache:
         values: torch.Tensor,
         how: How,
     ) -> torch.Tensor:
-        """Attention output ``[1, rows, heads, width]`` of the next layer, whose new keys and values these
-        are."""
+        """Attention output ``[1, rows, heads, width]`` of the next layer; ``keys`` and ``values`` are its new
+        ones."""
         if keys.shape[2] != query.shape[2] or values.shape[2] != query.shape[2]:
             raise self.refusal(
                 f"layer {self.layers_done} attends over {keys.shape[2]} keys in a pass of {query.shape[2]}"
@@ -86,11 +90,11 @@ class PackedCache:
     def compute(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: How, layer: int
     ) -> torch.Tensor:
-        """Stores the new keys and values of ``layer`` and attends."""
+        """Stores the new keys and values of ``layer``; returns its attention output."""
         raise NotImplementedError
 
     def finish(self, layers: int) -> None:
-        """Refuses a pass in which not every layer attended."""
+        """Raises ModelRefused unless every one of ``layers`` layers attended in the pass."""
         if self._owed is not None or self.layers_done != layers:
             raise self.refusal(
                 f"{self.layers_done} of {layers} layers attend through the attention interface; "
@@ -98,11 +102,11 @@ class PackedCache:
             )
 
     def refusal(self, why: str) -> ModelRefused:
-        """The error that says why this model is not served."""
+        """The ModelRefused that gives ``why`` as the reason."""
         return ModelRefused(f"{self.model_type} is not served: {why}", self.model_type)
 
     def failure(self, error: Exception) -> ModelRefused:
-        """The refusal for a forward that failed."""
+        """The ModelRefused for a forward that raised ``error``."""
         name = f"{type(error).__name__}: {error}"
         if self._owed is not None:
             return self.refusal(
@@ -111,23 +115,23 @@ class PackedCache:
         return self.refusal(f"the packed pass fails with {name}")
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Zero: positions are always given."""
+        """Cached length for transformers: zero, because passes give every position."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Zero: only asked for masks, which are not made."""
+        """Query offset for transformers' masks: zero, because passes make no such masks."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Only asked for masks, which are not made."""
+        """Key length and offset for transformers' masks; passes make no such masks."""
         return query_length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: no bound of its own."""
+        """Largest cached length for transformers; -1: no bound."""
         return -1
 
     def _recurrent(self, *_: Any, **__: Any) -> Any:
-        """A recurrent state has one past; a tree has many."""
+        """Refuses a recurrent layer: its state has one past, and a tree has many."""
         raise self.refusal("it has recurrent layers, whose state cannot follow the branches of a tree")
 
     has_previous_state = get_conv_state = update_conv_state = _recurrent
@@ -135,7 +139,7 @@ class PackedCache:
 
 
 class SlotCache(PackedCache):
-    """The cache of one pass over slots."""
+    """The KV cache of one ragged pass over the slots of a pool."""
 
     def __init__(self, model_type: str, pool: SlotPool, plan: PassPlan) -> None:
         super().__init__(model_type)
@@ -163,7 +167,7 @@ class SlotCache(PackedCache):
         return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
     def _write(self, keys: torch.Tensor, values: torch.Tensor, plane: int) -> None:
-        """A slice where the rows lie together, else one indexed copy."""
+        """Stores a layer's keys and values: by slice where the slots are one run, else by indexed copy."""
         targets = self._targets
         if self._single:
             targets[plane].copy_(keys)
@@ -195,7 +199,7 @@ def _attend_plain(query: torch.Tensor, visible: Visible, plane: int, how: How) -
 
 
 def _attend_exact(query: torch.Tensor, visible: Visible, plane: int, how: How) -> torch.Tensor:
-    """Attention written out, for what the fused kernels lack: capped scores (Gemma 2), sinks (gpt-oss)."""
+    """Attention written out for layers that fused kernels lack: capped scores (Gemma 2), sinks (gpt-oss)."""
     keys, values = visible.views[plane][0], visible.views[plane + 1][0]
     _, heads, rows, width = query.shape
     groups = heads // keys.shape[0]
@@ -223,8 +227,8 @@ class _Active(threading.local):
 
 
 ACTIVE = _Active()
-"""The cache of the pass that this thread is in. Not every family passes keyword arguments down to its
-attention."""
+"""The cache of the pass that this thread runs. A thread-local, because not every family passes keyword
+arguments down to its attention."""
 
 
 def packed_attention(
@@ -241,8 +245,8 @@ def packed_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function registered with ``AttentionInterface``. Raises ModelRefused for what it does not
-    understand."""
+    """The attention function registered with ``AttentionInterface``. Raises ModelRefused for arguments that
+    it does not know."""
     cache = ACTIVE.cache
     if cache is None:
         raise RuntimeError("this model runs packed passes only; call it through outrider.lm.PackedLM")

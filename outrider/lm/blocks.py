@@ -1,7 +1,7 @@
-"""Which blocks of slots are free, and how many hold each that is not. Pure: knows numbers, no tensors.
+"""Free blocks of slots, and the number of holders of every other block. Pure: knows numbers, no tensors.
 
-A session is best served by one run of neighbouring blocks, as what it attends over is then a view. So growth
-takes the next block where that is free, and a new run begins where there is most room around it.
+A session attends fastest over one run of neighbouring blocks, because that is a view. So a growing session
+gets the block behind its last one where that is free, and a new run begins where most blocks around are free.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 16
-"""Slots of a block."""
+"""Number of slots in a block."""
 
 
 class BlockAllocator:
@@ -20,27 +20,27 @@ class BlockAllocator:
     def __init__(self, capacity: int) -> None:
         self._holders: NDArray[np.int32] = np.zeros(capacity, dtype=np.int32)
         self.free = capacity
-        """Blocks that nobody holds."""
+        """Number of blocks without a holder."""
 
     @property
     def capacity(self) -> int:
-        """Blocks in all."""
+        """Number of blocks in all."""
         return len(self._holders)
 
     def grow(self, capacity: int) -> None:
-        """Adds free blocks behind those there are."""
+        """Adds free blocks behind the existing ones, up to ``capacity`` blocks in all."""
         self.free += capacity - self.capacity
         self._holders = np.concatenate([self._holders, np.zeros(capacity - self.capacity, np.int32)])
 
     def holders(self, block: int) -> int:
-        """How many hold this block."""
+        """Number of holders of this block."""
         return int(self._holders[block])
 
     def take(self, count: int, after: int | None = None, room: int = 0) -> list[int] | None:
-        """`count` free blocks, each held once now; None, with nothing changed, where there are fewer.
+        """Takes `count` free blocks for one holder; returns None, with nothing changed, if too few are free.
 
-        They follow `after` as far as these are free; the rest lies together where a run of `room` blocks
-        would fit best.
+        The blocks follow block `after` as far as those are free; the others lie together where a run of
+        `room` blocks fits best.
         """
         if count > self.free:
             return None
@@ -56,24 +56,24 @@ class BlockAllocator:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more holder of each; a block that nobody holds cannot be shared."""
+        """Adds one holder to each block; a free block cannot be shared."""
         for block in blocks:
             assert self._holders[block] > 0, f"block {block} is free"
             self._holders[block] += 1
 
     def give(self, blocks: Iterable[int]) -> None:
-        """One holder fewer of each; a block without any is free."""
+        """Removes one holder of each block; a block without holders is free."""
         for block in blocks:
             assert self._holders[block] > 0, f"block {block} is given back twice"
             self._holders[block] -= 1
             self.free += not self._holders[block]
 
     def longest_run(self) -> int:
-        """Length of the longest run of free blocks."""
+        """Length of the longest run of free blocks, in blocks."""
         return self._longest_run()[1] if self.free else 0
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError unless these holders, each a list of blocks, are all there are."""
+        """Raises AssertionError unless ``held``, one list of blocks per holder, accounts for every holder."""
         counts = Counter(block for blocks in held for block in blocks)
         expected = np.zeros(self.capacity, dtype=np.int32)
         for block, count in counts.items():
@@ -93,7 +93,7 @@ class BlockAllocator:
         return list(range(after + 1, after + 1 + length))
 
     def _longest_run(self) -> tuple[int, int]:
-        """Start and length."""
+        """First block and length of the longest run of free blocks."""
         taken = np.flatnonzero(self._holders)
         edges = np.concatenate([[-1], taken, [self.capacity]])
         gaps = np.diff(edges) - 1

@@ -1,8 +1,8 @@
 """The check at load: does the packed tree pass compute what the model's own eager forward computes?
 
-Two sessions of random ids in one batch, longer than any sliding window: prefill by chunks, a tree with
+Two sessions of random ids in one batch, longer than any sliding window: prefill in chunks, a tree with
 branches, a commit that keeps a subtree, and a step on top of it. Every row is compared with the eager forward
-over the ids on its path. What differs is refused by name rather than served wrongly.
+over the ids on its path. A model that differs is refused by name rather than served wrongly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,32 +29,31 @@ _WINDOW_FIELDS = (
     "sliding_window_size",
 )
 _BEYOND = 6
-"""Committed ids beyond the longest window."""
+"""Number of committed ids beyond the longest window."""
 
 _SHORT = 24
-"""Committed ids of a model without windows."""
+"""Number of committed ids for a model without windows."""
 
 _CHUNK = 512
-"""Rows per pass of the prefill."""
+"""Number of rows in a pass of the prefill."""
 
 _WHOLE = 256
-"""Up to this length the eager forward runs in one piece without a cache; beyond, the prompt runs once, in
-chunks, with the library's own cache, a copy of which every path goes on from."""
+"""Longest prompt, in ids, that the eager forward runs in one piece without a cache. A longer prompt runs
+once, in chunks, with transformers' own cache, and every path goes on from a copy of that cache."""
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 """Largest accepted difference of two logits of one row, in standard deviations of that row's logits."""
 
 _TREE = (-1, -1, 0, 0, 1, 2, 2, 4)
-"""The tree of the first step: the path 0, 2 is committed, 5 and 6 are kept below it."""
+"""Parents in the first step's tree: the path 0, 2 is committed, nodes 5 and 6 are kept below it."""
 
 _PATH = (0, 2)
 _STEP = (-1, 0, 2)
-"""Rows of the second step: a child of the last committed position, one of the kept node 5, one of this step's
-first row."""
+"""Parents in the second step: a child of the last committed position, a child of the kept node 5, and a child
+of this step's first row."""
 
 _LEAVES = ((0, 3), (1, 4, 7), (0, 2, 5, 9), (0, 2, 6), (0, 2, 8, 10))
-"""Every path from the prompt to a leaf, over the rows of both steps, those of the second numbered from 8
-on."""
+"""Every path from the prompt to a leaf, over the rows of both steps; rows of the second count from 8 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Trial:
 
     @classmethod
     def of(cls, lm: "PackedLM") -> "Trial":
-        """Draws sessions and runs the eager forward. Raises ModelRefused if its logits are not finite."""
+        """Draws sessions and runs the eager forward. Raises ModelRefused if the logits are not finite."""
         _check_vocabulary(lm)
         length = _trial_length(lm)
         generator = torch.Generator().manual_seed(0)
@@ -95,7 +94,7 @@ class Trial:
         return cls(sessions, expected)
 
     def verify(self, lm: "PackedLM") -> None:
-        """Runs the packed pass over the same sessions. Raises ModelRefused if any row differs."""
+        """Runs packed passes over the same sessions. Raises ModelRefused if any row of logits differs."""
         calls, rows = lm.forward_calls, lm.rows
         try:
             found = _packed_logits(lm, self.sessions)
@@ -117,7 +116,7 @@ def _check_vocabulary(lm: "PackedLM") -> None:
 
 
 def _trial_length(lm: "PackedLM") -> int:
-    """Committed ids of the longer session: beyond every window that can matter within the model's context."""
+    """Number of committed ids of the longer session: beyond every window within the model's context."""
     text = lm.model.config.get_text_config()
     named = [value for name in _WINDOW_FIELDS if isinstance(value := getattr(text, name, None), int)]
     windows = [window for window in (*lm.windows, *named) if 0 < window < lm.max_length]
@@ -127,7 +126,7 @@ def _trial_length(lm: "PackedLM") -> int:
 
 @contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
-    """The model on transformers' own eager attention."""
+    """Runs the model on transformers' own eager attention while entered."""
     model.config._attn_implementation = "eager"
     try:
         yield
@@ -136,7 +135,7 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _eager_logits(model: PreTrainedModel, session: _Session) -> torch.Tensor:
-    """Logits ``[rows of both steps, vocabulary]`` from plain causal forwards over every path."""
+    """A session's logits ``[rows of both steps, vocabulary]``, from plain causal forwards over every path."""
     ids = session.tree + session.step
     rows: dict[int, torch.Tensor] = {}
     cache = _prefill(model, session.prompt) if len(session.prompt) > _WHOLE else None

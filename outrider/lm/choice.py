@@ -1,7 +1,7 @@
-"""Which way a model's passes go: ragged or with static shapes, decided at load by measuring both.
+"""Chooses how a model's passes run: ragged or with static shapes, by measuring both at load.
 
-On the CPU always ragged. On a GPU, steps of static shape with the Triton kernel where Triton is installed,
-the kernel passes the check at load, and it is the faster of the two.
+On the CPU passes are always ragged. On a GPU they are steps of static shape with the Triton kernel if Triton
+is installed, the kernel passes the check at load, and such steps are faster.
 """
 
 import logging
@@ -29,11 +29,11 @@ KERNELS = {
     "gathered": "outrider.lm.kernels.gathered:attend_gathered",
     "triton": "outrider.lm.kernels.tree_attention:attend_tiles",
 }
-"""Attention of a step by name; imported when it is asked for."""
+"""Attention kernels of a step by name, for `speculative.named.load`."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SHAPES = ((1, 1), (1, 8), (4, 1), (4, 16))
-"""Sessions and rows of each that are timed."""
+"""Step sizes that are timed: number of sessions, rows of each session."""
 
 _CONTEXT = 1024
 _CHUNK = 512
@@ -41,9 +41,9 @@ _WARM_UP, _REPEATS = 2, 7
 
 
 def use_steps(lm: "PackedLM", kernel: str, capture: Capture = eager) -> StaticSteps:
-    """From now on the model's passes run with static shapes where they fit.
+    """Makes the model's passes run with static shapes where they fit, with the attention kernel named.
 
-    Raises ImportError for the Triton kernel where there is no Triton.
+    Raises ImportError for the Triton kernel where Triton is not installed.
     """
     attend: Attend = load(KERNELS, kernel)
     lm.steps = StaticSteps(
@@ -60,15 +60,14 @@ def use_steps(lm: "PackedLM", kernel: str, capture: Capture = eager) -> StaticSt
 
 
 def use_ragged(lm: "PackedLM") -> None:
-    """From now on every pass has the shapes of its sessions."""
+    """Makes all of the model's passes ragged: tensor shapes follow the sessions of each pass."""
     lm.steps = None
     lm.pool.settle()
     lm.pool.deferred = None
 
 
 def choose_steps(lm: "PackedLM", trial: "Trial | None") -> None:
-    """Settles which way the passes of a model go whose ragged ones are right; ``trial`` is the check at
-    load."""
+    """Chooses between ragged passes and static steps for a model that passed ``trial``, the check at load."""
     if lm.pool.layout.device.type != "cuda":
         return
     # Products in float32 stay float32: TF32 keeps ten bits of them.
@@ -81,8 +80,10 @@ def choose_steps(lm: "PackedLM", trial: "Trial | None") -> None:
 
 
 def compare_ways(lm: "PackedLM", trial: "Trial | None", kernel: str, capture: Capture) -> None:
-    """Runs small steps both ways and leaves the model on the faster one; on the ragged one where steps of
-    static shape fail, or are not what the model computes."""
+    """Times small steps both ways and leaves the model on the faster way.
+
+    Passes stay ragged where static steps fail, or differ from the model's own forward.
+    """
     ragged_ms = step_ms(lm)
     try:
         use_steps(lm, kernel, capture)
@@ -90,7 +91,7 @@ def compare_ways(lm: "PackedLM", trial: "Trial | None", kernel: str, capture: Ca
             trial.verify(lm)
         static_ms = step_ms(lm)
     except Exception as error:
-        # A compiler's or a driver's errors have no common kind; the ragged way needs neither.
+        # Errors of compilers and drivers have no common class; ragged passes need neither.
         use_ragged(lm)
         log.warning("passes are ragged: steps of static shape fail with %s", error)
         return
@@ -101,8 +102,10 @@ def compare_ways(lm: "PackedLM", trial: "Trial | None", kernel: str, capture: Ca
 
 
 def step_ms(lm: "PackedLM") -> dict[str, float]:
-    """Median milliseconds of small steps, by sessions x rows of each; sizes that there is no room for are
-    left out."""
+    """Median duration of small steps in milliseconds, by "sessions x rows of each session".
+
+    Sizes for which the pool has no room are left out.
+    """
     calls, rows_before = lm.forward_calls, lm.rows
     most = max(sessions for sessions, _ in _SHAPES)
     room = min(lm.max_length, lm.pool.max_slots // most)

@@ -1,4 +1,4 @@
-"""Running a step that reads and writes the same memory every time: as it is, or as a captured CUDA graph."""
+"""Runs a step that reads and writes the same memory every time: eagerly, or as a captured CUDA graph."""
 
 import logging
 from collections.abc import Callable
@@ -8,25 +8,26 @@ import torch
 log = logging.getLogger(__name__)
 
 Run = Callable[[], None]
+"""Runs one step over the current contents of its inputs."""
 Capture = Callable[[Run], Run]
-"""From what a step does to something that does it again, over whatever its inputs hold then."""
+"""Turns a step into a callable that repeats it, over the contents of its inputs at that time."""
 
 
 def eager(run: Run) -> Run:
-    """The step itself, launched piece by piece."""
+    """A Capture that leaves the step as it is, launched operation by operation."""
     return run
 
 
 class CudaGraphs:
-    """Captures steps as graphs that share one pool of memory: they never run at the same time."""
+    """A Capture that makes CUDA graphs. They share one memory pool, so no two may run at the same time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run) -> Run:
-        """Runs the step, so that kernels are compiled and libraries ready, then captures it.
+        """Runs the step twice, so that kernels are compiled and libraries ready, then captures it.
 
-        A step that cannot be captured (one that reads a result on the host to go on) stays as it is.
+        A step that cannot be captured, because it reads a result on the host to go on, stays eager.
         """
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -36,7 +37,7 @@ class CudaGraphs:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Only this thread's calls are captured; others of the process go on as they are.
+            # Only calls of this thread are captured; other threads of the process go on undisturbed.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 run()
         except RuntimeError as error:

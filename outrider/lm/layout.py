@@ -1,7 +1,7 @@
-"""What a model caches per layer, found by watching one row go through it.
+"""Layout of a model's KV cache, found by watching one row go through the model.
 
-Every layer must write keys and values to the cache and then attend through the attention interface; that
-alone tells heads and widths, which configs of different families name differently or not at all.
+Every layer must write keys and values to the cache and then attend through the attention interface. These
+calls show heads and widths, which configs of different families name differently or not at all.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +18,15 @@ RunModel = Callable[[PackedCache, torch.Tensor, torch.Tensor, Sequence[int]], to
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Cache layout, logit width and sliding windows of a model."""
+    """Shape of a model: cache layout, logit width, sliding windows and head groups."""
 
     layout: KVLayout
     vocabulary_size: int
+    """Width of the logits."""
     windows: tuple[int, ...]
+    """Sliding windows of the layers that have one, in positions, ascending."""
     groups: int
-    """Query heads that share a key head, at most."""
+    """Largest number of query heads that share a key head."""
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class _Seen:
 
 
 class _WatchingCache(PackedCache):
-    """Notes shapes. Attention over a single row is that row's own value."""
+    """Records shapes. Attention over a single row is that row's own value."""
 
     def __init__(self, model_type: str) -> None:
         super().__init__(model_type)
@@ -56,7 +58,7 @@ class _WatchingCache(PackedCache):
 
 @torch.inference_mode()
 def find_layout(run: RunModel, model_type: str, device: torch.device, layers: int) -> Found:
-    """Runs one row. Raises ModelRefused if not all ``layers`` attend through the interface."""
+    """Runs one row through the model. Raises ModelRefused unless all ``layers`` layers attend through us."""
     cache = _WatchingCache(model_type)
     row = torch.zeros(1, 1, dtype=torch.long, device=device)
     try:

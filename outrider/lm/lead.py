@@ -1,7 +1,8 @@
-"""The two ends of a model that several ranks hold: one leads, the others follow.
+"""The two ends of a model that several ranks hold: rank 0 leads, the others follow.
 
-The leader's `PackedLM` is used as ever; whatever it does to storage and every pass is told to the followers,
-who do the same to theirs. One message per pass: what was moved since the last one, then the pass.
+The engine uses the leader's `PackedLM` as it uses any; the leader sends every change of storage and every
+pass to the followers, which repeat it on theirs. A pass is one message: the copies and growth since the last
+message, then the rows.
 """
 
 import threading
@@ -18,12 +19,12 @@ _BEAT_S = 1.0
 
 
 class Lead:
-    """The first rank's end.
+    """Rank 0's end: sends orders to the other ranks, and beats while it is idle.
 
     Args:
-        lm: loaded on every rank alike; only the thread that uses it comes here, but for beats and `close`.
-        crew: the other ranks.
-        lost: told, from a thread of its own, that a rank was lost while nothing was computed.
+        lm: model, loaded on every rank alike; only the engine thread calls here, but for beats and `close`.
+        crew: group of all ranks.
+        lost: called from the beating thread when a rank is lost while no pass runs.
     """
 
     def __init__(self, lm: PackedLM, crew: Crew, lost: Callable[[RankLost], None]) -> None:
@@ -41,9 +42,9 @@ class Lead:
         self._beats.start()
 
     def close(self) -> None:
-        """Lets the others end; amid a pass, they find out when this process has ended.
+        """Sends the other ranks their end; during a pass they notice when this process has ended.
 
-        Raises RankLost if they cannot be told.
+        Raises RankLost if a rank does not take the message.
         """
         self._ended.set()
         if self._using.acquire(timeout=_BEAT_S):
@@ -56,7 +57,7 @@ class Lead:
         self._moves += to_words(order)
 
     def _tell(self, order: Order) -> None:
-        """What was moved goes with it."""
+        """Sends an order, preceded by the storage changes noted since the last message."""
         if self._broken is not None:
             raise self._broken
         words, self._moves = self._moves + to_words(order), []
@@ -68,7 +69,7 @@ class Lead:
 
     @contextmanager
     def _passing(self, shares: Sequence[Share]) -> Iterator[None]:
-        """Whatever fails in a pass that was told leaves ranks waiting for each other: none can go on."""
+        """Sends a pass and runs it; a failure leaves ranks waiting for each other, so none can go on."""
         with self._using:
             self._tell(Pass(tuple(map(_part, shares))))
             try:
@@ -78,9 +79,9 @@ class Lead:
                 raise self._broken from error
 
     def _beat(self) -> None:
-        """Tells the others every second that this rank is there, and finds out whether they are."""
+        """Beats every second, which also finds out whether the other ranks are alive."""
         while not self._ended.wait(min(_BEAT_S, self._crew.timeout_s / 4)):
-            # A pass tells as much as a beat, and must not be held up by one.
+            # A pass is as good a sign of life as a beat, and no beat may delay it.
             if not self._using.acquire(blocking=False):
                 continue
             try:
@@ -95,7 +96,7 @@ class Lead:
 
 
 def follow(lm: PackedLM, crew: Crew) -> None:
-    """Does what the first rank tells until it says that this was all. Raises RankLost."""
+    """Carries out the orders of rank 0 until it sends End. Raises RankLost."""
     while True:
         for order in from_words(crew.hear()):
             match order:

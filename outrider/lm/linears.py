@@ -1,10 +1,10 @@
 """Linear layers with their weights laid out once for the few rows that decoding has; on the CPU in float32.
 
-The library's own product lays the weight out anew in every call, which a step of 2 to 64 rows pays in full:
-eight rows of a 4096 x 4096 layer take three times as long as one. With oneDNN's layout, made once, they take
-about as long as one, so a tree costs little more than plain decoding. Layers that read the same input (query,
-key and value; gate and up) are multiplied as one. Knows nothing about what the layers mean: who reads the
-same input is seen by watching one row go through.
+torch's own product lays the weight out anew in every call, and a step of 2 to 64 rows pays that in full:
+eight rows of a 4096 x 4096 layer take three times as long as one. With oneDNN's layout, made once, eight rows
+take about as long as one, so a tree costs little more than plain decoding. Layers that read the same input
+(query, key and value; gate and up) are multiplied as one; watching one row go through the model shows them.
+Knows nothing about the meaning of layers.
 """
 
 from collections.abc import Callable
@@ -16,23 +16,27 @@ from torch import nn
 from torch.nn.functional import linear, pad
 
 _PAD_ROWS = 4
-"""oneDNN multiplies one to three rows more slowly than four."""
+"""Number of rows to which fewer rows are padded: oneDNN multiplies one to three rows slower than four."""
 
 _PAD_ELEMENTS = 2**19
-"""Weights smaller than this do not repay the padding."""
+"""Smallest weight, in elements, that repays the padding."""
 
 _DENSE_ELEMENTS = 2**21
-"""Up to this size a dense copy is kept for single rows, where oneDNN's fixed cost of a call would show."""
+"""Largest weight, in elements, of which a dense copy is kept for single rows: oneDNN's fixed cost of a call
+would show there."""
 
 
 class Product(Protocol):
-    """What multiplies for the layers that read one input."""
+    """The product of one input with the stacked weights of the layers that read it."""
 
     out_features: int
+    """Width of the stacked output."""
     bias: torch.Tensor | None
+    """Stacked bias, or None."""
     rows: torch.Tensor | None
-    """The input of `result`, until the last reader has had its part."""
+    """Input of `result`, until the last layer has read its part."""
     result: torch.Tensor
+    """The last product."""
 
     def compute(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` times the stacked weights, plus the bias."""
@@ -44,8 +48,7 @@ class Product(Protocol):
 
 
 class _Product:
-    """The stacked weights of layers with one input, and the last product until its last reader has had its
-    part."""
+    """The stacked weights of layers with one input, in oneDNN's layout. A Product."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         weight = torch.cat([layer.weight.detach() for layer in layers])
@@ -82,7 +85,7 @@ class _Product:
 
 
 class PackedLinear(nn.Module):
-    """Stands in for an ``nn.Linear``, alone or as one of several with the same input."""
+    """Replaces an ``nn.Linear``, alone or as one of several layers with the same input."""
 
     def __init__(self, layer: nn.Linear, product: Product, low: int, last: bool) -> None:
         super().__init__()
@@ -104,7 +107,7 @@ class PackedLinear(nn.Module):
         return None if bias is None else bias[self._low : self._high]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The layer's product; the first of several readers of one input computes it for all."""
+        """The layer's output; the first of several layers with one input computes the output of all."""
         product = self._product
         if self._alone:
             return product.compute(input)
@@ -118,8 +121,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether the packed layout exists here: a float32 model on the CPU, not quantised, in a torch with
-    oneDNN."""
+    """Whether oneDNN's layout exists for the model: float32 on the CPU, not quantised, torch has oneDNN."""
     first = next(model.parameters())
     return (
         first.device.type == "cpu"
@@ -135,10 +137,9 @@ def pack_linears(
     run_once: Callable[[], object],
     product_of: Callable[[list[nn.Linear]], Product] = _Product,
 ) -> int:
-    """Replaces every plain ``nn.Linear`` of the model; returns how many. Their own weights are let go.
+    """Replaces every plain ``nn.Linear`` of the model and frees its weights; returns the number replaced.
 
-    ``run_once`` sends one row through the model; ``product_of`` makes what multiplies for layers with one
-    input.
+    ``run_once`` sends one row through the model; ``product_of`` makes the product of layers with one input.
     """
     parents = {
         child: (parent, name)
@@ -160,8 +161,7 @@ def pack_linears(
 def _siblings(
     parents: dict[nn.Linear, tuple[nn.Module, str]], run_once: Callable[[], object]
 ) -> list[list[nn.Linear]]:
-    """The layers, those of one module that read the same input together, in the order in which they read
-    it."""
+    """Groups the layers of one module that read the same input, each group in the order of reading."""
     calls: list[tuple[nn.Linear, object]] = []
 
     def note(layer: nn.Module, inputs: tuple[object, ...]) -> None:
@@ -182,7 +182,7 @@ def _siblings(
 
 
 def stacked_bias(layers: list[nn.Linear]) -> torch.Tensor | None:
-    """Their biases one after another, zero for a layer without; None if none has one."""
+    """The layers' biases one after another, zero for a layer without a bias; None if no layer has one."""
     if all(layer.bias is None for layer in layers):
         return None
     return torch.cat(

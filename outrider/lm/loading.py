@@ -1,4 +1,4 @@
-"""Finding and loading a causal language model quietly, and saying clearly why one cannot be had.
+"""Finds and loads a causal language model, and says clearly why a model cannot be loaded.
 
 Reads Hugging Face folders and ids; a folder is never looked up on the network. Knows nothing about packed
 passes.
@@ -51,21 +51,24 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class FoundTokenizer:
-    """A tokenizer as ``tokenizers`` JSON, without truncation and padding, and the highest id it gives."""
+    """The tokenizer beside a model."""
 
     json: str
+    """``tokenizers`` JSON, without truncation and padding."""
     highest_id: int
+    """Highest id that the tokenizer gives; -1 for an empty vocabulary."""
     chat: ChatTemplate | None = None
+    """Chat template of the model, or None."""
 
 
 def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTrainedModel:
-    """The model in evaluation mode, on ``device``, without gradients; of several ranks, this one's part.
+    """Loads a model in evaluation mode, on ``device``, without gradients; of several ranks, this rank's part.
 
     ``source`` is a folder, or an id, ORG/NAME or ORG/NAME@REVISION. Quantised weights are read by the library
-    that the model's configuration asks for.
+    that the model's configuration names.
 
     Raises InvalidRequest if there is no model at ``source`` or the dtype is unknown, ModelRefused (naming the
-    model type) if there is one of a kind that cannot be served.
+    model type) for a kind of model that cannot be served.
     """
     if dtype not in _DTYPES:
         raise InvalidRequest(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
@@ -79,10 +82,10 @@ def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTr
         split["distributed_config"] = DistributedConfig(tp_plan="auto")
     quantised = _quantised(config)
     if quantised and not split:
-        # Quantised weights are made where they stay; moving them later is refused by some of the libraries.
+        # Quantised weights are made where they stay; some of the libraries refuse to move them later.
         split["device_map"] = {"": device}
     try:
-        # Its annotation leaves out what `output_loading_info` changes.
+        # The library's annotation leaves out the result that `output_loading_info` changes.
         load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
         model, report = load(
             where.name,
@@ -109,7 +112,7 @@ def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTr
 
 
 def _quantised(config: PreTrainedConfig) -> str:
-    """By which method; empty for plain weights."""
+    """Name of the method by which the weights are quantised; empty for plain weights."""
     for one in (config, config.get_text_config()):
         found = getattr(one, "quantization_config", None)
         if found:
@@ -119,7 +122,7 @@ def _quantised(config: PreTrainedConfig) -> str:
 
 
 def _lacking(source: str, quantised: str, error: ImportError) -> str:
-    """A library that is not here."""
+    """Error message for a library that is not installed."""
     if not quantised:
         return f"model {source!r} cannot be loaded: {first_line(error)}"
     return (
@@ -129,7 +132,7 @@ def _lacking(source: str, quantised: str, error: ImportError) -> str:
 
 
 def check_split(config: PreTrainedConfig, ranks: int) -> None:
-    """Raises ModelRefused where transformers' plan for this model does not make so many equal parts of it."""
+    """Raises ModelRefused where transformers' plan does not split this model into ``ranks`` equal parts."""
     text = config.get_text_config()
 
     def refusal(why: str) -> ModelRefused:
@@ -147,7 +150,7 @@ def check_split(config: PreTrainedConfig, ranks: int) -> None:
 
 
 def load_tokenizer(source: str) -> FoundTokenizer | None:
-    """The tokenizer beside the model; None if there is none, or none that ``tokenizers`` can express.
+    """Loads the tokenizer beside the model; None if there is none that ``tokenizers`` can express.
 
     Raises InvalidRequest where a folder's ``tokenizer.json`` cannot be read.
     """
@@ -170,7 +173,7 @@ def load_tokenizer(source: str) -> FoundTokenizer | None:
 
 
 def _chat_template(tokenizer: Any) -> ChatTemplate | None:
-    """Of several by name the one for conversations without tools."""
+    """Chat template for conversations without tools, or None."""
     source = getattr(tokenizer, "chat_template", None)
     if isinstance(source, dict):
         source = source.get("default")
@@ -200,10 +203,10 @@ def end_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def longest_context(config: PreTrainedConfig) -> int:
-    """Positions that the model takes.
+    """Largest number of positions that the model can serve.
 
     Rotary embeddings whose frequencies change with the longest position *in the batch* (dynamic, longrope)
-    would let one session change another's output, so such models are served up to the length at which that
+    would let one session change another's output. Such models are served up to the length at which the change
     begins. Raises ModelRefused if the config names no length.
     """
     text = config.get_text_config()
@@ -220,7 +223,7 @@ def longest_context(config: PreTrainedConfig) -> int:
 
 
 def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """The rotary settings: one set, or one per kind of layer."""
+    """The rotary settings of a config: one set, or one per kind of layer."""
     found = getattr(config, "rope_parameters", None)
     if not isinstance(found, dict):
         return []

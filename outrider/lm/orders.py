@@ -1,7 +1,8 @@
-"""What the first rank tells the others, as int64 words. Pure: slots, ids and parents; no tensors of a model.
+"""Messages (orders) from rank 0 to the other ranks, as int64 words. Pure: slots, ids and parents; no tensors.
 
-The others keep no tables and count no blocks: every pass says where its sessions lie. So what a session does
-between passes (begin, share, give way, end, be evicted) is told only where it moves or adds storage.
+The other ranks keep no tables and count no blocks: every pass names the slots of its sessions. So what a
+session does between passes (begin, share, give way, end, be evicted) needs a message only where it moves or
+adds storage.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,54 +13,64 @@ from outrider.lm.pool import Run
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Figures of the model and its pool, which must be the same on every rank."""
+    """First order: figures of the model and its pool, which must be the same on every rank."""
 
     figures: tuple[int, ...]
+    """Sizes of vocabulary, context, slots, blocks and planes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Nothing is to be done; the first rank is there."""
+    """Sign of life of rank 0; there is nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Nothing more will be told."""
+    """Last order: the other ranks end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Storage for so many blocks in all."""
+    """Order to grow the pool's storage."""
 
     blocks: int
+    """Number of blocks in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Slots to slots: what a commit or a copied prefix moves."""
+    """Order to copy slots to slots, for a commit or a copied prefix."""
 
     sources: tuple[int, ...]
+    """Slots to read."""
     targets: tuple[int, ...]
+    """Slots to write, one for each source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One session's rows in a pass, and where the session lies: a `Share` and its table in numbers."""
+    """One session's rows in a pass and its table, in numbers alone."""
 
     runs: tuple[Run, ...]
+    """Runs of slots that hold the session's blocks."""
     length: int
+    """Number of committed positions."""
     kept: tuple[int, ...]
     """Parents of the nodes kept from earlier passes."""
     tokens: tuple[int, ...]
+    """Token id of each row."""
     parents: tuple[int, ...]
+    """Parent node of each row."""
     want: tuple[int, ...]
+    """Rows whose logits are needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward over these rows."""
+    """Order to run one forward pass."""
 
     parts: tuple[Part, ...]
+    """Rows of each session, in order."""
 
 
 Order = Hello | Beat | End | Grow | Copy | Pass
@@ -67,7 +78,7 @@ _KINDS: tuple[type[Order], ...] = (Hello, Beat, End, Grow, Copy, Pass)
 
 
 def to_words(order: Order) -> list[int]:
-    """The order as integers that fit 64 bits."""
+    """Encodes an order as integers that fit 64 bits."""
     words = [_KINDS.index(type(order))]
     match order:
         case Hello(figures):
@@ -87,7 +98,7 @@ def to_words(order: Order) -> list[int]:
 
 
 def from_words(words: Sequence[int]) -> Iterator[Order]:
-    """The orders that these words hold, in order. Raises ValueError for an unknown one."""
+    """Decodes the orders that these words hold. Raises ValueError for an unknown or incomplete order."""
     reader = _Reader(words)
     while reader.left:
         yield _read(reader)

@@ -1,8 +1,8 @@
 """One packed tree pass over any causal language model that passes the check.
 
 ``PackedLM.forward`` runs the rows of any number of sessions, each with a token tree of any shape, in one
-call of the model's own forward. Knows nothing about sampling, drafts or services. One thread at a time: it
-belongs to the engine thread.
+call of the model's own forward. Knows nothing about sampling, drafts or services. A `PackedLM` belongs to
+the engine thread: no two threads may call it at a time.
 """
 
 import inspect
@@ -53,15 +53,15 @@ class PackedLM:
         self.model_type: str = model.config.model_type
         self.eos_ids = end_ids(model)
         self.tokenizer_json = None if tokenizer is None else tokenizer.json
-        """The tokenizer beside the model as ``tokenizers`` JSON, if there is one."""
+        """The tokenizer beside the model as ``tokenizers`` JSON, or None."""
         self.chat = None if tokenizer is None else tokenizer.chat
-        """Its chat template, if it has one."""
+        """The tokenizer's chat template, or None."""
         self.forward_calls = 0
-        """Calls of the model's forward since the model was loaded."""
+        """Number of forward calls since the model was loaded."""
         self.rows = 0
-        """Input tokens of those calls."""
+        """Number of input rows (tokens) over all forward calls."""
         self.around_pass: Callable[[Sequence[Share]], AbstractContextManager[None]] = lambda _: nullcontext()
-        """Entered around the model's part of a pass, once its shares are found to be right."""
+        """Context manager around the model's part of every pass; entered once the rows are checked."""
         self._device = model.device
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.config._attn_implementation = ATTENTION
@@ -70,18 +70,18 @@ class PackedLM:
         """How passes are laid out and computed."""
         found = self.find_layout()
         self.max_length = longest_context(model.config)
-        """Positions that a session may have."""
+        """Largest number of positions that a session may have."""
         self.vocabulary_size = found.vocabulary_size
         """Width of the logits."""
         self.windows = found.windows
-        """Sliding windows of the layers that have one."""
+        """Sliding windows of the layers that have one, in positions."""
         self.groups = found.groups
-        """Query heads that share a key head, at most."""
+        """Largest number of query heads that share a key head."""
         self.steps: StaticSteps | None = None
-        """How passes of few rows run where they have static shapes: on a GPU; see `outrider.lm.choice`."""
+        """Runner of small passes of static shape on a GPU; None: all passes are ragged."""
         layout = self.profile.layout(found.layout)
         max_slots = kv_mb * 2**20 // layout.slot_bytes
-        # On a GPU there is all storage from the start: growing would move what captured graphs read.
+        # On a GPU all storage exists from the start: growing would move the memory that captured graphs read.
         first = {} if self._device.type == "cpu" else {"initial_slots": max_slots}
         self.pool = SlotPool(layout, max_slots=max_slots, **first)
         self._mask_dtype = found.layout.dtype
@@ -102,12 +102,12 @@ class PackedLM:
         crew: Crew | None = None,
         deterministic: bool = False,
     ) -> "PackedLM":
-        """Loads a Hugging Face folder or id and checks that the packed pass computes what the model does.
+        """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
         ``threads`` sets torch's threads for the whole process. Each rank of a ``crew`` gets its part of the
-        model; all of them call this alike. Raises InvalidRequest if there is no such model, ModelRefused
-        (naming the model type) if it cannot be served exactly, or under the ``deterministic`` profile not to
-        the bit.
+        model; all ranks make the same call. Raises InvalidRequest if there is no such model, ModelRefused
+        (naming the model type) if the model cannot be served exactly, or not to the bit under the
+        ``deterministic`` profile.
         """
         profile: Profile = Deterministic() if deterministic else FastProfile()
         ranks = 1 if crew is None else crew.place.size
@@ -134,31 +134,34 @@ class PackedLM:
 
     @property
     def numerics(self) -> str:
-        """Where and how it computes. Under the deterministic profile models of one such string give the same
-        bits: it ends in a digest of some that depend on weights, kernels and their versions."""
+        """Device type, dtype and profile of the model's arithmetic.
+
+        Under the deterministic profile two models with the same string give the same bits: the string ends in
+        a digest of logits, which depend on weights, kernels and their versions.
+        """
         dtype = str(self.model.dtype).removeprefix("torch.")
         return f"{self._device.type} {dtype} {self.profile.label}".rstrip()
 
     def table(self, reserve: int = 0, room: int = 0) -> SlotTable:
-        """A new session's slots: ``reserve`` of them at once, more as passes need them.
+        """A slot table for a new session: ``reserve`` slots at once, more as passes need them.
 
-        ``room`` is how many it may come to need, which says where to begin. Raises Overloaded where there are
-        not so many.
+        ``room`` is the number of slots that the session may come to need; the pool places its first block
+        accordingly. Raises Overloaded where the pool lacks ``reserve`` slots.
         """
         table = SlotTable(self.pool, max(reserve, room))
         table.reserve(reserve)
         return table
 
     def release(self, table: SlotTable) -> None:
-        """Gives a session's slots back."""
+        """Returns the slots of a session's table to the pool."""
         table.close()
 
     def forward(self, shares: Sequence[Share]) -> torch.Tensor:
-        """One pass over the rows of all shares: one call of the model's forward.
+        """One pass over the rows of all sessions: one call of the model's forward.
 
-        Returns float32 logits ``[sum(len(share.want)), vocabulary_size]`` on the CPU, rows in order of
-        shares, then of ``want``. Afterwards the rows are nodes of their tables. Raises Overloaded (nothing
-        changed) if the slots do not suffice, ValueError for shares that contradict themselves.
+        Returns float32 logits ``[sum(len(share.want)), vocabulary_size]`` on the CPU, in order of ``shares``
+        and, within each, of ``want``. Afterwards the rows are nodes of their tables. Raises Overloaded
+        (nothing changed) if the slots do not suffice, ValueError for shares that contradict themselves.
         """
         if not shares:
             raise ValueError("a pass needs at least one share")
@@ -182,7 +185,7 @@ class PackedLM:
         return logits
 
     def _run_ragged(self, plan: PassPlan, ids: list[int], wanted: list[int]) -> torch.Tensor:
-        """A pass whose shapes are those of its sessions."""
+        """Runs a pass whose tensor shapes follow its sessions; float32 logits of wanted rows on the CPU."""
         self.pool.settle()
         fill = [0] * self.profile.padding(plan.row_count)
         cache = self.profile.cache(self.model_type, self.pool, plan)
@@ -194,14 +197,17 @@ class PackedLM:
     def run_model(
         self, cache: PackedCache, ids: torch.Tensor, positions: torch.Tensor, wanted: Sequence[int]
     ) -> torch.Tensor:
-        """The model's own forward over ``[1, rows]`` ids; float32 logits of the wanted rows on the CPU."""
+        """Runs the model's own forward over ``[1, rows]`` ids; float32 logits of wanted rows on the CPU."""
         kept = self._kept(wanted, ids.shape[1])
         return transfer.download(self.run_on_device(cache, ids, positions, kept).float())
 
     def run_on_device(
         self, cache: PackedCache, ids: torch.Tensor, positions: torch.Tensor, kept: int | torch.Tensor
     ) -> torch.Tensor:
-        """The same, where the model is and in its dtype; ``kept`` are row indices or a count of last rows."""
+        """As `run_model`, but the logits stay on the model's device, in its dtype.
+
+        ``kept`` are the row indices wanted, or a number of last rows.
+        """
         extra = {"logits_to_keep": kept} if self._keeps_logits else {}
         ACTIVE.cache = cache
         try:
@@ -216,11 +222,11 @@ class PackedLM:
         return logits
 
     def find_layout(self) -> Found:
-        """What one row shows of the layers, by sending it through the model."""
+        """Cache layout, logit width and windows of the model, found by sending one row through it."""
         return find_layout(self.run_model, self.model_type, self._device, self._layers)
 
     def _kept(self, wanted: Sequence[int], rows: int) -> int | torch.Tensor:
-        """The wanted rows as the model takes them: a count where they are the last ones, else indices."""
+        """The wanted rows as the model takes them: a number where they are the last rows, else indices."""
         count = len(wanted)
         if count and list(wanted) == list(range(rows - count, rows)):
             return count

@@ -1,7 +1,7 @@
-"""What one packed pass computes: which rows, at which positions, seeing which slots.
+"""The plan of one packed pass: its rows, their positions, the slots they write and the slots they see.
 
-A pass is the rows of several sessions one after another. Everything here is worked out once per pass and
-shared by all layers: positions, slots to write, and per window kind the views and additive masks that
+A pass holds the rows of several sessions one after another. The plan is worked out once per pass and shared
+by all layers: positions, slots to write, and for each sliding window the views and additive masks that
 attention needs.
 """
 
@@ -19,36 +19,38 @@ from outrider.lm.table import SlotTable
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The rows of one session in a pass.
-
-    ``parents`` index the session's nodes: those kept from earlier passes come first, then the rows of this
-    pass; -1 is the last committed position, and a parent precedes its child. ``want`` are the rows (indices
-    into ``tokens``) whose logits are needed.
-    """
+    """The rows of one session in a pass, as the engine schedules them."""
 
     table: SlotTable
+    """Slot table of the session."""
     tokens: Sequence[int]
+    """Token id of each row."""
     parents: Sequence[int]
+    """Parent node of each row. Nodes kept from earlier passes come first, then the rows of this pass; -1 is
+    the last committed position. A parent precedes its child."""
     want: Sequence[int]
+    """Rows (indices into ``tokens``) whose logits are needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What the rows ``[low, high)`` of a pass attend over, in one kind of layer.
-
-    ``views[2 * layer]`` are the keys, the next the values, ``[1, heads, seen, width]``. ``mask`` is additive,
-    ``[rows, seen]``, or None where every row sees everything; with ``causal`` the mask is the plain triangle.
-    """
+    """The keys and values over which one session's rows attend, in layers of one sliding window."""
 
     low: int
+    """First row of the session in the pass."""
     high: int
+    """Row behind the session's last."""
     views: Sequence[torch.Tensor]
+    """Keys of a layer at ``2 * layer``, its values at the next index: ``[1, heads, slots, width]``."""
     mask: torch.Tensor | None
+    """Additive mask ``[rows, slots]``; None: every row sees every slot, or the triangle of ``causal``."""
     causal: bool
+    """Whether the mask is the plain causal triangle."""
     repeated: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Repeated masks by number of query heads per key head; see `mask_for`."""
 
     def mask_for(self, groups: int) -> torch.Tensor | None:
-        """The mask repeated for ``groups`` query heads laid under each other, ``[groups * rows, seen]``."""
+        """The mask for ``groups`` query heads laid under each other, ``[groups * rows, slots]``, or None."""
         if self.mask is None:
             return None
         found = self.repeated.get(groups)
@@ -58,12 +60,12 @@ class Visible:
 
 
 class Rows:
-    """The rows of one share: their depths, positions and who is whose ancestor."""
+    """The rows of one session in a planned pass: their depths, positions and ancestors."""
 
     __slots__ = ("depths", "high", "is_chain", "low", "parents", "positions", "table")
 
     def __init__(self, share: Share, low: int) -> None:
-        """``low`` is the share's first row in the pass. Raises ValueError for a parent out of order."""
+        """``low`` is the session's first row in the pass. Raises ValueError for a parent out of order."""
         table = share.table
         self.table = table
         self.low = low
@@ -81,7 +83,7 @@ class Rows:
         self.positions = [table.length + depth for depth in depths[kept:]]
 
     def ancestors(self) -> NDArray[np.bool_]:
-        """bool ``[rows, nodes]``: may the row see the node (its ancestors and itself)."""
+        """Which nodes each row may see (its ancestors and itself): bool ``[rows, nodes]``."""
         nodes = len(self.parents)
         seen = np.zeros((nodes, nodes), dtype=bool)
         for node, parent in enumerate(self.parents):
@@ -94,7 +96,7 @@ class Rows:
 class PassPlan:
     """Rows, positions, slots and masks of one pass over ``shares``.
 
-    Building it reserves the slots that the pass writes: Overloaded is raised before anything has changed.
+    Building a plan reserves the slots that the pass writes, and raises Overloaded before it changes anything.
     """
 
     def __init__(self, shares: Sequence[Share], pool: SlotPool, mask_dtype: torch.dtype) -> None:
@@ -113,11 +115,11 @@ class PassPlan:
         self._visible: dict[int | None, list[Visible]] = {}
 
     def positions(self) -> list[int]:
-        """Absolute position of every row."""
+        """Absolute position of every row, in order of rows."""
         return [position for rows in self.rows for position in rows.positions]
 
     def written(self) -> list[Run]:
-        """The slots that the rows are written to, in order of rows."""
+        """The slots that the pass writes, in order of rows."""
         runs = []
         for rows in self.rows:
             first = rows.table.length
@@ -125,7 +127,7 @@ class PassPlan:
         return runs
 
     def visible(self, window: int | None) -> list[Visible]:
-        """Per share what its rows attend over in layers with this sliding window (None: no window)."""
+        """For each session the slots that its rows see in layers with this sliding window (None: without)."""
         found = self._visible.get(window)
         if found is None:
             found = self._visible[window] = [self._see(rows, window) for rows in self.rows]
@@ -152,7 +154,7 @@ class PassPlan:
         return Visible(rows.low, rows.high, views, there, causal=False)
 
     def _allowed(self, rows: Rows, first: int, total: int, window: int | None) -> NDArray[np.bool_]:
-        """bool ``[rows, total - first]``: who may see which slot, by ancestry and by position."""
+        """Which slots each row may see, by ancestry and by position: bool ``[rows, total - first]``."""
         table = rows.table
         count = rows.high - rows.low
         if rows.is_chain:

@@ -1,8 +1,8 @@
-"""Several processes with a part of one model each (tensor parallelism), of which the first alone decides.
+"""Tensor parallelism: several processes (ranks) with a part of one model each; rank 0 alone decides.
 
-The first rank tells the others what to compute; they compute it and nothing else. All of them live and die
-together: one that ends, or does not take part within the timeout, is a `RankLost` on those that wait for it.
-Under torchrun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as it does.
+Rank 0 sends the others their orders, and they compute nothing else. All ranks live and die together: a rank
+that ends, or does not answer within the timeout, is a `RankLost` on the ranks that wait for it. Runs under
+torchrun, or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does.
 """
 
 import contextlib
@@ -19,27 +19,30 @@ import torch.distributed as dist
 from speculative.errors import InvalidRequest, Unavailable
 
 _GATHER = timedelta(minutes=30)
-"""How far apart ranks may start and load."""
+"""Longest time between the first and the last rank to start or to finish loading."""
 
 _PAGE = 1024
-"""Words of a message's first part, the first of which is how many there are in all."""
+"""Number of words in a message's first part; its first word is the number of words in the message."""
 
 
 class RankLost(Unavailable):
-    """Another rank is gone, hangs, or has something else in mind; this one cannot go on either."""
+    """Another rank has ended, hangs, or disagrees; this rank cannot go on either."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which of how many processes this is, in all and on this machine."""
+    """The number of this rank, among all ranks and on this machine."""
 
     rank: int
+    """Number of this rank, from 0."""
     size: int
+    """Number of ranks."""
     local_rank: int
+    """Number of this rank among those of this machine, from 0; the index of its device."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Place | None":
-        """As torchrun says it; None for a process of its own. Raises InvalidRequest for what cannot be."""
+        """Reads torchrun's variables; None for a single process. Raises InvalidRequest for wrong ones."""
         size = environment.get("WORLD_SIZE", "1")
         if size == "1":
             return None
@@ -56,7 +59,7 @@ class Place:
         return cls(int(rank), int(size), int(local))
 
     def device(self, asked: str) -> str:
-        """This rank's torch device. Raises InvalidRequest where transformers would take another kind."""
+        """Name of this rank's torch device. Raises InvalidRequest where transformers takes another kind."""
         found = torch.accelerator.current_accelerator()
         kind = "cpu" if found is None else found.type
         if asked != kind:
@@ -67,7 +70,7 @@ class Place:
 
 
 class Crew:
-    """The ranks that have joined each other."""
+    """The group of ranks that have joined each other."""
 
     def __init__(self, place: Place, store: Any, orders: Any, timeout_s: float) -> None:
         """See `join`."""
@@ -80,10 +83,10 @@ class Crew:
     def join(
         cls, place: Place, device: str, timeout_s: float, listener: socket.socket | None = None
     ) -> "Crew":
-        """Waits for all ranks. From then on a rank that is waited for has ``timeout_s``.
+        """Waits until all ranks have joined. From then on each wait for a rank lasts at most ``timeout_s``.
 
-        ``listener`` is the first rank's, where it listens at MASTER_ADDR and MASTER_PORT already; it is taken
-        over. Raises RankLost where they do not come together.
+        ``listener`` is a socket of rank 0 that listens at MASTER_ADDR and MASTER_PORT already; the group
+        takes it over. Raises RankLost where the ranks do not join.
         """
         timeout = timedelta(seconds=timeout_s)
         kind = torch.device(device).type
@@ -97,16 +100,17 @@ class Crew:
                 world_size=place.size,
                 timeout=timeout,
             )
-            # Orders never wait for a device, so they have a group of their own, on the CPU.
+            # Orders never wait for a device, so they have a process group of their own, on the CPU.
             crew._orders = dist.new_group(backend="gloo", timeout=timeout)
         except RuntimeError as error:
             raise RankLost(f"{place.size} ranks did not come together: {_first_line(error)}") from error
         return crew
 
     def meet(self, where: str, within: timedelta = _GATHER) -> None:
-        """Waits until every rank has come here, by default as long as loading may take. Raises RankLost.
+        """Waits until every rank calls this with the same ``where``, by default as long as loading may take.
 
-        The first rank leaves last: where ranks meet is gone with it, and others may not have looked yet.
+        Rank 0 leaves last: the store in which ranks meet ends with it, and others may still have to read it.
+        Raises RankLost.
         """
         try:
             self._say(f"{where}/here")
@@ -114,7 +118,7 @@ class Crew:
             if self.place.rank:
                 self._say(f"{where}/seen")
             else:
-                # All have come, so one that does not look any more has ended since.
+                # All ranks have come, so a rank that does not confirm has ended since.
                 soon = timedelta(seconds=self.timeout_s)
                 self._store.wait(_keys(f"{where}/seen", range(1, self.place.size)), soon)
         except RuntimeError as error:
@@ -123,14 +127,14 @@ class Crew:
             ) from error
 
     def check_agreed(self, refusal: Exception) -> None:
-        """Every rank refuses a model or none does. Raises RankLost where another has not refused this one."""
+        """Waits until every rank refuses the model. Raises RankLost where another rank does not refuse it."""
         try:
             self.meet("refused", timedelta(seconds=self.timeout_s))
         except RankLost:
             raise self.lost("while the model was checked a rank", refusal) from refusal
 
     def tell(self, words: Sequence[int]) -> None:
-        """From the first rank to all others. Raises RankLost, naming the rank that does not take it."""
+        """Sends a message of rank 0 to all others. Raises RankLost, naming a rank that does not take it."""
         message = np.zeros(max(_PAGE, 1 + len(words)), dtype=np.int64)
         message[0] = len(words)
         message[1 : 1 + len(words)] = words
@@ -140,7 +144,7 @@ class Crew:
                 self._send(part)
 
     def hear(self) -> list[int]:
-        """What the first rank tells next. Raises RankLost where it is silent for the timeout."""
+        """Receives the next message of rank 0. Raises RankLost where rank 0 is silent for the timeout."""
         page = torch.zeros(_PAGE, dtype=torch.int64)
         try:
             dist.recv(page, 0, group=self._orders)
@@ -154,13 +158,13 @@ class Crew:
         return words
 
     def wait_for_the_end(self) -> None:
-        """Hears nothing more; returns when the first rank has ended, or is silent for the timeout."""
+        """Discards messages until rank 0 has ended, or is silent for the timeout."""
         with contextlib.suppress(RankLost):
             while True:
                 self.hear()
 
     def lost(self, who: str, error: Exception) -> RankLost:
-        """Says who was waited for in vain, and what was found out about it."""
+        """The RankLost that names the rank ``who`` that did not answer, and the error that showed it."""
         return RankLost(
             f"{who} of {self.place.size} is lost, and all end with it (ranks_timeout_s = "
             f"{self.timeout_s:g}): {_first_line(error)}"
@@ -185,7 +189,7 @@ class Crew:
 
 
 def _store(place: Place, listener: socket.socket | None) -> Any:
-    """Where the ranks find each other."""
+    """The store in which the ranks find each other."""
     if listener is None:
         return next(dist.rendezvous("env://", timeout=_GATHER))[0]  # type: ignore[attr-defined]
     host, port = listener.getsockname()

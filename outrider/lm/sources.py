@@ -1,6 +1,6 @@
-"""Where a model is: a folder, or a Hugging Face id and a revision of it; what is said where it is not whole.
+"""Where a model lies: a folder, or a Hugging Face id and a revision; and errors for an incomplete model.
 
-A folder is never looked up on the network. Reads nothing of what weights or tokenizers mean.
+A folder is never looked up on the network. Knows nothing of the contents of weights and tokenizers.
 """
 
 import json
@@ -18,22 +18,23 @@ _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _POINTER = b"version https://git-lfs"
 _NAMED = 3
-"""Files that a message names."""
+"""Largest number of files that an error message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model as its user names it."""
+    """The folder or id of a model, as its user names it."""
 
     text: str
-    """As it was written."""
+    """Text that the user wrote."""
     name: str
-    """The folder, or the id without its revision."""
+    """Path of the folder, or the id without its revision."""
     revision: str | None = None
+    """Branch, tag or commit; None: the default branch."""
 
     @classmethod
     def of(cls, text: str) -> "Source":
-        """Raises InvalidRequest where it plainly is a folder that is not there, or is no name at all."""
+        """Parses a folder or id. Raises InvalidRequest for a missing folder and for text that is no name."""
         if text and Path(text).expanduser().exists():
             return cls(text, str(Path(text).expanduser()))
         name, revision = split_revision(text)
@@ -45,17 +46,17 @@ class Source:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is on this machine, by its path."""
+        """Whether the model is a folder on this machine."""
         return Path(self.name).is_dir()
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What transformers is told besides the name."""
+        """Keyword arguments for transformers beside the name."""
         local = {"local_files_only": self.is_folder}
         return local if self.revision is None else local | {"revision": self.revision}
 
     def read_config(self) -> dict[str, Any]:
-        """Its configuration as it is stored. Raises InvalidRequest, which says what is not there."""
+        """Reads the model's configuration as stored. Raises InvalidRequest, which says what is missing."""
         folder = Path(self.name)
         if folder.exists() and not (folder / "config.json").is_file():
             raise InvalidRequest(f"{self.text!r} is not a model folder: it has no config.json")
@@ -66,7 +67,7 @@ class Source:
         return raw
 
     def missing(self, error: BaseException) -> str:
-        """Why it could not be had."""
+        """Error message that says why the model was not found."""
         said = first_line(error)
         if self.is_folder or not is_offline_mode():
             return f"model {self.text!r} was not found: {said}"
@@ -77,7 +78,7 @@ class Source:
         )
 
     def check_whole(self) -> None:
-        """Raises InvalidRequest where a download, or a clone, of a folder stopped half way."""
+        """Raises InvalidRequest for a folder whose download, or clone, stopped half way."""
         if not self.is_folder:
             return
         folder = Path(self.name)
@@ -122,5 +123,5 @@ def _some(names: list[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """The first line of an exception's message, or the name of its class."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,6 +1,6 @@
-"""The inputs of a step with static shapes: one block of memory, filled on the host and sent in one copy.
+"""The inputs of a step of static shape: one block of memory, filled on the host and sent in one copy.
 
-Every field lies at the same place in every step, so a captured graph finds it there. Knows nothing about
+Every field lies at the same address in every step, so a captured graph finds it there. Knows nothing about
 models.
 """
 
@@ -18,21 +18,21 @@ from outrider.lm.plan import PassPlan, Rows
 from outrider.lm.tiles import BUCKETS, Shape, cut, first_seen, items_of, node_masks, tiles_of
 
 _MOST_TAIL = 2**24
-"""Bytes for block tables and slot copies at most."""
+"""Largest size of block tables and slot copies together, in bytes."""
 
 _ROWS = BUCKETS[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One array at a fixed place: the same memory seen from the host and from the device."""
+    """One array at a fixed address: its host side and its device side."""
 
     host: NDArray[np.int64 | np.int32]
     device: torch.Tensor
 
 
 class _Memory:
-    """Fields laid out one after another in a block whose host and device side are equal."""
+    """Fields laid out one after another in a block of memory, alike on host and device."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.host = transfer.pinned(size, device)
@@ -47,7 +47,7 @@ class _Memory:
 
 
 class _Kind:
-    """What differs between layers with different windows."""
+    """Fields of the step's attention metadata for layers of one sliding window."""
 
     def __init__(self, memory: _Memory) -> None:
         self.items = memory.take(torch.int32, items_of(_ROWS), 3)
@@ -57,12 +57,12 @@ class _Kind:
 
 
 class StepInputs:
-    """Ids, positions, slots, who sees what, and the slots to copy before the step.
+    """Inputs of a step: ids, positions, slots, attention metadata, and the slots to copy before the step.
 
     Args:
-        windows: sliding windows of the layers that have one.
-        blocks: blocks that all sessions of a step may have together.
-        device: where the step runs.
+        windows: sliding windows of the layers that have one, in positions.
+        blocks: largest number of blocks that all sessions of a step may have together.
+        device: device on which steps run.
     """
 
     def __init__(self, windows: Sequence[int], blocks: int, device: torch.device) -> None:
@@ -87,7 +87,7 @@ class StepInputs:
         )
 
     def fits(self, plan: PassPlan, copies: int) -> bool:
-        """Whether there is room for a pass and so many slots to copy."""
+        """Whether the fields have room for the pass of this plan and for ``copies`` slots to copy."""
         if plan.row_count > _ROWS or max(len(rows.parents) for rows in plan.rows) > MOST_NODES:
             return False
         blocks = sum(len(rows.table.blocks) for rows in plan.rows)
@@ -96,7 +96,7 @@ class StepInputs:
     def fill(
         self, plan: PassPlan, shape: Shape, ids: Sequence[int], wanted: Sequence[int], scratch: int
     ) -> None:
-        """Writes a pass; padding rows are written to the slot ``scratch`` and see nothing."""
+        """Writes the inputs of a pass; padding rows write to the slot ``scratch`` and see no slot."""
         count = plan.row_count
         slots = [slot for low, high in plan.written() for slot in range(low, high)]
         for field, values, rest in (
@@ -135,7 +135,7 @@ class StepInputs:
             kind.spans.host[len(tiles) : shape.rows] = 0
 
     def send(self, copies: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Sends everything in one copy; the slots to copy (target to source) as targets and sources there."""
+        """Sends all fields in one copy; returns targets and sources of ``copies`` on the device, or None."""
         first = -(-self._filled // 2)
         end = first + 2 * len(copies)
         self._copies.host[first : first + len(copies)] = list(copies.keys())
@@ -147,7 +147,7 @@ class StepInputs:
         return both[0], both[1]
 
     def seen(self, shape: Shape) -> dict[int | None, Seen]:
-        """What the kernels of a step of this shape read, by window."""
+        """Attention metadata that the kernels of a step of this shape read, by sliding window."""
         rows = shape.rows
         return {
             window: Seen(
@@ -164,7 +164,7 @@ class StepInputs:
         }
 
     def _fill_tables(self, rows: Sequence[Rows]) -> dict[int, int]:
-        """Writes the sessions' blocks; returns where each begins."""
+        """Writes the sessions' block tables; returns the offset of each, by `id` of its rows."""
         starts = {}
         self._filled = 0
         for each in rows:

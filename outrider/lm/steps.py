@@ -1,8 +1,8 @@
-"""Steps of static shape: what decoding runs on a GPU, as one captured graph per size.
+"""Steps of static shape: how decoding runs on a GPU, as one captured graph per size.
 
-Rows are padded to a few sizes and all inputs lie at fixed places, so a step is one copy up, one replay and
-one copy of the wanted logits down, however many sessions share it. Passes beyond the largest size (long
-chunks of a prompt) and sessions with very many nodes take the ragged way of `outrider.lm.attention`.
+Rows are padded to a few sizes and all inputs lie at fixed addresses. So a step is one copy up, one replay and
+one copy of the wanted logits down, however many sessions share the step. Passes beyond the largest size (long
+chunks of a prompt) and sessions with very many nodes run as ragged passes; see `outrider.lm.attention`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +20,11 @@ from outrider.lm.step_inputs import StepInputs
 from outrider.lm.tiles import BUCKETS, Shape, shape_of
 
 RunOnDevice = Callable[[PackedCache, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""The model's forward over ids and positions ``[1, rows]``: logits of the rows whose indices come last."""
+"""The model's forward: cache, ids and positions ``[1, rows]``, wanted row indices, to logits."""
 
 
 class PagedCache(PackedCache):
-    """The cache of one step over pages: every row's keys and values to its slot, then the kernel."""
+    """The KV cache of one static step: writes each row's keys and values to its slot, then attends."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class PagedCache(PackedCache):
     def compute(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: How, layer: int
     ) -> torch.Tensor:
-        """Writes to the rows' slots and attends; every shape is that of the step, not of its sessions."""
+        """Writes to the rows' slots and attends; tensor shapes are the step's, whatever its sessions."""
         all_keys, all_values = self._planes[2 * layer], self._planes[2 * layer + 1]
         all_keys.index_copy_(1, self._slots, keys[0])
         all_values.index_copy_(1, self._slots, values[0])
@@ -56,13 +56,13 @@ class StaticSteps:
 
     Args:
         run: the model's forward.
-        model_type: for refusals.
-        pool: the slots; its copies are put off until the next pass from now on.
-        windows: sliding windows of the layers that have one.
-        groups: query heads that share a key head, at most.
-        max_length: positions that a session may have.
-        attend: the attention of a step.
-        capture: how a step is run again.
+        model_type: transformers model type, for error messages.
+        pool: slots of all sessions; from now on the pool defers its copies until the next pass.
+        windows: sliding windows of the layers that have one, in positions.
+        groups: largest number of query heads that share a key head.
+        max_length: largest number of positions that a session may have.
+        attend: attention kernel of a step.
+        capture: how a step is repeated: eagerly, or as a CUDA graph.
     """
 
     def __init__(
@@ -94,21 +94,21 @@ class StaticSteps:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Sizes that have been captured."""
+        """Shapes that have been captured."""
         return list(self._captured)
 
     def fits(self, plan: PassPlan) -> bool:
-        """Whether a pass can be run as a step of static shape."""
+        """Whether the pass of this plan fits a step of static shape."""
         return self._inputs.fits(plan, len(self._pool.deferred or ()))
 
     def forward(self, plan: PassPlan, ids: Sequence[int], wanted: Sequence[int]) -> torch.Tensor:
-        """One step: float32 logits of the wanted rows of the pass on the host."""
+        """Runs one step; float32 logits of the pass's wanted rows on the host."""
         shape = self.prepare(plan, ids, wanted)
         self.replay(shape)
         return self.fetch(shape, len(wanted))
 
     def prepare(self, plan: PassPlan, ids: Sequence[int], wanted: Sequence[int]) -> Shape:
-        """Works out the step on the host and sends it."""
+        """Works out the step's inputs on the host and sends them to the device; returns the step's shape."""
         shape = shape_of(plan.rows, self._groups)
         self._inputs.fill(plan, shape, ids, wanted, self._pool.scratch)
         copies = self._inputs.send(self._pool.take_deferred())
@@ -119,7 +119,7 @@ class StaticSteps:
     def replay(self, shape: Shape) -> None:
         """Runs the step that was sent last."""
         if self._captured_slots != self._pool.slots:
-            # The slots lie elsewhere now.
+            # The pool has grown, so the slots lie at other addresses now.
             self._captured.clear()
             self._captured_slots = self._pool.slots
         if shape not in self._captured:
@@ -127,7 +127,7 @@ class StaticSteps:
         self._captured[shape]()
 
     def fetch(self, shape: Shape, count: int) -> torch.Tensor:
-        """The logits of the first ``count`` wanted rows of the step that ran last."""
+        """Float32 logits of the last step's first ``count`` wanted rows, on the host."""
         return transfer.download(self._logits[shape][:count])
 
     def _step_of(self, shape: Shape) -> Run:

@@ -1,8 +1,8 @@
-"""One session's slot table: how many positions are committed, and which drafted rows lie beyond them.
+"""One session's slot table: its committed positions, and the drafted rows (nodes) beyond them.
 
-The blocks of the table in order make its slots: slot ``i`` holds committed position ``i`` while ``i <
-length``; node ``j`` lies at slot ``length + j``. Only full blocks of committed positions may have other
-holders; what is written goes to blocks that this table alone holds.
+The blocks of a table in order make its slots: slot ``i`` holds committed position ``i`` while ``i < length``;
+node ``j`` lies at slot ``length + j``. Only full blocks of committed positions may have other holders; a pass
+writes to blocks that this table alone holds.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ class SlotTable:
     __slots__ = ("_pool", "_room", "_runs", "blocks", "depths", "length", "parents")
 
     def __init__(self, pool: SlotPool, room: int = 0) -> None:
-        """Holds nothing yet. Of ``room`` tokens in all, so many are likely to be needed: where to begin."""
+        """Starts without blocks. ``room`` is the number of slots that the session may come to need in all."""
         self._pool = pool
         self._room = blocks_for(room)
         self._runs: list[Run] = []
         self.blocks: list[int] = []
-        """Blocks held, in order of position."""
+        """Block indices of the table, in order of position."""
         self.length = 0
-        """Committed positions whose keys and values are here."""
+        """Number of committed positions whose keys and values the table holds."""
         self.parents: list[int] = []
         """Parent node of each kept node, -1 for the last committed position."""
         self.depths: list[int] = []
@@ -32,9 +32,9 @@ class SlotTable:
 
     @classmethod
     def at(cls, pool: SlotPool, runs: Sequence[Run], length: int, parents: Sequence[int]) -> "SlotTable":
-        """A table that lies in these runs of whole blocks, as somebody says who keeps count of them.
+        """A table over runs of whole blocks that another process (the leading rank) accounts for.
 
-        It never grows and is never closed; ``parents`` are those of its kept nodes.
+        Such a table never grows and is never closed; ``parents`` are the parents of its kept nodes.
         """
         table = cls(pool)
         for low, high in runs:
@@ -47,20 +47,20 @@ class SlotTable:
 
     @property
     def all_runs(self) -> Sequence[Run]:
-        """Where its blocks lie in the pool, in order."""
+        """The runs of slots in the pool that the table's blocks make, in order."""
         return self._runs
 
     def adopt(self, blocks: Sequence[int]) -> None:
-        """Begins an empty table with full blocks of committed positions that others hold too."""
+        """Begins an empty table with full blocks of committed positions, shared with their other holders."""
         assert not self.blocks, "only an empty table can begin with others' blocks"
         self._pool.blocks.share(blocks)
         self._add(blocks)
         self.length = len(blocks) * BLOCK
 
     def copy_of(self, blocks: Sequence[int]) -> None:
-        """Begins an empty table with a copy of such blocks, so that all of it lies together.
+        """Begins an empty table with a copy of full committed blocks, so that its slots lie in one run.
 
-        Raises Overloaded, with nothing changed, where there is no room for it.
+        Raises Overloaded, with nothing changed, where the pool has no room for the copy.
         """
         assert not self.blocks, "only an empty table can begin with others' blocks"
         self.reserve(len(blocks) * BLOCK)
@@ -69,17 +69,17 @@ class SlotTable:
         self._pool.copy(sources, self.slots(0, self.length))
 
     def lacks(self, need: int) -> int:
-        """Blocks that are missing for so many slots."""
+        """Number of blocks that the table lacks for ``need`` slots."""
         return max(0, blocks_for(need) - len(self.blocks))
 
     def reserve(self, need: int) -> None:
-        """Holds at least ``need`` slots from now on. Raises Overloaded, with nothing changed."""
+        """Extends the table to at least ``need`` slots. Raises Overloaded, with nothing changed."""
         if missing := self.lacks(need):
             after = self.blocks[-1] if self.blocks else None
             self._add(self._pool.take(missing, after, max(0, self._room - len(self.blocks))))
 
     def runs(self, low: int, high: int) -> list[Run]:
-        """Where the slots ``[low, high)`` of the table lie in the pool, in order."""
+        """The runs of slots in the pool that hold the table's slots ``[low, high)``, in order."""
         found = []
         begin = 0
         for start, end in self._runs:
@@ -90,23 +90,23 @@ class SlotTable:
         return found
 
     def slots(self, low: int, high: int) -> list[int]:
-        """The pool's slots of the table's slots ``[low, high)``."""
+        """The slots in the pool that hold the table's slots ``[low, high)``, in order."""
         return [slot for start, end in self.runs(low, high) for slot in range(start, end)]
 
     @property
     def nodes(self) -> int:
-        """Kept drafted rows."""
+        """Number of kept drafted rows."""
         return len(self.parents)
 
     def commit(self, path: Sequence[int]) -> list[int]:
         """Makes the nodes of ``path`` committed positions.
 
-        ``path`` is a chain of nodes from a child of the last committed position down. Nodes below its last
-        node are kept and renumbered in order; all others are freed. An empty path commits nothing and keeps
-        everything.
+        ``path`` is a chain of nodes from a child of the last committed position down. Nodes below the last
+        node of the path are kept and renumbered in order; all others are freed. An empty path changes
+        nothing.
 
-        Returns the new index of every old node, -1 for those that are no longer nodes. Raises ValueError if
-        ``path`` is not such a chain.
+        Returns the new index of every old node, -1 for nodes that were committed or freed. Raises ValueError
+        if ``path`` is not such a chain.
         """
         if not path:
             return list(range(self.nodes))
@@ -136,7 +136,7 @@ class SlotTable:
         self.depths.clear()
 
     def close(self) -> None:
-        """Gives the blocks back; the table is empty then."""
+        """Returns the blocks to the pool and empties the table."""
         self._pool.blocks.give(self.blocks)
         self.blocks.clear()
         self._runs.clear()
@@ -176,7 +176,7 @@ class SlotTable:
         return found
 
     def _compact(self, order: Sequence[int]) -> None:
-        """Moves nodes so that ``order[i]`` lies at slot ``length + i``. ``order`` ascends, so slots only move
+        """Moves nodes so that ``order[i]`` lies at slot ``length + i``; ``order`` ascends, so nodes only move
         down."""
         still = 0
         while still < len(order) and order[still] == still:
@@ -188,5 +188,5 @@ class SlotTable:
 
 
 def blocks_for(slots: int) -> int:
-    """Blocks that hold so many slots."""
+    """Number of blocks that hold ``slots`` slots."""
     return -(-slots // BLOCK)

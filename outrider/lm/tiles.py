@@ -1,8 +1,8 @@
-"""How the rows of a step are dealt out to the programs of a kernel. Pure: numbers, no tensors.
+"""Partition of a step's rows among the programs of an attention kernel. Pure: numbers, no tensors.
 
-Rows of one session make tiles, which read the session's slots once for all their rows; the slots of a tile
-are cut into items where there are too few tiles to keep a device busy. How many items there may be at most is
-a function of the number of rows alone, so that a captured graph fits every step of its size.
+Rows of one session make tiles, which read the session's slots once for all their rows. Where there are too
+few tiles to keep a device busy, the slots of a tile are cut into items. The largest number of items depends
+on the number of rows alone, so that a captured graph fits every step of its size.
 """
 
 from collections.abc import Sequence
@@ -15,40 +15,41 @@ from outrider.lm.kernels.seen import MOST_NODES, SPLIT_ITEMS, WORDS
 from outrider.lm.plan import Rows
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
-"""Row counts that steps are padded to. Beyond some hundred rows a GPU computes more than it reads, and
-padding costs its share."""
+"""Row counts to which steps are padded. Beyond some hundred rows a GPU is bound by computation, and padding
+costs its share."""
 
 _LEAST_SLOTS = 128
-"""Slots below which cutting a span costs more than it saves."""
+"""Smallest number of slots in an item: cutting finer costs more than it saves."""
 
 _STEP = 64
-"""Spans begin at multiples of this from the first slot, so that the kernel's loop runs full."""
+"""Items begin at multiples of this number of slots from the first, so that the kernel's loop runs full."""
 
 _SMALL, _LARGE = 16, 64
-"""Queries of a tile: rows times the query heads that share a key head."""
+"""Number of queries in a small and in a large tile: rows times query heads that share a key head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is static about a step; one captured graph each."""
+    """The static shape of a step; each shape has one captured graph."""
 
     rows: int
-    """Rows with padding: one of BUCKETS."""
+    """Number of rows with padding: one of BUCKETS."""
     tile_rows: int
+    """Largest number of rows in a tile."""
 
     @property
     def items(self) -> int:
-        """Items with padding."""
+        """Number of items with padding."""
         return items_of(self.rows)
 
 
 def items_of(rows: int) -> int:
-    """How many items a step of so many rows may have: at least one per tile, whatever the tiles are."""
+    """Largest number of items in a step of ``rows`` rows: at least one per tile, whatever the tiles are."""
     return max(rows, SPLIT_ITEMS)
 
 
 def shape_of(rows: Sequence[Rows], groups: int) -> Shape:
-    """The smallest shape that holds these rows; ``groups`` query heads share a key head."""
+    """The smallest shape that holds the rows of a pass; ``groups`` query heads share a key head."""
     count = rows[-1].high
     longest = max(each.high - each.low for each in rows)
     small = max(1, _SMALL // groups)
@@ -66,7 +67,7 @@ class Tile:
 
 
 def tiles_of(rows: Sequence[Rows], tile_rows: int) -> list[Tile]:
-    """Each session's rows in tiles."""
+    """Cuts each session's rows into tiles of at most ``tile_rows`` rows."""
     return [
         Tile(each, low, min(low + tile_rows, each.high))
         for each in rows
@@ -75,15 +76,15 @@ def tiles_of(rows: Sequence[Rows], tile_rows: int) -> list[Tile]:
 
 
 def first_seen(rows: Rows, window: int | None) -> list[int]:
-    """Per row the first committed position within the window."""
+    """For each row the first committed position within the sliding window."""
     if window is None:
         return [0] * len(rows.positions)
     return [max(0, position + 1 - window) for position in rows.positions]
 
 
 def node_masks(rows: Rows, ancestors: NDArray[np.bool_], window: int | None) -> NDArray[np.int32]:
-    """``[rows, WORDS]``: bit ``j`` of a row is node ``j``, if it is an ancestor within the window or the row
-    itself."""
+    """Node masks ``[rows, WORDS]``: bit ``j`` of a row is set if the row may see node ``j`` of its session,
+    that is, an ancestor within the window or the row itself."""
     allowed = ancestors
     if window is not None and max(rows.depths) >= window:
         depths = np.asarray(rows.depths)
@@ -95,9 +96,9 @@ def node_masks(rows: Rows, ancestors: NDArray[np.bool_], window: int | None) -> 
 
 
 def cut(spans: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """Cuts every tile's slots ``[low, high)`` into items: SPLIT_ITEMS at most, or one per tile.
+    """Cuts the slots ``[low, high)`` of every tile into items: at most SPLIT_ITEMS, or one per tile.
 
-    Returns the items (tile, low, high), tile by tile, and how many each tile has.
+    Returns the items (tile, low, high), tile by tile, and the number of items of each tile.
     """
     spare = SPLIT_ITEMS - len(spans)
     slots = sum(high - low for low, high in spans)

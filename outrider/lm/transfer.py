@@ -1,21 +1,21 @@
-"""The two ways between host and device of a step: everything up in one copy, the logits down in another."""
+"""Copies between host and device: a step's inputs go up in one copy, its logits come down in another."""
 
 import torch
 
 
 def pinned(size: int, device: torch.device) -> torch.Tensor:
-    """``size`` bytes on the host from which the device copies by itself; the device's own for a CPU."""
+    """A host buffer of ``size`` bytes, pinned for a GPU so that the device copies it by itself."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def upload(host: torch.Tensor, device: torch.Tensor, size: int) -> None:
-    """Sends the first ``size`` bytes without waiting; nothing where host and device are one."""
+    """Sends the first ``size`` bytes without waiting; does nothing where host and device share the memory."""
     if host.data_ptr() != device.data_ptr():
         device[:size].copy_(host[:size], non_blocking=True)
 
 
 def download(rows: torch.Tensor) -> torch.Tensor:
-    """The rows on the host, waiting for everything that was asked of the device before."""
+    """Copies the rows to the host, after all work that was launched on the device before."""
     if rows.device.type == "cpu":
         return rows
     found = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
@@ -25,10 +25,10 @@ def download(rows: torch.Tensor) -> torch.Tensor:
 
 
 def indices(values: list[list[int]], device: torch.device) -> torch.Tensor:
-    """int64 of these lists on the device; without waiting for it where it is a GPU."""
+    """The lists as one int64 tensor on the device; does not wait for a GPU."""
     return sent(torch.tensor(values, dtype=torch.long), device)
 
 
 def sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor on the device; without waiting for it where it is a GPU."""
+    """The tensor on the device; does not wait for a GPU."""
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

@@ -1,5 +1,6 @@
-"""Which model it is that was loaded, told by its files: the same whatever it is computed in, and on how many
-devices. Reads a sample, as whole weights take a while: what differs in training differs nearly everywhere.
+"""Digest of a model's files, which identifies the model whatever dtype and number of devices it runs on.
+
+Reads a sample, because whole weights take a while: models of different training differ nearly everywhere.
 """
 
 import hashlib
@@ -9,19 +10,21 @@ from pathlib import Path
 import huggingface_hub
 
 SAMPLES = 64
-"""Places of each file that are read."""
+"""Number of samples read from each file."""
 SAMPLE_BYTES = 4096
+"""Size of a sample in bytes."""
 HEAD_BYTES = 65_536
-"""Of each file's beginning, where names and shapes are."""
+"""Size of the part read from each file's beginning, where names and shapes stand, in bytes."""
 DIGITS = 32
-# What says how a configuration was written or is used, not what is computed.
+"""Length of a digest in hexadecimal digits."""
+# Fields that say how a configuration was written or is used, not what the model computes.
 _PASSING = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 )
 
 
 def weights_digest(path_or_id: str) -> str:
-    """Hexadecimal, of a Hugging Face folder's or cached id's configuration and a sample of its weights.
+    """Hexadecimal digest of the configuration and a sample of the weights of a folder or cached id.
 
     Empty where there are no such files, as for a model that was made in memory.
     """

@@ -1,4 +1,4 @@
-"""The attention of a step in plain torch, tile by tile: slow, and what the kernel is held to."""
+"""The attention of a step in plain torch, tile by tile: slow; the reference for the Triton kernel."""
 
 import torch
 
@@ -36,7 +36,7 @@ def attend_gathered(
 
 
 def _allowed(masks: torch.Tensor, first: torch.Tensor, at: torch.Tensor, length: int) -> torch.Tensor:
-    """bool ``[rows, slots]``."""
+    """Which slots each row may see: bool ``[rows, slots]``."""
     node = (at - length).clamp_min(0)
     bits = (masks[:, node // 32] >> (node % 32)) & 1
     return torch.where(at < length, at >= first[:, None], bits == 1)
@@ -50,7 +50,7 @@ def _attend(
     scale: float,
     how: How,
 ) -> torch.Tensor:
-    """``[heads, rows, width]`` of one tile."""
+    """Attention output ``[heads, rows, width]`` of one tile."""
     heads, rows, _ = query.shape
     groups = heads // keys.shape[0]
     scores = query @ keys.repeat_interleave(groups, dim=0).transpose(1, 2) * scale

@@ -1,4 +1,4 @@
-"""What the rows of a step may see, as arrays that a kernel reads: one layout for every implementation."""
+"""Attention metadata of a step: which slots its rows may see, as arrays that every kernel reads alike."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ import torch
 from outrider.lm.attention import How
 
 WORDS = 8
-"""int32 words of a row's mask over its session's nodes."""
+"""Number of int32 words in a row's mask over its session's nodes."""
 
 MOST_NODES = 32 * WORDS
-"""Nodes that a session may have in a step of this kind."""
+"""Largest number of nodes that a session may have in a static step."""
 
 SPLIT_ITEMS = 64
-"""A step of fewer tiles is cut into up to so many items; one of more tiles has an item for each. Times the
-key heads, about four programs for each of a large GPU's processors."""
+"""Largest number of items into which a step of fewer tiles is cut; a step of more tiles has an item per tile.
+Times the key heads, that is about four programs for each processor of a large GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Who sees what in one kind of layer; int32 on the device throughout.
+    """Attention metadata of a step for layers of one sliding window; all arrays are int32 on the device.
 
     A tile is up to ``tile_rows`` rows of one session, an item is a tile with a span of the session's slots.
     Row ``r`` sees slot ``i`` of its session where ``first[r] <= i < length`` (committed), or where bit
@@ -28,23 +28,25 @@ class Seen:
     """
 
     tiles: torch.Tensor
-    """``[rows, 4]``: first row, rows, where the session's blocks begin in ``tables``, committed length."""
+    """``[rows, 4]``, per tile: first row, row count, offset of the session's blocks in ``tables``, and the
+    session's committed length."""
     row_tile: torch.Tensor
-    """``[rows]``: the row's tile, -1 for padding."""
+    """``[rows]``: tile of each row, -1 for padding."""
     items: torch.Tensor
-    """``[items, 3]``: tile, first slot, slot behind the last; an empty span for padding."""
+    """``[items, 3]``, per item: tile, first slot, slot behind the last; an empty span for padding."""
     spans: torch.Tensor
-    """``[rows, 2]``: per tile its first item and how many it has."""
+    """``[rows, 2]``, per tile: its first item and its number of items."""
     first: torch.Tensor
-    """``[rows]``: the first committed position that the layer's window lets the row see."""
+    """``[rows]``: the first committed position that each row sees in the layer's window."""
     masks: torch.Tensor
-    """``[rows, WORDS]``: bit ``j`` of the row is its session's node ``j``: ancestors within the window, and
-    itself."""
+    """``[rows, WORDS]``: bit ``j`` of a row is set if it sees its session's node ``j``: the row itself and
+    its ancestors within the window."""
     tables: torch.Tensor
-    """Blocks of all sessions, one session after another."""
+    """Block indices of all sessions, one session after another."""
     tile_rows: int
+    """Largest number of rows in a tile."""
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Seen, How], torch.Tensor]
-"""From queries ``[rows, heads, width]``, all slots' keys ``[key heads, slots, width]`` and their values to
-``[rows, heads, value width]``; zero for padding rows."""
+"""An attention kernel: queries ``[rows, heads, width]``, keys ``[key heads, slots, width]`` and values of all
+slots, to output ``[rows, heads, value width]``; zero for padding rows."""

@@ -1,9 +1,9 @@
 """Tree attention over paged slots in Triton: committed prefix, ancestors and self, in one kernel.
 
-Rows of one session that share a key head make one tile of queries (grouped-query attention), so that a key is
-read once for all of them. A tile's slots are cut into spans that are computed side by side (flash decoding,
-Dao et al. 2023), each with its own running softmax in float32, and put together by a second kernel. Needs
-triton; under ``TRITON_INTERPRET=1`` it runs on the CPU.
+Rows of one session that share a key head make one tile of queries (grouped-query attention), so that each key
+is read once for all of them. A tile's slots are cut into spans that are computed side by side (flash
+decoding, Dao et al. 2023), each with its own running softmax in float32; a second kernel joins the spans.
+Needs triton; under ``TRITON_INTERPRET=1`` the kernels run on the CPU.
 """
 
 import torch
@@ -15,13 +15,13 @@ from outrider.lm.blocks import BLOCK
 from outrider.lm.kernels.seen import SPLIT_ITEMS, WORDS, Seen
 
 _LEAST = 16
-"""Smallest side of a product on the matrix units."""
+"""Smallest side of a matrix product on the matrix units."""
 
 
 def attend_tiles(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: Seen, how: How
 ) -> torch.Tensor:
-    """See `outrider.lm.kernels.seen.Attend`. No host synchronisation; fit for capture in a CUDA graph."""
+    """See `outrider.lm.kernels.seen.Attend`. Never waits for the host, so a CUDA graph can capture it."""
     rows, heads, width = query.shape
     key_heads, value_width = keys.shape[0], values.shape[2]
     groups = heads // key_heads
@@ -29,7 +29,7 @@ def attend_tiles(
     padded, value_padded = (max(_LEAST, triton.next_power_of_2(size)) for size in (width, value_width))
     items = len(seen.items)
     output = query.new_empty(rows, heads, value_width)
-    # Only the items of tiles that were cut leave parts, and then there are few.
+    # Only items of tiles that were cut leave partial results, and then there are few tiles.
     parts = query.new_empty(SPLIT_ITEMS, key_heads, side, value_padded, dtype=torch.float32)
     norms = query.new_empty(SPLIT_ITEMS, key_heads, side, 2, dtype=torch.float32)
     sinks = query if how.sinks is None else how.sinks
@@ -58,21 +58,21 @@ def attend_tiles(
 
 
 def _keys_at_once(width: int, bytes_each: int) -> int:
-    """Keys of one turn of the loop: two stages of them and of their values fit the shared memory."""
+    """Number of keys in one turn of the loop: two stages of keys and values fit the shared memory."""
     row = width * bytes_each
     return 64 if row <= 256 else 32 if row <= 512 else 16
 
 
 @triton.jit
 def _vectors(starts, alive, column, WIDTH: tl.constexpr):
-    """The first ``WIDTH`` elements from each of ``starts``, zero beyond and where not ``alive``."""
+    """Loads ``WIDTH`` elements from each of ``starts``; zero beyond them and where not ``alive``."""
     inside = alive[:, None] & (column < WIDTH)[None, :]
     return tl.load(starts[:, None] + column[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def _allowed(mask_of_row, alive, since, at, end, length):
-    """Which rows see which slots ``at`` of their session: committed ones since their window began, and the
+    """Which rows see which slots ``at`` of their session: committed slots since their window began, and the
     nodes of their masks."""
     inside = at < end
     node = tl.maximum(at - length, 0)
@@ -88,9 +88,9 @@ def _allowed(mask_of_row, alive, since, at, end, length):
 
 @triton.jit
 def _mix(scores, value, best, total, mixed):
-    """One turn of the running softmax: highest score, sum of weights and weighted values so far."""
+    """One turn of the running softmax; returns highest score, sum of weights and weighted values so far."""
     highest = tl.maximum(best, tl.max(scores, 1))
-    # A row that has seen nothing yet has no highest score to take off.
+    # A row that has seen no slot yet has no highest score to subtract.
     offset = tl.where(highest == float("-inf"), 0.0, highest)
     weights = tl.exp(scores - offset[:, None])
     shrink = tl.exp(best - offset)
@@ -109,9 +109,9 @@ def _attend_item(
     HAS_SINKS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
     MASK_WORDS: tl.constexpr, PAGE: tl.constexpr, HAS_CAP: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One item and key head: a tile's queries over one span of its session's slots.
+    """Attention of one item and key head: a tile's queries over one span of its session's slots.
 
-    ``WIDEN`` lifts operands to float32, as the interpreter multiplies bfloat16 by its bits.
+    ``WIDEN`` converts operands to float32, because the interpreter multiplies bfloat16 by its bits.
     """
     item, head = tl.program_id(0), tl.program_id(1)
     tile = tl.load(items + item * 3)
@@ -178,7 +178,7 @@ def _join_items(
     GROUPS: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_PADDED: tl.constexpr, SIDE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One row and query head: its spans put together; zero for padding."""
+    """Joins the spans of one row and query head into its output; zero for padding."""
     row, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, VALUE_PADDED)
     there = output + row.to(tl.int64) * output_row + head * output_head + column
