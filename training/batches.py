@@ -1,4 +1,4 @@
-"""Training windows as a pure function of the step, so that a resumed run reads what it would have read."""
+"""Training windows as a pure function of the step, so that a resumed run reads the same windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text continued by the target: a drafter is judged on the target's own text, so it trains on it too."""
+"""Text continued by the target: a drafter is judged on the target's own text, so it trains on such text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from transformers import DynamicCache, LlamaForCausalLM
 
 TEMPERATURE = 0.8
-"""Of every second row; the others are greedy."""
+"""Sampling temperature of every second row; the other rows are greedy."""
 
 
 def kept(
     teacher: LlamaForCausalLM, prompts: npt.NDArray[np.uint16], window: int, path: Path
 ) -> npt.NDArray[np.uint16]:
-    """`continue_` of the prompts, kept at `path` so that an interrupted run generates it once."""
+    """The prompts continued by `continue_`, kept at `path` so that an interrupted run generates them once."""
     if not path.exists():
         made = continue_(teacher, prompts, window)
         partial = path.with_suffix(".partial.npy")

@@ -1,4 +1,4 @@
-"""Python source to train on: the standard library of the running interpreter, without what is held out."""
+"""Python source to train on: the standard library of the running interpreter, without held-out modules."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ _LEFT_OUT_PREFIXES = ("config-", "_sysconfigdata")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids of the training files in name order, each followed by eos, and the same of the held-out ones.
-
-    Both are uint16, shape (tokens,).
-    """
+    """Token ids of files in name order, each file followed by eos; the fields are uint16, shape (tokens,)."""
 
     train: npt.NDArray[np.uint16]
+    """Token ids of the training files."""
     held: npt.NDArray[np.uint16]
+    """Token ids of the held-out files."""
 
 
 def stdlib() -> dict[str, str]:
@@ -41,19 +40,19 @@ def stdlib() -> dict[str, str]:
 
 
 def split(files: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Files that are not held out, and files that are."""
+    """Splits files (text by name) into training files and held-out files."""
     train = {name: text for name, text in files.items() if name not in heldout.NAMES}
     return train, {name: text for name, text in files.items() if name in heldout.NAMES}
 
 
 def encode(tokenizer: Tokenizer, files: Mapping[str, str]) -> dict[str, list[int]]:
-    """Token ids by name."""
+    """Token ids of files, by name."""
     encodings = tokenizer.encode_batch(list(files.values()), add_special_tokens=False)
     return {name: encoding.ids for name, encoding in zip(files, encodings, strict=True)}
 
 
 def build(tokenizer: Tokenizer, files: Mapping[str, str], extra_held: Iterable[str] = ()) -> Corpus:
-    """The corpus in `files`; see `training_files` for what is left out."""
+    """The corpus of `files`; see `training_files` for the files left out."""
     train, held = training_files(tokenizer, files, extra_held)
     eos = tokenizer.get_vocab_size() - 1
     return Corpus(_pack(train.values(), eos), _pack(held.values(), eos))
@@ -62,7 +61,7 @@ def build(tokenizer: Tokenizer, files: Mapping[str, str], extra_held: Iterable[s
 def training_files(
     tokenizer: Tokenizer, files: Mapping[str, str], extra_held: Iterable[str]
 ) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Token ids by name of the files to train on, and of the held-out ones.
+    """Token ids by name of the files to train on, and of the held-out files.
 
     Near-copies of a held-out module, or of one of the `extra_held` texts, are in neither.
     """

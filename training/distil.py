@@ -19,18 +19,18 @@ from training.target import LONG_FROM, logits_of
 _LEAST = 1e-6
 
 WIDTH = 64
-"""How many of the teacher's likeliest tokens are kept for a position; all of them would take gigabytes."""
+"""Number of the teacher's likeliest tokens kept for each position; all tokens would take gigabytes."""
 
 
 class Lesson(NamedTuple):
-    """A batch: `ids` int64 (rows, window); likeliest `tokens` int64, their probabilities `wanted` float32.
-
-    The latter two have shape (rows, window, WIDTH) and speak of the token after each position.
-    """
+    """A batch of rows with the teacher's likeliest next tokens after each position."""
 
     ids: torch.Tensor
+    """Token ids: int64, shape (rows, window)."""
     tokens: torch.Tensor
+    """The teacher's likeliest next tokens: int64, shape (rows, window, WIDTH)."""
     wanted: torch.Tensor
+    """The teacher's probabilities of `tokens`: float32, the same shape."""
 
 
 class Taught:
@@ -47,7 +47,7 @@ class Taught:
         self._known = np.zeros(len(ids), dtype=np.bool_)
 
     def at(self, step: int) -> Lesson:
-        """The batch of `step`; asks the teacher about the rows that it has not seen."""
+        """The batch of `step`; runs the teacher over rows that have no distribution yet."""
         rows = shuffled(len(self._ids), self._batch, self._seed, step)
         if not self._known[rows].all():
             self._ask(rows)
@@ -69,9 +69,9 @@ class Taught:
 
 
 def loss_of(drafter: LlamaForCausalLM, short: Taught, long: Taught) -> LossOf:
-    """Divergence from the teacher on `short` rows; towards the end every fourth batch is of `long` rows.
+    """Loss of the drafter: its divergence from the teacher on `short` rows.
 
-    The long ones are there so that the drafter knows late positions.
+    Later in the run every fourth batch is of `long` rows, which teach the drafter late positions.
     """
 
     def loss(step: int, share: float) -> torch.Tensor:
@@ -82,7 +82,7 @@ def loss_of(drafter: LlamaForCausalLM, short: Taught, long: Taught) -> LossOf:
 
 
 def divergence(drafter: LlamaForCausalLM, lesson: Lesson) -> torch.Tensor:
-    """Mean KL(teacher || drafter) in nats per position, tokens beyond the kept ones taken as one."""
+    """Mean KL(teacher || drafter) in nats per position; tokens that were not kept count as one token."""
     logits = logits_of(drafter, lesson.ids)
     given = logits.gather(-1, lesson.tokens) - logits.logsumexp(-1, keepdim=True)
     kept = _relative(lesson.wanted, given).sum(-1)

@@ -1,4 +1,4 @@
-"""Model folders: written aside, then swapped in whole, so that nobody ever loads half a model."""
+"""Writes model folders aside, then swaps each in whole, so that no process ever loads half a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept away from training: the held-out modules, and every file that nearly copies one of them."""
+"""Text kept away from training: the held-out modules, and every file that nearly copies one of them."""
 
 from __future__ import annotations
 

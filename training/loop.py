@@ -1,4 +1,4 @@
-"""A training loop that can be stopped at any moment and taken up again."""
+"""A training loop that can be stopped at any moment and resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 LossOf = Callable[[int, float], torch.Tensor]
-"""Loss of the batch of a step, given the step and the share of the budget spent (0 to 1)."""
+"""Loss of a step's batch, given the step and the share of the budget spent (0 to 1)."""
 
 PLATEAU_SECONDS = 1800.0
 PLATEAU_GAIN = 0.01
@@ -29,21 +29,28 @@ DECAY_FROM = 0.45
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train; times are seconds of processor time, so a paused process spends nothing."""
+    """Settings of a run; times are seconds of processor time, so a paused process spends none."""
 
     budget: float
+    """Time to train, in seconds."""
     rate: float
+    """Peak learning rate."""
     evaluate_every: float = 150.0
+    """Time between two evaluations, in seconds."""
     save_every: float = 150.0
+    """Time between two checkpoints, in seconds."""
 
 
 @dataclass
 class Progress:
-    """How far a run is: `history` holds (seconds spent, held-out loss in nats per token)."""
+    """Progress of a run."""
 
     step: int = 0
+    """Number of steps done."""
     spent: float = 0.0
+    """Processor time spent, in seconds."""
     history: list[tuple[float, float]] = field(default_factory=list)
+    """Evaluations: seconds spent, held-out loss in nats per token."""
 
 
 class Interrupted(Exception):
@@ -83,7 +90,7 @@ class Run:
             self.save()
 
     def save(self) -> None:
-        """Writes the checkpoint: weights, optimiser state and progress, whole or not at all."""
+        """Writes the checkpoint (weights, optimiser state, progress) whole or not at all."""
         state = {
             "model": self.model.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
@@ -153,7 +160,7 @@ def optimisers(model: torch.nn.Module, rate: float) -> list[torch.optim.Optimize
 
 
 def rate_factor(step: int, progress: float) -> float:
-    """What to multiply the peak learning rate by, given the step and the share of the budget spent."""
+    """Factor of the peak learning rate, given the step and the share of the budget spent."""
     rising = min(1.0, (step + 1) / WARMUP)
     falling = min(1.0, (1.0 - progress) / (1.0 - DECAY_FROM))
     return min(rising, max(0.02, falling))

@@ -1,4 +1,4 @@
-"""Held-out prompts: of every held-out module a text cut after a line that opens a block, and what follows."""
+"""Held-out prompts: text of every held-out module up to a line that opens a block, and its continuation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read(path: Path) -> list[Prompt]:
 
 
 def _start(lines: Sequence[str], sizes: Sequence[int], at: int) -> int:
-    """The first line after a blank one that leaves a prompt neither too long nor too short."""
+    """Index of the first line after a blank line from which a prompt is neither too long nor too short."""
     first = at - _fitting(sizes[:at][::-1], PROMPT_TOKENS)
     last = at - _fitting(sizes[:at][::-1], PROMPT_TOKENS // 2)
     tidy = (i for i in range(max(1, first), last + 1) if lines[i].strip() and not lines[i - 1].strip())

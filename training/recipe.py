@@ -1,4 +1,4 @@
-"""What a pair is made of: shapes, sizes of vocabulary and batches, learning rates."""
+"""Recipes of a pair: model shapes, sizes of vocabulary and batches, learning rates."""
 
 from __future__ import annotations
 
@@ -9,23 +9,32 @@ from training.model import DRAFTER, TARGET, Shape
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sizes are in tokens; `only` keeps library files under these prefixes (all files if empty)."""
+    """The recipe of one pair; sizes are in tokens."""
 
     target: Shape = TARGET
     drafter: Shape = DRAFTER
     only: tuple[str, ...] = ()
+    """Prefixes of the library files to train on; empty: all files."""
     window: int = 256
+    """Length of the target's first training windows."""
     batch: int = 3072
+    """Tokens in a batch."""
     target_rate: float = 4e-3
+    """Peak learning rate of the target."""
     drafter_rate: float = 8e-3
+    """Peak learning rate of the drafter."""
     held_windows: int = 32
+    """Number of held-out windows in an evaluation."""
     evaluate_every: float = 150.0
+    """Processor time between two evaluations, in seconds."""
     continued_rows: int = 320
+    """Number of the drafter's training windows that the target continues."""
     source_rows: int = 2400
+    """Number of the drafter's training windows of source text."""
     long_rows: int = 64
-    """Windows for the drafter to learn from: continued by the target, and of source text, short and long."""
+    """Number of the drafter's long training windows of source text."""
     chunk: int = 64
-    """Rows that the target continues at once."""
+    """Number of rows that the target continues at once."""
 
     @property
     def vocabulary(self) -> int:

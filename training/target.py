@@ -13,9 +13,9 @@ from training.loop import LossOf
 
 MEDIUM_FROM = 0.5
 LONG_FROM = 0.85
-"""Shares of the budget after which windows are twice as long, and every second one eight times as long.
+"""Shares of the budget after which windows are twice as long, and every second batch eight times as long.
 
-Attention takes a third of a step at windows of 512, and what is learned first does not need them.
+Attention takes a third of a step at windows of 512, and a model learns first what needs no long window.
 """
 
 
@@ -40,7 +40,7 @@ def next_token_loss(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tenso
 
 
 def logits_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Logits in float32, shape (*ids.shape, vocabulary), with the matrix products in bfloat16."""
+    """Logits in float32, shape (*ids.shape, vocabulary); matrix products run in bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
     return logits.float()

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 EOS = "<|endoftext|>"
-"""Separates documents and ends a text; always the last id of the vocabulary."""
+"""Token that separates documents and ends a text; always the last id of the vocabulary."""
 
 
 def train(texts: Iterable[str], size: int) -> Tokenizer:
@@ -31,7 +31,7 @@ CHAT = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""A plain chat template: the pair is no assistant, but can be asked as one is."""
+"""A plain chat template: the pair is no assistant, but accepts chat requests."""
 
 
 def load(path: Path) -> Tokenizer:

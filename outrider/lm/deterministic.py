@@ -1,11 +1,11 @@
 """The deterministic profile: a row of logits is bit for bit a function of the weights and the ids before it.
 
-Whatever else a pass computes, however a prompt is cut, whichever slots keys lie in, and whether they came
-from decoding, from a tree or from a prefill. Linear layers multiply in tiles shown to be steady (`tiles`),
-attention adds by tiles of positions (`tile_kernel`), and passes have as many rows as fill the processor's
-vectors, so that no activation is computed by the code for what is left over. A model that multiplies
-elsewhere is refused, and so is one that fails the check: random ids, packed in two ways, have to give the
-same bits.
+The bits do not depend on the other rows of a pass, on the chunks of a prompt, on the slots that hold the
+keys, or on whether the keys came from decoding, from a tree or from a prefill. Linear layers multiply in
+tiles shown to be steady (`linear_tiles`), and attention adds by tiles of positions (`tile_kernel`). Passes
+are filled up to the width of the processor's vectors, so that the code for remainders computes no activation.
+A model that multiplies elsewhere is refused, and so is a model that fails the check: random ids, packed in
+two ways, have to give the same bits.
 """
 
 import hashlib
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from outrider.lm.packed import PackedLM
 
 _LOOP_BYTES = 128
-"""What the widest vector loop takes at a time: two vectors."""
+"""Number of bytes that the widest vector loop takes at a time: two vectors."""
 
 _SINGLE = 12
-"""Ids that the check computes one at a time."""
+"""Number of ids that the check computes one at a time."""
 
 _CUTS = (1, 37, 130)
-"""Rows of the prefill's first passes in the second packing; the rest comes in one."""
+"""Numbers of rows in the prefill's first passes in the second packing; the other rows make one pass."""
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class Deterministic:
 
 
 def _as_linears(model: nn.Module) -> None:
-    """GPT-2 stores its linear layers the other way round."""
+    """Replaces GPT-2's linear layers, which store their weights transposed, by plain ones."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, Conv1D):
@@ -141,7 +141,7 @@ def _refuse_weights(lm: "PackedLM", module: nn.Module) -> None:
 
 
 def _draw(lm: "PackedLM") -> tuple[list[int], list[int], list[int]]:
-    """Ids of a session longer than a window and than two tiles, wrong guesses, ids of another session."""
+    """Draws ids of a session longer than any window and a tile, wrong guesses, and ids of another session."""
     longest = max([TILE + 40, *(window + 6 for window in lm.windows if window < lm.max_length)])
     count = min(lm.max_length - 2, longest + _SINGLE)
     generator = torch.Generator().manual_seed(4)
@@ -153,7 +153,7 @@ def _draw(lm: "PackedLM") -> tuple[list[int], list[int], list[int]]:
 
 
 def _plain(lm: "PackedLM", ids: Sequence[int]) -> torch.Tensor:
-    """Logits of all rows: a prefill in one pass, then one id after another."""
+    """Logits after every id: a prefill in one pass, then one id after another."""
     table = lm.table()
     try:
         start = max(0, len(ids) - _SINGLE)
@@ -165,7 +165,7 @@ def _plain(lm: "PackedLM", ids: Sequence[int]) -> torch.Tensor:
 
 
 def _mixed(lm: "PackedLM", ids: Sequence[int], wrong: Sequence[int], other: Sequence[int]) -> torch.Tensor:
-    """The same by a prefill in pieces, then trees with wrong branches, beside another session."""
+    """Logits after every id: a prefill in pieces, then trees with wrong branches, beside another session."""
     table, mate = lm.table(), lm.table()
     try:
         start = max(0, len(ids) - _SINGLE)

@@ -35,7 +35,7 @@ class Lead:
         self._using = threading.Lock()  # the line to the others; held throughout a pass
         self._ended = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="ranks", daemon=True)
-        self._tell(Hello(_figures(lm)))
+        self._send(Hello(_figures(lm)))
         lm.pool.grown = lambda blocks: self._note(Grow(blocks))
         lm.pool.copied = lambda sources, targets: self._note(Copy(tuple(sources), tuple(targets)))
         lm.around_pass = self._passing
@@ -49,20 +49,20 @@ class Lead:
         self._ended.set()
         if self._using.acquire(timeout=_BEAT_S):
             try:
-                self._tell(End())
+                self._send(End())
             finally:
                 self._using.release()
 
     def _note(self, order: Order) -> None:
         self._moves += to_words(order)
 
-    def _tell(self, order: Order) -> None:
+    def _send(self, order: Order) -> None:
         """Sends an order, preceded by the storage changes noted since the last message."""
         if self._broken is not None:
             raise self._broken
         words, self._moves = self._moves + to_words(order), []
         try:
-            self._crew.tell(words)
+            self._crew.broadcast(words)
         except RankLost as error:
             self._broken = error
             raise
@@ -71,7 +71,7 @@ class Lead:
     def _passing(self, shares: Sequence[Share]) -> Iterator[None]:
         """Sends a pass and runs it; a failure leaves ranks waiting for each other, so none can go on."""
         with self._using:
-            self._tell(Pass(tuple(map(_part, shares))))
+            self._send(Pass(tuple(map(_part, shares))))
             try:
                 yield
             except Exception as error:
@@ -86,7 +86,7 @@ class Lead:
                 continue
             try:
                 if not self._ended.is_set():
-                    self._crew.tell(to_words(Beat()))
+                    self._crew.broadcast(to_words(Beat()))
             except RankLost as error:
                 self._broken = error
                 self._lost(error)
@@ -98,7 +98,7 @@ class Lead:
 def follow(lm: PackedLM, crew: Crew) -> None:
     """Carries out the orders of rank 0 until it sends End. Raises RankLost."""
     while True:
-        for order in from_words(crew.hear()):
+        for order in from_words(crew.receive()):
             match order:
                 case End():
                     return
@@ -143,5 +143,5 @@ def _part(share: Share) -> Part:
 def _share(lm: PackedLM, part: Part) -> Share:
     table = SlotTable.at(lm.pool, part.runs, part.length, part.kept)
     if table.lacks(part.length + len(part.kept) + len(part.tokens)):
-        raise RankLost("rank 0 told of a pass that has no room for its rows")
+        raise RankLost("rank 0 sent a pass that has no room for its rows")
     return Share(table, part.tokens, part.parents, part.want)

@@ -1,10 +1,10 @@
-"""Linear layers whose rows have the same bits whoever shares the pass, for the deterministic profile.
+"""Linear layers whose rows have the same bits whatever rows share the pass, for the deterministic profile.
 
 A product of floats depends on the order in which its terms are added, and libraries choose that order by the
 shape of the call. So rows are multiplied in tiles of few fixed sizes. When a layer is laid out, random rows
-show which sizes give the very bits of the tile of eight at every place; only those are used. That holds for
-all rows, as what order a call of one shape adds in does not depend on the numbers. Knows nothing about what
-the layers mean.
+show which sizes give the very bits of the tile of eight at every place; only those sizes are used. The result
+holds for all rows, because the order of additions in a call of one shape does not depend on the numbers.
+Knows nothing about the meaning of layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,13 @@ from torch.nn.functional import linear, pad
 from outrider.lm.linears import stacked_bias
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-"""Rows of a tile, ascending."""
+"""Possible numbers of rows in a tile, ascending."""
 
 REFERENCE = 8
-"""The tile whose bits count. Fewer rows than this are padded to one tile."""
+"""Number of rows in the tile whose bits count; fewer rows are padded to a tile."""
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
+"""Multiplies the rows of one tile by a layer's weights, in one call of the library."""
 
 
 class UnsteadyProduct(Exception):
@@ -29,13 +30,13 @@ class UnsteadyProduct(Exception):
 
 
 class TiledProducts:
-    """Makes the products of one model; what a shape was shown to do is not shown again."""
+    """Makes the tiled products of one model; tests each shape of weights once."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, int, bool], tuple[int, ...]] = {}
 
     def __call__(self, layers: list[nn.Linear]) -> "TiledProduct":
-        """The product of layers that read one input. Raises UnsteadyProduct."""
+        """Makes the product of layers that read one input. Raises UnsteadyProduct."""
         product = TiledProduct(layers)
         key = (product.out_features, product.in_features, product.bias is not None)
         if key not in self._sizes:
@@ -45,14 +46,14 @@ class TiledProducts:
 
 
 class TiledProduct:
-    """The stacked weights of layers with one input; a `Product` of `outrider.lm.linears`."""
+    """The stacked weights of layers with one input, multiplied by tiles. A `linears.Product`."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         weight = torch.cat([layer.weight.detach() for layer in layers])
         self.out_features, self.in_features = weight.shape
         self.bias = stacked_bias(layers)
         self.sizes: tuple[int, ...] = (REFERENCE,)
-        """Rows of the tiles that may be used, ascending."""
+        """Numbers of rows that a tile may have, ascending."""
         self.rows: torch.Tensor | None = None
         self.result: torch.Tensor = torch.empty(0)
         self._packs = _can_lay_out(weight)
@@ -89,13 +90,13 @@ class TiledProduct:
         return made
 
     def example(self) -> torch.Tensor:
-        """Random rows, as many as the largest tile has."""
+        """Random rows that fill the largest tile."""
         generator = torch.Generator().manual_seed(1)
         rows = torch.randn(SIZES[-1], self.in_features, generator=generator)
         return rows.to(self._weight.device, self._weight.dtype)
 
     def _next(self, left: int) -> int:
-        """The tile to compute next, where so many rows are left."""
+        """Number of rows in the next tile, where ``left`` rows are left to compute."""
         if left < REFERENCE:
             return min(size for size in self.sizes if size >= left)
         return max(size for size in self.sizes if size <= left)
@@ -103,8 +104,10 @@ class TiledProduct:
 
 @torch.inference_mode()
 def steady_sizes(multiply: Multiply, rows: torch.Tensor) -> tuple[int, ...]:
-    """Which tile sizes give each of these rows the bits it has in a tile of eight. Raises UnsteadyProduct
-    where those depend on the place in the tile."""
+    """The tile sizes that give each of these rows the bits that it has in a tile of eight.
+
+    Raises UnsteadyProduct where a row's bits depend on its place in the tile of eight.
+    """
     expected = _by_tiles(multiply, rows, REFERENCE)
     for shift in range(1, REFERENCE):
         if not torch.equal(_by_tiles(multiply, rows.roll(shift, 0), REFERENCE).roll(-shift, 0), expected):
@@ -115,8 +118,10 @@ def steady_sizes(multiply: Multiply, rows: torch.Tensor) -> tuple[int, ...]:
 
 
 def common_rows(features: Sequence[int], lanes: int) -> int:
-    """Of how many rows a pass must have a multiple, so that tensors of these widths fill vectors of `lanes`
-    numbers: what is left over is computed by other code, which may round otherwise."""
+    """Number of rows of which every pass must have a multiple, so that tensors of these widths fill vectors.
+
+    A vector holds ``lanes`` numbers. Other code computes the remainder of a tensor, and may round otherwise.
+    """
     needed = 1
     for width in features:
         while width * needed % lanes:

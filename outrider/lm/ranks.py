@@ -133,7 +133,7 @@ class Crew:
         except RankLost:
             raise self.lost("while the model was checked a rank", refusal) from refusal
 
-    def tell(self, words: Sequence[int]) -> None:
+    def broadcast(self, words: Sequence[int]) -> None:
         """Sends a message of rank 0 to all others. Raises RankLost, naming a rank that does not take it."""
         message = np.zeros(max(_PAGE, 1 + len(words)), dtype=np.int64)
         message[0] = len(words)
@@ -143,7 +143,7 @@ class Crew:
             if len(part):
                 self._send(part)
 
-    def hear(self) -> list[int]:
+    def receive(self) -> list[int]:
         """Receives the next message of rank 0. Raises RankLost where rank 0 is silent for the timeout."""
         page = torch.zeros(_PAGE, dtype=torch.int64)
         try:
@@ -161,7 +161,7 @@ class Crew:
         """Discards messages until rank 0 has ended, or is silent for the timeout."""
         with contextlib.suppress(RankLost):
             while True:
-                self.hear()
+                self.receive()
 
     def lost(self, who: str, error: Exception) -> RankLost:
         """The RankLost that names the rank ``who`` that did not answer, and the error that showed it."""

@@ -1,7 +1,8 @@
-"""The cache of one pass under the deterministic profile: attention by tiles of positions.
+"""The KV cache of one pass under the deterministic profile: attention by tiles of positions.
 
-What a row sees is added in an order that its positions alone decide; see `tile_kernel`. The slots are those
-of `SlotCache`, in float32 where the model computes in less. Knows nothing about trees; see `tile_plan`.
+Positions alone decide the order in which a row's keys are added; see `tile_kernel`. Keys and values lie in
+the slots of `SlotCache`, in float32 where the model computes in less. Knows nothing about trees; see
+`tile_plan`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,33 +29,40 @@ from outrider.lm.tile_plan import (
 )
 
 _SLAB_NUMBERS = 2**20
-"""About how many numbers the tiles of a slab hold."""
+"""About the largest number of elements that the results of a slab's tiles hold."""
 
 Kernels = dict[TileShape, TileKernel]
+"""Kernels of one model, by shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Direct:
-    """One call over tiles where they lie. ``offset`` is that of the first tile's first key in what the
-    session sees."""
+    """One call over tiles that are read in place."""
 
     block: Block
+    """Rows of the call and the tiles that they see."""
     queries: int
+    """Number of queries with padding."""
     offset: int
+    """Offset of the first tile's first key among the keys that the session sees."""
     at: int
-    """Which tile of the slab the first one is."""
+    """Index of the first tile among the tiles of the slab."""
     mask: torch.Tensor
+    """Additive mask ``[tiles, 1, queries, TILE]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Indirect:
-    """One call over gathered tiles whose queries fit the same block: which queries and slots to gather, where
-    results go."""
+    """One call over gathered tiles whose queries fit the same block."""
 
     queries: torch.Tensor
+    """Indices of the queries to gather."""
     slots: torch.Tensor
+    """Slots of the keys and values to gather."""
     mask: torch.Tensor
+    """Additive mask ``[tiles, 1, queries, TILE]``."""
     targets: torch.Tensor
+    """Places of the results among the slab's partial results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +78,18 @@ class _Ready:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What layers of one kind share in a pass: per session the planes of its tiles that lie in order, and
-    the slabs."""
+    """Inputs that layers of one window and shape share in a pass."""
 
     seen: tuple[Sequence[torch.Tensor] | None, ...]
+    """For each session the planes of its tiles that are read in place; None: there are no such tiles."""
     slabs: tuple[_Ready, ...]
 
 
 class TileCache(SlotCache):
-    """The cache of one pass over slots, attending by tiles."""
+    """The KV cache of one pass over the slots of a pool, with attention by tiles."""
 
     def __init__(self, model_type: str, pool: SlotPool, plan: PassPlan, kernels: Kernels) -> None:
-        """``kernels`` are those of the model, by shape; new ones are added."""
+        """``kernels`` holds the kernels of the model by shape; the pass adds new ones."""
         super().__init__(model_type, pool, plan)
         self._pool = pool
         self._kernels = kernels
@@ -91,7 +99,7 @@ class TileCache(SlotCache):
     def compute(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: How, layer: int
     ) -> torch.Tensor:
-        """As in SlotCache. Rows past those of the plan fill up the pass: they are stored and seen nowhere."""
+        """See SlotCache. Rows behind those of the plan fill up the pass; they are neither stored nor seen."""
         rows, heads = self._plan.row_count, keys.shape[1]
         dtype = self._pool.layout.dtype
         self._write(keys[:, :, :rows].to(dtype), values[:, :, :rows].to(dtype), 2 * layer)
@@ -130,7 +138,7 @@ class TileCache(SlotCache):
         groups = shape.groups
         scale = shape.width**-0.5 if how.scaling is None else how.scaling
         count = (slab.high - slab.low) * groups
-        # The last place takes what queries that fill up a block get.
+        # The last place takes the results of queries that pad a block.
         parts = flat.new_zeros(slab.tiles * count + 1, shape.heads, shape.value_width)
         spreads = flat.new_full((slab.tiles * count + 1, shape.heads), HIDDEN)
         by_tile = parts[:-1].view(slab.tiles, count, shape.heads, -1)
@@ -220,7 +228,7 @@ class TileCache(SlotCache):
     def _indirect(
         self, slab: Slab, bases: dict[int, int], tiles: int, kernel: TileKernel
     ) -> Iterator[_Indirect]:
-        """One call per size of block."""
+        """The slab's calls over gathered tiles, one for each size of block."""
         by_block: dict[int, list[tuple[Gathered, int]]] = {}
         for tile in slab.gathered:
             block = kernel.block_for(len(tile.rows) * kernel.shape.groups)
@@ -247,7 +255,7 @@ class TileCache(SlotCache):
         return _Indirect(query_index, slot_index, self._mask(torch.cat(masks)), target_index)
 
     def _slots_of(self, session: int) -> NDArray[np.int64]:
-        """The pool's slots of a session's table."""
+        """Slots in the pool of a session's table, in order."""
         if session not in self._tables:
             rows = self._plan.rows[session]
             runs = rows.table.runs(0, rows.table.length + len(rows.parents))
@@ -259,7 +267,7 @@ class TileCache(SlotCache):
 
 
 def _sinks_of(how: How, shape: TileShape, slab: _Ready) -> torch.Tensor | None:
-    """The sinks ``[queries, heads]``, in the pool's dtype."""
+    """Attention sinks ``[queries, heads]`` of the slab in the pool's dtype, or None."""
     if how.sinks is None:
         return None
     by_query = how.sinks.to(shape.dtype).view(shape.heads, shape.groups).t()

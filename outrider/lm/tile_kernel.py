@@ -1,9 +1,9 @@
-"""Attention of some queries over tiles of keys, and the sum over tiles, in one fixed order.
+"""Attention of queries over tiles of keys, and the sum over tiles, in one fixed order.
 
-Keys come in tiles of 64 positions, tile t holding the positions from 64 t on, so a key's tile and its place
-there follow from its position alone. Every call of the library has one shape: a block of queries over one
-tile, any number of which go into one call. The tiles of a row are added in order of position: within a group
-of eight in a fixed tree, the groups one after another. A tile that a row does not see adds an exact zero.
+Keys come in tiles of 64 positions. Tile t holds the positions from 64 t on, so a key's tile and its place in
+the tile follow from its position alone. Every call of the library computes blocks of queries, each over one
+tile; all blocks of a call have one shape. The tiles of a row are added in order of position: in a fixed tree
+within each group of eight, the groups one after another. A tile that a row does not see adds an exact zero.
 Knows nothing about sessions, slots or trees.
 """
 
@@ -12,30 +12,34 @@ from dataclasses import dataclass
 import torch
 
 TILE = 64
-"""Positions of a key tile."""
+"""Number of positions in a tile of keys."""
 
 GROUP = 8
-"""Tiles that are added as a tree; a power of two."""
+"""Number of tiles that are added as a tree; a power of two."""
 
 HIDDEN = -1e30
-"""What a key that may not be seen adds to its score: its weight is exactly zero, and nothing is NaN."""
+"""Number added to the score of a hidden key: the key's weight is exactly zero, and no result is NaN."""
 
 BLOCK = 32
-"""Queries of the block whose bits count; more only where so many heads share a key head."""
+"""Number of queries in the block whose bits count; more only where more query heads share a key head."""
 
 _SMALLEST = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """What a call's order of additions depends on, other than the number of tiles and the block."""
+    """Shape of a call that decides its order of additions, apart from the number of tiles and the block."""
 
     heads: int
+    """Number of key heads."""
     groups: int
-    """Query heads that share a key head."""
+    """Number of query heads that share a key head."""
     width: int
+    """Width of a key."""
     value_width: int
+    """Width of a value."""
     softcap: float | None
+    """Cap of the scores, or None."""
     device: torch.device
     dtype: torch.dtype
 
@@ -48,7 +52,7 @@ class TileKernel:
     """Attention over tiles of one shape."""
 
     def __init__(self, shape: TileShape) -> None:
-        """Finds by random queries which block sizes have the bits of the largest. Raises UnsteadyTiles."""
+        """Finds by random queries which block sizes give the bits of the largest. Raises UnsteadyTiles."""
         self.shape = shape
         self._fused = (
             shape.softcap is None and shape.width == shape.value_width and shape.device.type == "cpu"
@@ -57,12 +61,12 @@ class TileKernel:
         while largest < shape.groups:
             largest *= 2
         self.rows = max(1, BLOCK // shape.groups)
-        """Rows of a pass whose queries make one block."""
+        """Number of rows whose queries make one block."""
         self.blocks = self._steady_blocks(largest)
-        """Queries that a call may have, ascending."""
+        """Numbers of queries that a block may have, ascending."""
 
     def block_for(self, queries: int) -> int:
-        """The smallest block that holds so many queries."""
+        """Size of the smallest block that holds ``queries`` queries."""
         return next(block for block in self.blocks if block >= queries)
 
     def attend(
@@ -111,7 +115,7 @@ class TileKernel:
         expected = self.attend(queries, keys, values, mask, scale)
 
         def equals(low: int, high: int, shift: int, block: int) -> bool:
-            """Whether so many of the tiles, the queries in another order and in blocks, give the same."""
+            """Whether tiles ``[low, high)`` give the same bits for queries in another order and in blocks."""
             moved = [part.roll(shift, 2)[low:high].split(block, 2) for part in (queries, mask)]
             made = [
                 self.attend(query, keys[low:high], values[low:high], each, scale)
@@ -139,9 +143,9 @@ class TileKernel:
 def combine(parts: torch.Tensor, spreads: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     """Attention over all tiles ``[rows, heads, value_width]``; changes ``parts``.
 
-    ``parts [tiles, rows, heads, value_width]`` and ``spreads [tiles, rows, heads]`` are what
-    `TileKernel.attend` gave, zero and HIDDEN where it was not asked; so many tiles that groups are full.
-    ``sinks [rows, heads]`` are scores that nothing is seen for.
+    ``parts [tiles, rows, heads, value_width]`` and ``spreads [tiles, rows, heads]`` are results of
+    `TileKernel.attend`, zero and HIDDEN for tiles that a row does not see; their number is a multiple of
+    GROUP. ``sinks [rows, heads]`` are the scores of attention sinks.
     """
     top = spreads.amax(0)
     if sinks is not None:
@@ -166,7 +170,7 @@ def _in_order(parts: torch.Tensor) -> torch.Tensor:
 
 
 def _exp_is_steady(shape: TileShape) -> bool:
-    """Whether an exponential has the same bits wherever in a tensor its argument stands."""
+    """Whether an exponential has the same bits at every place of its argument in a tensor."""
     numbers = -torch.rand(200, generator=torch.Generator().manual_seed(3)).to(shape.device, shape.dtype) * 20
     whole = numbers.exp()
     return all(

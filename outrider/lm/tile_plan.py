@@ -1,9 +1,8 @@
-"""Which queries of a pass attend over which tiles of keys: worked out once per pass and kind of layer.
+"""Which queries of a pass attend over which tiles of keys: worked out once per pass and sliding window.
 
-A tile whose keys lie in their order in a session's slots is attended over where it lies. What a tree drafted
-does not: a node lies behind all nodes before it, its position is that of its depth. So for each path of a
-tree the tiles that hold drafted positions are gathered by position, which is where their keys will lie when
-they are committed.
+A tile whose keys lie in order of position in a session's slots is read in place. Tiles with drafted positions
+do not lie so: a node's slot follows from its number, its position from its depth. So for each path of a tree
+these tiles are gathered by position, in the order in which their keys will lie once they are committed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,32 +18,41 @@ from outrider.lm.tile_kernel import GROUP, HIDDEN, TILE
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The rows ``[low, high)`` of a session, counted in the pass; ``tiles`` of them are seen from
-    ``first``, those before ``whole`` where they lie."""
+    """A block of one session's rows, and the tiles of keys that they see."""
 
     session: int
+    """Index of the session in the pass."""
     low: int
+    """First row of the block, counted in the pass."""
     high: int
+    """Row behind the block's last."""
     first: int
+    """First tile that a row of the block sees."""
     whole: int
+    """Tile behind the last tile that is read in place; later tiles are gathered."""
     tiles: int
+    """Tile behind the last tile that a row of the block sees."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """One tile of one path: which rows of the pass see it, the table's slot of each key, what they may not
-    see."""
+    """One tile of keys gathered along one path of a tree."""
 
     rows: Sequence[int]
+    """Rows of the pass that see the tile."""
     session: int
+    """Index of the session in the pass."""
     tile: int
+    """Number of the tile: its positions begin at ``TILE * tile``."""
     slots: NDArray[np.int64]
+    """Slot of each key in the session's table."""
     hidden: NDArray[np.bool_]
+    """Positions that each row may not see: ``[rows, TILE]``."""
 
 
 @dataclass(slots=True)
 class Slab:
-    """Blocks whose results are put together at once."""
+    """Blocks of rows whose tiles are combined at once; ``low`` and ``high`` bound their rows in the pass."""
 
     low: int
     high: int
@@ -53,23 +61,23 @@ class Slab:
 
 
 def first_tile(rows: Rows, window: int | None) -> int:
-    """The first tile that any of the session's rows sees."""
+    """Number of the first tile that any of the session's rows sees."""
     return 0 if window is None else max(0, min(rows.positions) + 1 - window) // TILE
 
 
 def whole_tiles(rows: Rows) -> int:
-    """Tiles whose keys lie in order of position: of a chain all that are full, else those committed."""
+    """Number of tiles whose keys lie in order of position: all full tiles of a chain, else the committed."""
     ordered = rows.table.length + len(rows.parents) if rows.is_chain else rows.table.length
     return ordered // TILE
 
 
 def base_tile(first: int) -> int:
-    """Where the groups of tiles begin that hold this one."""
+    """Number of the first tile in the group of tile ``first``."""
     return first // GROUP * GROUP
 
 
 def slabs(sessions: Sequence[Rows], window: int | None, size: int, most: int) -> list[Slab]:
-    """The pass in slabs of blocks of ``size`` rows; ``most`` bounds rows times tiles of a slab."""
+    """Cuts the pass into slabs of blocks of ``size`` rows; ``most`` bounds rows times tiles of a slab."""
     found: list[Slab] = []
     tiles = 0
     for index, rows in enumerate(sessions):
@@ -87,8 +95,10 @@ def slabs(sessions: Sequence[Rows], window: int | None, size: int, most: int) ->
 
 
 def hidden_in(positions: Sequence[int], first: int, last: int, window: int | None) -> NDArray[np.bool_]:
-    """bool ``[rows, TILE * tiles]``: which positions of the tiles ``[first, last)`` rows at these positions
-    may not see, were all of them on their path; of one tile where nothing is hidden."""
+    """Which positions of the tiles ``[first, last)`` rows at these positions may not see, by position alone.
+
+    bool ``[rows, TILE * tiles]``; of a single tile where no position is hidden.
+    """
     over = window is None or first * TILE > max(positions) - window
     if over and last * TILE <= min(positions) + 1:
         return np.zeros((len(positions), TILE), dtype=bool)
@@ -101,8 +111,8 @@ def hidden_in(positions: Sequence[int], first: int, last: int, window: int | Non
 
 
 def additive(hidden: NDArray[np.bool_], groups: int, block: int) -> torch.Tensor:
-    """The mask ``[tiles, 1, block, TILE]`` of rows each of which has ``groups`` queries: bool ``[rows, TILE *
-    tiles]``."""
+    """Additive mask ``[tiles, 1, block, TILE]`` from ``hidden [rows, TILE * tiles]``, ``groups`` queries per
+    row."""
     rows = hidden.shape[0]
     mask = np.zeros((hidden.shape[1] // TILE, 1, block, TILE), dtype=np.float32)
     by_tile = hidden.reshape(rows, -1, TILE).transpose(1, 0, 2)
@@ -126,7 +136,7 @@ def _gather(rows: Rows, block: Block, window: int | None) -> Iterator[Gathered]:
         for tile in range(block.whole, (length + len(path) - 1) // TILE + 1):
             slots = np.arange(tile * TILE, (tile + 1) * TILE)
             drafted = slots >= length
-            # Positions past the path are seen by nobody; any slot that was written will do.
+            # No row sees positions past the path; any slot that was written will do.
             depths = np.minimum(slots[drafted] - length, len(path) - 1)
             slots[drafted] = length + np.asarray(path)[depths]
             hidden = hidden_in(positions, tile, tile + 1, window)
@@ -134,7 +144,7 @@ def _gather(rows: Rows, block: Block, window: int | None) -> Iterator[Gathered]:
 
 
 def _paths(rows: Rows, block: Block) -> Iterator[tuple[list[int], list[int]]]:
-    """Paths of nodes that together hold every row of the block, and which rows each answers for."""
+    """Paths of nodes that together hold every row of the block, each with the rows that attend along it."""
     kept = rows.table.nodes
     left = set(range(block.low, block.high))
     for row in range(block.high - 1, block.low - 1, -1):

@@ -35,8 +35,8 @@ def weights_digest(path_or_id: str) -> str:
     digest = hashlib.sha256()
     try:
         config = json.loads((folder / "config.json").read_text())
-        told = {key: value for key, value in config.items() if key not in _PASSING}
-        digest.update(json.dumps(told, sort_keys=True).encode())
+        fields = {key: value for key, value in config.items() if key not in _PASSING}
+        digest.update(json.dumps(fields, sort_keys=True).encode())
         for file in files:
             _sample(file, digest)
     except (OSError, ValueError, AttributeError):  # the last where the JSON is no object
