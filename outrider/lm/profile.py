@@ -36,7 +36,7 @@ class Profile(Protocol):
         ...
 
     def can_pack(self, model: PreTrainedModel, ranks: int) -> bool:
-        """Whether `pack` applies to a model that is split over so many ranks."""
+        """Whether `pack` applies to a model that is split over ``ranks`` ranks."""
         ...
 
     def pack(self, lm: "PackedLM") -> None:
