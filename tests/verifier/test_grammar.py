@@ -54,7 +54,7 @@ GRAMMARS = {
     "schema": common_pb2.Grammar(json_schema=json.dumps(ORDER)),
     "regex": common_pb2.Grammar(regex=PATTERN),
 }
-TOKENS = TokenTable.from_tokenizer(writing_tokenizer())
+TOKENS = TokenTable.from_json(writing_tokenizer().to_str())
 # White space is free between the parts of JSON; a target with random weights would write nothing else.
 BLANK = tuple((id_, -100.0) for id_ in range(TOKENS.size) if id_ > 1 and not TOKENS.token_bytes(id_).strip())
 greedy = partial(SamplingParams, temperature=0.0, logit_bias=BLANK)
@@ -227,7 +227,7 @@ async def test_a_target_without_the_means_refuses() -> None:
 
 async def test_a_dead_end_ends_its_session_where_plain_decoding_does_and_says_why() -> None:
     """The tokenizer lacks quotes: after the brace nothing can follow, whatever was drafted there."""
-    poor = TokenTable.from_tokenizer(tiny_tokenizer())
+    poor = TokenTable.from_json(tiny_tokenizer().to_str())
     (brace, five) = (poor.encode(letter)[0] for letter in "{5")
     grammar = common_pb2.Grammar(regex=r'5*\{"')
     target = NgramLM(96, eos_ids=(EOS,))

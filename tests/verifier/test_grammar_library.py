@@ -47,7 +47,7 @@ def regex(text: str) -> Grammar:
 
 @pytest.fixture(scope="module")
 def tokens() -> TokenTable:
-    return TokenTable.from_tokenizer(writing_tokenizer())
+    return TokenTable.from_json(writing_tokenizer().to_str())
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_ids_that_came_already_must_be_the_grammars(library: Library, tokens: To
 
 def test_a_dead_end_of_a_draft_does_not_last(tokens: TokenTable) -> None:
     """A tokenizer that cannot write a quote: an object opens, and then nothing can follow."""
-    poor = TokenTable.from_tokenizer(tiny_tokenizer())
+    poor = TokenTable.from_json(tiny_tokenizer().to_str())
     library = Library(poor, (EOS,), 96)
     brace = ids_of(poor, "{")[0]
     matcher = library.matcher(regex(r'\{"|[0-9]+'), ())
