@@ -12,7 +12,7 @@ from speculative.logprobs import TokenLogprob
 from speculative.merge import Fragment
 from speculative.stats import UsageCount
 from verifier_service.journal import Record
-from verifier_service.sources import SourceSet
+from verifier_service.request import SourceSet
 
 if TYPE_CHECKING:
     from verifier_service.sessions import Session

@@ -22,12 +22,11 @@ from speculative.stats import UsageCount
 from verifier_service.chronicle import Chronicle
 from verifier_service.commands import Batch, Cancel, Command, Finish, Open, Park, Sources
 from verifier_service.registry import Mirror, Registry
+from verifier_service.remote_sources.pool import SourcePool
+from verifier_service.remote_sources.subscription import Subscription
 from verifier_service.reputation import Reputations
-from verifier_service.request import Request, Served, SourceAddress
+from verifier_service.request import Request, Served, SourceAddress, SourceSet
 from verifier_service.sessions import Session
-from verifier_service.sources import SourceSet
-from verifier_service.sources.following import Following
-from verifier_service.sources.links import Links
 from verifier_service.watch import Watchers
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class Hub:
         room: Room,
         registry: Registry,
         watchers: Watchers,
-        links: Links,
+        links: SourcePool,
         put: Callable[[Command], None],
         chronicle: Chronicle | None = None,
     ) -> None:
@@ -249,7 +248,7 @@ class Hub:
         old, new = _by_address(before), _by_address(after)
         for address, credits in old.items():
             if new.get(address) != credits:
-                self._links.unfollow(mirror.handle, credits)
+                self._links.unsubscribe(mirror.handle, credits)
         for address, credits in new.items():
             if old.get(address) != credits:
                 self._follow(mirror, address, credits)
@@ -259,8 +258,10 @@ class Hub:
         names = tuple(mirror.sources[credit].name for credit in credits)
         records = tuple(self._reputations.of(name, mirror.request.params).record for name in names)
         served = self._served
-        following = Following(mirror, credits, names, served.model, digest, served.vocabulary_size, records)
-        self._links.follow(address, following, resting)
+        subscription = Subscription(
+            mirror, credits, names, served.model, digest, served.vocabulary_size, records
+        )
+        self._links.subscribe(address, subscription, resting)
 
 
 def _by_address(sources: Mapping[int, SourceAddress]) -> dict[str, tuple[int, ...]]:

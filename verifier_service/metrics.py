@@ -20,7 +20,7 @@ from outrider.runtime.metrics import MODEL, PREFIX
 from verifier_service.counts import SourceCounts
 from verifier_service.engine import Engine
 from verifier_service.registry import Registry
-from verifier_service.sources.links import Links
+from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.timings import Samples
 
 OWN = f"{PREFIX}verifier_"
@@ -41,7 +41,7 @@ class VerifierCollector(Collector):
     """Everything that engine, links, sessions and slots can tell of `model`, as requests call the target."""
 
     def __init__(
-        self, engine: Engine, links: Links, registry: Registry, pool: SlotPool, model: str = ""
+        self, engine: Engine, links: SourcePool, registry: Registry, pool: SlotPool, model: str = ""
     ) -> None:
         self._engine = engine
         self._links = links

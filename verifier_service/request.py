@@ -16,7 +16,7 @@ from speculative.errors import InvalidRequest, UnknownModel
 from speculative.grammar import Grammar
 from speculative.logprobs import Logprobs
 from speculative.params import SamplingParams
-from verifier_service.sources import LOCAL_SOURCES
+from verifier_service.proposers import PROPOSERS
 
 MAX_NODES = 256
 _MAX_SOURCES = 16
@@ -44,6 +44,18 @@ class SourceAddress:
 
     name: str
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSet:
+    """The sources of one session."""
+
+    names: tuple[str, ...]
+    """Source names: source index k is names[k - 1]. Only ever grows, whichever sources are in use."""
+    local: frozenset[int]
+    """Indices of the proposers in use inside this worker."""
+    remote: frozenset[int]
+    """Indices of the sources in use outside this worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +173,9 @@ def _check_source(source: SourceAddress) -> None:
             f"the address of source {source.name!r} has {len(source.address)} characters; give host:port, at "
             f"most {_MAX_ADDRESS}"
         )
-    inside = source.name in LOCAL_SOURCES
+    inside = source.name in PROPOSERS
     if not source.address and not inside:
-        known = ", ".join(sorted(LOCAL_SOURCES))
+        known = ", ".join(sorted(PROPOSERS))
         raise InvalidRequest(f"source {source.name!r} has no address; inside this worker there are {known}")
     if source.address and inside:
         raise InvalidRequest(

@@ -34,12 +34,12 @@ from verifier_service.loading import chat_to_wire, state_of, tokens_of
 from verifier_service.metrics import VerifierCollector
 from verifier_service.pace import StepPace
 from verifier_service.profile import profiled
+from verifier_service.proposers import PROPOSERS
 from verifier_service.registry import Registry
+from verifier_service.remote_sources.pool import SourcePool
+from verifier_service.remote_sources.stream import LinkLimits, link_limits_from
 from verifier_service.request import MAX_NODES, Served, request_from_wire
 from verifier_service.settings import VerifierSettings
-from verifier_service.sources import LOCAL_SOURCES
-from verifier_service.sources.following import LinkLimits, limits_of_links
-from verifier_service.sources.links import Links
 from verifier_service.watch import Reader, Watchers
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._loop = asyncio.get_running_loop()
         self._registry = Registry()
         self._watchers = Watchers(self._registry)
-        self._links = Links(self._put, link_limits or limits_of_links(settings))
+        self._links = SourcePool(self._put, link_limits or link_limits_from(settings))
         self._engine: Engine | None = None
         self._hub: Hub | None = None
         self._grammars: Grammars | None = None
@@ -264,7 +264,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             vocabulary_size=target.vocabulary_size,
             eos_ids=target.eos_ids,
             tokenizer_digest="" if tokens is None else tokens.digest,
-            local_sources=sorted(LOCAL_SOURCES),
+            local_sources=sorted(PROPOSERS),
             node_limit=MAX_NODES,
             max_sessions=settings.max_sessions,
             model_type=target.model_type,
@@ -285,7 +285,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         while True:
             await asyncio.sleep(_SWEEP_S)
             self._ready().sweep(self._settings.orphan_grace_s, self._settings.lease_s)
-            await self._links.drop_idle()
+            await self._links.close_idle()
 
 
 async def _read_cursors(reader: Reader, requests: AsyncIterator[verifier_pb2.WatchRequest]) -> None:

@@ -13,11 +13,10 @@ from speculative.params import SamplingParams
 from verifier_service.counts import CountsByName, EngineTotals
 from verifier_service.kv_cache import KVCache
 from verifier_service.prefix_cache import Naming, PrefixCache
-from verifier_service.request import Request
+from verifier_service.request import Request, SourceSet
 from verifier_service.running import RunningSessions
 from verifier_service.scheduler import Scheduler
 from verifier_service.sessions import Session
-from verifier_service.sources import SourceSet
 
 BLOCKS = 1280
 

@@ -18,11 +18,10 @@ from verifier_service.commands import Cancel, InFlight, Offers
 from verifier_service.counts import CountsByName, EngineTotals
 from verifier_service.intake import Intake
 from verifier_service.kv_cache import KVCache
-from verifier_service.request import Request
+from verifier_service.request import Request, SourceSet
 from verifier_service.running import RunningSessions
 from verifier_service.scheduler import Scheduler
 from verifier_service.sessions import Session
-from verifier_service.sources import SourceSet
 
 DRAFT = Fragment(1, 1, 3, 0, (7,), (-1,), (0.5,))
 

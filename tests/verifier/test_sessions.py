@@ -10,9 +10,8 @@ from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
 from verifier_service.portion import Portion
-from verifier_service.request import Request, SourceAddress
+from verifier_service.request import Request, SourceAddress, SourceSet
 from verifier_service.sessions import Session
-from verifier_service.sources import SourceSet
 
 WIDTH = 16
 REMOTE = SourceSet(("drafter",), local=frozenset(), remote=frozenset({1}))
