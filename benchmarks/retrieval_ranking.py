@@ -21,7 +21,8 @@ from outrider.tokens import TokenTable
 from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.memories import Memory
 from retrieval_service.past.outputs import PastOutputs
-from retrieval_service.ranking import Draft, Shape, rank
+from retrieval_service.ranking import Shape, rank
+from speculative.draft import Draft
 from speculative.params import SamplingParams
 from speculative.tree import ROOT
 

@@ -8,7 +8,8 @@ them. Knows nothing of protobuf, nor of how nodes are chosen.
 from collections.abc import Iterable
 
 from drafter_service.draft_tree import Node
-from speculative.fragment import MAX_FRAGMENT_NODES, Fragment
+from speculative.draft import MAX_DRAFT_NODES
+from speculative.fragment import Fragment
 from speculative.tree import ROOT
 
 OWN = 1
@@ -21,9 +22,9 @@ def pack(nodes: Iterable[Node], epoch: int) -> list[Fragment]:
     for node in nodes:
         families.setdefault(id(node.parent), []).append(node)
     return [
-        _fragment(family[start : start + MAX_FRAGMENT_NODES], epoch)
+        _fragment(family[start : start + MAX_DRAFT_NODES], epoch)
         for family in families.values()
-        for start in range(0, len(family), MAX_FRAGMENT_NODES)
+        for start in range(0, len(family), MAX_DRAFT_NODES)
     ]
 
 

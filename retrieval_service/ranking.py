@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from retrieval_service.trie import CountedTrie
+from speculative.draft import Draft
 from speculative.lookup import survival as per_token
 from speculative.noise import gumbel_at
 from speculative.params import SamplingParams
@@ -42,15 +43,6 @@ class Shape:
     """With noise: how far the counts stray from the target's log-probabilities, in nats."""
     unseen: float = 0.2
     """With noise: how many occurrences more what was never seen is worth."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Nodes below the last committed id; see `speculative.fragment.Fragment` for the fields."""
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    survival: tuple[float, ...]
 
 
 @lru_cache(maxsize=4096)

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from speculative.draft import check_nodes
 from speculative.errors import MalformedDraft
-from speculative.tree import ROOT
 
-MAX_FRAGMENT_NODES = 255
 MAX_SOURCE = 255
 
 
@@ -33,26 +32,13 @@ class Fragment:
     """Probability that the path from the base to this node is accepted, given that the base is."""
 
     def __post_init__(self) -> None:
-        count = len(self.tokens)
-        if not 1 <= count <= MAX_FRAGMENT_NODES:
-            raise MalformedDraft(f"a draft has {count} nodes; send 1 to {MAX_FRAGMENT_NODES}")
-        if not count == len(self.parents) == len(self.survival):
-            raise MalformedDraft(
-                f"a draft of {count} tokens has {len(self.parents)} parents, {len(self.survival)} survivals"
-            )
+        check_nodes(self.tokens, self.parents, self.survival)
         if not 1 <= self.source <= MAX_SOURCE:
             raise MalformedDraft(f"a draft's source is {self.source}; it must be 1 to {MAX_SOURCE}")
         if self.epoch < 0 or self.base < 0 or not 0 <= self.prefix_hash < 1 << 64:
             raise MalformedDraft(
                 f"a draft's epoch {self.epoch}, base {self.base} or hash {self.prefix_hash} is out of range"
             )
-        if min(self.tokens) < 0:
-            raise MalformedDraft(f"a draft holds the negative id {min(self.tokens)}")
-        for node, (parent, survival) in enumerate(zip(self.parents, self.survival, strict=True)):
-            if not ROOT <= parent < node:
-                raise MalformedDraft(f"draft node {node} has parent {parent}; a parent precedes its child")
-            if not 0 <= survival <= 1:
-                raise MalformedDraft(f"draft node {node} has survival {survival}; it must be within [0, 1]")
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple, get_args
 
 from outrider.v1 import common_pb2, draft_source_pb2
 from speculative.commit import FinishReason
+from speculative.draft import MAX_DRAFT_NODES
 from speculative.errors import InvalidRequest, MalformedDraft
-from speculative.fragment import MAX_FRAGMENT_NODES, Fragment
+from speculative.fragment import Fragment
 from speculative.grammar import Grammar, GrammarKind
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.params import SamplingParams
@@ -172,8 +173,8 @@ def fragment_from_wire(draft: draft_source_pb2.Draft, source: int) -> Fragment:
     Raises MalformedDraft where the counts do not fit or a parent does not precede its child.
     """
     count = len(draft.ids)
-    if count > MAX_FRAGMENT_NODES:  # before anything of that size is made
-        raise MalformedDraft(f"a draft has {count} nodes; send 1 to {MAX_FRAGMENT_NODES}")
+    if count > MAX_DRAFT_NODES:  # before anything of that size is made
+        raise MalformedDraft(f"a draft has {count} nodes; send 1 to {MAX_DRAFT_NODES}")
     return Fragment(
         source=source,
         epoch=draft.epoch,

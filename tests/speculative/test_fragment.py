@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from speculative.errors import MalformedDraft
-from speculative.merge import Fragment
+from speculative.fragment import Fragment
 
 
 def fragment(**changes: Any) -> Fragment:

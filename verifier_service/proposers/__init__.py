@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.wire.names import PREDICTION
+from speculative.draft import Draft
 from speculative.named import load
 
 PROPOSERS = {
@@ -27,22 +28,13 @@ class ProposerInit:
     """Token ids that the answer may resemble; empty: the request predicts nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """A drafted tree below a session's last token; see speculative.fragment.Fragment for the fields."""
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    survival: tuple[float, ...]
-
-
 class Proposer(Protocol):
     """Drafts for one session. Both methods run on the engine's thread and have to take microseconds."""
 
     def append(self, tokens: Sequence[int]) -> None:
         """Appends tokens to the session's text: the prompt first, then what the target commits."""
 
-    def propose(self, node_limit: int) -> Continuation | None:
+    def propose(self, node_limit: int) -> Draft | None:
         """A draft of at most `node_limit` nodes that may follow the last token, or None."""
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from speculative.draft import Draft
 from speculative.lookup import survival
 from speculative.lookup.copying import Copying
-from verifier_service.proposers import Continuation, ProposerInit
+from verifier_service.proposers import ProposerInit
 from verifier_service.proposers.lookup import chain, chain_survival
 
 
@@ -22,7 +23,7 @@ class PredictionProposer:
             self._copying.push(token)
         self._prompt_left = max(0, self._prompt_left - len(tokens))
 
-    def propose(self, node_limit: int) -> Continuation | None:
+    def propose(self, node_limit: int) -> Draft | None:
         """A chain of at most `node_limit` tokens of the prediction, or None where the output left it."""
         copied = self._copying.draft(node_limit)
         return chain(copied.tokens, chain_survival(survival(copied.match_length)))

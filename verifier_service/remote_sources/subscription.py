@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import key_to_wire, sampling_to_wire
-from speculative.fragment import MAX_FRAGMENT_NODES
+from speculative.draft import MAX_DRAFT_NODES
 from verifier_service.asking import Record
 from verifier_service.registry import Mirror
 
@@ -50,7 +50,7 @@ class Subscription:
             limit=request.limit,
             sampling=sampling_to_wire(request.params),
             seed=request.seed,
-            node_limit=min(_ROUNDS_AHEAD * request.node_limit, MAX_FRAGMENT_NODES) if drafts else 0,
+            node_limit=min(_ROUNDS_AHEAD * request.node_limit, MAX_DRAFT_NODES) if drafts else 0,
             vocabulary_size=self.vocabulary_size,
             sources=self.names,
             learn=request.learn,

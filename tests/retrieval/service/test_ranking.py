@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_service.ranking import Draft, Shape, rank, reach
+from retrieval_service.ranking import Shape, rank, reach
 from retrieval_service.trie import CountedTrie, counted
+from speculative.draft import Draft
 from speculative.lookup import survival as per_token
 from speculative.noise import gumbel
 from speculative.params import SamplingParams
