@@ -22,10 +22,10 @@ from speculative.stats import UsageCount
 from speculative.target import TargetTokens
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_service.asking import Asking
+from verifier_service.open_sessions.request import SessionRequest, SourceSet
 from verifier_service.portion import Portion, Round
 from verifier_service.proposers import ActiveProposer, ProposerInit, make_proposer
 from verifier_service.reputation import Reputations
-from verifier_service.request import Request, SourceSet
 from verifier_service.wait import SourcePace, Standing
 
 
@@ -47,7 +47,7 @@ class Session:
     def __init__(
         self,
         handle: int,
-        request: Request,
+        request: SessionRequest,
         ending: Ending,
         vocabulary_size: int,
         sources: SourceSet,

@@ -1,4 +1,4 @@
-"""A simulated verifier: the real server, hub, registry, readers and links around the toy engine."""
+"""A simulated verifier: the real server, sessions, readers and links around the toy engine."""
 
 import random
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ class Verifier:
         def publish(batch: Batch) -> None:
             network.loop.call_soon(inner._absorb, batch)
 
-        self.registry = inner._registry
+        self.registry = inner._table
         self.engine = inner._engine = ToyEngine(
             network.loop,
             self.registry,
@@ -88,7 +88,7 @@ class Verifier:
             shape.most_running,
         )
         inner._describe(_TARGET, None)
-        self._links = inner._links
+        self._links = inner._sources
         listening: Any = Server(network, process, process.name)
         add_VerifierServicer_to_server(self.server, listening)
         process.spawn(self.engine.run())

@@ -54,8 +54,8 @@ async def test_a_hundred_readers_that_go_away_leave_nothing_behind() -> None:
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-        registry = verifier.server._registry
-        await eventually(lambda: not registry.running and not registry._by_handle)
+        table = verifier.server._table
+        await eventually(lambda: not table.running and not table._by_handle)
         assert target.pool.used_slots == 0
-        assert not verifier.server._watchers._readers
+        assert not verifier.server._readers._readers
         assert len((await verifier.generate([1, 2], new=8)).ids) == 8

@@ -6,7 +6,7 @@ from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import key_to_wire, sampling_to_wire
 from speculative.draft import MAX_DRAFT_NODES
 from verifier_service.asking import Record
-from verifier_service.registry import Mirror
+from verifier_service.open_sessions.table import SessionView
 
 # A source may keep this many rounds' worth of nodes under way.
 _ROUNDS_AHEAD = 2
@@ -16,7 +16,7 @@ _ROUNDS_AHEAD = 2
 class Subscription:
     """One session and the names under which one source drafts for that session."""
 
-    view: Mirror
+    view: SessionView
     source_indices: tuple[int, ...]
     """The source's indices in the session, one for each of its names there."""
     names: tuple[str, ...]

@@ -72,7 +72,7 @@ async def test_a_finished_session_is_forgotten_after_a_while_but_its_epoch_is_no
         request = verifier.request([1, 2, 3], new=4, epoch=50)
         await verifier.open(request)
         await verifier.read(request)
-        await eventually(lambda: verifier.server._registry.find(SessionKey("", request.key.session)) is None)
+        await eventually(lambda: verifier.server._table.find(SessionKey("", request.key.session)) is None)
         (said,) = await first_word(verifier, cursor(request, 3))
         assert said.code == 5
         request.epoch = 49

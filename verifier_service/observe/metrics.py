@@ -1,6 +1,6 @@
-"""The worker's counts as Prometheus sees them: read when asked for, so that counting costs a step nothing.
+"""The worker's metrics for Prometheus, collected on each scrape, so that they cost a step nothing.
 
-What vLLM counts too has its name and meaning; the rest is the verifier's own.
+A metric that vLLM has too takes vLLM's name and meaning; the others are the verifier's own.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from outrider.lm.pool import SlotPool
 from outrider.runtime.metrics import MODEL, PREFIX
 from verifier_service.counts import SourceCounts
 from verifier_service.engine import Engine
-from verifier_service.registry import Registry
+from verifier_service.open_sessions.table import SessionTable
 from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.timings import Samples
 
@@ -38,40 +38,48 @@ _QUANTILES = (0.5, 0.9, 0.99)
 
 
 class VerifierCollector(Collector):
-    """Everything that engine, links, sessions and slots can tell of `model`, as requests call the target."""
+    """Collects the metrics of engine, links, sessions and KV slots.
+
+    Args:
+        engine: counts and times steps.
+        sources: links to the sources outside this worker.
+        table: of the sessions.
+        pool: of the KV slots.
+        model: the target's name in requests, which becomes a label.
+    """
 
     def __init__(
-        self, engine: Engine, links: SourcePool, registry: Registry, pool: SlotPool, model: str = ""
+        self, engine: Engine, sources: SourcePool, table: SessionTable, pool: SlotPool, model: str = ""
     ) -> None:
         self._engine = engine
-        self._links = links
-        self._registry = registry
+        self._sources = sources
+        self._table = table
         self._pool = pool
         self._model = model
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is read at registration."""
+        """Describes no metric ahead, so that registration reads nothing."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Each metric once."""
+        """Yields each metric once."""
         yield from self._requests()
         yield from self._cache()
         yield from self._speculation()
         for name, what in _TOTALS.items():
             yield CounterMetricFamily(OWN + name, what, value=getattr(self._engine.totals, name))
         gauges = {
-            "sessions_parked": ("Sessions that nobody reads, kept to go on.", self._registry.parked),
-            "sources_attached": ("Links to sources whose stream is up.", self._links.attached),
+            "sessions_parked": ("Sessions that nobody reads, kept to go on.", self._table.parked),
+            "sources_attached": ("Links to sources whose stream is up.", self._sources.attached),
         }
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(OWN + name, what, value=value)
-        yield from self._sources()
+        yield from self._source_counts()
         yield from self._steps()
 
     def _requests(self) -> Iterator[Metric]:
         waiting = self._engine.waiting
-        running = max(0, self._registry.running - waiting)
+        running = max(0, self._table.running - waiting)
         yield self._gauge("num_requests_running", "Sessions that steps are for.", running)
         yield self._gauge("num_requests_waiting", "Sessions that wait for memory or for others.", waiting)
         yield self._counter(
@@ -113,7 +121,7 @@ class VerifierCollector(Collector):
         )
 
     def _speculation(self) -> Iterator[Metric]:
-        """What vLLM counts of it; its accepted tokens over its drafts, and 1, are the acceptance length."""
+        """vLLM's counters of speculation. Accepted tokens per draft, plus 1, is the acceptance length."""
         totals = self._engine.totals
         counter = partial(CounterMetricFamily, labels=(MODEL, "source"))
         yield self._counter(
@@ -133,12 +141,12 @@ class VerifierCollector(Collector):
             places.add_metric((self._model, str(place)), count)
         yield from (drafted, accepted, places)
 
-    def _sources(self) -> Iterator[Metric]:
-        """What sources did; the engine and the links each know a part."""
-        names = sorted({*self._engine.counts.copy(), *self._links.counts.copy()})
+    def _source_counts(self) -> Iterator[Metric]:
+        """What sources did: the sum of what the engine and the links have counted."""
+        names = sorted({*self._engine.counts.copy(), *self._sources.counts.copy()})
         nothing = SourceCounts()
         counts = {
-            name: self._engine.counts.get(name, nothing).plus(self._links.counts.get(name, nothing))
+            name: self._engine.counts.get(name, nothing).plus(self._sources.counts.get(name, nothing))
             for name in names
         }
         nodes = CounterMetricFamily(
@@ -196,7 +204,7 @@ class VerifierCollector(Collector):
 
 
 def _seconds(samples: Samples) -> list[tuple[str, float]]:
-    """Cumulative counts by upper bound in seconds, as Prometheus wants them."""
+    """Prometheus's cumulative counts, by upper bound in seconds."""
     counted = samples.buckets.copy()
     bounds = (*(f"{bound / 1000:g}" for bound in samples.bounds), "+Inf")
     return [(bound, float(sum(counted[: at + 1]))) for at, bound in enumerate(bounds)]

@@ -1,4 +1,6 @@
-"""What an Open asks for, checked: a fault is an InvalidRequest that names field, value and range."""
+"""The request of an Open, checked field by field: each fault is an InvalidRequest that names field, value and
+range.
+"""
 
 from dataclasses import dataclass
 
@@ -19,31 +21,36 @@ from speculative.params import SamplingParams
 from verifier_service.proposers import PROPOSERS
 
 MAX_NODES = 256
+"""The highest node limit that a request may set."""
 _MAX_SOURCES = 16
 _MAX_ADDRESS = 262  # the longest host name, a colon and a port
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What requests are checked against."""
+class ServedModel:
+    """The model that requests are checked against."""
 
     model: str
+    """The model's name in requests."""
     vocabulary_size: int
+    """Width of the model's logits."""
     max_length: int
+    """The most tokens of a session, prompt and output."""
     node_limit: int
-    """Of a request that does not say."""
+    """The node limit of a request that gives none."""
     eos_ids: frozenset[int] = frozenset()
-    """The target's end-of-sequence ids."""
+    """The model's end-of-sequence ids."""
     replay_identical: bool = False
-    """Whether the target computes under the deterministic profile."""
+    """Whether the model computes under the deterministic profile."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
-    """Where drafts come from: host:port, or empty for a source inside this worker."""
+    """One source of a request."""
 
     name: str
     address: str
+    """The source's host:port; empty for a proposer inside this worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,42 +66,47 @@ class SourceSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A session as it is to be decoded."""
+class SessionRequest:
+    """A session to decode."""
 
     key: SessionKey
     epoch: int
     ids: tuple[int, ...]
+    """Token ids of the prompt and of the output so far."""
     prompt_length: int
+    """Length of the prompt, in tokens."""
     limit: int
+    """The most tokens of the session, prompt and output."""
     params: SamplingParams
-    """As the target applies them: min_tokens holds its end-of-sequence ids back."""
+    """Sampling parameters; `min_tokens` holds the model's end-of-sequence ids back."""
     seed: int
     stops: tuple[bytes, ...]
+    """Stop strings, in UTF-8."""
     time_left_s: float | None
+    """Time until the request's deadline, in seconds; None: no deadline."""
     node_limit: int
-    """0 where the session does not speculate."""
+    """The most drafted nodes of one round; 0: the session does not speculate."""
     sources: tuple[SourceAddress, ...]
     end_ids: frozenset[int] = frozenset()
-    """All ids that end it."""
+    """All token ids that end the session."""
     logprobs: Logprobs | None = None
-    """What is told of its ids; None: nothing."""
+    """The log-probabilities to return with each token; None: none."""
     recovered: bool = False
-    """Whether it was admitted before, to a worker that is gone."""
+    """Whether the session was admitted before, to a worker that is gone."""
     grammar: Grammar | None = None
-    """What its text has to be; None: anything."""
+    """The grammar of the output; None: any text."""
     replay_identical: bool = False
-    """Whether every verifier of the same numerics would give the same ids."""
+    """Whether every verifier of the same numerics would give the same tokens."""
     learn: bool = False
-    """Whether sources may keep its output to draft from."""
+    """Whether sources may keep the output to draft from."""
     corpora: tuple[str, ...] = ()
-    """Corpora that sources may draft from, by name; empty: all that its tenant may."""
+    """Names of the corpora that sources may draft from; empty: all corpora of the tenant."""
     prediction: tuple[int, ...] = ()
-    """Ids that its output may resemble."""
+    """Token ids that the output may resemble."""
 
 
-def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Request:
-    """Raises InvalidRequest, or UnknownModel where another model is asked for."""
+def request_from_wire(message: verifier_pb2.OpenRequest, served: ServedModel) -> SessionRequest:
+    """The session that an Open asks for. Raises InvalidRequest, or UnknownModel for another model."""
     key = key_from_wire(message.key)
     if message.model != served.model:
         raise UnknownModel(f"model {message.model!r} is not served here; {served.model!r} is")
@@ -106,7 +118,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
     if asked > MAX_NODES:
         raise InvalidRequest(f"node_limit is {asked}; it may be 0 to {MAX_NODES}")
     speculates = message.speculate and asked > 0
-    return Request(
+    return SessionRequest(
         key=key,
         epoch=message.epoch,
         ids=ids,
@@ -129,7 +141,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: Served) -> Requ
     )
 
 
-def _check_ids(ids: tuple[int, ...], message: verifier_pb2.OpenRequest, served: Served) -> None:
+def _check_ids(ids: tuple[int, ...], message: verifier_pb2.OpenRequest, served: ServedModel) -> None:
     if not ids:
         raise InvalidRequest("ids is empty; a session starts from at least one id")
     if max(ids) >= served.vocabulary_size:
@@ -156,7 +168,7 @@ def _grammar(message: verifier_pb2.OpenRequest, params: SamplingParams) -> Gramm
     return grammar
 
 
-def _prediction(message: verifier_pb2.OpenRequest, served: Served) -> tuple[int, ...]:
+def _prediction(message: verifier_pb2.OpenRequest, served: ServedModel) -> tuple[int, ...]:
     ids = tuple(message.prediction)
     if len(ids) >= served.max_length or any(id_ >= served.vocabulary_size for id_ in ids):
         raise InvalidRequest(
