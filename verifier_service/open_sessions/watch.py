@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import (
+    CommittedCode,
     epoch_to_text,
     finish_to_wire,
     key_from_wire,
@@ -20,9 +21,6 @@ from outrider.wire.codec import (
 from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest
 from verifier_service.open_sessions.table import SessionTable, SessionView
-
-UNKNOWN = 5
-TAKEN_OVER = 10
 
 
 class _SessionCursor:
@@ -101,7 +99,7 @@ class WatchReader:
     def supersede(self, alias: int, message: str) -> None:
         """Ends a cursor whose session was taken over, with a last message that says so."""
         del self._cursors[alias]
-        self._notice(alias, TAKEN_OVER, message)
+        self._notice(alias, CommittedCode.TAKEN_OVER, message)
 
     def fail(self, error: Exception) -> None:
         """Ends the stream because the peer's requests cannot be read: `responses` raises `error`."""
@@ -128,14 +126,20 @@ class WatchReader:
         try:
             view = self._readers.table.find(key_from_wire(cursor.key))
         except InvalidRequest as error:
-            self._notice(alias, UNKNOWN, str(error))
+            self._notice(alias, CommittedCode.UNKNOWN_SESSION, str(error))
             return
         if view is None or cursor.epoch > view.epoch:
             name, epoch = cursor.key.session, epoch_to_text(cursor.epoch)
-            self._notice(alias, UNKNOWN, f"session {name!r} is not known here under epoch {epoch}; open it")
+            self._notice(
+                alias,
+                CommittedCode.UNKNOWN_SESSION,
+                f"session {name!r} is not known here under epoch {epoch}; open it",
+            )
         elif cursor.epoch < view.epoch:
             newer = epoch_to_text(view.epoch)
-            self._notice(alias, TAKEN_OVER, f"session {view.key} was taken over under epoch {newer}")
+            self._notice(
+                alias, CommittedCode.TAKEN_OVER, f"session {view.key} was taken over under epoch {newer}"
+            )
         else:
             self._cursors[alias] = _SessionCursor(self, alias, view, cursor.position)
             view.add_cursor(self._cursors[alias])
@@ -150,7 +154,7 @@ class WatchReader:
         if cursor is not None:
             cursor.view.remove_cursor(cursor, time.monotonic())
 
-    def _notice(self, alias: int, code: int, message: str) -> None:
+    def _notice(self, alias: int, code: CommittedCode, message: str) -> None:
         finished = finish_to_wire(FinishReason.ERROR)
         self._notices[alias] = verifier_pb2.Committed(
             alias=alias, finished=finished, message=message, code=code

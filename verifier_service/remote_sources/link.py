@@ -9,10 +9,10 @@ growing intervals.
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 
+from outrider.runtime.backoff import Backoff
 from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import FULL, credit_from_wire, fragment_from_wire
 from outrider.wire.status import peer_text
@@ -21,7 +21,6 @@ from speculative.fragment import Fragment
 from verifier_service.asking import Record
 from verifier_service.commands import InFlight, Offers, Update
 from verifier_service.counts import CountsByName
-from verifier_service.remote_sources.backoff import Backoff
 from verifier_service.remote_sources.stream import AttachStream, LinkLimits
 from verifier_service.remote_sources.subscription import Subscription
 from verifier_service.remote_sources.update_queue import UpdateQueue
@@ -58,7 +57,7 @@ class SourceLink:
         self._struck: set[int] = set()
         """Handles of the sessions that muted the source."""
         self._strikes = 0
-        self._mute = Backoff(limits.mute_first_s, limits.mute_most_s)
+        self._mute = Backoff(limits.mute_first_s, limits.mute_most_s, jitter=0.5)
         self._in_flight = InFlight()
         self._queue: UpdateQueue | None = None
         """Updates for the stream that is up; None: no stream is up."""
@@ -124,7 +123,7 @@ class SourceLink:
         self._struck.add(handle)
         self._strikes += 1
         if self._strikes >= self._limits.strikes:
-            pause = self._mute.failed(random.random())
+            pause = self._mute.next_s()
             log.warning("source muted for %.1f s", pause, extra={"fields": {"peer": self.address}})
             self._strikes = 0
             self._stream.mute(pause)

@@ -8,7 +8,6 @@ growing pause.
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,13 +15,13 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from outrider.runtime.backoff import Backoff
 from outrider.runtime.security import certificates
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
 from outrider.wire.origin import for_nobody
 from outrider.wire.status import peer_text
 from outrider.wire.tls import SOURCE, Certificates
-from verifier_service.remote_sources.backoff import Backoff
 from verifier_service.settings import VerifierSettings
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ class AttachStream:
         self._address = address
         self._user = user
         self._limits = limits
-        self._redial = Backoff(limits.redial_first_s, limits.redial_most_s)
+        self._redial = Backoff(limits.redial_first_s, limits.redial_most_s, jitter=0.5)
         self._muted_until = 0.0
         self._wake = asyncio.Event()
         self._wanted = asyncio.Event()
@@ -138,7 +137,7 @@ class AttachStream:
             finally:
                 self.attached = False
                 self._user.stream_closed()
-            await asyncio.sleep(self._redial.failed(random.random()))
+            await asyncio.sleep(self._redial.next_s())
 
     async def _attach(self) -> None:
         """Holds one stream until it breaks; raises the error that broke it."""
@@ -177,6 +176,6 @@ class AttachStream:
 
     async def _read(self, call: _Call) -> None:
         async for response in call:
-            self._redial.succeeded()
+            self._redial.reset()
             await self._user.receive(response)
         raise _Reset("the source closed the stream")

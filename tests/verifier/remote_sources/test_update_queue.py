@@ -1,8 +1,7 @@
-"""What a link sends to its source next, and how long the link stays away from a source that failed."""
+"""What a link sends to its source next."""
 
 import pytest
 
-from verifier_service.remote_sources.backoff import Backoff
 from verifier_service.remote_sources.update_queue import UpdateQueue
 
 
@@ -81,13 +80,6 @@ def test_an_alias_is_never_ended_and_followed_in_one_update() -> None:
     update = queue.take()
     assert update is not None
     assert not set(update.follow) & set(update.end)
-
-
-def test_delays_double_up_to_the_most_and_start_over() -> None:
-    backoff = Backoff(first_s=1.0, most_s=5.0)
-    assert [backoff.failed(chance=1.0) for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
-    backoff.succeeded()
-    assert backoff.failed(chance=0.0) == pytest.approx(0.5)
 
 
 def test_a_flushed_end_comes_with_all_the_progress() -> None:
