@@ -20,7 +20,7 @@ from speculative.grammar import Grammar, GrammarKind
 from tests.conftest import tiny_tokenizer, writing_tokenizer
 from verifier_service.grammar import vetting
 from verifier_service.grammar.grammars import Grammars
-from verifier_service.grammar.library import Library
+from verifier_service.grammar.library import MatcherFactory
 from verifier_service.grammar.vetting import Vetting
 
 EOS, WIDTH = 1, 320
@@ -51,18 +51,20 @@ def tokens() -> TokenTable:
 
 
 @pytest.fixture(scope="module")
-def library(tokens: TokenTable) -> Library:
-    return Library(tokens, (EOS,), WIDTH)
+def factory(tokens: TokenTable) -> MatcherFactory:
+    return MatcherFactory(tokens, (EOS,), WIDTH)
 
 
 def ids_of(tokens: TokenTable, text: str) -> list[int]:
     return tokens.encode(text)
 
 
-def walks(library: Library, grammar: Grammar, seed: int, most: int = 40) -> Iterator[tuple[list[int], Any]]:
+def walks(
+    factory: MatcherFactory, grammar: Grammar, seed: int, most: int = 40
+) -> Iterator[tuple[list[int], Any]]:
     """Random ways through a grammar: the ids so far and the mask after them, asked of one matcher."""
     chance = np.random.default_rng(seed)
-    matcher, ids = library.matcher(grammar, ()), list[int]()
+    matcher, ids = factory.matcher(grammar, ()), list[int]()
     while len(ids) < most and ids[-1:] != [EOS]:
         mask = matcher.allowed(())
         yield ids, mask
@@ -74,15 +76,15 @@ def walks(library: Library, grammar: Grammar, seed: int, most: int = 40) -> Iter
 @pytest.mark.parametrize(
     "grammar", [schema(PERSON), regex(r"(ab|[c-e]+\d{1,3})*;"), OBJECT], ids=lambda one: one.kind
 )
-def test_a_mask_is_a_function_of_the_ids(library: Library, grammar: Grammar) -> None:
+def test_a_mask_is_a_function_of_the_ids(factory: MatcherFactory, grammar: Grammar) -> None:
     """However they came: one by one, replayed, as a path, or after other paths were looked at."""
     chance = np.random.default_rng(0)
     for seed in range(4):
-        for ids, mask in walks(library, grammar, seed):
-            replayed = library.matcher(grammar, ids)
+        for ids, mask in walks(factory, grammar, seed):
+            replayed = factory.matcher(grammar, ids)
             assert (replayed.allowed(()) == mask).all()
             cut = int(chance.integers(0, len(ids) + 1))
-            matcher = library.matcher(grammar, ids[:cut])
+            matcher = factory.matcher(grammar, ids[:cut])
             for wrong in np.flatnonzero(matcher.allowed(()))[:3]:
                 matcher.allowed((int(wrong),))
             for end in range(cut, len(ids) + 1):
@@ -91,11 +93,11 @@ def test_a_mask_is_a_function_of_the_ids(library: Library, grammar: Grammar) -> 
             assert (matcher.allowed(ids[cut:]) == mask).all()
 
 
-def test_what_follows_the_masks_is_what_the_grammar_says(library: Library, tokens: TokenTable) -> None:
+def test_what_follows_the_masks_is_what_the_grammar_says(factory: MatcherFactory, tokens: TokenTable) -> None:
     pattern = r"(ab|[c-e]+[0-9]{1,3})*;"
     ended = 0
     for seed in range(30):
-        for ids, mask in walks(library, regex(pattern), seed, 60):
+        for ids, mask in walks(factory, regex(pattern), seed, 60):
             text = b"".join(map(tokens.token_bytes, ids)).decode(errors="replace")
             assert bool(mask[EOS]) == bool(re.fullmatch(pattern, text))
             ended += bool(mask[EOS])
@@ -103,9 +105,9 @@ def test_what_follows_the_masks_is_what_the_grammar_says(library: Library, token
 
 
 def test_the_end_is_allowed_where_the_text_is_complete_and_forced_where_nothing_may_follow(
-    library: Library, tokens: TokenTable
+    factory: MatcherFactory, tokens: TokenTable
 ) -> None:
-    matcher = library.matcher(regex("ab?c?"), ())
+    matcher = factory.matcher(regex("ab?c?"), ())
     a, b, c = (ids_of(tokens, letter)[0] for letter in "abc")
 
     def allowed(*path: int) -> set[int]:
@@ -123,37 +125,37 @@ def test_the_end_is_allowed_where_the_text_is_complete_and_forced_where_nothing_
     assert not matcher.allowed(())[tokens.size :].any(), "the padding of a wider target"
 
 
-def test_ids_that_came_already_must_be_the_grammars(library: Library, tokens: TokenTable) -> None:
+def test_ids_that_came_already_must_be_the_grammars(factory: MatcherFactory, tokens: TokenTable) -> None:
     ids = ids_of(tokens, '{"name": "Ada", "age": 36}')
-    library.matcher(schema(PERSON), [*ids, EOS])
+    factory.matcher(schema(PERSON), [*ids, EOS])
     with pytest.raises(
         InvalidRequest, match=r"generated id \d+ \(number 3\) is none that json_schema allows"
     ):
-        library.matcher(schema(PERSON), [*ids[:3], EOS])
+        factory.matcher(schema(PERSON), [*ids[:3], EOS])
 
 
 def test_a_dead_end_of_a_draft_does_not_last(tokens: TokenTable) -> None:
     """A tokenizer that cannot write a quote: an object opens, and then nothing can follow."""
     poor = TokenTable.from_tokenizer(tiny_tokenizer())
-    library = Library(poor, (EOS,), 96)
+    factory = MatcherFactory(poor, (EOS,), 96)
     brace = ids_of(poor, "{")[0]
-    matcher = library.matcher(regex(r'\{"|[0-9]+'), ())
+    matcher = factory.matcher(regex(r'\{"|[0-9]+'), ())
     with pytest.raises(EmptySupport, match="tokenizer"):
         matcher.allowed((brace,))
     assert matcher.allowed(())[brace]
     matcher.commit(ids_of(poor, "5"))
     assert matcher.allowed(())[EOS]
     with pytest.raises(InvalidRequest, match="tokenizer"):
-        library.matcher(regex('"a"'), ())
+        factory.matcher(regex('"a"'), ())
 
 
 def test_one_sessions_work_is_no_burden_to_another_with_the_same_grammar(
-    library: Library, tokens: TokenTable
+    factory: MatcherFactory, tokens: TokenTable
 ) -> None:
     """Copies of one compiled grammar share its limits; sessions must not."""
     grammar, chance = regex("(a|b)*a(a|b){16}c"), np.random.default_rng(0)
     letters = [ids_of(tokens, letter)[0] for letter in "ab"]
-    first, second = library.matcher(grammar, ()), library.matcher(grammar, ())
+    first, second = factory.matcher(grammar, ()), factory.matcher(grammar, ())
 
     def go_on() -> None:
         for _ in range(200_000):
@@ -166,17 +168,17 @@ def test_one_sessions_work_is_no_burden_to_another_with_the_same_grammar(
 
 
 def test_several_ends_and_special_ids(tokens: TokenTable) -> None:
-    library = Library(tokens, (EOS, 0, 300), WIDTH)
+    factory = MatcherFactory(tokens, (EOS, 0, 300), WIDTH)
     a = ids_of(tokens, "a")[0]
-    assert np.flatnonzero(library.matcher(regex("a"), [a]).allowed(())).tolist() == [0, EOS, 300]
+    assert np.flatnonzero(factory.matcher(regex("a"), [a]).allowed(())).tolist() == [0, EOS, 300]
 
 
 @pytest.mark.parametrize("text", ["a/b", "a\nb", "a\\/b", 'a"b', "a/\nstart: /b", "[/]é", "<|eos|>x?", "#a"])
 def test_a_regex_means_what_it_says_whatever_signs_it_has(
-    library: Library, tokens: TokenTable, text: str
+    factory: MatcherFactory, tokens: TokenTable, text: str
 ) -> None:
     plain = {"<|eos|>x?": "eos"}.get(text, text.replace("\\", "").replace("[/]", "/"))
-    matcher = library.matcher(regex(text), ids_of(tokens, plain))
+    matcher = factory.matcher(regex(text), ids_of(tokens, plain))
     assert matcher.allowed(())[EOS]
 
 
