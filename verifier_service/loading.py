@@ -1,4 +1,4 @@
-"""The target that a verifier loads, and what the verifier tells others about the target."""
+"""Loads the target of a verifier, and describes the target to orchestrators and peers."""
 
 from outrider.lm.packed import PackedLM
 from outrider.tokens import TokenTable

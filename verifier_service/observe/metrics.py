@@ -28,7 +28,7 @@ OWN = f"{PREFIX}verifier_"
 _NODE_OUTCOMES = ("offered", "kept", "stale", "waiting", "duplicate", "refused")
 _TOTALS = {
     "steps": "Engine steps, each one forward call of the target.",
-    "rows": "Input tokens of those calls.",
+    "rows": "Input tokens of all forward calls.",
     "rounds": "Passes that committed at least one token of a session, summed over sessions.",
     "committed": "Tokens committed.",
     "waits": "Steps that waited for a draft.",
@@ -69,7 +69,7 @@ class VerifierCollector(Collector):
         for name, what in _TOTALS.items():
             yield CounterMetricFamily(OWN + name, what, value=getattr(self._engine.totals, name))
         gauges = {
-            "sessions_parked": ("Sessions that nobody reads, kept to go on.", self._table.parked),
+            "sessions_parked": ("Sessions that are parked until somebody reads them.", self._table.parked),
             "sources_attached": ("Links to sources whose stream is up.", self._sources.attached),
         }
         for name, (what, value) in gauges.items():
@@ -80,18 +80,18 @@ class VerifierCollector(Collector):
     def _requests(self) -> Iterator[Metric]:
         waiting = self._engine.waiting
         running = max(0, self._table.running - waiting)
-        yield self._gauge("num_requests_running", "Sessions that steps are for.", running)
+        yield self._gauge("num_requests_running", "Sessions that read their prompt or decode.", running)
         yield self._gauge("num_requests_waiting", "Sessions that wait for memory or for others.", waiting)
         yield self._counter(
             "num_preemptions",
-            "Sessions that gave up their keys and values to older ones, to be computed again.",
+            "Times that a session gave its keys and values up to an older one, to be computed again.",
             self._engine.totals.preempted,
         )
         phases = self._engine.phases
         for name, what, samples in (
-            ("queue", "From a session's Open to its first pass.", phases.queue),
-            ("prefill", "From there to the end of its first round.", phases.prefill),
-            ("decode", "From there to its end.", phases.decode),
+            ("queue", "Time from a session's Open to its first pass.", phases.queue),
+            ("prefill", "Time from a session's first pass to the end of its first round.", phases.prefill),
+            ("decode", "Time from the end of a session's first round to the session's end.", phases.decode),
         ):
             family = HistogramMetricFamily(f"{PREFIX}request_{name}_time_seconds", what, labels=(MODEL,))
             family.add_metric((self._model,), _seconds(samples), samples.total_ms / 1000)
@@ -106,16 +106,18 @@ class VerifierCollector(Collector):
         )
         info = GaugeMetricFamily(
             f"{PREFIX}cache_config_info",
-            "How KV slots are kept; 1.",
+            "The KV slots of a block and the number of blocks, as labels; the value is 1.",
             labels=(MODEL, "block_size", "num_gpu_blocks"),
         )
         info.add_metric((self._model, str(BLOCK), str(slots // BLOCK)), 1.0)
         yield info
         counts = self._engine.kv.prefixes.counts
         yield self._counter(
-            "prefix_cache_queries", "Ids of sessions that began, looked up in the cache.", counts.asked
+            "prefix_cache_queries",
+            "Tokens of new sessions, looked up in the cache.",
+            counts.asked,
         )
-        yield self._counter("prefix_cache_hits", "Those of them that were found.", counts.hit)
+        yield self._counter("prefix_cache_hits", "Tokens of new sessions, found in the cache.", counts.hit)
         yield CounterMetricFamily(
             f"{OWN}prefix_cache_evicted", "Cached blocks that were evicted.", value=counts.evicted_blocks
         )
@@ -153,7 +155,7 @@ class VerifierCollector(Collector):
             f"{OWN}source_nodes", "Drafted nodes by what became of them.", labels=("source", "outcome")
         )
         dropped = CounterMetricFamily(
-            f"{OWN}source_drafts_dropped", "Drafts dropped whole, by why.", labels=("source", "reason")
+            f"{OWN}source_drafts_dropped", "Drafts dropped whole, by reason.", labels=("source", "reason")
         )
         sessions = CounterMetricFamily(
             f"{OWN}source_sessions_lost",
@@ -177,12 +179,12 @@ class VerifierCollector(Collector):
             steps.add_metric((part,), _seconds(samples), samples.total_ms / 1000)
         split = HistogramMetricFamily(
             f"{OWN}step_split_seconds",
-            "Between two forwards, less sampling and waiting, by sessions in the step.",
+            "Time between two forwards, less sampling and waiting, by sessions in the step.",
             labels=("sessions",),
         )
         exact = GaugeMetricFamily(
             f"{OWN}split_ms",
-            "The same over the last few thousand steps, in ms.",
+            "Quantiles of that time over the last few thousand steps, in ms.",
             labels=("sessions", "quantile"),
         )
         for sessions, samples in sorted(timings.split.items()):

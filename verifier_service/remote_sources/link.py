@@ -66,12 +66,8 @@ class SourceLink:
         still to learn from those sessions."""
         self._ended: dict[int, tuple[Record, ...]] = {}
         """The activities of the session that used an alias of this stream last, by alias."""
-        self._stream = AttachStream(address, self, limits)
-
-    @property
-    def attached(self) -> bool:
-        """Whether the stream to the source is up."""
-        return self._stream.attached
+        self.stream = AttachStream(address, self, limits)
+        """Carries requests to the source, and its responses back."""
 
     def subscribe(self, subscription: Subscription, resting: bool) -> None:
         """Has the source draft for a session: as soon as the stream is up or, if `resting`, once the source
@@ -82,7 +78,7 @@ class SourceLink:
         self._subscriptions[handle] = subscription
         self._name = subscription.name
         self.idle_since = None
-        self._stream.want()
+        self.stream.want()
         if resting:
             self._resting.add(handle)
         if self._queue is not None:
@@ -96,7 +92,7 @@ class SourceLink:
         if self._queue is not None and self._queue.progress(
             update.handle, update.position, update.ids, update.prefix_hash, hold=resting
         ):
-            self._stream.wake()
+            self.stream.wake()
 
     def finish(self, update: Update) -> None:
         """Ends the subscription of a finished session; a source that learns gets its last tokens first."""
@@ -126,11 +122,7 @@ class SourceLink:
             pause = self._mute.next_s()
             log.warning("source muted for %.1f s", pause, extra={"fields": {"peer": self.address}})
             self._strikes = 0
-            self._stream.mute(pause)
-
-    async def close(self) -> None:
-        """Drops the stream for good."""
-        await self._stream.close()
+            self.stream.mute(pause)
 
     def stream_opened(self) -> None:
         """Introduces every subscribed session to the source."""
@@ -185,7 +177,7 @@ class SourceLink:
             queue.follow_later(handle)
         else:
             queue.follow(handle)
-            self._stream.wake()
+            self.stream.wake()
 
     def _remove(self, handle: int, *, flush: bool = False) -> None:
         subscription = self._subscriptions.pop(handle, None)
@@ -195,9 +187,9 @@ class SourceLink:
                 self._parting[handle] = subscription
             self._ended[queue.alias_of(handle)] = subscription.activities
             if queue.end(handle, flush=flush):
-                self._stream.wake()
+                self.stream.wake()
         if not self._subscriptions:
-            self._stream.unwant()
+            self.stream.unwant()
             self.idle_since = self.idle_since or time.monotonic()
 
     def _decode(
@@ -246,4 +238,4 @@ class SourceLink:
         fields = {"source": subscription.name, "peer": self.address, **subscription.view.key.fields}
         log.warning("source does not follow: %s", peer_text(refusal.message), extra={"fields": fields})
         if queue.end(subscription.view.handle):
-            self._stream.wake()
+            self.stream.wake()

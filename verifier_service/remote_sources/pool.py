@@ -28,7 +28,7 @@ class SourcePool:
     @property
     def attached(self) -> int:
         """How many links have their stream up; from any thread."""
-        return sum(link.attached for link in list(self._links.values()))
+        return sum(link.stream.attached for link in list(self._links.values()))
 
     def subscribe(self, address: str, subscription: Subscription, resting: bool = False) -> None:
         """Has the source at `address` draft for a session; once the source has rested, if it is `resting`."""
@@ -76,10 +76,10 @@ class SourcePool:
         for address, link in list(self._links.items()):
             if link.idle_since is not None and now - link.idle_since > _IDLE_S:
                 del self._links[address]
-                await link.close()
+                await link.stream.close()
 
     async def close(self) -> None:
         """Closes every link."""
         links, self._links = list(self._links.values()), {}
         for link in links:
-            await link.close()
+            await link.stream.close()

@@ -272,12 +272,12 @@ async def test_what_else_a_request_may_ask_goes_with_a_grammar() -> None:
         assert (cut.ids[-1], cut.finished) == (stop_id, STOP)
         short = await verifier.generate(PROMPT, new=5, grammar=common_pb2.Grammar(json_object=True))
         assert (len(short.ids), short.finished) == (5, LENGTH)
-        told = await ask(
+        answer = await ask(
             params=sampled(),
             grammar=common_pb2.Grammar(regex="[a-c]+"),
             logprobs=common_pb2.Logprobs(top_logprobs=20, logprobs_of=2),  # type: ignore[arg-type]
         )
-        assert {len(one.top_ids) for one in told.logprobs} <= {3, 4}, "a, b, c and the end"
+        assert {len(one.top_ids) for one in answer.logprobs} <= {3, 4}, "a, b, c and the end"
 
 
 async def test_another_grammar_for_the_same_session_is_taken_over_by_epoch() -> None:

@@ -281,7 +281,7 @@ async def test_the_loop_goes_on_while_grammars_are_compiled(tokens: TokenTable) 
             await hostile
 
 
-async def test_too_many_at_once_are_told_to_come_back(
+async def test_too_many_at_once_are_refused_with_a_time(
     tokens: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Vetting, "fault", lambda self, text: time.sleep(0.01) or "")

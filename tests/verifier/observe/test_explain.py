@@ -1,4 +1,4 @@
-"""A verifier tells how a session's rounds went, and traces what its caller traces."""
+"""A verifier explains how a session's rounds went, and traces what its caller traces."""
 
 import asyncio
 from typing import Any
@@ -27,29 +27,29 @@ async def test_rounds_add_up_to_the_answer() -> None:
     async with serving(NgramLM(8)) as verifier:
         answer = await verifier.generate(PROMPT, new=40, session="one", sources=[("lookup", "")])
         await eventually(lambda: verifier.metric("num_requests_running") == 0)
-        (told,) = await explained(verifier, "one")
-    assert sum(found.committed for found in told.rounds) == len(answer.ids)
-    assert len(told.rounds) == answer.usage.rounds
-    assert sum(found.admitted for found in told.rounds) == answer.usage.admitted
-    shares = [share for found in told.rounds for share in found.by_source]
-    assert {told.source_names[share.source - 1] for share in shares} == {"lookup"}
+        (explanation,) = await explained(verifier, "one")
+    assert sum(found.committed for found in explanation.rounds) == len(answer.ids)
+    assert len(explanation.rounds) == answer.usage.rounds
+    assert sum(found.admitted for found in explanation.rounds) == answer.usage.admitted
+    shares = [share for found in explanation.rounds for share in found.by_source]
+    assert {explanation.source_names[share.source - 1] for share in shares} == {"lookup"}
     assert sum(share.accepted for share in shares) == answer.usage.accepted_by_source["lookup"]
     assert sum(share.drafted for share in shares) == answer.usage.drafted_by_source["lookup"]
-    assert (told.prompt_tokens, told.forgotten, told.finished) == (6, 0, answer.finished)
-    first = told.rounds[0]
+    assert (explanation.prompt_tokens, explanation.forgotten, explanation.finished) == (6, 0, answer.finished)
+    first = explanation.rounds[0]
     assert (first.position, first.pending, first.sessions) == (6, 6, 1)
-    positions = [found.position for found in told.rounds]
+    positions = [found.position for found in explanation.rounds]
     assert positions == sorted(positions)
-    assert all(found.admitted <= found.candidates for found in told.rounds)
-    assert all(found.forward_ms > 0 for found in told.rounds)
+    assert all(found.admitted <= found.candidates for found in explanation.rounds)
+    assert all(found.forward_ms > 0 for found in explanation.rounds)
 
 
-async def test_a_long_prompt_s_passes_are_told_with_its_first_round() -> None:
+async def test_a_long_prompt_s_passes_are_counted_to_its_first_round() -> None:
     async with serving(NgramLM(8), prefill_chunk=4) as verifier:
         await verifier.generate([1, 2] * 10, new=3, session="long")
-        (told,) = await explained(verifier, "long")
-    assert told.rounds[0].prompt_passes >= 3
-    assert [found.prompt_passes for found in told.rounds[1:]] == [0, 0]
+        (explanation,) = await explained(verifier, "long")
+    assert explanation.rounds[0].prompt_passes >= 3
+    assert [found.prompt_passes for found in explanation.rounds[1:]] == [0, 0]
 
 
 async def test_another_tenant_s_session_is_not_known() -> None:
@@ -62,7 +62,7 @@ async def test_another_tenant_s_session_is_not_known() -> None:
         assert await explained(verifier, "never") == []
 
 
-async def test_a_session_that_runs_is_told_too_and_a_takeover_is_another_incarnation() -> None:
+async def test_a_running_session_is_explained_too_and_a_takeover_is_another_incarnation() -> None:
     target = NgramLM(8)
     target.step_s = 0.002
     async with serving(target) as verifier:
@@ -75,8 +75,8 @@ async def test_a_session_that_runs_is_told_too_and_a_takeover_is_another_incarna
         second = verifier.request(PROMPT, new=5, session="one", epoch=first.epoch + 1)
         await verifier.open(second)
         await verifier.read(second)
-        told = await explained(verifier, "one")
-    assert [found.epoch for found in told] == [first.epoch, second.epoch]
+        explanation = await explained(verifier, "one")
+    assert [found.epoch for found in explanation] == [first.epoch, second.epoch]
 
 
 def recording() -> tuple[Tracing, Any]:
@@ -90,7 +90,7 @@ def recording() -> tuple[Tracing, Any]:
     return traced("verifier", SimpleSpanProcessor(spans), 0.0), spans
 
 
-async def test_a_traced_session_has_a_span_its_rounds_below_it_and_tells_its_sources() -> None:
+async def test_a_traced_session_has_a_span_its_rounds_below_it_and_hands_its_context_to_its_sources() -> None:
     tracing, spans = recording()
     source = FakeSource(lambda view: [])
     async with serving(NgramLM(8), tracing=tracing) as verifier, running(source) as server:

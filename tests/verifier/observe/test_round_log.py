@@ -66,7 +66,7 @@ def test_a_session_that_was_parked_counts_its_drafts_anew() -> None:
     assert [shares[0].drafted for _, shares in log.shares()] == [9, 4]
 
 
-def test_epochs_of_a_session_are_told_apart_and_other_tenants_sessions_are_not_found() -> None:
+def test_each_epoch_of_a_session_has_its_own_log_and_other_tenants_sessions_are_not_found() -> None:
     rounds = RoundLog()
     opened(rounds, epoch=9)
     opened(rounds, epoch=7)

@@ -15,29 +15,31 @@ WANTED = [("prediction", "")]
 async def test_a_prediction_that_comes_true_saves_passes(params: SamplingParams) -> None:
     async with serving(NgramLM()) as verifier:
         plain = await verifier.generate(PROMPT, new=40, params=params)
-        told = await verifier.generate(PROMPT, new=40, params=params, sources=WANTED, prediction=plain.ids)
-    assert told.ids == plain.ids
-    assert told.usage.accepted_by_source["prediction"] > 25
-    assert told.usage.rounds < plain.usage.rounds / 2
+        predicted = await verifier.generate(
+            PROMPT, new=40, params=params, sources=WANTED, prediction=plain.ids
+        )
+    assert predicted.ids == plain.ids
+    assert predicted.usage.accepted_by_source["prediction"] > 25
+    assert predicted.usage.rounds < plain.usage.rounds / 2
 
 
 async def test_an_edited_prediction_is_found_again_behind_the_edit() -> None:
     async with serving(NgramLM()) as verifier:
         plain = await verifier.generate(PROMPT, new=60)
         edited = [*plain.ids[:20], 31, 30, 31, *plain.ids[22:]]
-        told = await verifier.generate(PROMPT, new=60, sources=WANTED, prediction=edited)
-    assert told.ids == plain.ids
-    assert told.usage.accepted_by_source["prediction"] > 30
+        predicted = await verifier.generate(PROMPT, new=60, sources=WANTED, prediction=edited)
+    assert predicted.ids == plain.ids
+    assert predicted.usage.accepted_by_source["prediction"] > 30
 
 
 @pytest.mark.parametrize("prediction", [[], [7] * 200, list(range(32)) * 4])
 async def test_a_wrong_prediction_changes_no_id(prediction: list[int]) -> None:
     async with serving(NgramLM()) as verifier:
         plain = await verifier.generate(PROMPT, new=40)
-        told = await verifier.generate(
+        predicted = await verifier.generate(
             PROMPT, new=40, sources=[*WANTED, ("lookup", "")], prediction=prediction
         )
-    assert told.ids == plain.ids
+    assert predicted.ids == plain.ids
 
 
 async def test_a_session_that_was_moved_is_followed_where_it_stands() -> None:

@@ -21,7 +21,7 @@ async def status_of(verifier: Verifier, request: verifier_pb2.OpenRequest) -> tu
 
 
 @pytest.mark.slow
-async def test_ten_thousand_sessions_at_once_are_served_or_told_to_come_back() -> None:
+async def test_ten_thousand_sessions_at_once_are_served_or_refused_with_a_time() -> None:
     target = NgramLM()
     target.step_s = 0.001
     async with serving(target, max_sessions=ROOM, max_running=8) as verifier:

@@ -1,4 +1,4 @@
-"""A source that brings nothing is not even told of the sessions that begin while it rests."""
+"""A source that brings nothing does not even hear of the sessions that begin while it rests."""
 
 import asyncio
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ async def test_it_is_followed_again_when_a_session_tries_it_and_goes_on_where_it
     assert len(tried.ids) > len(PROMPT), "amid a session"
 
 
-async def test_a_stream_that_is_dialled_anew_is_not_told_of_what_rests() -> None:
+async def test_a_stream_that_is_dialled_anew_does_not_introduce_sessions_that_rest() -> None:
     async with serving(NgramLM(WIDTH)) as verifier:
         plain = (await verifier.generate(PROMPT, new=NEW)).ids
         source = FakeSource(Sure(plain))

@@ -1,4 +1,4 @@
-"""One process of several names: credited apart, followed once, told of the end where it may learn from it."""
+"""A process of several names: credited by name, followed once, sent the end where it may learn from that."""
 
 import asyncio
 import itertools
@@ -50,13 +50,13 @@ async def test_each_name_is_credited_with_its_own_drafts(target: NgramLM) -> Non
     assert (source.streams, [list(one.sources) for one in source.follows]) == (1, [["corpus", "past"]])
 
 
-async def test_a_source_is_told_what_its_nodes_need(target: NgramLM) -> None:
+async def test_a_source_hears_which_survival_its_nodes_need(target: NgramLM) -> None:
     dear = StepPace({rows: 5.0 + 2.0 * rows for rows in (1, 8, 64, 256)})
-    for pace, told in ((dear, True), (StepPace({1: 5.0, 256: 5.0}), False)):
+    for pace, raised in ((dear, True), (StepPace({1: 5.0, 256: 5.0}), False)):
         async with serving(target, pace=pace) as verifier, running(FakeSource()) as server:
             await verifier.generate(PROMPT, new=NEW, sources=[("drafter", server.address)])
             assert server.source.least[0] == 0, "nothing has been computed yet"
-            assert any(server.source.least) == told
+            assert any(server.source.least) == raised
             assert max(server.source.least) <= 255
 
 

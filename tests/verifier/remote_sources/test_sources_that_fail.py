@@ -202,7 +202,7 @@ async def test_one_message_goes_to_a_source_per_step() -> None:
     assert source.messages <= steps + len(source.follows)
 
 
-async def test_a_source_is_told_what_it_needs_to_follow() -> None:
+async def test_a_follow_carries_all_that_a_source_needs() -> None:
     source = FakeSource()
     async with worker() as verifier, running(source) as server:
         sources = [("drafter", server.address)]
@@ -241,7 +241,7 @@ async def test_a_source_that_takes_no_messages_is_dropped_and_dialled_again() ->
 
 
 class EndedCall:
-    """A call that has ended, which its reader has not been told yet."""
+    """A call that has ended, whose reader has not noticed the end yet."""
 
     def __init__(self, *_: Any) -> None:
         self.Attach = lambda: self
@@ -269,12 +269,12 @@ async def test_a_write_to_a_stream_that_has_just_ended_is_a_lost_source_and_no_b
     assert "Traceback" not in caplog.text
 
 
-async def test_what_becomes_of_a_source_is_not_told_under_the_request_that_came_first() -> None:
-    told: list[tuple[str, dict[str, str]]] = []
+async def test_what_becomes_of_a_source_is_not_logged_under_the_request_that_came_first() -> None:
+    logged: list[tuple[str, dict[str, str]]] = []
 
     class Noting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.append((record.getMessage(), dict(bound_fields())))
+            logged.append((record.getMessage(), dict(bound_fields())))
 
     logger, handler = logging.getLogger("verifier_service"), Noting()
     logger.addHandler(handler)
@@ -282,10 +282,10 @@ async def test_what_becomes_of_a_source_is_not_told_under_the_request_that_came_
         async with worker() as verifier, running(FakeSource()) as server:
             await decode(verifier, server, lambda: server.source.streams > 0)
             await server.die()
-            await eventually(lambda: any(said.startswith("source lost") for said, _ in told))
+            await eventually(lambda: any(said.startswith("source lost") for said, _ in logged))
     finally:
         logger.removeHandler(handler)
-    assert all(fields == {} for said, fields in told if said.startswith("source lost"))
+    assert all(fields == {} for said, fields in logged if said.startswith("source lost"))
 
 
 async def test_what_a_source_says_is_logged_up_to_a_bound(caplog: pytest.LogCaptureFixture) -> None:

@@ -138,7 +138,7 @@ async def test_a_higher_epoch_takes_a_parked_session_over() -> None:
         assert (await verifier.read(old)).code == grpc.StatusCode.ABORTED.value[0]
 
 
-async def test_its_sources_are_told_that_it_rests_and_that_it_goes_on() -> None:
+async def test_its_sources_hear_that_it_is_parked_and_that_it_goes_on() -> None:
     async with running(FakeSource()) as source, quick_to_park() as verifier:
         request = verifier.request(PROMPT, new=NEW, sources=[("drafter", source.address)])
         await parked(verifier, request)

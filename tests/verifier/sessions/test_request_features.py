@@ -1,4 +1,4 @@
-"""What else a request may ask, with drafts and without: where it ends, what it is told of its ids."""
+"""What else a request may ask, with drafts and without: where it ends, which log-probabilities it gets."""
 
 import asyncio
 from collections.abc import Sequence
@@ -59,14 +59,14 @@ async def test_a_request_ends_where_it_would_without_drafts(kind: str, temperatu
         assert plain.finished == STOP
 
 
-async def test_a_source_is_told_all_that_is_held_back() -> None:
+async def test_a_source_hears_which_tokens_are_held_back() -> None:
     params = SamplingParams(temperature=0.0, min_tokens=4, stop_ids=(7,))
-    told = FakeSource()
-    async with serving(NgramLM(WIDTH, eos_ids=EOS)) as verifier, running(told) as source:
+    follower = FakeSource()
+    async with serving(NgramLM(WIDTH, eos_ids=EOS)) as verifier, running(follower) as source:
         verifier.target.step_s = 0.01  # so that it is followed before it ends
         for asked in (params, GREEDY):
             await verifier.generate(PROMPT, params=asked, sources=[("drafter", source.address)])
-    first, second = (follow.sampling for follow in told.follows)
+    first, second = (follow.sampling for follow in follower.follows)
     assert (first.min_tokens, list(first.stop_ids)) == (4, [5, 7, 9])
     assert not second.stop_ids
 
@@ -95,23 +95,23 @@ async def test_logprobs_are_a_softmax_of_the_logits_that_chose() -> None:
             assert drafted.usage.rounds < plain.usage.rounds, "some were accepted, some are the target's own"
             assert drafted.logprobs == plain.logprobs
             assert len(plain.logprobs) == NEW
-            for at, told in enumerate(drafted.logprobs):
+            for at, scores in enumerate(drafted.logprobs):
                 before = [*PROMPT, *plain.ids[:at]]
                 scores = verifier.target.logits(before).astype(np.float64)
                 if name == "processed":
                     scores = processed(scores, params, History.of(before, len(PROMPT)))
                 logprobs = scores - np.log(np.exp(scores).sum())
                 order = np.argsort(-logprobs, kind="stable")[:5]
-                assert told.logprob == pytest.approx(logprobs[plain.ids[at]], abs=1e-5)
-                assert list(told.top_ids) == order.tolist()
-                assert list(told.top_logprobs) == pytest.approx(logprobs[order].tolist(), abs=1e-5)
+                assert scores.logprob == pytest.approx(logprobs[plain.ids[at]], abs=1e-5)
+                assert list(scores.top_ids) == order.tolist()
+                assert list(scores.top_logprobs) == pytest.approx(logprobs[order].tolist(), abs=1e-5)
 
 
 async def test_logprobs_come_only_where_they_are_asked_for() -> None:
     async with serving(NgramLM(WIDTH)) as verifier:
         assert (await verifier.generate(PROMPT)).logprobs == []
         bare = await verifier.generate(PROMPT, logprobs=common_pb2.Logprobs())
-        assert [list(told.top_ids) for told in bare.logprobs] == [[]] * 24
+        assert [list(scores.top_ids) for scores in bare.logprobs] == [[]] * 24
         moved = verifier.request((1, 2, 3, 4), prompt_length=3, limit=6, logprobs=common_pb2.Logprobs())
         await verifier.open(moved)
         assert len((await verifier.read(moved, position=3)).logprobs) == 2, "none of what came with Open"
@@ -138,10 +138,10 @@ async def test_logprobs_of_a_batch_with_drafts_are_those_of_transformers(tiny_ll
                     with torch.inference_mode():
                         logits = model(torch.tensor([[*prompt, *answer.ids]])).logits[0]
                     rows = torch.log_softmax(logits.double(), -1)[len(prompt) - 1 : -1].numpy()
-                    for row, id_, told in zip(rows, answer.ids, answer.logprobs, strict=True):
-                        assert told.logprob == pytest.approx(row[id_], abs=1e-4)
-                        assert list(told.top_logprobs) == pytest.approx(
+                    for row, id_, scores in zip(rows, answer.ids, answer.logprobs, strict=True):
+                        assert scores.logprob == pytest.approx(row[id_], abs=1e-4)
+                        assert list(scores.top_logprobs) == pytest.approx(
                             np.sort(row)[::-1][:20].tolist(), abs=1e-4
                         )
-                        assert row[list(told.top_ids)] == pytest.approx(list(told.top_logprobs), abs=1e-4)
+                        assert row[list(scores.top_ids)] == pytest.approx(list(scores.top_logprobs), abs=1e-4)
         assert verifier.nodes("drafter", "accepted") > 20

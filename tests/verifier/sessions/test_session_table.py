@@ -174,8 +174,8 @@ def test_log_probabilities_count_for_what_they_take() -> None:
     table.absorb(update(plain, *range(30), finish=FINISH), now=1.0)
     table.forget_kept(now=1.0, lease_s=100.0)
     assert table.find(plain.key) is plain
-    told = tuple(TokenLogprob.of(-1.0, [5] * 20, [-1.0] * 20) for _ in range(3))
-    table.absorb(update(wordy, 5, 6, 7, finish=FINISH)._replace(logprobs=told), now=2.0)
+    logprobs = tuple(TokenLogprob.of(-1.0, [5] * 20, [-1.0] * 20) for _ in range(3))
+    table.absorb(update(wordy, 5, 6, 7, finish=FINISH)._replace(logprobs=logprobs), now=2.0)
     table.forget_kept(now=2.0, lease_s=100.0)
     assert table.find(plain.key) is None, "three ids' log-probabilities take as much as 24 more"
     table.absorb(update(last, 5, finish=FINISH), now=3.0)

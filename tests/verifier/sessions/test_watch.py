@@ -45,7 +45,7 @@ async def test_an_unknown_session_is_said_to_be_unknown() -> None:
         assert (said.alias, said.code) == (2, 5)
 
 
-async def test_another_epoch_is_told_apart() -> None:
+async def test_another_epoch_gets_a_code_of_its_own() -> None:
     async with serving(NgramLM()) as verifier:
         request = verifier.request([1, 2], epoch=10)
         await verifier.open(request)
