@@ -147,7 +147,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def Describe(
         self, request: verifier_pb2.VerifierDescribeRequest, context: Context
     ) -> verifier_pb2.VerifierDescription:
-        """See the contract."""
+        """Returns the description of the loaded model and of this worker."""
         self._ready()
         return self._description
 
@@ -155,14 +155,14 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def Tokenizer(
         self, request: verifier_pb2.TokenizerRequest, context: Context
     ) -> AsyncIterator[verifier_pb2.TokenizerChunk]:
-        """See the contract."""
+        """Streams the bytes of the tokenizer's file, in chunks of 1 MiB."""
         self._ready()
         for start in range(0, len(self._tokenizer), _CHUNK_BYTES):
             yield verifier_pb2.TokenizerChunk(data=self._tokenizer[start : start + _CHUNK_BYTES])
 
     @guarded
     async def Open(self, request: verifier_pb2.OpenRequest, context: Context) -> verifier_pb2.OpenResponse:
-        """See the contract."""
+        """Opens a session, takes a session over, or changes a session's sources."""
         manager, asked = self._ready(), request_from_wire(request, self._served)
         matcher = None
         if asked.grammar is not None and self._grammars is not None:
@@ -180,7 +180,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def Watch(
         self, request_iterator: AsyncIterator[verifier_pb2.WatchRequest], context: Context
     ) -> AsyncIterator[verifier_pb2.WatchResponse]:
-        """See the contract."""
+        """Streams beats, and the committed tokens of the sessions that the peer's cursors name."""
         reader = self._readers.open()
         reading = asyncio.create_task(_read_cursors(reader, request_iterator))
         try:
@@ -196,7 +196,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def Cancel(
         self, request: verifier_pb2.VerifierCancelRequest, context: Context
     ) -> verifier_pb2.VerifierCancelResponse:
-        """See the contract."""
+        """Ends a session; the response says whether the session was open."""
         found = self._ready().cancel(key_from_wire(request.key), request.epoch)
         return verifier_pb2.VerifierCancelResponse(found=found)
 
@@ -204,7 +204,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def Explain(
         self, request: explain_pb2.ExplainRequest, context: Context
     ) -> explain_pb2.ExplainResponse:
-        """See the contract."""
+        """Returns the last rounds of a session, under each of its epochs."""
         return self._ready().tracer.explain(key_from_wire(request.key))
 
     def _ready(self) -> SessionManager:
