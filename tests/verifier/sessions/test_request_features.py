@@ -95,23 +95,23 @@ async def test_logprobs_are_a_softmax_of_the_logits_that_chose() -> None:
             assert drafted.usage.rounds < plain.usage.rounds, "some were accepted, some are the target's own"
             assert drafted.logprobs == plain.logprobs
             assert len(plain.logprobs) == NEW
-            for at, scores in enumerate(drafted.logprobs):
+            for at, found in enumerate(drafted.logprobs):
                 before = [*PROMPT, *plain.ids[:at]]
                 scores = verifier.target.logits(before).astype(np.float64)
                 if name == "processed":
                     scores = processed(scores, params, History.of(before, len(PROMPT)))
                 logprobs = scores - np.log(np.exp(scores).sum())
                 order = np.argsort(-logprobs, kind="stable")[:5]
-                assert scores.logprob == pytest.approx(logprobs[plain.ids[at]], abs=1e-5)
-                assert list(scores.top_ids) == order.tolist()
-                assert list(scores.top_logprobs) == pytest.approx(logprobs[order].tolist(), abs=1e-5)
+                assert found.logprob == pytest.approx(logprobs[plain.ids[at]], abs=1e-5)
+                assert list(found.top_ids) == order.tolist()
+                assert list(found.top_logprobs) == pytest.approx(logprobs[order].tolist(), abs=1e-5)
 
 
 async def test_logprobs_come_only_where_they_are_asked_for() -> None:
     async with serving(NgramLM(WIDTH)) as verifier:
         assert (await verifier.generate(PROMPT)).logprobs == []
         bare = await verifier.generate(PROMPT, logprobs=common_pb2.Logprobs())
-        assert [list(scores.top_ids) for scores in bare.logprobs] == [[]] * 24
+        assert [list(found.top_ids) for found in bare.logprobs] == [[]] * 24
         moved = verifier.request((1, 2, 3, 4), prompt_length=3, limit=6, logprobs=common_pb2.Logprobs())
         await verifier.open(moved)
         assert len((await verifier.read(moved, position=3)).logprobs) == 2, "none of what came with Open"
@@ -138,10 +138,10 @@ async def test_logprobs_of_a_batch_with_drafts_are_those_of_transformers(tiny_ll
                     with torch.inference_mode():
                         logits = model(torch.tensor([[*prompt, *answer.ids]])).logits[0]
                     rows = torch.log_softmax(logits.double(), -1)[len(prompt) - 1 : -1].numpy()
-                    for row, id_, scores in zip(rows, answer.ids, answer.logprobs, strict=True):
-                        assert scores.logprob == pytest.approx(row[id_], abs=1e-4)
-                        assert list(scores.top_logprobs) == pytest.approx(
+                    for row, id_, found in zip(rows, answer.ids, answer.logprobs, strict=True):
+                        assert found.logprob == pytest.approx(row[id_], abs=1e-4)
+                        assert list(found.top_logprobs) == pytest.approx(
                             np.sort(row)[::-1][:20].tolist(), abs=1e-4
                         )
-                        assert row[list(scores.top_ids)] == pytest.approx(list(scores.top_logprobs), abs=1e-4)
+                        assert row[list(found.top_ids)] == pytest.approx(list(found.top_logprobs), abs=1e-4)
         assert verifier.nodes("drafter", "accepted") > 20
