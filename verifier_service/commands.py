@@ -11,8 +11,8 @@ from speculative.commit import FinishReason
 from speculative.fragment import Fragment
 from speculative.logprobs import TokenLogprob
 from speculative.stats import UsageCount
-from verifier_service.journal import Record
-from verifier_service.sources import SourceSet
+from verifier_service.observe.round_log import RoundRecord
+from verifier_service.open_sessions.request import SourceSet
 
 if TYPE_CHECKING:
     from verifier_service.sessions import Session
@@ -112,7 +112,7 @@ class Update(NamedTuple):
     """Drafted nodes that they computed."""
     parked: UsageCount | None = None
     """What it has cost so far, where it was parked: nothing more comes of it."""
-    record: Record | None = None
+    record: RoundRecord | None = None
     """What its round was, where it had one."""
 
 

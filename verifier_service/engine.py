@@ -18,9 +18,9 @@ from speculative.commit import FinishReason
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Park, Sources, Stop
 from verifier_service.counts import CountsByName, EngineTotals
 from verifier_service.intake import Intake
-from verifier_service.journal import Step
 from verifier_service.kv_cache import KVCache
 from verifier_service.limits import EngineLimits
+from verifier_service.observe.round_log import Step
 from verifier_service.pace import StepPace
 from verifier_service.planner import chunk_rows, pending_rows
 from verifier_service.portion import Portion

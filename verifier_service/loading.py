@@ -1,16 +1,20 @@
-"""The target that a verifier holds, and what it says of it to others."""
+"""Loads the target of a verifier, and describes the target to orchestrators and peers."""
 
 from outrider.lm.packed import PackedLM
 from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2
-from outrider.wire.workers import WorkerState
+from outrider.wire.workers import CONTRACT, WorkerState
+from speculative.errors import ModelRefused
+from verifier_service.open_sessions.manager import Capacity
+from verifier_service.open_sessions.request import MAX_NODES, ServedModel
+from verifier_service.proposers import PROPOSERS
 from verifier_service.settings import VerifierSettings
 
 
 def load_target(settings: VerifierSettings) -> PackedLM:
-    """The settings' model, checked. Raises OutriderError.
+    """Loads and checks the settings' model. Raises OutriderError.
 
-    The deterministic profile computes on one thread unless the settings say otherwise, which is refused.
+    The deterministic profile computes on one thread; settings that ask for more threads are refused.
     """
     chosen = "threads" in settings.model_fields_set
     threads = settings.threads if chosen or not settings.deterministic else 1
@@ -25,24 +29,69 @@ def load_target(settings: VerifierSettings) -> PackedLM:
 
 
 def tokens_of(target: PackedLM) -> TokenTable | None:
-    """None where the target came without a tokenizer."""
+    """The token table of the target's tokenizer; None for a target without a tokenizer."""
     return None if target.tokenizer_json is None else TokenTable.from_json(target.tokenizer_json)
 
 
-def chat_to_wire(target: PackedLM) -> verifier_pb2.ChatTemplate | None:
-    """None where the target came without a template."""
-    chat = target.chat
-    return None if chat is None else verifier_pb2.ChatTemplate(source=chat.source, tokens=chat.tokens)
+def served_model(settings: VerifierSettings, target: PackedLM, capacity: Capacity) -> ServedModel:
+    """The target as requests are checked against it. Raises ModelRefused where memory is too small for it."""
+    max_length = min(target.max_length, capacity.longest(MAX_NODES))
+    if max_length < 2:
+        raise ModelRefused(
+            f"kv_mb = {settings.kv_mb} gives {capacity.slots} KV slots, too few for one session of "
+            f"{target.model_type}; give more",
+            target.model_type,
+        )
+    return ServedModel(
+        settings.model_name or target.name,
+        target.vocabulary_size,
+        max_length,
+        settings.node_limit,
+        frozenset(target.eos_ids),
+        settings.deterministic,
+    )
 
 
-def state_of(said: verifier_pb2.VerifierDescription, sessions: int, step_s: float) -> WorkerState:
-    """What it announces of itself, with so many sessions running."""
+def description_of(
+    settings: VerifierSettings,
+    target: PackedLM,
+    served: ServedModel,
+    tokenizer_digest: str,
+    weights_digest: str,
+    ranks: int,
+) -> verifier_pb2.VerifierDescription:
+    """The answer to Describe. `ranks` is the number of processes that the target is split over."""
+    numerics = target.numerics if settings.deterministic else f"{settings.device} {settings.dtype}"
+    return verifier_pb2.VerifierDescription(
+        model=served.model,
+        max_length=served.max_length,
+        vocabulary_size=target.vocabulary_size,
+        eos_ids=target.eos_ids,
+        tokenizer_digest=tokenizer_digest,
+        local_sources=sorted(PROPOSERS),
+        node_limit=MAX_NODES,
+        max_sessions=settings.max_sessions,
+        model_type=target.model_type,
+        numerics=numerics if ranks == 1 else f"{numerics} {ranks} ranks",
+        chat_template=_chat_to_wire(target),
+        contract=CONTRACT,
+        weights_digest=weights_digest,
+    )
+
+
+def state_of(description: verifier_pb2.VerifierDescription, sessions: int, step_s: float) -> WorkerState:
+    """The state that the worker announces while `sessions` sessions run and a step takes `step_s` seconds."""
     return WorkerState(
-        model=said.model,
-        weights_digest=said.weights_digest,
-        tokenizer_digest=said.tokenizer_digest,
-        numerics=said.numerics,
-        capacity=said.max_sessions,
+        model=description.model,
+        weights_digest=description.weights_digest,
+        tokenizer_digest=description.tokenizer_digest,
+        numerics=description.numerics,
+        capacity=description.max_sessions,
         sessions=sessions,
         step_s=step_s,
     )
+
+
+def _chat_to_wire(target: PackedLM) -> verifier_pb2.ChatTemplate | None:
+    chat = target.chat
+    return None if chat is None else verifier_pb2.ChatTemplate(source=chat.source, tokens=chat.tokens)

@@ -14,8 +14,8 @@ from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
 from verifier_service.commands import Finish, Offers, Strike, Update
 from verifier_service.counts import CountsByName, EngineTotals
-from verifier_service.journal import Record, Step
 from verifier_service.kv_cache import KVCache
+from verifier_service.observe.round_log import RoundRecord, Step
 from verifier_service.phases import Phases
 from verifier_service.portion import Portion, Round
 from verifier_service.scheduler import Scheduler, fit, may_start
@@ -212,9 +212,9 @@ class RunningSessions:
             )
         )
 
-    def _record(self, session: Session, portion: Portion, done: Round) -> Record:
+    def _record(self, session: Session, portion: Portion, done: Round) -> RoundRecord:
         """Of what is there already: this is on every round's way."""
-        return Record(
+        return RoundRecord(
             self.step,
             done.position,
             len(portion.chain),

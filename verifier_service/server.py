@@ -1,6 +1,6 @@
-"""The verifier's gRPC service: messages in and out, everything else behind the hub and the engine.
+"""The verifier's gRPC service: moves messages; the session manager and the engine do everything else.
 
-The event loop only moves messages; torch never runs on it.
+Runs on the event loop; torch never runs there.
 """
 
 import asyncio
@@ -22,25 +22,24 @@ from outrider.v1 import explain_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import finish_to_wire, key_from_wire
 from outrider.wire.origin import bound, current
 from outrider.wire.status import guarded
-from outrider.wire.workers import CONTRACT, WorkerState
-from speculative.errors import ModelRefused, Unavailable
-from verifier_service.chronicle import Chronicle
+from outrider.wire.workers import WorkerState
+from speculative.errors import Unavailable
 from verifier_service.commands import Batch, Command
 from verifier_service.engine import Engine
 from verifier_service.grammar.grammars import Grammars
-from verifier_service.hub import Hub, Room
 from verifier_service.limits import EngineLimits
-from verifier_service.loading import chat_to_wire, state_of, tokens_of
-from verifier_service.metrics import VerifierCollector
+from verifier_service.loading import description_of, served_model, state_of, tokens_of
+from verifier_service.observe.metrics import VerifierCollector
+from verifier_service.observe.session_trace import SessionTracer
+from verifier_service.open_sessions.manager import Capacity, SessionManager
+from verifier_service.open_sessions.request import ServedModel, request_from_wire
+from verifier_service.open_sessions.table import SessionTable
+from verifier_service.open_sessions.watch import WatchReader, WatchReaders
 from verifier_service.pace import StepPace
 from verifier_service.profile import profiled
-from verifier_service.registry import Registry
-from verifier_service.request import MAX_NODES, Served, request_from_wire
+from verifier_service.remote_sources.pool import SourcePool
+from verifier_service.remote_sources.stream import LinkLimits, link_limits_from
 from verifier_service.settings import VerifierSettings
-from verifier_service.sources import LOCAL_SOURCES
-from verifier_service.sources.following import LinkLimits, limits_of_links
-from verifier_service.sources.links import Links
-from verifier_service.watch import Reader, Watchers
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +51,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VerifierServer(verifier_pb2_grpc.VerifierServicer):
-    """A `Service` of `outrider.runtime`.
+    """The verifier's servicer, and its `Service` in the sense of `outrider.runtime`.
 
     Args:
-        load: makes the target, in a thread of its own; raises OutriderError where it cannot be had.
-        fail: told what ended the engine's thread.
-        link_limits: times and bounds of the links to sources.
-        measure: how long the loaded target's steps take.
-        ranks: processes that hold the target; how it is split is part of its numerics.
+        settings: of the process.
+        load: loads the target, in a thread of its own; raises OutriderError where that fails.
+        metrics: the process's metrics, to which the verifier adds its own.
+        fail: called with the error that ended the engine's thread.
+        link_limits: times and bounds of the links to sources; None: as the settings say.
+        measure: measures how long the loaded target's steps take.
+        ranks: processes over which the target is split; more than one are part of its numerics.
     """
 
     def __init__(
@@ -72,35 +73,35 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         measure: Callable[[PackedLM], StepPace] = profiled,
         ranks: int = 1,
     ) -> None:
-        self._split = "" if ranks == 1 else f" {ranks} ranks"
+        self._ranks = ranks
         self._settings = settings
         self._load = load
         self._measure = measure
         self._metrics = metrics
         self._fail = fail
         self._loop = asyncio.get_running_loop()
-        self._registry = Registry()
-        self._watchers = Watchers(self._registry)
-        self._links = Links(self._put, link_limits or limits_of_links(settings))
+        self._table = SessionTable()
+        self._readers = WatchReaders(self._table)
+        self._sources = SourcePool(self._put, link_limits or link_limits_from(settings))
         self._engine: Engine | None = None
-        self._hub: Hub | None = None
+        self._manager: SessionManager | None = None
         self._grammars: Grammars | None = None
         self._description = verifier_pb2.VerifierDescription()
         self._tokenizer = b""
-        self._served = Served("", 0, 0, 0)
+        self._served = ServedModel("", 0, 0, 0)
         self._stopping = False
-        self._quiet = asyncio.Event()  # after a step that left no session running
+        self._quiet = asyncio.Event()  # set after a step that left no session running
         self._tasks: list[asyncio.Task[None]] = []
         self.tracing = Tracing()
-        """Of sessions; to be set before `start`."""
+        """Where sessions are traced; to be set before `start`."""
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
-        """Adds the servicer; returns its name."""
+        """Adds the servicer to `server`; returns the names of its services."""
         verifier_pb2_grpc.add_VerifierServicer_to_server(self, server)
         return (verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name,)
 
     async def start(self) -> None:
-        """Loads and checks the target, then starts the engine. Beats go out meanwhile."""
+        """Loads and checks the target, then starts the engine; readers get beats from the beginning."""
         beats = asyncio.create_task(self._beat_while_loading(), name="beats")
         try:
             target = await asyncio.to_thread(self._load)
@@ -112,52 +113,41 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
         self._describe(target, tokens, weights)
-        settings = self._settings
-        limits = EngineLimits(
-            prefill_chunk=settings.prefill_chunk,
-            wait_ms_most=settings.wait_ms_max,
-            beat_s=_BEAT_S,
-            stall_ms=settings.prefill_stall_ms,
-            most_running=settings.max_running,
-            reuse_prefixes=settings.prefix_cache,
-            lease_s=settings.lease_s,
-            adaptive=settings.budget == "adaptive",
-        )
-        self._engine = Engine(target, limits, self._publish, self._fail, pace)
+        self._engine = Engine(target, _engine_limits(self._settings), self._publish, self._fail, pace)
         self._metrics.registry.register(
-            VerifierCollector(self._engine, self._links, self._registry, target.pool, self._served.model)
+            VerifierCollector(self._engine, self._sources, self._table, target.pool, self._served.model)
         )
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
         self._engine.start()
 
     async def stop(self, grace: float) -> None:
-        """Takes no more sessions and says so; lets those that run go on here or move elsewhere for `grace`
-        seconds, then ends every stream."""
+        """Refuses further sessions and announces that; lets the running ones end here or move elsewhere for
+        `grace` seconds, then ends every stream."""
         self._stopping = True
-        self._watchers.drain()
+        self._readers.drain()
         self._quiet.clear()
-        if self._registry.running:
+        if self._table.running:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), grace)
-        self._watchers.close_all()
+        self._readers.close_all()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._links.close()
+        await self._sources.close()
         if self._engine is not None and not await asyncio.to_thread(self._engine.stop, 1.0):
             log.warning("a step was still running")
         if self._grammars is not None:
             self._grammars.close()
 
     def state(self) -> WorkerState:
-        """As it is announced."""
-        return state_of(self._description, self._registry.running, self._watchers.step_s)
+        """The state that this worker announces."""
+        return state_of(self._description, self._table.running, self._readers.step_s)
 
     @guarded
     async def Describe(
         self, request: verifier_pb2.VerifierDescribeRequest, context: Context
     ) -> verifier_pb2.VerifierDescription:
-        """See the contract."""
+        """Returns the description of the loaded model and of this worker."""
         self._ready()
         return self._description
 
@@ -165,15 +155,15 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def Tokenizer(
         self, request: verifier_pb2.TokenizerRequest, context: Context
     ) -> AsyncIterator[verifier_pb2.TokenizerChunk]:
-        """See the contract."""
+        """Streams the bytes of the tokenizer's file, in chunks of 1 MiB."""
         self._ready()
         for start in range(0, len(self._tokenizer), _CHUNK_BYTES):
             yield verifier_pb2.TokenizerChunk(data=self._tokenizer[start : start + _CHUNK_BYTES])
 
     @guarded
     async def Open(self, request: verifier_pb2.OpenRequest, context: Context) -> verifier_pb2.OpenResponse:
-        """See the contract."""
-        hub, asked = self._ready(), request_from_wire(request, self._served)
+        """Opens a session, takes a session over, or changes a session's sources."""
+        manager, asked = self._ready(), request_from_wire(request, self._served)
         matcher = None
         if asked.grammar is not None and self._grammars is not None:
             generated = asked.ids[asked.prompt_length :]
@@ -181,7 +171,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         if self._stopping:
             raise Unavailable("this verifier is stopping")
         with bound(current(), tenant=asked.key.tenant, session=asked.key.session):
-            opened = hub.open(asked, matcher, current())
+            opened = manager.open(asked, matcher, current())
         return verifier_pb2.OpenResponse(
             source_names=opened.source_names, finished=finish_to_wire(opened.finished)
         )
@@ -190,14 +180,14 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def Watch(
         self, request_iterator: AsyncIterator[verifier_pb2.WatchRequest], context: Context
     ) -> AsyncIterator[verifier_pb2.WatchResponse]:
-        """See the contract."""
-        reader = self._watchers.open()
+        """Streams beats, and the committed tokens of the sessions that the peer's cursors name."""
+        reader = self._readers.open()
         reading = asyncio.create_task(_read_cursors(reader, request_iterator))
         try:
             async for response in reader.responses():
                 yield response
         finally:
-            self._watchers.close(reader)
+            self._readers.close(reader)
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
         raise Unavailable("this verifier is stopping")
@@ -206,7 +196,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def Cancel(
         self, request: verifier_pb2.VerifierCancelRequest, context: Context
     ) -> verifier_pb2.VerifierCancelResponse:
-        """See the contract."""
+        """Ends a session; the response says whether the session was open."""
         found = self._ready().cancel(key_from_wire(request.key), request.epoch)
         return verifier_pb2.VerifierCancelResponse(found=found)
 
@@ -214,82 +204,75 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def Explain(
         self, request: explain_pb2.ExplainRequest, context: Context
     ) -> explain_pb2.ExplainResponse:
-        """See the contract."""
-        return self._ready().explained(key_from_wire(request.key))
+        """Returns the last rounds of a session, under each of its epochs."""
+        return self._ready().tracer.explain(key_from_wire(request.key))
 
-    def _ready(self) -> Hub:
-        if self._hub is None:
+    def _ready(self) -> SessionManager:
+        if self._manager is None:
             raise Unavailable("the model is still loading")
-        return self._hub
+        return self._manager
 
     def _put(self, command: Command) -> None:
-        assert self._engine is not None, "nothing is opened before the engine is there"
+        assert self._engine is not None, "no session is opened before the engine is there"
         self._engine.put(command)
 
     def _publish(self, batch: Batch) -> None:
-        """From the engine's thread: one wake of the loop per step."""
+        """Hands a step's batch to the event loop. Called from the engine's thread, once per step."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process is ending
             self._loop.call_soon_threadsafe(self._absorb, batch)
 
     def _absorb(self, batch: Batch) -> None:
-        assert self._hub is not None
-        self._hub.absorb(batch)
-        if not self._registry.running:
+        assert self._manager is not None
+        self._manager.absorb(batch)
+        if not self._table.running:
             self._quiet.set()
 
     def _describe(self, target: PackedLM, tokens: TokenTable | None, weights: str = "") -> None:
-        """Fills in everything that depends on the model."""
+        """Sets everything that depends on the loaded model."""
         settings = self._settings
-        room = Room(settings.max_sessions, target.pool.max_slots, BLOCK)
-        max_length = min(target.max_length, room.longest(MAX_NODES))
-        if max_length < 2:
-            raise ModelRefused(
-                f"kv_mb = {settings.kv_mb} gives {room.slots} KV slots, too few for one session of "
-                f"{target.model_type}; give more",
-                target.model_type,
-            )
+        capacity = Capacity(settings.max_sessions, target.pool.max_slots, BLOCK)
+        digest = "" if tokens is None else tokens.digest
         self._tokenizer = (target.tokenizer_json or "").encode()
-        self._served = Served(
-            settings.model_name or target.name,
-            target.vocabulary_size,
-            max_length,
-            settings.node_limit,
-            frozenset(target.eos_ids),
-            settings.deterministic,
+        self._served = served_model(settings, target, capacity)
+        self._description = description_of(settings, target, self._served, digest, weights, self._ranks)
+        self._manager = SessionManager(
+            self._served,
+            tokens,
+            capacity,
+            self._table,
+            self._readers,
+            self._sources,
+            self._put,
+            SessionTracer(self.tracing),
         )
-        numerics = target.numerics if settings.deterministic else f"{settings.device} {settings.dtype}"
-        self._description = verifier_pb2.VerifierDescription(
-            model=self._served.model,
-            max_length=max_length,
-            vocabulary_size=target.vocabulary_size,
-            eos_ids=target.eos_ids,
-            tokenizer_digest="" if tokens is None else tokens.digest,
-            local_sources=sorted(LOCAL_SOURCES),
-            node_limit=MAX_NODES,
-            max_sessions=settings.max_sessions,
-            model_type=target.model_type,
-            numerics=numerics + self._split,
-            chat_template=chat_to_wire(target),
-            contract=CONTRACT,
-            weights_digest=weights,
-        )
-        parts = (self._registry, self._watchers, self._links, self._put, Chronicle(self.tracing))
-        self._hub = Hub(self._served, tokens, room, *parts)
 
     async def _beat_while_loading(self) -> None:
         while True:
-            self._watchers.announce(step=0, expected_us=0)
+            self._readers.announce(step=0, expected_us=0)
             await asyncio.sleep(_BEAT_S)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
             self._ready().sweep(self._settings.orphan_grace_s, self._settings.lease_s)
-            await self._links.drop_idle()
+            await self._sources.close_idle()
 
 
-async def _read_cursors(reader: Reader, requests: AsyncIterator[verifier_pb2.WatchRequest]) -> None:
-    """Feeds a reader until its peer says no more, which ends nothing."""
+def _engine_limits(settings: VerifierSettings) -> EngineLimits:
+    return EngineLimits(
+        prefill_chunk=settings.prefill_chunk,
+        wait_ms_most=settings.wait_ms_max,
+        beat_s=_BEAT_S,
+        stall_ms=settings.prefill_stall_ms,
+        most_running=settings.max_running,
+        reuse_prefixes=settings.prefix_cache,
+        lease_s=settings.lease_s,
+        adaptive=settings.budget == "adaptive",
+    )
+
+
+async def _read_cursors(reader: WatchReader, requests: AsyncIterator[verifier_pb2.WatchRequest]) -> None:
+    """Passes the peer's requests to its reader. The stream stays open when the peer sends no more of them."""
     try:
         async for request in requests:
             reader.request(request)

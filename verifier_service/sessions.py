@@ -23,10 +23,10 @@ from speculative.stats import UsageCount
 from speculative.target import TargetTokens
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_service.asking import Asking
+from verifier_service.open_sessions.request import SessionRequest, SourceSet
 from verifier_service.portion import Portion, Round
+from verifier_service.proposers import ActiveProposer, ProposerInit, make_proposer
 from verifier_service.reputation import Reputations
-from verifier_service.request import Request
-from verifier_service.sources import Given, LocalInUse, SourceSet, make_local
 from verifier_service.wait import SourcePace, Standing
 
 
@@ -48,7 +48,7 @@ class Session:
     def __init__(
         self,
         handle: int,
-        request: Request,
+        request: SessionRequest,
         ending: Ending,
         vocabulary_size: int,
         sources: SourceSet,
@@ -92,8 +92,8 @@ class Session:
         self._drafted_before = dict(self._usage.drafted)
         self._asking: dict[int, Asking] = {}
         self._heard: set[int] = set()
-        self._given = Given(request.prompt_length, request.prediction)
-        self._locals: list[LocalInUse] = []
+        self._given = ProposerInit(request.prompt_length, request.prediction)
+        self._locals: list[ActiveProposer] = []
         self._muted: set[int] = set()
         self._ranking: Ranking | None = None
         self._bare = True
@@ -106,9 +106,9 @@ class Session:
         reputations = [self._reputations.of(name, self._params) for name in sources.names]
         self._worth.use([reputation.calibration for reputation in reputations])
         self._active = sources.local | sources.remote
-        known = {local.credit: local for local in self._locals}
+        known = {local.source_index: local for local in self._locals}
         self._locals = [
-            known.get(credit) or LocalInUse(credit, make_local(sources.names[credit - 1], self._given))
+            known.get(credit) or ActiveProposer(credit, make_proposer(sources.names[credit - 1], self._given))
             for credit in sorted(sources.local)
         ]
         listening = sources.remote - self._muted
@@ -167,11 +167,11 @@ class Session:
         end = self.cached + rows
         offers = []
         for local in self._locals:
-            local.source.push(self.ids[local.pushed : end])
-            local.pushed = max(local.pushed, end)
-            if end == len(self.ids) and (found := local.source.draft(self.node_limit)) is not None:
+            local.proposer.append(self.ids[local.appended : end])
+            local.appended = max(local.appended, end)
+            if end == len(self.ids) and (found := local.proposer.propose(self.node_limit)) is not None:
                 fragment = Fragment(
-                    source=local.credit,
+                    source=local.source_index,
                     epoch=self._epoch,
                     base=end,
                     prefix_hash=self.prefix_hash,

@@ -1,4 +1,4 @@
-"""What a verifier process can be told; see `outrider.runtime.settings` for how."""
+"""The settings of a verifier process; see `outrider.runtime.settings` for where they are read from."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -6,7 +6,7 @@ from pydantic import Field
 
 from outrider.runtime.threads import default_threads
 from outrider.runtime.worker_settings import WorkerSettings
-from verifier_service.request import MAX_NODES
+from verifier_service.open_sessions.request import MAX_NODES
 
 
 class VerifierSettings(WorkerSettings):
@@ -17,41 +17,45 @@ class VerifierSettings(WorkerSettings):
     model: str
     """The target: a Hugging Face folder or id."""
     model_name: Annotated[str, Field(max_length=256)] = ""
-    """What requests call it; by default the folder's name or the id."""
+    """The target's name in requests; by default the folder's name or the id."""
     device: str = "cpu"
-    """The torch device."""
+    """The torch device that computes the target."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """What it computes in."""
+    """The floating-point type that the target computes in."""
     deterministic: bool = False
-    """Whether a row of logits is bit for bit a function of weights and ids, whatever shares its pass; on one
-    thread."""
+    """Whether each row of logits depends bit for bit on weights and tokens alone, whatever else the pass
+    computes; uses one thread."""
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
-    """Threads of one pass on the CPU; by default all cores but one."""
+    """Threads that compute a pass on the CPU; by default all cores but one."""
     kv_mb: Annotated[int, Field(ge=1)] = 1024
-    """The most memory for keys and values of all sessions, in MiB."""
+    """Memory for the keys and values of all sessions, in MiB."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes on this machine, each with a part of the target on a device of its own; or use torchrun."""
+    """Processes on this machine over which the target is split, each with a device of its own; torchrun can
+    start them instead."""
     ranks_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
-    """How long one of several ranks may keep the others waiting before all end, in seconds."""
+    """How long one rank may keep the others waiting before all ranks end, in seconds."""
     max_sessions: Annotated[int, Field(ge=1)] = 256
-    """Sessions that can be open at once; more are told to come back later."""
+    """The most sessions that may be open at once; further ones are refused with a time to try again."""
     max_running: Annotated[int, Field(ge=1)] = 64
-    """Sessions that decode at once; others that are open wait for their turn."""
+    """The most sessions that decode at once; other open sessions wait for their turn."""
     prefix_cache: bool = True
-    """Whether keys and values of committed ids are kept for sessions of the same tenant that begin alike."""
+    """Whether the keys and values of committed tokens are kept for later sessions of the tenant that begin
+    with the same tokens."""
     lease_s: Annotated[float, Field(ge=0)] = 300.0
-    """How long a session that ended or was parked is kept, its blocks evicted after others, in seconds."""
+    """How long a session that ended or was parked can still be read, in seconds; its cached blocks are
+    evicted after others until then."""
     node_limit: Annotated[int, Field(ge=0, le=MAX_NODES)] = 16
-    """Drafted nodes of one session in one round, where the request does not say."""
+    """The most drafted nodes of one session in one round, for requests that set no limit."""
     budget: Literal["adaptive", "fixed"] = "adaptive"
-    """Whether a step admits the drafted nodes that pay for their rows, or all that fit the node limits."""
+    """Which drafted nodes a step admits: those that pay for their rows (adaptive), or all within the node
+    limits (fixed)."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
-    """The most rows of one pass that prompts share with decoding."""
+    """The most rows of one pass, shared by prompts and decoding sessions."""
     prefill_stall_ms: Annotated[float, Field(gt=0)] = 60.0
-    """How long a pass with part of a prompt may take while other sessions decode, in ms."""
+    """How long a pass that computes part of a prompt may take while other sessions decode, in ms."""
     wait_ms_max: Annotated[float, Field(ge=0, le=1000)] = 4.0
-    """The longest that a step with one ready session waits for drafts, in ms; 0: never."""
+    """How long a step with a single ready session may wait for drafts, in ms; 0: not at all."""
     orphan_grace_s: Annotated[float, Field(gt=0)] = 5.0
-    """How long a session that nobody reads goes on until it is parked, in seconds."""
+    """How long a session goes on while nobody reads it, in seconds; then it is parked."""
     switch_interval_us: Annotated[int, Field(ge=10, le=5000)] = 500
-    """How long the event loop may hold the interpreter while the engine wants it, in microseconds."""
+    """How long the event loop may hold the interpreter while the engine waits for it, in microseconds."""

@@ -19,10 +19,10 @@ from orchestrator.verifiers import VerifierLink
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import key_to_wire
 from outrider.wire.epochs import RANDOM_BITS
-from verifier_service import watch
 from verifier_service.commands import Cancel
-from verifier_service.hub import Hub, Opened
-from verifier_service.registry import Registry
+from verifier_service.open_sessions import watch
+from verifier_service.open_sessions.manager import OpenResult, SessionManager
+from verifier_service.open_sessions.table import SessionTable
 
 Substitute = tuple[Any, str, Any]
 
@@ -30,23 +30,23 @@ Substitute = tuple[Any, str, Any]
 def epoch_check_removed() -> list[Substitute]:
     """A verifier takes an Open of any epoch."""
 
-    def fence(self: Registry, key: Any, epoch: int, now_ms: int) -> None:
+    def fence(self: SessionTable, key: Any, epoch: int, now_ms: int) -> None:
         self._epochs[key] = epoch
 
-    return [(Registry, "fence", fence)]
+    return [(SessionTable, "fence", fence)]
 
 
 def cancel_unfenced() -> list[Substitute]:
     """A verifier ends a session whatever the epoch of the Cancel."""
 
-    def cancel(self: Hub, key: Any, epoch: int) -> bool:
-        mirror = self._registry.find(key)
-        if mirror is None or mirror.finish is not None:
+    def cancel(self: SessionManager, key: Any, epoch: int) -> bool:
+        view = self._table.find(key)
+        if view is None or view.finish is not None:
             return False
-        self._put(Cancel(mirror.handle))
+        self._put(Cancel(view.handle))
         return True
 
-    return [(Hub, "cancel", cancel)]
+    return [(SessionManager, "cancel", cancel)]
 
 
 def cursor_off_by_one() -> list[Substitute]:
@@ -93,24 +93,24 @@ def end_forgotten() -> list[Substitute]:
 
 def woken_verifier_goes_on() -> list[Substitute]:
     """A verifier that still has a session takes the Open of a later epoch for one of the same."""
-    real = Hub.open
+    real = SessionManager.open
 
-    def opened(self: Hub, request: Any, *rest: Any) -> Opened:
-        mirror = self._registry.find(request.key)
-        if mirror is None or request.epoch < mirror.epoch:
+    def opened(self: SessionManager, request: Any, *rest: Any) -> OpenResult:
+        view = self._table.find(request.key)
+        if view is None or request.epoch < view.epoch:
             return real(self, request, *rest)
-        return Opened(mirror.source_names, mirror.finish.reason if mirror.finish else None)
+        return OpenResult(view.source_names, view.finish.reason if view.finish else None)
 
-    return [(Hub, "open", opened)]
+    return [(SessionManager, "open", opened)]
 
 
 def superseded_readers_untold() -> list[Substitute]:
     """Who reads a session that is taken over is not told, and waits."""
 
-    def supersede(self: Registry, mirror: Any) -> None:
-        self.forget(mirror)
+    def supersede(self: SessionTable, view: Any) -> None:
+        self.forget(view)
 
-    return [(Registry, "supersede", supersede)]
+    return [(SessionTable, "supersede", supersede)]
 
 
 def append_unconditional() -> list[Substitute]:
@@ -139,12 +139,12 @@ def takeover_loses_an_id() -> list[Substitute]:
 
 def finish_lost() -> list[Substitute]:
     """An end that comes without ids is taken for nothing new."""
-    real = watch._Cursor.collect
+    real = watch._SessionCursor.collect
 
     def collect(self: Any) -> Any:
-        return real(self) if len(self.mirror.ids) > self.position else None
+        return real(self) if len(self.view.ids) > self.position else None
 
-    return [(watch._Cursor, "collect", collect)]
+    return [(watch._SessionCursor, "collect", collect)]
 
 
 def credit_lost() -> list[Substitute]:
@@ -177,10 +177,10 @@ def seen_epoch_ignored() -> list[Substitute]:
     def begun(ids: Any, epoch: int = 0, recovered: bool = False) -> Begun:
         return real(ids, 0, recovered)
 
-    def fence(self: Registry, key: Any, epoch: int, now_ms: int) -> None:
+    def fence(self: SessionTable, key: Any, epoch: int, now_ms: int) -> None:
         """The verifiers would notice; this is about the client."""
 
-    return [("orchestrator.answer", "Begun", begun), (Registry, "fence", fence)]
+    return [("orchestrator.answer", "Begun", begun), (SessionTable, "fence", fence)]
 
 
 def frozen_verifier_trusted() -> list[Substitute]:
@@ -195,10 +195,10 @@ def frozen_verifier_trusted() -> list[Substitute]:
 def orphans_kept() -> list[Substitute]:
     """A session that nobody reads stays for good."""
 
-    def forget_kept(self: Registry, now: float, lease_s: float) -> None:
+    def forget_kept(self: SessionTable, now: float, lease_s: float) -> None:
         """Nothing is ever forgotten."""
 
-    return [(Registry, "forget_kept", forget_kept)]
+    return [(SessionTable, "forget_kept", forget_kept)]
 
 
 def seeds_confused() -> list[Substitute]:

@@ -18,10 +18,10 @@ from speculative.commit import FinishReason
 from speculative.hashing import extend
 from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Park, Sources
 from verifier_service.counts import CountsByName, EngineTotals
-from verifier_service.journal import Step
+from verifier_service.observe.round_log import Step
+from verifier_service.open_sessions.table import SessionTable
 from verifier_service.planner import pending_rows
 from verifier_service.portion import Portion
-from verifier_service.registry import Registry
 from verifier_service.running import RunningSessions
 from verifier_service.scheduler import Scheduler
 from verifier_service.sessions import Session
@@ -45,7 +45,7 @@ class ToyEngine:
     def __init__(
         self,
         loop: VirtualLoop,
-        registry: Registry,
+        registry: SessionTable,
         publish: Callable[[Batch], None],
         chance: random.Random,
         step_s: float,

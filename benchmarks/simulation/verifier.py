@@ -1,4 +1,4 @@
-"""A simulated verifier: the real server, hub, registry, readers and links around the toy engine."""
+"""A simulated verifier: the real server, sessions, readers and links around the toy engine."""
 
 import random
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from benchmarks.simulation.toy import EOS, MAX_LENGTH, MODEL, VOCABULARY
 from outrider.runtime.metrics import Metrics
 from outrider.v1.verifier_pb2_grpc import add_VerifierServicer_to_server
 from verifier_service.commands import Batch
+from verifier_service.remote_sources.stream import LinkLimits
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
-from verifier_service.sources.following import LinkLimits
 
 GRACE_S = 0.4
 LEASE_S = 0.4
@@ -77,7 +77,7 @@ class Verifier:
         def publish(batch: Batch) -> None:
             network.loop.call_soon(inner._absorb, batch)
 
-        self.registry = inner._registry
+        self.registry = inner._table
         self.engine = inner._engine = ToyEngine(
             network.loop,
             self.registry,
@@ -88,7 +88,7 @@ class Verifier:
             shape.most_running,
         )
         inner._describe(_TARGET, None)
-        self._links = inner._links
+        self._links = inner._sources
         listening: Any = Server(network, process, process.name)
         add_VerifierServicer_to_server(self.server, listening)
         process.spawn(self.engine.run())

@@ -32,7 +32,7 @@ QUIET_S = 4 * (GRACE_S + LEASE_S)
 DIALS = (
     "orchestrator.verifiers.open_channel",
     "orchestrator.drafters.open_channel",
-    "verifier_service.sources.link.open_channel",
+    "verifier_service.remote_sources.stream.open_channel",
 )
 
 

@@ -6,7 +6,7 @@ from benchmarks.simulation.network import Weather
 from benchmarks.simulation.plan import Fault, Plan, Turn
 from benchmarks.simulation.verifier import VerifierShape
 from benchmarks.simulation.world import simulate
-from verifier_service.hub import Hub
+from verifier_service.open_sessions.manager import SessionManager
 
 
 @pytest.mark.parametrize("seed", [5189, 14946, 32747, 45571])
@@ -63,7 +63,7 @@ def test_a_cancelled_request_may_wait_for_the_only_verifier_to_come_back() -> No
 def test_a_verifier_that_ignores_cancels_is_found_where_nothing_goes_wrong(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Hub, "cancel", lambda self, key, epoch: True)
+    monkeypatch.setattr(SessionManager, "cancel", lambda self, key, epoch: True)
     turn = Turn((1, 2, 3), 200, 1, 1, 0, None, False, False, "cancel", 0.1, 0.0, False)
     plan = Plan(seed, Weather(0.005), (VerifierShape(0.05),), (), (0.0, 0.0), ((0.0, (turn,)),), ())
     assert any("after a Cancel that was answered" in what for what in simulate(seed, plan=plan).violations)

@@ -1,7 +1,6 @@
 """How often a source is told: a source that brings nothing rests for longer and longer."""
 
 from verifier_service.asking import Asking, Record
-from verifier_service.sources.outgoing import Outgoing
 
 
 def told(asking: Asking, rounds: int, accepted: int = 0) -> int:
@@ -45,30 +44,6 @@ def test_the_next_session_begins_with_what_the_last_one_found() -> None:
         later.committed(0)
     later.committed(2)
     assert Asking(record).asked
-
-
-def test_what_a_resting_source_was_not_told_comes_with_the_next_message() -> None:
-    outgoing = Outgoing()
-    outgoing.follow(7)
-    outgoing.take()
-    assert not outgoing.progress(7, 10, (1, 2), 11, tell=False)
-    assert outgoing.take() is None
-    assert not outgoing.progress(7, 12, (3,), 12, tell=False)
-    assert outgoing.progress(7, 13, (4,), 13)
-    message = outgoing.take()
-    assert message is not None
-    (progressed,) = message.progress.values()
-    assert (progressed.position, progressed.ids, progressed.prefix_hash) == (10, [1, 2, 3, 4], 13)
-
-
-def test_an_ended_session_leaves_nothing_held() -> None:
-    outgoing = Outgoing()
-    outgoing.follow(7)
-    outgoing.take()
-    outgoing.progress(7, 10, (1,), 11, tell=False)
-    outgoing.end(7)
-    assert outgoing.take().progress == {}
-    assert outgoing.take() is None
 
 
 def test_a_source_that_is_silent_is_told_all_the_time() -> None:

@@ -1,4 +1,4 @@
-"""A verifier that is told to end: it says so, takes nothing new, and ends when its sessions have left."""
+"""A verifier that has to end: it announces that, takes nothing new, and ends when its sessions have left."""
 
 import asyncio
 

@@ -12,12 +12,11 @@ from speculative.commit import Ending, FinishReason
 from speculative.params import SamplingParams
 from verifier_service.counts import CountsByName, EngineTotals
 from verifier_service.kv_cache import KVCache
+from verifier_service.open_sessions.request import SessionRequest, SourceSet
 from verifier_service.prefix_cache import Naming, PrefixCache
-from verifier_service.request import Request
 from verifier_service.running import RunningSessions
 from verifier_service.scheduler import Scheduler
 from verifier_service.sessions import Session
-from verifier_service.sources import SourceSet
 
 BLOCKS = 1280
 
@@ -41,7 +40,7 @@ def kv() -> KVCache:
 def session(handle: int, length: int) -> Session:
     ids = tuple(handle for _ in range(length))
     key = SessionKey("", f"s{handle}")
-    request = Request(key, 1, ids, length, BLOCKS * BLOCK // 2, SamplingParams(), 0, (), None, 0, ())
+    request = SessionRequest(key, 1, ids, length, BLOCKS * BLOCK // 2, SamplingParams(), 0, (), None, 0, ())
     ending = Ending(frozenset(), request.limit, (), None, ids, length)
     return Session(handle, request, ending, 16, SourceSet((), frozenset(), frozenset()))
 

@@ -18,11 +18,10 @@ from verifier_service.commands import Cancel, InFlight, Offers
 from verifier_service.counts import CountsByName, EngineTotals
 from verifier_service.intake import Intake
 from verifier_service.kv_cache import KVCache
-from verifier_service.request import Request
+from verifier_service.open_sessions.request import SessionRequest, SourceSet
 from verifier_service.running import RunningSessions
 from verifier_service.scheduler import Scheduler
 from verifier_service.sessions import Session
-from verifier_service.sources import SourceSet
 
 DRAFT = Fragment(1, 1, 3, 0, (7,), (-1,), (0.5,))
 
@@ -178,7 +177,7 @@ IDS = (5, 6, 7)
 
 def session(handle: int) -> Session:
     key = SessionKey("", f"s{handle}")
-    request = Request(key, 1, IDS, len(IDS), 32, SamplingParams(temperature=0.0), 0, (), None, 8, ())
+    request = SessionRequest(key, 1, IDS, len(IDS), 32, SamplingParams(temperature=0.0), 0, (), None, 8, ())
     ending = Ending(frozenset(), request.limit, (), None, IDS, len(IDS))
     return Session(handle, request, ending, 16, SourceSet(("far",), frozenset(), frozenset({1})))
 

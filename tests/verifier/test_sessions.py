@@ -9,10 +9,9 @@ from speculative.errors import EmptySupport
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
+from verifier_service.open_sessions.request import SessionRequest, SourceAddress, SourceSet
 from verifier_service.portion import Portion
-from verifier_service.request import Request, SourceAddress
 from verifier_service.sessions import Session
-from verifier_service.sources import SourceSet
 
 WIDTH = 16
 REMOTE = SourceSet(("drafter",), local=frozenset(), remote=frozenset({1}))
@@ -22,7 +21,7 @@ LOCAL = SourceSet(("lookup",), local=frozenset({1}), remote=frozenset())
 def session(
     ids: tuple[int, ...] = (1, 2, 3), *, sources: SourceSet = REMOTE, limit: int = 40, eos: int = 15
 ) -> Session:
-    request = Request(
+    request = SessionRequest(
         key=SessionKey("", "s"),
         epoch=4,
         ids=ids,

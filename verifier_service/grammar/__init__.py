@@ -1,1 +1,1 @@
-"""Structured output: from a request's grammar to the matcher that masks ids, behind llguidance."""
+"""Structured output: builds the matcher that masks tokens by a request's grammar, with llguidance."""

@@ -1,7 +1,7 @@
-"""The event loop's side of grammars: vets what clients send, and has matchers made, both in threads.
+"""The event loop's side of grammars: vets the grammars of clients and builds matchers, both in threads.
 
-Verdicts are kept by grammar, good and bad ones, the least recently used dropped first; they are a function of
-the grammar alone. Knows nothing of sessions or gRPC.
+A verdict, good or bad, is a function of the grammar alone. Verdicts are kept, and the least recently used one
+is dropped first. Knows nothing of sessions or gRPC.
 """
 
 import asyncio
@@ -13,32 +13,33 @@ from concurrent.futures import ThreadPoolExecutor
 from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest, Overloaded
 from speculative.grammar import Grammar, Matcher
-from verifier_service.grammar.library import Library, written
+from verifier_service.grammar.library import MatcherFactory, written
 from verifier_service.grammar.trial import STACK_MIB
 from verifier_service.grammar.vetting import Vetting
 
 _MOST_KNOWN = 256
+"""Verdicts that are kept."""
 _MOST_WAITING = 16
-"""New grammars on trial, each of which waits for those before it."""
+"""New grammars that may be on trial or wait for it; they are tried one after another."""
 _MOST_BUILDING = 256
-"""Sessions whose matchers are being made, of grammars that are known to be harmless."""
+"""Sessions that may wait for their matcher, once their grammar is known to be harmless."""
 _RETRY_AFTER_S = 1.0
 
 
 class Grammars:
-    """What the requests of one target may ask for. To be closed.
+    """The grammars that requests of one target ask for. Has to be closed.
 
     Args:
-        tokens: of the target; None where it has no tokenizer.
-        end_ids: its end-of-sequence ids.
-        vocabulary_size: width of its logits.
+        tokens: of the target's tokenizer; None for a target without one.
+        end_ids: the target's end-of-sequence ids.
+        vocabulary_size: width of the target's logits.
     """
 
     def __init__(self, tokens: TokenTable | None, end_ids: Sequence[int], vocabulary_size: int) -> None:
-        self._library: Library | None = None
+        self._factory: MatcherFactory | None = None
         self._lacks = "no tokenizer" if tokens is None else "no end-of-sequence id"
         if tokens is not None and end_ids:
-            self._library = Library(tokens, end_ids, vocabulary_size)
+            self._factory = MatcherFactory(tokens, end_ids, vocabulary_size)
         self._vetting = Vetting()
         self._vetter = ThreadPoolExecutor(1, "grammar-vetting")
         self._builder = _with_deep_stack("grammar")
@@ -47,12 +48,12 @@ class Grammars:
         self._building = 0
 
     async def matcher(self, grammar: Grammar, generated: Sequence[int]) -> Matcher:
-        """A session's matcher, after the ids that it has generated already.
+        """Builds a session's matcher, and moves the matcher over the tokens that the session has generated.
 
-        Raises InvalidRequest where the target, or anybody, cannot follow the grammar, or these ids do not;
-        Overloaded where too many wait.
+        Raises InvalidRequest where the target cannot follow the grammar, the grammar is faulty, or the tokens
+        break it. Raises Overloaded where too many sessions wait.
         """
-        if self._library is None:
+        if self._factory is None:
             raise InvalidRequest(f"{grammar.kind} is not possible: the target has {self._lacks}")
         fault = await asyncio.shield(self._verdict(grammar))
         if fault:
@@ -62,12 +63,12 @@ class Grammars:
         self._building += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._builder, self._library.matcher, grammar, tuple(generated))
+            return await loop.run_in_executor(self._builder, self._factory.matcher, grammar, tuple(generated))
         finally:
             self._building -= 1
 
     def close(self) -> None:
-        """Ends what runs, as far as it can be ended."""
+        """Ends the running trial and drops what waits; a matcher that is being built is finished first."""
         self._vetter.shutdown(wait=False, cancel_futures=True)
         self._vetting.close()
         self._builder.shutdown(wait=False, cancel_futures=True)
@@ -90,14 +91,14 @@ class Grammars:
 
     def _tried(self, grammar: Grammar, found: "asyncio.Future[str]") -> None:
         self._in_trial -= 1
-        # Whoever still waits hears of a failure too; it says nothing about the grammar.
+        # Sessions that wait get the failure too, but it says nothing about the grammar: it is not kept.
         failed = found.cancelled() or found.exception() is not None
         if failed and self._verdicts.get(grammar) is found:
             del self._verdicts[grammar]
 
 
 def _with_deep_stack(name: str) -> ThreadPoolExecutor:
-    """One thread, with more room than the trial's: what fits there fits here."""
+    """One thread with a larger stack than a trial has, so that a grammar that passed its trial fits."""
     before = threading.stack_size(4 * STACK_MIB * 1024 * 1024)
     try:
         executor = ThreadPoolExecutor(1, name)

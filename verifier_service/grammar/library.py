@@ -1,7 +1,7 @@
 """llguidance behind the core's protocol: one target's vocabulary, and matchers for its sessions.
 
-A session has a compiled grammar of its own. The library's copies share the lexer's states, and with them
-their limit: what one session did would change when another one fails.
+Every session compiles its grammar anew. The library's copies of one compiled grammar share the lexer's states
+and the limit on their number, so the work of one session would decide when another one fails.
 """
 
 import json
@@ -17,12 +17,12 @@ from speculative.grammar import Grammar, GrammarKind
 from verifier_service.grammar.trial import Vocabulary, matcher
 from verifier_service.grammar.vetting import readable
 
-# Forced ids would depend on how a tokenizer splits text; without them a mask is a function of bytes alone.
+# Forced tokens would depend on how a tokenizer splits text. Without them a mask is a function of bytes alone.
 _OPTIONS = '%llguidance {"no_forcing": true}\nstart: '
 
 
 def written(grammar: Grammar) -> str:
-    """The grammar in the library's language. Raises InvalidRequest where it cannot be written so."""
+    """The grammar in the library's language. Raises InvalidRequest for a grammar that has no such form."""
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return f'{_OPTIONS}%json {{"type": "object"}}'
@@ -38,13 +38,13 @@ def written(grammar: Grammar) -> str:
             return f"{_OPTIONS}/{regex_to_lark(text, '')}/"
 
 
-class Library:
-    """Makes matchers for one target.
+class MatcherFactory:
+    """Builds the matchers of one target.
 
     Args:
-        tokens: of the target.
-        end_ids: its end-of-sequence ids, at least one.
-        vocabulary_size: width of its logits; ids that the tokenizer lacks are never allowed.
+        tokens: of the target's tokenizer.
+        end_ids: the target's end-of-sequence ids, at least one.
+        vocabulary_size: width of the target's logits; ids that the tokenizer lacks are never allowed.
     """
 
     def __init__(self, tokens: TokenTable, end_ids: Sequence[int], vocabulary_size: int) -> None:
@@ -55,9 +55,9 @@ class Library:
         self._vocabulary_size = vocabulary_size
 
     def matcher(self, grammar: Grammar, generated: Sequence[int]) -> "LibraryMatcher":
-        """After these ids. Blocks for as long as it takes to compile.
+        """Compiles a grammar; the matcher stands after the `generated` tokens. Blocks while it compiles.
 
-        Raises InvalidRequest where the grammar allows no text, or not these ids.
+        Raises InvalidRequest where the grammar allows no text, or not these tokens.
         """
         made = matcher(self._tokenizer, written(grammar))
         if made.is_error():
@@ -77,17 +77,17 @@ class Library:
 
 
 class LibraryMatcher:
-    """A `Matcher` of the core; one thread at a time."""
+    """A `Matcher` of the core. For one thread at a time."""
 
     def __init__(self, committed: LLMatcher, vocabulary_size: int) -> None:
         self._committed = committed
         self._vocabulary_size = vocabulary_size
         self._drafted = committed
         self._path: tuple[int, ...] = ()
-        """Of `_drafted`, below `_committed`."""
+        """The drafted tokens between `_committed` and `_drafted`."""
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
-        """See the protocol."""
+        """Which tokens the grammar allows after the drafted `path`: bool[V]. Raises EmptySupport for none."""
         at = self._after(tuple(path))
         bits = np.unpackbits(np.frombuffer(at.compute_bitmask(), np.uint8), bitorder="little")
         allowed = np.zeros(self._vocabulary_size, np.bool_)
@@ -101,19 +101,19 @@ class LibraryMatcher:
         return allowed
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """See the protocol."""
+        """Moves over committed tokens. Raises EmptySupport where the grammar does not allow one of them."""
         for token in tokens:
             if not self._committed.consume_token(token):
                 raise EmptySupport(f"the grammar has lost its place: {readable(self._committed.get_error())}")
         self._drafted, self._path = self._committed, ()
 
     def _after(self, path: tuple[int, ...]) -> LLMatcher:
-        """The state after `path`. A round walks down one path, so mostly a step from where it was."""
+        """The state after `path`. A round walks down one path, so the state is mostly one token further."""
         if not path:
             return self._committed
         known = len(self._path)
         if not known or path[:known] != self._path:
-            # A copy, as an error in a state that is never committed must not last.
+            # A copy, because an error in a state that is never committed must not stay.
             self._drafted, known = self._committed.deep_copy(), 0
         for token in path[known:]:
             self._drafted.consume_token(token)

@@ -1,9 +1,9 @@
-"""Compiles one grammar in a process of its own, within bounds of time and memory, and walks a little in it.
+"""Compiles one grammar in a process of its own, within bounds of time and memory, and walks a little into it.
 
-The library cannot be interrupted, some grammars take it minutes or gigabytes, and one that refers to itself
-deeply enough overflows the stack, which would end a verifier. So whatever a client sent is tried here first:
-grammar on standard input, one JSON object on standard output. Run by its path, and imports nothing of this
-repository, so that it starts in a tenth of a second.
+The library cannot be interrupted, some grammars take it minutes or gigabytes, and a grammar that refers to
+itself deeply enough overflows the stack, which would end a verifier. So every grammar of a client is tried
+here first, with the grammar on standard input and one JSON object on standard output. The script is run by
+its path and imports nothing of this repository, so that it starts in a tenth of a second.
 """
 
 import json
@@ -15,11 +15,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
 CPU_S = 1
-"""Seconds of one core that a compilation may take."""
+"""Time of one core that a trial may take, in seconds."""
 MEMORY_MIB = 512
-"""Address space that it may add to what the process has when it begins."""
+"""Address space that a trial may add to that of the process when it begins, in MiB."""
 STACK_MIB = 8
-"""Of the thread that compiles. Whoever does it again afterwards has more."""
+"""Stack of the thread that compiles, in MiB. The verifier's own thread has a larger one."""
 _LONGEST_TOKEN = 1024
 _STEPS = 64
 _BYTES = 256
@@ -27,17 +27,17 @@ _MIB = 1024 * 1024
 
 
 class Vocabulary:
-    """Ids and their bytes as the library wants them.
+    """A vocabulary in the form that the library expects.
 
     Args:
-        tokens: bytes of each id; empty for special ones and for those that mean nothing.
+        tokens: bytes of each id; empty for special ids and for unused ones.
         special_ids: ids that stand for no text.
         end_ids: ids that end a text, at least one.
     """
 
     def __init__(self, tokens: list[bytes], special_ids: list[int], end_ids: list[int]) -> None:
-        # The library marks special ids with a first byte of 255, which begins no text in UTF-8, and fails
-        # where an id is long; none of these can be chosen.
+        # The library marks special ids with a first byte of 255, which begins no text in UTF-8, and fails on
+        # long tokens. Neither kind can be chosen.
         odd = [token[:1] == b"\xff" or len(token) > _LONGEST_TOKEN for token in tokens]
         self.tokens = [b"" if left_out else token for token, left_out in zip(tokens, odd, strict=True)]
         self.special_token_ids = special_ids
@@ -46,16 +46,16 @@ class Vocabulary:
         self._end_ids = end_ids
 
     def __call__(self, text: object) -> list[int]:
-        """Asked only where ids are forced, which grammars here forbid."""
+        """Tokenizes nothing: the library asks only where tokens are forced, which our grammars forbid."""
         raise TypeError("this vocabulary tokenizes nothing")
 
     def tokenizer(self) -> LLTokenizer:
-        """The library's own form."""
+        """The library's tokenizer of this vocabulary."""
         return LLTokenizer(TokenizerWrapper(self), eos_token=self._end_ids)
 
 
 def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """Compiles a grammar within bounds; one that has them exceeded, or is wrong, is in error."""
+    """Compiles a grammar within bounds; the matcher of a faulty or too large grammar is in error."""
     limits = LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
@@ -68,7 +68,7 @@ def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def try_out(grammar: str) -> str:
-    """What is wrong with a grammar, in the library's words; empty where nothing is found."""
+    """The fault of a grammar, in the library's words; empty where none is found."""
     tokens = [bytes([byte]) for byte in range(_BYTES)]
     tried = matcher(Vocabulary([*tokens, b""], [_BYTES], [_BYTES]).tokenizer(), grammar)
     for step in range(_STEPS):
@@ -78,13 +78,13 @@ def try_out(grammar: str) -> str:
         ids = [id_ for id_ in range(_BYTES) if mask[id_ // 8] >> id_ % 8 & 1]
         if tried.is_error() or not ids:
             break
-        # Some way through it, the same each time.
+        # Any way through the grammar, as long as it is the same each time.
         tried.consume_token(ids[step * 7919 % len(ids)])
     return str(tried.get_error())
 
 
 def main() -> None:
-    """Reads, tries, says."""
+    """Reads a grammar, tries it within bounds, and writes its fault."""
     grammar = sys.stdin.buffer.read().decode()
     with open("/proc/self/statm", encoding="ascii") as sizes:
         used = int(sizes.read().split()[0]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Runs `trial.py` on a grammar and says what is wrong with it."""
+"""Runs `trial.py` on a grammar, and reports the fault that the trial finds."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from speculative.errors import Overloaded
 from verifier_service.grammar.trial import CPU_S, MEMORY_MIB
 
 WALL_S = 8.0
-"""After which a trial that did not get its seconds of a core is given up: the machine is too busy."""
+"""Seconds after which a trial is given up: the machine is too busy to give it its seconds of a core."""
 _MOST_SAID = 300
 _NOTHING = "it allows no text at all"
 _TOO_LARGE = (
@@ -19,18 +19,18 @@ _TOO_LARGE = (
 
 
 class Vetting:
-    """One trial at a time; each in a process of its own, which `close` ends."""
+    """Runs one trial at a time, each in a process of its own."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._closed = False
 
     def fault(self, grammar: str) -> str:
-        """What is wrong with a grammar; empty where it may be compiled in this process. Blocks.
+        """The fault of a grammar; empty for a grammar that may be compiled in this process. Blocks.
 
-        Raises Overloaded where there was no time to find out.
+        Raises Overloaded where the machine is too busy for a trial.
         """
-        # -P: the folder of the script is none to import from.
+        # -P: nothing may be imported from the folder of the script.
         command = [sys.executable, "-P", str(Path(__file__).with_name("trial.py"))]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -48,19 +48,19 @@ class Vetting:
         return readable(json.loads(said)["error"]) if child.returncode == 0 else _TOO_LARGE
 
     def close(self) -> None:
-        """Ends a trial that runs."""
+        """Ends the running trial, and every later one at once."""
         self._closed = True
         if (child := self._child) is not None:
             child.kill()
 
 
 def readable(error: str) -> str:
-    """The library's words without its own wrapping of the grammar, on one line."""
+    """The library's error message on one line, without the text that it adds around the grammar."""
     if "NoExtension" in error:
         return _NOTHING
     error = error.partition("\n   1 | ")[0].partition("\n<non-verbose/>")[0]
     error = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", error)
-    # Where a regular expression is wrong, what is wrong stands below it.
+    # Below a faulty regular expression, the library prints what is wrong with it.
     error = error.rpartition("\nerror: ")[2]
     error = " ".join(error.split())
     return error if len(error) <= _MOST_SAID else error[:_MOST_SAID] + "..."

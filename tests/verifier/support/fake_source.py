@@ -1,4 +1,4 @@
-"""A draft source on a real socket that does as a test tells it."""
+"""A draft source on a real socket that behaves as a test wants."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -52,7 +52,7 @@ def silent(view: View) -> list[Draft]:
 
 
 class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
-    """Keeps up with what it is told and answers each message as `behave` says."""
+    """Follows sessions, and answers each message as `behave` says."""
 
     def __init__(self, behave: Behaviour = silent) -> None:
         self.behave = behave
@@ -66,7 +66,7 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
         self.names: Callable[[list[Draft]], bytes] = lambda drafts: b""
         """Of which of the session's names each draft is."""
         self.least: list[int] = []
-        """What it was told of the least survival, in each message."""
+        """The least survival in each message."""
         self.views: dict[int, View] = {}
         self.address = ""
 
@@ -92,7 +92,7 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
                 yield draft_source_pb2.AttachResponse(drafts=drafts, sources=self.names(drafts))
 
     def _take(self, request: Any) -> list[int]:
-        told = [progress.alias for progress in request.progress]
+        aliases = [progress.alias for progress in request.progress]
         for progress in request.progress:
             view = self.views[progress.alias]
             assert progress.position == len(view.ids), "progress leaves no gap"
@@ -105,8 +105,8 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
             assert follow.alias not in self.views, "an alias is unique until it is ended"
             self.follows.append(follow)
             self.views[follow.alias] = View(follow, list(follow.ids))
-            told.append(follow.alias)
-        return [alias for alias in dict.fromkeys(told) if alias in self.views]
+            aliases.append(follow.alias)
+        return [alias for alias in dict.fromkeys(aliases) if alias in self.views]
 
 
 @dataclass

@@ -18,9 +18,9 @@ from outrider.wire.channel import open_channel, server_options
 from outrider.wire.codec import sampling_to_wire
 from speculative.params import SamplingParams
 from verifier_service.pace import StepPace
+from verifier_service.remote_sources.stream import LinkLimits
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
-from verifier_service.sources.following import LinkLimits
 
 GREEDY = SamplingParams(temperature=0.0)
 QUICK = LinkLimits(dial_s=1.0, write_s=0.5, redial_first_s=0.02, redial_most_s=0.1, mute_first_s=0.2)

@@ -1,0 +1,115 @@
+"""A verifier explains how a session's rounds went, and traces what its caller traces."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from fake_source import FakeSource, running
+from harness import Verifier, eventually, serving
+from ngram_lm import NgramLM
+
+from outrider.runtime.tracing import Tracing
+from outrider.v1 import common_pb2, explain_pb2
+from outrider.wire.origin import TRACE_KEY
+
+PROMPT = [1, 2, 3, 1, 2, 3]
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CLIENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+async def explained(verifier: Verifier, session: str, tenant: str = "") -> list[explain_pb2.Incarnation]:
+    key = common_pb2.SessionKey(session=session, tenant=tenant)
+    answer = await verifier.stub.Explain(explain_pb2.ExplainRequest(key=key), timeout=100)
+    return list(answer.incarnations)
+
+
+async def test_rounds_add_up_to_the_answer() -> None:
+    async with serving(NgramLM(8)) as verifier:
+        answer = await verifier.generate(PROMPT, new=40, session="one", sources=[("lookup", "")])
+        await eventually(lambda: verifier.metric("num_requests_running") == 0)
+        (explanation,) = await explained(verifier, "one")
+    assert sum(found.committed for found in explanation.rounds) == len(answer.ids)
+    assert len(explanation.rounds) == answer.usage.rounds
+    assert sum(found.admitted for found in explanation.rounds) == answer.usage.admitted
+    shares = [share for found in explanation.rounds for share in found.by_source]
+    assert {explanation.source_names[share.source - 1] for share in shares} == {"lookup"}
+    assert sum(share.accepted for share in shares) == answer.usage.accepted_by_source["lookup"]
+    assert sum(share.drafted for share in shares) == answer.usage.drafted_by_source["lookup"]
+    assert (explanation.prompt_tokens, explanation.forgotten, explanation.finished) == (6, 0, answer.finished)
+    first = explanation.rounds[0]
+    assert (first.position, first.pending, first.sessions) == (6, 6, 1)
+    positions = [found.position for found in explanation.rounds]
+    assert positions == sorted(positions)
+    assert all(found.admitted <= found.candidates for found in explanation.rounds)
+    assert all(found.forward_ms > 0 for found in explanation.rounds)
+
+
+async def test_a_long_prompt_s_passes_are_counted_to_its_first_round() -> None:
+    async with serving(NgramLM(8), prefill_chunk=4) as verifier:
+        await verifier.generate([1, 2] * 10, new=3, session="long")
+        (explanation,) = await explained(verifier, "long")
+    assert explanation.rounds[0].prompt_passes >= 3
+    assert [found.prompt_passes for found in explanation.rounds[1:]] == [0, 0]
+
+
+async def test_another_tenant_s_session_is_not_known() -> None:
+    async with serving(NgramLM(8)) as verifier:
+        key = common_pb2.SessionKey(session="mine", tenant="us")
+        await verifier.generate(PROMPT, new=4, key=key)
+        assert await explained(verifier, "mine", "us")
+        assert await explained(verifier, "mine", "them") == []
+        assert await explained(verifier, "mine") == []
+        assert await explained(verifier, "never") == []
+
+
+async def test_a_running_session_is_explained_too_and_a_takeover_is_another_incarnation() -> None:
+    target = NgramLM(8)
+    target.step_s = 0.002
+    async with serving(target) as verifier:
+        first = verifier.request(PROMPT, new=200, session="one")
+        await verifier.open(first)
+        await eventually(lambda: verifier.metric("rounds_total") > 3)
+        (running_one,) = await explained(verifier, "one")
+        assert running_one.finished == common_pb2.FINISH_REASON_UNSPECIFIED
+        assert running_one.rounds
+        second = verifier.request(PROMPT, new=5, session="one", epoch=first.epoch + 1)
+        await verifier.open(second)
+        await verifier.read(second)
+        explanation = await explained(verifier, "one")
+    assert [found.epoch for found in explanation] == [first.epoch, second.epoch]
+
+
+def recording() -> tuple[Tracing, Any]:
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from outrider.runtime.tracing import traced
+
+    spans = InMemorySpanExporter()
+    return traced("verifier", SimpleSpanProcessor(spans), 0.0), spans
+
+
+async def test_a_traced_session_has_a_span_its_rounds_below_it_and_hands_its_context_to_its_sources() -> None:
+    tracing, spans = recording()
+    source = FakeSource(lambda view: [])
+    async with serving(NgramLM(8), tracing=tracing) as verifier, running(source) as server:
+        request = verifier.request(PROMPT, new=6, sources=[("drafter", server.address)])
+        await verifier.stub.Open(request, timeout=100, metadata=((TRACE_KEY, CLIENT),))
+        answer = await verifier.read(request)
+        await eventually(lambda: source.follows)
+        await eventually(lambda: any(one.name == "outrider.decode" for one in spans.get_finished_spans()))
+        plain = verifier.request(PROMPT, new=6, sources=[("drafter", server.address)])
+        await verifier.open(plain)
+        await verifier.read(plain)
+        await eventually(lambda: len(source.follows) == 2)
+        await asyncio.sleep(0)
+    finished = spans.get_finished_spans()
+    (whole,) = [one for one in finished if one.name == "outrider.decode"]
+    rounds = [one for one in finished if one.name == "outrider.round"]
+    assert f"{whole.context.trace_id:032x}" == TRACE
+    assert len(rounds) == answer.usage.rounds == whole.attributes["specdec.rounds"]
+    assert {one.parent.span_id for one in rounds} == {whole.context.span_id}
+    traced_follow, plain_follow = source.follows
+    assert traced_follow.traceparent == f"00-{TRACE}-{whole.context.span_id:016x}-01"
+    assert plain_follow.traceparent == ""

@@ -1,0 +1,176 @@
+"""Readers have cursors and no queues: each gets what lies between its position and the committed length."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from harness import Verifier, eventually, serving
+from ngram_lm import NgramLM
+
+from outrider.v1 import common_pb2, verifier_pb2
+from outrider.wire.codec import SessionKey
+
+ERROR = common_pb2.FINISH_REASON_ERROR
+
+
+def cursor(request: Any, position: int, alias: int = 1, epoch: int | None = None) -> verifier_pb2.Cursor:
+    chosen = request.epoch if epoch is None else epoch
+    return verifier_pb2.Cursor(alias=alias, key=request.key, epoch=chosen, position=position)
+
+
+async def read_to_the_end(call: Any) -> None:
+    async for _ in call:
+        pass
+
+
+async def first_word(verifier: Verifier, *cursors: verifier_pb2.Cursor) -> list[verifier_pb2.Committed]:
+    """The first message that is more than a beat."""
+    call = verifier.stub.Watch()
+    await call.write(verifier_pb2.WatchRequest(add=cursors))
+    async with asyncio.timeout(60):
+        async for response in call:
+            if response.committed:
+                call.cancel()
+                return list(response.committed)
+    raise AssertionError("the stream ended")
+
+
+async def test_an_unknown_session_is_said_to_be_unknown() -> None:
+    async with serving(NgramLM()) as verifier:
+        (said,) = await first_word(verifier, cursor(verifier.request([1]), 1))
+        assert (said.alias, said.finished, said.code) == (1, ERROR, 5)
+        nameless = verifier_pb2.Cursor(alias=2)
+        (said,) = await first_word(verifier, nameless)
+        assert (said.alias, said.code) == (2, 5)
+
+
+async def test_another_epoch_gets_a_code_of_its_own() -> None:
+    async with serving(NgramLM()) as verifier:
+        request = verifier.request([1, 2], epoch=10)
+        await verifier.open(request)
+        (older,) = await first_word(verifier, cursor(request, 2, epoch=9))
+        (newer,) = await first_word(verifier, cursor(request, 2, epoch=11))
+    assert (older.code, newer.code) == (10, 5)
+
+
+async def test_a_finished_session_can_be_read_again_from_any_position() -> None:
+    async with serving(NgramLM()) as verifier:
+        request = verifier.request([1, 2, 3], new=10)
+        await verifier.open(request)
+        whole = await verifier.read(request)
+        assert (await verifier.read(request)).ids == whole.ids
+        assert (await verifier.read(request, position=7)).ids == whole.ids[4:]
+        assert (await verifier.read(request, position=1)).ids == [2, 3, *whole.ids]
+        end = await verifier.read(request, position=13)
+        assert (end.ids, end.finished) == ([], whole.finished)
+        assert end.usage == whole.usage
+
+
+async def test_a_finished_session_is_forgotten_after_a_while_but_its_epoch_is_not() -> None:
+    async with serving(NgramLM(), lease_s=0.1) as verifier:
+        request = verifier.request([1, 2, 3], new=4, epoch=50)
+        await verifier.open(request)
+        await verifier.read(request)
+        await eventually(lambda: verifier.server._table.find(SessionKey("", request.key.session)) is None)
+        (said,) = await first_word(verifier, cursor(request, 3))
+        assert said.code == 5
+        request.epoch = 49
+        with pytest.raises(grpc.aio.AioRpcError, match="older"):
+            await verifier.open(request)
+
+
+async def test_several_readers_each_get_everything_once() -> None:
+    target = NgramLM()
+    target.step_s = 0.001
+    async with serving(target) as verifier:
+        request = verifier.request([1, 2, 3], new=100)
+        await verifier.open(request)
+        answers = await asyncio.gather(*(verifier.read(request) for _ in range(3)))
+    assert answers[0].ids == answers[1].ids == answers[2].ids
+    assert len(answers[0].ids) == 100
+
+
+async def test_one_stream_reads_many_sessions_and_drops_some() -> None:
+    target = NgramLM(max_length=4096)
+    target.step_s = 0.001
+    async with serving(target) as verifier:
+        requests = [verifier.request([1, 2, n], new=60) for n in range(4)]
+        endless = verifier.request([1, 2], new=4000)
+        for request in (*requests, endless):
+            await verifier.open(request)
+        call = verifier.stub.Watch()
+        cursors = [cursor(request, 3, alias=n) for n, request in enumerate(requests)]
+        await call.write(verifier_pb2.WatchRequest(add=[*cursors, cursor(endless, 2, alias=9)]))
+        got: dict[int, list[int]] = {n: [] for n in (0, 1, 2, 3, 9)}
+        finished: set[int] = set()
+        dropped_at = None
+        async with asyncio.timeout(60):
+            async for response in call:
+                for committed in response.committed:
+                    got[committed.alias].extend(committed.ids)
+                    finished |= {committed.alias} if committed.finished else set()
+                if dropped_at is None and len(got[9]) > 5:
+                    await call.write(verifier_pb2.WatchRequest(drop=[9]))
+                    dropped_at = len(got[9])
+                if len(finished) == 4:
+                    break
+        assert [len(got[n]) for n in range(4)] == [60] * 4
+        call.cancel()
+        assert await verifier.cancel(endless)
+
+
+async def test_beats_come_while_idle_and_before_every_step() -> None:
+    target = NgramLM()
+    async with serving(target) as verifier:
+        call = verifier.stub.Watch()
+        beats = []
+        async with asyncio.timeout(60):
+            async for response in call:
+                beats.append(response.beat)
+                if len(beats) == 4:
+                    break
+        assert {beat.step for beat in beats} == {0}
+        assert {beat.expected_us for beat in beats} == {0}
+        target.step_s = 0.01
+        await verifier.generate([1, 2], new=10)
+        request = verifier.request([1, 2], new=10)
+        await verifier.open(request)
+        steps = []
+        async with asyncio.timeout(60):
+            async for response in call:
+                steps.append(response.beat)
+                if response.beat.step == 20 and not response.beat.expected_us:
+                    break
+        assert [beat.step for beat in steps] == sorted(beat.step for beat in steps)
+        assert {11, 12, 15, 19} <= {beat.step for beat in steps}
+        assert any(5_000 < beat.expected_us < 100_000 for beat in steps)
+
+
+async def test_a_reader_that_is_slow_gets_more_per_message_and_nothing_twice() -> None:
+    target = NgramLM(max_length=2048)
+    async with serving(target) as verifier:
+        request = verifier.request([1, 2], new=1500)
+        await verifier.open(request)
+        call = verifier.stub.Watch()
+        await call.write(verifier_pb2.WatchRequest(add=[cursor(request, 2)]))
+        await eventually(lambda: verifier.metric("rounds_total") == 1500)
+        ids: list[int] = []
+        async with asyncio.timeout(60):
+            async for response in call:
+                for committed in response.committed:
+                    assert committed.position == 2 + len(ids)
+                    ids += committed.ids
+                if response.committed and response.committed[-1].finished:
+                    break
+        assert len(ids) == 1500
+
+
+async def test_an_open_stream_ends_as_unavailable_when_the_worker_stops() -> None:
+    async with serving(NgramLM()) as verifier:
+        call = verifier.stub.Watch()
+        async with asyncio.timeout(60):
+            await verifier.server.stop(0.0)
+            with pytest.raises(grpc.aio.AioRpcError, match="stopping"):
+                await read_to_the_end(call)
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE

@@ -1,0 +1,188 @@
+"""Tensor parallelism: a verifier of several processes, each with a shard of the target.
+
+The first rank is the verifier; the others run its passes (`outrider.lm.lead`) and have no gRPC, clock or
+scheduler. All ranks end together: the loss of any rank ends the first one with status 1, which ends the rest.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from outrider.lm.lead import Lead, follow
+from outrider.lm.packed import PackedLM
+from outrider.lm.ranks import Crew, Place, RankLost
+from outrider.runtime.children import ServiceProcess
+from outrider.runtime.lifeline import die_with_parent
+from outrider.runtime.loaded import keep_what_is_loaded
+from outrider.runtime.log import configure
+from outrider.runtime.metrics import Metrics
+from outrider.runtime.settings import as_variables
+from outrider.runtime.worker_settings import OF_THIS_PROCESS
+from speculative.errors import InvalidRequest, ModelRefused, OutriderError
+from verifier_service.server import VerifierServer
+from verifier_service.settings import VerifierSettings
+
+log = logging.getLogger(__name__)
+
+_WATCH_S = 0.2
+
+
+class LeadingServer(VerifierServer):
+    """The verifier as the first of several ranks.
+
+    Args:
+        settings: of the process.
+        rank: this process's place among the ranks.
+        followers: the other ranks that are children of this process; empty under torchrun.
+        metrics: the process's metrics.
+        fail: called with the error that ended the engine's thread or lost a rank.
+        listener: where the other ranks connect to this one; None: it is opened on joining.
+    """
+
+    def __init__(
+        self,
+        settings: VerifierSettings,
+        rank: Place,
+        followers: Sequence[ServiceProcess],
+        metrics: Metrics,
+        fail: Callable[[BaseException], None],
+        listener: socket.socket | None = None,
+    ) -> None:
+        self._rank = rank
+        self._listener = listener
+        self._followers = followers
+        self._lead: Lead | None = None
+        self._lost = fail
+        super().__init__(settings, self._load_and_lead, metrics, fail, ranks=rank.size)
+
+    async def start(self) -> None:
+        """Starts the verifier, and watches the ranks that are children of this process."""
+        self._tasks.append(asyncio.create_task(self._watch(), name="followers"))
+        await super().start()
+
+    async def stop(self, grace: float) -> None:
+        """Stops the verifier, and then lets the other ranks end."""
+        await super().stop(grace)
+        if self._lead is None:
+            return
+        try:
+            await asyncio.to_thread(self._lead.close)
+        except RankLost as error:
+            self._lost(error)
+            await asyncio.sleep(0)
+
+    async def _watch(self) -> None:
+        """Notices the end of a child sooner than a pass would that waits for the child's part."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            for follower in self._followers:
+                if (status := follower.poll()) is not None:
+                    self._lost(
+                        RankLost(f"{follower.role} is lost, and all end with it: exit status {status}")
+                    )
+                    return
+
+    def _load_and_lead(self) -> PackedLM:
+        group = _join(self._settings, self._rank, self._listener)
+        target = _load_shard(self._settings, group)
+        self._lead = Lead(target, group, self._lost)
+        return target
+
+
+def rank_from_environment(settings: VerifierSettings) -> Place | None:
+    """The rank that torchrun, or the first rank, started this process as; None: the process is no rank.
+
+    Raises InvalidRequest where the environment contradicts itself or the settings.
+    """
+    rank = Place.of(os.environ)
+    if rank is not None and settings.ranks not in (1, rank.size):
+        raise InvalidRequest(f"ranks = {settings.ranks}, but WORLD_SIZE is {rank.size}; give one of them")
+    return rank
+
+
+def start_followers(
+    settings: VerifierSettings,
+) -> tuple[Place, tuple[ServiceProcess, ...], socket.socket]:
+    """Makes this process the first of `settings.ranks`, and starts the others as its children.
+
+    Returns this process's place, the children, and the socket to which they will connect: it listens from now
+    on, so that no other process takes the port while the ranks load. Only for the main thread, with which the
+    children end.
+    """
+    listener = socket.create_server(("127.0.0.1", 0), backlog=settings.ranks)
+    host, port = listener.getsockname()
+    size = settings.ranks
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    os.environ.update(common, RANK="0", LOCAL_RANK="0")
+    variables = as_variables(settings, without=frozenset({"parent_pid", "config", *OF_THIS_PROCESS}))
+    followers = [
+        ServiceProcess.start(
+            f"rank {rank} of {size}",
+            "verifier_service",
+            env={**variables, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(1, size)
+    ]
+    return Place(0, size, 0), tuple(followers), listener
+
+
+def run_follower(settings: VerifierSettings, rank: Place) -> NoReturn:
+    """Runs any rank but the first until the verifier ends, and ends the process. For `__main__`.
+
+    Once this rank follows, it ignores signals to stop: the first rank answers them.
+    """
+    if settings.parent_pid is not None:
+        die_with_parent(settings.parent_pid)
+    configure(f"verifier rank {rank.rank}", settings.log_level, settings.log_format)
+    code = 1
+    group: Crew | None = None
+    try:
+        group = _join(settings, rank)
+        shard = _load_shard(settings, group)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        keep_what_is_loaded()
+        log.info("follows rank 0")
+        follow(shard, group)
+        log.info("ends with rank 0")
+        code = 0
+    except RankLost as error:
+        log.error("gave up: %s", error)
+    except OutriderError as error:
+        log.error("gave up: %s", error)
+        if group is not None:
+            # The first rank has found the same fault. If this rank ended now, the first one would be stopped
+            # before it can report the fault.
+            group.wait_for_the_end()
+    except Exception as error:
+        log.error("gave up: %s: %s", type(error).__name__, error)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _join(settings: VerifierSettings, rank: Place, listener: socket.socket | None = None) -> Crew:
+    """Connects this rank with the others. Raises OutriderError where they do not come together."""
+    return Crew.join(rank, rank.device(settings.device), settings.ranks_timeout_s, listener)
+
+
+def _load_shard(settings: VerifierSettings, group: Crew) -> PackedLM:
+    """Loads this rank's shard of the target, and checks it together with the others. Raises OutriderError."""
+    try:
+        return PackedLM.load(
+            settings.model,
+            device=group.place.device(settings.device),
+            dtype=settings.dtype,
+            threads=settings.threads,
+            kv_mb=settings.kv_mb,
+            crew=group,
+            deterministic=settings.deterministic,
+        )
+    except ModelRefused as refusal:
+        group.check_agreed(refusal)
+        raise

@@ -1,0 +1,55 @@
+"""Sources inside this worker: the table of proposers, and what the engine asks of each.
+
+A proposer drafts for one session from its tokens alone; it knows neither the target nor the other sessions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.wire.names import PREDICTION
+from speculative.draft import Draft
+from speculative.named import load
+
+PROPOSERS = {
+    "lookup": "verifier_service.proposers.lookup:LookupProposer",
+    PREDICTION: "verifier_service.proposers.prediction:PredictionProposer",
+}
+"""Source name to "module:class" of a Proposer, which is constructed from a `ProposerInit`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerInit:
+    """What a request gives the proposers of its session."""
+
+    prompt_length: int
+    """Length of the prompt, in tokens."""
+    prediction: tuple[int, ...] = ()
+    """Token ids that the answer may resemble; empty: the request predicts nothing."""
+
+
+class Proposer(Protocol):
+    """Drafts for one session. Both methods run on the engine's thread and have to take microseconds."""
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Appends tokens to the session's text: the prompt first, then what the target commits."""
+
+    def propose(self, node_limit: int) -> Draft | None:
+        """A draft of at most `node_limit` nodes that may follow the last token, or None."""
+
+
+@dataclass(slots=True)
+class ActiveProposer:
+    """A proposer in use by one session."""
+
+    source_index: int
+    """Index of the proposer among the session's sources, from 1."""
+    proposer: Proposer
+    appended: int = 0
+    """How many of the session's leading tokens the proposer has."""
+
+
+def make_proposer(name: str, init: ProposerInit) -> Proposer:
+    """Constructs the proposer of the table that has this name. Raises KeyError for an unknown name."""
+    proposer: Proposer = load(PROPOSERS, name)(init)
+    return proposer

@@ -1,0 +1,241 @@
+"""The link to one source outside this worker: the sessions that subscribe to the source, and its drafts.
+
+Nothing here can hold the engine up. Updates for the source are merged in an `UpdateQueue` and sent one at a
+time; drafts are decoded and put into the engine's inbox, up to a bound. Behind a stream that was dialled
+again, the source follows its sessions anew, with the tokens that they have by then. A source that sends
+something malformed is muted for that session; a source that does so for several sessions is left alone for
+growing intervals.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from outrider.runtime.backoff import Backoff
+from outrider.v1 import draft_source_pb2
+from outrider.wire.codec import FULL, credit_from_wire, fragment_from_wire
+from outrider.wire.status import peer_text
+from speculative.errors import MalformedDraft
+from speculative.fragment import Fragment
+from verifier_service.asking import Record
+from verifier_service.commands import InFlight, Offers, Update
+from verifier_service.counts import CountsByName
+from verifier_service.remote_sources.stream import AttachStream, LinkLimits
+from verifier_service.remote_sources.subscription import Subscription
+from verifier_service.remote_sources.update_queue import UpdateQueue
+
+log = logging.getLogger(__name__)
+
+
+class SourceLink:
+    """The subscriptions of all sessions to the source at one address. The StreamUser of its stream.
+
+    Args:
+        address: of the source, as host:port.
+        put: hands drafts to the engine.
+        counts: what sources did, by name; the link adds what it drops.
+        limits: times and bounds.
+    """
+
+    def __init__(
+        self, address: str, put: Callable[[Offers], None], counts: CountsByName, limits: LinkLimits
+    ) -> None:
+        self.address = address
+        self.idle_since: float | None = None
+        """Since when no session subscribes, in monotonic seconds; None while some session does."""
+        self.least_survival = 0.0
+        """The survival below which the engine admits no node now; goes out with the next request."""
+        self._put = put
+        self._counts = counts
+        self._limits = limits
+        self._subscriptions: dict[int, Subscription] = {}
+        """By session handle."""
+        self._name = ""  # counts under this name what belongs to no session
+        self._resting: set[int] = set()
+        """Handles of the sessions for which the source rests."""
+        self._struck: set[int] = set()
+        """Handles of the sessions that muted the source."""
+        self._strikes = 0
+        self._mute = Backoff(limits.mute_first_s, limits.mute_most_s, jitter=0.5)
+        self._in_flight = InFlight()
+        self._queue: UpdateQueue | None = None
+        """Updates for the stream that is up; None: no stream is up."""
+        self._parting: dict[int, Subscription] = {}
+        """Subscriptions of sessions that ended before this stream followed them, by handle: the source is
+        still to learn from those sessions."""
+        self._ended: dict[int, tuple[Record, ...]] = {}
+        """The activities of the session that used an alias of this stream last, by alias."""
+        self.stream = AttachStream(address, self, limits)
+        """Carries requests to the source, and its responses back."""
+
+    def subscribe(self, subscription: Subscription, resting: bool) -> None:
+        """Has the source draft for a session: as soon as the stream is up or, if `resting`, once the source
+        has rested."""
+        handle = subscription.view.handle
+        if handle in self._struck:
+            return
+        self._subscriptions[handle] = subscription
+        self._name = subscription.name
+        self.idle_since = None
+        self.stream.want()
+        if resting:
+            self._resting.add(handle)
+        if self._queue is not None:
+            self._introduce(handle, self._queue)
+
+    def progress(self, update: Update, *, resting: bool) -> None:
+        """Sends the source the tokens that a session committed; holds them back while the source rests."""
+        if update.handle not in self._subscriptions:
+            return
+        (self._resting.add if resting else self._resting.discard)(update.handle)
+        if self._queue is not None and self._queue.progress(
+            update.handle, update.position, update.ids, update.prefix_hash, hold=resting
+        ):
+            self.stream.wake()
+
+    def finish(self, update: Update) -> None:
+        """Ends the subscription of a finished session; a source that learns gets its last tokens first."""
+        subscription = self._subscriptions.get(update.handle)
+        learns = subscription is not None and subscription.view.request.learn
+        if learns and update.ids:
+            self.progress(update, resting=False)
+        self.unsubscribe(update.handle, flush=learns)
+
+    def unsubscribe(self, handle: int, *, flush: bool = False) -> None:
+        """Ends a session's subscription; with `flush` the source first gets every token that it lacks."""
+        self._struck.discard(handle)
+        self._remove(handle, flush=flush)
+
+    def strike(self, handle: int, why: str) -> None:
+        """Mutes the source for a session to which the source sent something malformed."""
+        subscription = self._subscriptions.get(handle)
+        if subscription is None:
+            return
+        fields = {"source": subscription.name, "peer": self.address, **subscription.view.key.fields}
+        log.warning("muted for this session: %s", why, extra={"fields": fields})
+        self._counts[subscription.name].muted += 1
+        self._remove(handle)
+        self._struck.add(handle)
+        self._strikes += 1
+        if self._strikes >= self._limits.strikes:
+            pause = self._mute.next_s()
+            log.warning("source muted for %.1f s", pause, extra={"fields": {"peer": self.address}})
+            self._strikes = 0
+            self.stream.mute(pause)
+
+    def stream_opened(self) -> None:
+        """Introduces every subscribed session to the source."""
+        self._queue = UpdateQueue()
+        self._parting.clear()
+        self._ended.clear()
+        for handle in self._subscriptions:
+            self._introduce(handle, self._queue)
+
+    def stream_closed(self) -> None:
+        """Forgets what the source knows: the next stream starts from nothing."""
+        self._queue = None
+
+    def next_request(self) -> draft_source_pb2.AttachRequest | None:
+        """The next updates for the source; None while there are none."""
+        if self._queue is None or (update := self._queue.take()) is None:
+            return None
+        least = int(FULL * self.least_survival)
+        request = draft_source_pb2.AttachRequest(end=update.end, least_survival=least)
+        for alias in update.follow:
+            handle = self._queue.handles[alias]
+            parting = self._parting.pop(handle, None)
+            subscription = parting or self._subscriptions[handle]
+            request.follow.append(subscription.message(alias, drafts=parting is None))
+        for alias, unsent in update.progress.items():
+            request.progress.add(
+                alias=alias,
+                position=unsent.position,
+                ids=unsent.ids,
+                prefix_hash=unsent.prefix_hash,
+            )
+        return request
+
+    async def receive(self, response: draft_source_pb2.AttachResponse) -> None:
+        """Hands the drafts of one response to the engine. Drops what exceeds the inbox, and pauses then."""
+        queue = self._queue
+        if queue is None:
+            return
+        for refusal in response.refusals:
+            self._refused(refusal, queue)
+        free = self._limits.inbox - self._in_flight.count
+        drafts = self._decode(response, max(0, free), queue)
+        if drafts:
+            self._in_flight.put += len(drafts)
+            self._put(Offers(tuple(drafts), time.perf_counter(), self._in_flight))
+        if len(response.drafts) > free:
+            self._flooded(response.drafts[max(0, free) :], queue)
+            await asyncio.sleep(self._limits.flood_pause_s)
+
+    def _introduce(self, handle: int, queue: UpdateQueue) -> None:
+        if handle in self._resting:
+            queue.follow_later(handle)
+        else:
+            queue.follow(handle)
+            self.stream.wake()
+
+    def _remove(self, handle: int, *, flush: bool = False) -> None:
+        subscription = self._subscriptions.pop(handle, None)
+        self._resting.discard(handle)
+        if subscription is not None and (queue := self._queue) is not None:
+            if flush and queue.is_unannounced(handle):
+                self._parting[handle] = subscription
+            self._ended[queue.alias_of(handle)] = subscription.activities
+            if queue.end(handle, flush=flush):
+                self.stream.wake()
+        if not self._subscriptions:
+            self.stream.unwant()
+            self.idle_since = self.idle_since or time.monotonic()
+
+    def _decode(
+        self, response: draft_source_pb2.AttachResponse, most: int, queue: UpdateQueue
+    ) -> list[tuple[int, Fragment]]:
+        decoded = []
+        for place, draft in enumerate(response.drafts[:most]):
+            subscription = self._by_alias(draft.alias, queue)
+            if subscription is None:
+                self._drop_unknown(draft, queue)
+                continue
+            try:
+                source_index = credit_from_wire(response, place, subscription.source_indices)
+                fragment = fragment_from_wire(draft, source_index)
+            except MalformedDraft as error:
+                self._counts[subscription.name].malformed += 1
+                self.strike(subscription.view.handle, str(error))
+            else:
+                decoded.append((subscription.view.handle, fragment))
+        return decoded
+
+    def _by_alias(self, alias: int, queue: UpdateQueue) -> Subscription | None:
+        handle = queue.handles.get(alias)
+        return None if handle is None else self._subscriptions.get(handle)
+
+    def _drop_unknown(self, draft: draft_source_pb2.Draft, queue: UpdateQueue) -> None:
+        """Counts a draft whose alias names no session: late if the session ended, malformed otherwise."""
+        counts = self._counts[self._name]
+        if queue.was_used(draft.alias):
+            counts.offered += len(draft.ids)
+            counts.stale += len(draft.ids)
+            for activity in self._ended.get(draft.alias, ()):
+                activity.late = True
+        else:
+            counts.malformed += 1
+
+    def _flooded(self, drafts: list[draft_source_pb2.Draft], queue: UpdateQueue) -> None:
+        subscription = self._by_alias(drafts[0].alias, queue)
+        self._counts[self._name if subscription is None else subscription.name].flooded += len(drafts)
+
+    def _refused(self, refusal: draft_source_pb2.Refusal, queue: UpdateQueue) -> None:
+        subscription = self._by_alias(refusal.alias, queue)
+        if subscription is None:
+            return
+        self._counts[subscription.name].unfollowed += 1
+        fields = {"source": subscription.name, "peer": self.address, **subscription.view.key.fields}
+        log.warning("source does not follow: %s", peer_text(refusal.message), extra={"fields": fields})
+        if queue.end(subscription.view.handle):
+            self.stream.wake()

@@ -1,0 +1,85 @@
+"""The links of this worker to all sources outside, and the routing of each step's updates to these links."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from verifier_service.commands import Batch, Offers
+from verifier_service.counts import CountsByName
+from verifier_service.remote_sources.link import SourceLink
+from verifier_service.remote_sources.stream import LinkLimits
+from verifier_service.remote_sources.subscription import Subscription
+
+_IDLE_S = 60.0
+
+
+class SourcePool:
+    """One link per address: dialled when the first session names the address, closed when long unused."""
+
+    def __init__(self, put: Callable[[Offers], None], limits: LinkLimits) -> None:
+        self.counts = CountsByName()
+        """What the links dropped, by source name."""
+        self._put = put
+        self._limits = limits
+        self._links: dict[str, SourceLink] = {}
+        self._by_session: dict[int, dict[int, SourceLink]] = defaultdict(dict)
+        """Link by source index, by session handle."""
+
+    @property
+    def attached(self) -> int:
+        """How many links have their stream up; from any thread."""
+        return sum(link.stream.attached for link in list(self._links.values()))
+
+    def subscribe(self, address: str, subscription: Subscription, resting: bool = False) -> None:
+        """Has the source at `address` draft for a session; once the source has rested, if it is `resting`."""
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = SourceLink(address, self._put, self.counts, self._limits)
+        by_index = self._by_session[subscription.view.handle]
+        by_index.update(dict.fromkeys(subscription.source_indices, link))
+        link.subscribe(subscription, resting)
+
+    def unsubscribe(self, handle: int, source_indices: Sequence[int]) -> None:
+        """Ends a session's subscriptions to the sources of these indices."""
+        by_index = self._by_session.get(handle, {})
+        for link in {by_index.pop(index) for index in source_indices if index in by_index}:
+            link.unsubscribe(handle)
+
+    def end(self, handle: int) -> None:
+        """Ends all subscriptions of a session that is no longer decoded here."""
+        for link in set(self._by_session.pop(handle, {}).values()):
+            link.unsubscribe(handle)
+
+    def absorb(self, batch: Batch) -> None:
+        """Sends the sources what a step committed, and mutes those that sent something malformed."""
+        for link in self._links.values():
+            link.least_survival = batch.least_survival
+        for strike in batch.strikes:
+            struck = self._by_session.get(strike.handle, {}).get(strike.source)
+            if struck is not None:
+                struck.strike(strike.handle, strike.why)
+        for update in batch.updates:
+            by_index = self._by_session.get(update.handle, {})
+            if update.finish is not None:
+                for link in set(self._by_session.pop(update.handle, {}).values()):
+                    link.finish(update)
+            elif update.parked is not None:
+                self.end(update.handle)
+            else:
+                awake = {link for index, link in by_index.items() if index not in update.resting}
+                for link in set(by_index.values()):
+                    link.progress(update, resting=link not in awake)
+
+    async def close_idle(self) -> None:
+        """Closes the links to which no session has subscribed for a minute."""
+        now = time.monotonic()
+        for address, link in list(self._links.items()):
+            if link.idle_since is not None and now - link.idle_since > _IDLE_S:
+                del self._links[address]
+                await link.stream.close()
+
+    async def close(self) -> None:
+        """Closes every link."""
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            await link.stream.close()

@@ -1,0 +1,59 @@
+"""A session's subscription to one source, and the Follow message that introduces the session there."""
+
+from dataclasses import dataclass
+
+from outrider.v1 import draft_source_pb2
+from outrider.wire.codec import key_to_wire, sampling_to_wire
+from speculative.draft import MAX_DRAFT_NODES
+from verifier_service.asking import Record
+from verifier_service.open_sessions.table import SessionView
+
+# A source may keep this many rounds' worth of nodes under way.
+_ROUNDS_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One session and the names under which one source drafts for that session."""
+
+    view: SessionView
+    source_indices: tuple[int, ...]
+    """The source's indices in the session, one for each of its names there."""
+    names: tuple[str, ...]
+    """The source's names in the session."""
+    model: str
+    tokenizer_digest: str
+    vocabulary_size: int
+    """Width of the target's logits."""
+    activities: tuple[Record, ...]
+    """What all sessions found out about the source, one entry for each of its names."""
+
+    @property
+    def name(self) -> str:
+        """The source's first name, for counts that belong to the source as a whole."""
+        return self.names[0]
+
+    def message(self, alias: int, drafts: bool = True) -> draft_source_pb2.Follow:
+        """The Follow message, with the session's tokens of this moment.
+
+        Without `drafts` the session has ended, and the source can only learn from its tokens.
+        """
+        request = self.view.request
+        return draft_source_pb2.Follow(
+            alias=alias,
+            key=key_to_wire(request.key),
+            epoch=request.epoch,
+            model=self.model,
+            tokenizer_digest=self.tokenizer_digest,
+            ids=self.view.ids,
+            prompt_length=request.prompt_length,
+            limit=request.limit,
+            sampling=sampling_to_wire(request.params),
+            seed=request.seed,
+            node_limit=min(_ROUNDS_AHEAD * request.node_limit, MAX_DRAFT_NODES) if drafts else 0,
+            vocabulary_size=self.vocabulary_size,
+            sources=self.names,
+            learn=request.learn,
+            corpora=request.corpora,
+            traceparent=self.view.traceparent,
+        )

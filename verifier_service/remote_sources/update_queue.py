@@ -1,0 +1,150 @@
+"""What a link sends to its source next. Updates are merged per session, so the queue never outgrows them.
+
+Tokens of a session that were not sent yet are extended, never queued twice. While a source rests, its tokens
+are held, and a session that begins meanwhile is followed only once the source is awake. An alias is the
+link's own number for a session on one stream. Pure; knows nothing of streams or protobuf.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+# A freed alias is used again only after this many others were freed: drafts that are still under way must not
+# meet another session. The number is small, so that a few dozen sessions keep their aliases below 128, which
+# is one byte on the wire.
+_ALIASES_AT_REST = 32
+
+
+@dataclass(slots=True)
+class UnsentTokens:
+    """Committed tokens of one session that the source does not have yet."""
+
+    position: int
+    """Position of the first of them."""
+    ids: list[int]
+    prefix_hash: int
+    """Hash of the session's tokens up to the last of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextUpdate:
+    """The content of one AttachRequest."""
+
+    follow: tuple[int, ...]
+    """Aliases of the sessions to follow from now on."""
+    progress: dict[int, UnsentTokens]
+    """Committed tokens by alias."""
+    end: tuple[int, ...]
+    """Aliases of the sessions that ended."""
+
+
+@dataclass(slots=True)
+class UpdateQueue:
+    """The state of one stream's next update. Every new stream starts with a new queue."""
+
+    handles: dict[int, int] = field(default_factory=dict)
+    """Session handle by alias, for the sessions that this stream follows."""
+    _aliases: dict[int, int] = field(default_factory=dict)
+    _free: deque[int] = field(default_factory=deque)
+    _highest: int = 0
+    _follow: dict[int, None] = field(default_factory=dict)
+    _progress: dict[int, UnsentTokens] = field(default_factory=dict)
+    _held: dict[int, UnsentTokens] = field(default_factory=dict)
+    """Tokens that wait until the source has rested, by alias."""
+    _end: list[int] = field(default_factory=list)
+    _later: set[int] = field(default_factory=set)
+    """Handles of the sessions to follow once the source has rested."""
+    _lessons: list[int] = field(default_factory=list)
+    """Aliases of ended sessions that are still to be followed, so that the source can learn from them."""
+
+    def follow_later(self, handle: int) -> None:
+        """Follows a session once the source has rested."""
+        self._later.add(handle)
+
+    def follow(self, handle: int) -> None:
+        """Follows a session from the next update on, with the tokens that the session has by then."""
+        self._later.discard(handle)
+        if handle in self._aliases:
+            return
+        if len(self._free) > _ALIASES_AT_REST:
+            alias = self._free.popleft()
+        else:
+            self._highest = alias = self._highest + 1
+        self.handles[alias] = handle
+        self._aliases[handle] = alias
+        self._follow[alias] = None
+
+    def progress(
+        self, handle: int, position: int, ids: tuple[int, ...], prefix_hash: int, hold: bool = False
+    ) -> bool:
+        """Adds committed tokens of a session; with `hold` they wait until the source has rested.
+
+        Returns whether there is something to send now.
+        """
+        if handle in self._later:
+            if not hold:
+                self.follow(handle)
+            return not hold
+        alias = self._aliases.get(handle)
+        if alias is None or alias in self._follow:
+            return False  # a follow that was not sent yet will carry these tokens
+        unsent = self._progress.get(alias) or self._held.pop(alias, None)
+        if unsent is None:
+            unsent = UnsentTokens(position, list(ids), prefix_hash)
+        else:
+            unsent.ids.extend(ids)
+            unsent.prefix_hash = prefix_hash
+        send = not hold or alias in self._progress
+        (self._progress if send else self._held)[alias] = unsent
+        return send
+
+    def end(self, handle: int, *, flush: bool = False) -> bool:
+        """Ends a session; with `flush` the source first gets every token that it lacks.
+
+        Returns whether there is something to send now.
+        """
+        if flush and handle in self._later:
+            self.follow(handle)
+        self._later.discard(handle)
+        alias = self._aliases.pop(handle, None)
+        if alias is None:
+            return False
+        if flush and alias in self._follow:
+            self._lessons.append(alias)
+            return True
+        del self.handles[alias]
+        unsent = self._progress.pop(alias, None) or self._held.pop(alias, None)
+        if flush and unsent is not None:
+            self._progress[alias] = unsent
+        if alias in self._follow:
+            del self._follow[alias]
+            self._free.append(alias)
+            return False
+        self._end.append(alias)
+        return True
+
+    def is_unannounced(self, handle: int) -> bool:
+        """Whether a session is to be followed and the source does not know of the session yet."""
+        return handle in self._later or self._aliases.get(handle) in self._follow
+
+    def alias_of(self, handle: int) -> int:
+        """The session's alias on this stream; 0 for a session that the stream does not follow."""
+        return self._aliases.get(handle, 0)
+
+    def was_used(self, alias: int) -> bool:
+        """Whether this stream ever used the alias: a draft under a used alias is late, not malformed."""
+        return 1 <= alias <= self._highest
+
+    def take(self) -> NextUpdate | None:
+        """Takes the next update from the queue; None for an empty queue.
+
+        The source reads progress first, then ends, then follows.
+        """
+        if not (self._follow or self._progress or self._end):
+            return None
+        update = NextUpdate(tuple(self._follow), self._progress, tuple(self._end))
+        for alias in self._end:
+            self.handles.pop(alias, None)
+        self._free.extend(self._end)
+        self._follow, self._progress = {}, {}
+        self._end, self._lessons = self._lessons, []
+        return update
