@@ -56,11 +56,6 @@ class TableEmbedder:
         """Of a Hugging Face folder. Raises UnfitWeights."""
         return cls(EmbeddingTable.read(folder), folder.name, dimensions)
 
-    def token_vectors(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> Vectors:
-        """Each id's own vector, not normalised, float32 [len(ids), dimensions]."""
-        rows = self._table.rows(ids)
-        return rows if self._projection is None else rows @ self._projection
-
     def embed(self, windows: Sequence[Sequence[int] | NDArray[np.integer[Any]]]) -> Vectors:
         """See Embedder."""
         pooled = np.zeros((len(windows), self.dimensions), dtype=np.float32)

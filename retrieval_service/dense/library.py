@@ -136,6 +136,11 @@ class Library:
             shelf.remove(document.name)
         return len(documents)
 
+    def __len__(self) -> int:
+        """Documents of all tenants."""
+        with self._lock:
+            return sum(map(len, self._shelves.values()))
+
     def documents(self, tenant: str) -> list[Document]:
         """Those of one scope alone, in order of adding."""
         shelf = self._shelves.get(tenant)

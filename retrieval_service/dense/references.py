@@ -8,11 +8,10 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from retrieval_service.dense.contexts import NearestContexts
-from retrieval_service.dense.embeddings import TableEmbedder, Vectors
+from retrieval_service.dense.embeddings import Vectors
 from retrieval_service.dense.library import Library
 from retrieval_service.dense.matching import ReferenceText
-from retrieval_service.dense.searching import Counts, Searcher
+from retrieval_service.dense.searching import SearchCounts, Searcher
 from retrieval_service.dense.shelf import Document, Found, Ids
 from retrieval_service.dense.topics import TopicRule
 from retrieval_service.trie import CountedTrie
@@ -22,43 +21,40 @@ _SHORTEST_EXCERPT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a session copies from.
+class ReferenceLimits:
+    """Bounds of one session's references.
 
     Attributes:
-        documents: at most so many references.
-        tokens: of all of them; a document that is longer is cut around the chunk that was found.
-        nearest: a document farther away (cosine) is none.
-        shortest: a shorter match is none.
-        contexts_below: where the match is shorter than this, nearest contexts are asked, if there are any.
+        documents: most references.
+        tokens: most tokens of all references; a longer document is cut around the chunk that was found.
+        nearest: least cosine at which a document is near enough.
+        shortest: shortest match that is drafted from, in tokens.
     """
 
     documents: int = 4
     tokens: int = 16_384
     nearest: float = 0.0
     shortest: int = 1
-    contexts_below: int = 4
 
 
 RULE = TopicRule()
-LIMITS = Limits()
+LIMITS = ReferenceLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldText:
     documents: tuple[Document, ...]
     text: ReferenceText
-    contexts: NearestContexts | None
 
 
 class SessionReferences:
     """One session's references; a Memory."""
 
-    def __init__(self, tenant: str, library: Library, limits: Limits) -> None:
+    def __init__(self, tenant: str, library: Library, limits: ReferenceLimits) -> None:
         self.tenant = tenant
         self._library = library
         self._limits = limits
-        self._held: _Held | None = None
+        self._held: _HeldText | None = None
         self.looked_at: int | None = None
         """The session's length when its topic was last looked at; None asks for it at the next progress."""
         self.searched_with: Vectors | None = None
@@ -69,22 +65,19 @@ class SessionReferences:
         held = self._held
         return () if held is None else tuple(document.name for document in held.documents)
 
-    def hold(self, held: _Held | None) -> None:
-        """From now on lookups copy from these."""
+    def hold(self, held: _HeldText | None) -> None:
+        """Makes lookups copy from these references from now on."""
         self._held = held
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
-        """See Memory. Nothing of a document that was deleted, as soon as it is."""
+        """See Memory. Finds nothing in a document that was deleted, from that moment on."""
         held = self._held
         if held is None:
             return None
         if not all(self._library.holds(self.tenant, document) for document in held.documents):
             self._held = self.searched_with = self.looked_at = None
             return None
-        found = held.text.lookup(ids, node_limit=node_limit, depth=depth, shortest=self._limits.shortest)
-        if held.contexts is None or (found and found.match_length >= self._limits.contexts_below):
-            return found
-        return held.contexts.lookup(ids, node_limit=node_limit, depth=depth)
+        return held.text.lookup(ids, node_limit=node_limit, depth=depth, shortest=self._limits.shortest)
 
 
 class References:
@@ -95,27 +88,29 @@ class References:
         library: Library,
         *,
         rule: TopicRule = RULE,
-        limits: Limits = LIMITS,
-        contexts: TableEmbedder | None = None,
+        limits: ReferenceLimits = LIMITS,
         capacity: int = 256,
     ) -> None:
-        """`contexts`, 64 dimensions suffice, switches nearest contexts on."""
         self._library = library
         self._rule = rule
         self._limits = limits
-        self._contexts = contexts
         self._sessions: dict[Hashable, SessionReferences] = {}
         self._lock = threading.Lock()
-        self._texts: OrderedDict[tuple[str, tuple[tuple[int, int, int], ...]], _Held] = OrderedDict()
+        self._texts: OrderedDict[tuple[str, tuple[tuple[int, int, int], ...]], _HeldText] = OrderedDict()
         self._searcher = Searcher(capacity)
 
     @property
-    def counts(self) -> Counts:
-        """Of searches."""
+    def count(self) -> int:
+        """Documents of all tenants."""
+        return len(self._library)
+
+    @property
+    def counts(self) -> SearchCounts:
+        """Counts of searches so far."""
         return self._searcher.counts
 
     def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> SessionReferences:
-        """A session begins: its memory, empty until references are found."""
+        """Starts with a session; returns its memory, which is empty until references are found."""
         memory = SessionReferences(tenant, self._library, self._limits)
         with self._lock:
             self._sessions[session] = memory
@@ -124,7 +119,7 @@ class References:
         return memory
 
     def progress(self, session: Hashable, ids: Sequence[int]) -> None:
-        """The session's ids now; has references looked for where that is due. Microseconds."""
+        """Takes all ids that a session has now, and asks for a search if one is due. Takes microseconds."""
         memory = self._sessions.get(session)
         if memory is None or not self._rule.is_due(len(ids), memory.looked_at):
             return
@@ -133,17 +128,17 @@ class References:
         self._searcher.ask(session, lambda: self._look(memory, window))
 
     def end(self, session: Hashable) -> None:
-        """The session is over; what it held is let go."""
+        """Frees what a session that is over holds."""
         self._searcher.forget(session)
         with self._lock:
             self._sessions.pop(session, None)
 
     def is_idle(self, timeout_s: float) -> bool:
-        """Waits until no search is under way or asked for; whether that came to be in time."""
+        """Waits until no search is under way or asked for; False if the time was too short."""
         return self._searcher.is_idle(timeout_s)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the search thread."""
         self._searcher.close()
 
     def _look(self, memory: SessionReferences, window: tuple[int, ...]) -> None:
@@ -155,7 +150,7 @@ class References:
         memory.hold(self._held(memory.tenant, near) if near else None)
         memory.searched_with = vector if near else None
 
-    def _held(self, tenant: str, found: Sequence[Found]) -> _Held:
+    def _held(self, tenant: str, found: Sequence[Found]) -> _HeldText:
         """Texts are kept for a tenant's sessions with the same references; only the searcher calls this."""
         for stale in [key for key, held in self._texts.items() if not self._still_there(key[0], held)]:
             del self._texts[stale]
@@ -168,16 +163,15 @@ class References:
                 one.document.ids[low:high] for one, (low, high) in zip(found, spans, strict=False)
             ]
             text = ReferenceText(texts)
-            contexts = None if self._contexts is None else NearestContexts(text, self._contexts)
             # Holding the documents keeps their `id()` from being another's.
-            held = _Held(tuple(one.document for one in found[: len(spans)]), text, contexts)
+            held = _HeldText(tuple(one.document for one in found[: len(spans)]), text)
             self._texts[key] = held
         self._texts.move_to_end(key)
         while len(self._texts) > _TEXTS_KEPT:
             self._texts.popitem(last=False)
         return held
 
-    def _still_there(self, tenant: str, held: _Held) -> bool:
+    def _still_there(self, tenant: str, held: _HeldText) -> bool:
         return all(self._library.holds(tenant, document) for document in held.documents)
 
 

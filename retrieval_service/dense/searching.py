@@ -10,8 +10,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Counts:
-    """Of wishes so far; `replaced` by a newer one of the same session, `dropped` for want of room."""
+class SearchCounts:
+    """Counts of wishes so far; `replaced` by a newer one of the same session, `dropped` for want of room."""
 
     done: int = 0
     failed: int = 0
@@ -28,7 +28,7 @@ class Searcher:
         self._changed = threading.Condition()
         self._busy = False
         self._closed = False
-        self.counts = Counts()
+        self.counts = SearchCounts()
         self._thread = threading.Thread(target=self._run, name="dense-search", daemon=True)
         self._thread.start()
 
