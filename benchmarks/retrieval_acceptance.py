@@ -26,9 +26,8 @@ from retrieval_service.corpus.encoding import TokenizedText
 from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.corpus.plan import Settings
 from retrieval_service.corpus.texts import TextSource
-from retrieval_service.memories import Memory
 from retrieval_service.past import PastOutputs
-from retrieval_service.trie import CountedTrie
+from retrieval_service.trie import CountedTrie, Memory
 
 HELD_OUT = REPOSITORY / "models" / "heldout.jsonl"
 TEMPLATE = '''class {name}({base}):

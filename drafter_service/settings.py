@@ -1,6 +1,6 @@
-"""What a drafter process can be told; see `outrider.runtime.settings` for how."""
+"""The settings of a drafter process; see `outrider.runtime.settings` for where they come from."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -9,6 +9,13 @@ from outrider.runtime.threads import default_threads
 from outrider.runtime.worker_settings import WorkerSettings
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest
+
+DRAFTERS = {"causal_lm": "drafter_service.drafters.causal_lm:CausalLMDrafter"}
+"""Kinds of drafters: name in settings -> "module:class"; the class' `load` takes the service's settings."""
+if TYPE_CHECKING:
+    DrafterKind = str
+else:
+    DrafterKind = Literal[tuple(DRAFTERS)]
 
 DEFAULT = Growth()
 
@@ -29,8 +36,8 @@ class DrafterSettings(WorkerSettings):
     """The model that drafts: a Hugging Face folder or id."""
     name: Annotated[str, AfterValidator(_source_name)] = "drafter"
     """This source's name in usage and metrics; 1 to 64 printable characters, no comma, not `target`."""
-    drafter: Literal["causal_lm"] = "causal_lm"
-    """How it drafts: an entry of drafter_service.drafters.DRAFTERS."""
+    drafter: DrafterKind = "causal_lm"
+    """The kind of drafter: an entry of drafter_service.settings.DRAFTERS."""
     device: str = "cpu"
     """The torch device."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from outrider.tokens import TokenTable, split_revision
 from retrieval_service.building import remove_left
+from retrieval_service.catalogue import Catalogue, CorpusKey
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.holdings import CorpusKey, Holdings
 from retrieval_service.past.outputs import Limits, PastOutputs
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.store import CorpusStore
 from speculative.errors import InvalidRequest, OutriderError
 
 if TYPE_CHECKING:
+    from retrieval_service.dense.documents import Documents
     from retrieval_service.dense.remote import EncoderProcess
-    from retrieval_service.documents import Documents
 
 log = logging.getLogger(__name__)
 
@@ -33,20 +33,20 @@ class CannotLoad(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the service runs on."""
+    """Everything that the settings name, opened."""
 
     tokens: TokenTable | None
-    holdings: Holdings
+    catalogue: Catalogue
     store: CorpusStore
     past: PastOutputs | None
     documents: "Documents | None"
     encoder: "EncoderProcess | None" = None
-    """What finds references, where that is a process of its own."""
+    """The process that embeds references, if the settings name an encoder."""
 
     def close(self) -> None:
-        """Writes what is to last; corpora are the engine's to close."""
+        """Writes what is to last. The worker closes the corpora."""
         if self.documents is not None:
-            self.documents.close()
+            self.documents.references.close()
         if self.encoder is not None:
             self.encoder.close()
         if self.past is not None:
@@ -70,7 +70,7 @@ def load(settings: RetrievalSettings) -> Loaded:
             past = PastOutputs(settings.below("past"), limits)
         except OSError as error:
             raise CannotLoad(f"past outputs: {error}") from error
-    holdings = Holdings(past, documents)
+    catalogue = Catalogue(past, None if documents is None else documents.references)
     if settings.folder:
         remove_left(store.root)
     for path in store.paths():
@@ -79,10 +79,10 @@ def load(settings: RetrievalSettings) -> Loaded:
         except (CorpusError, InvalidRequest) as error:
             log.error("corpus left out: %s", error)
         else:
-            holdings.add(CorpusKey(index.header.tenant, path.name), index)
+            catalogue.add(CorpusKey(index.header.tenant, path.name), index)
     for key, index in named.items():
-        holdings.add(key, index)
-    return Loaded(tokens, holdings, store, past, documents, encoder)
+        catalogue.add(key, index)
+    return Loaded(tokens, catalogue, store, past, documents, encoder)
 
 
 def _documents(
@@ -93,22 +93,22 @@ def _documents(
         return None, None
     if settings.embeddings and settings.encoder:
         raise InvalidRequest("give either --embeddings or --encoder: references are found with one of them")
-    from retrieval_service.dense.embeddings import TableEmbedder  # FAISS, which nothing else needs
+    from retrieval_service.dense.documents import DocumentLimits, Documents  # FAISS, which nothing else needs
+    from retrieval_service.dense.embeddings import TableEmbedder
     from retrieval_service.dense.remote import EncoderProcess
-    from retrieval_service.documents import Documents, Room
 
-    room = Room(settings.reference_tokens, settings.reference_tokens_of_tenant)
+    limits = DocumentLimits(settings.reference_tokens, settings.reference_tokens_of_tenant)
     folder, digest = settings.below("references"), "" if tokens is None else tokens.digest
     if settings.embeddings:
         embedder = TableEmbedder.read(Path(settings.embeddings).expanduser())
-        return Documents(embedder, digest, folder, room), None
+        return Documents(embedder, digest, folder, limits), None
     if tokens is None:
         raise InvalidRequest(
             "an encoder reads text, so it needs the target's own tokenizer; give --tokenizer"
         )
     encoder = EncoderProcess.of_model(settings.encoder, tokens)
     try:
-        return Documents(encoder, digest, folder, room), encoder
+        return Documents(encoder, digest, folder, limits), encoder
     except BaseException:
         encoder.close()
         raise

@@ -27,7 +27,7 @@ from speculative.tree import ROOT
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DraftShape:
     """What drafts look like."""
 
     nodes: int = 32
@@ -54,7 +54,7 @@ class Draft:
 
 
 @lru_cache(maxsize=4096)
-def reach(match_length: int, shape: Shape) -> int:
+def reach(match_length: int, shape: DraftShape) -> int:
     """How deep a node may lie and still be worth sending below a match of this length, at best."""
     survival, depth = 1.0, 0
     while depth < shape.depth and (survival := survival * per_token(match_length + depth)) >= shape.floor:
@@ -63,7 +63,7 @@ def reach(match_length: int, shape: Shape) -> int:
 
 
 def rank(
-    trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: Shape, node_limit: int
+    trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: DraftShape, node_limit: int
 ) -> Draft | None:
     """The nodes most likely to be accepted, likeliest first; None where none is above the floor.
 
@@ -86,7 +86,7 @@ def rank(
 
 
 def _survival(
-    trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: Shape
+    trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: DraftShape
 ) -> list[float]:
     """Of each node, from the root."""
     families: dict[int, list[int]] = {}
@@ -119,7 +119,7 @@ def _greedily(shares: list[float], prior: float, sharpness: float) -> list[float
 
 
 def _with_noise(
-    shares: list[float], total: int, prior: float, noise: list[float], shape: Shape
+    shares: list[float], total: int, prior: float, noise: list[float], shape: DraftShape
 ) -> list[float]:
     """Probability of each sibling to win, as its own noise is known and that of all other tokens is not."""
     seen = total / (total + shape.unseen)

@@ -7,9 +7,9 @@ from pydantic import Field
 
 from outrider.runtime.settings import Names
 from outrider.runtime.worker_settings import WorkerSettings
-from retrieval_service.ranking import Shape
+from retrieval_service.ranking import DraftShape
 
-DEFAULT = Shape()
+DEFAULT = DraftShape()
 
 
 class RetrievalSettings(WorkerSettings):
@@ -57,9 +57,9 @@ class RetrievalSettings(WorkerSettings):
     """The most text that one build over the wire may bring, in MiB."""
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> DraftShape:
         """What drafts look like."""
-        return Shape(nodes=self.nodes, depth=self.depth, floor=self.floor)
+        return DraftShape(nodes=self.nodes, depth=self.depth, floor=self.floor)
 
     def below(self, name: str) -> Path | None:
         """A folder below `folder`; None where there is none."""

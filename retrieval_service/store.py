@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider.wire.names import checked_corpus_name
+from retrieval_service.catalogue import CorpusKey
 from retrieval_service.corpus.errors import NoCorpus
 from retrieval_service.corpus.layout import HEADER
 from retrieval_service.corpus.manage import remove
-from retrieval_service.holdings import CorpusKey
 from speculative.errors import InvalidRequest, OutriderError
 
 

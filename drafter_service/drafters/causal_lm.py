@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from drafter_service.follower import Abilities, Cache, Rows
+from drafter_service.session import Abilities, Cache, PassRows
 from drafter_service.settings import DrafterSettings
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
@@ -54,7 +54,7 @@ class CausalLMDrafter:
         cache.drop_nodes()
         cache.length = length
 
-    def forward(self, batch: Sequence[tuple[Cache, Rows]]) -> NDArray[np.float32]:
+    def forward(self, batch: Sequence[tuple[Cache, PassRows]]) -> NDArray[np.float32]:
         """One packed pass."""
         shares = [Share(_table(cache), rows.tokens, rows.parents, rows.want) for cache, rows in batch]
         logits: NDArray[np.float32] = self.lm.forward(shares).numpy()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.source.events import End, Least, Progress
+from outrider.source.events import LeastSurvival, Progress, SessionEnded
 from outrider.source.messages import events_from_wire
 from outrider.v1 import draft_source_pb2
 
@@ -12,5 +12,5 @@ def test_what_nodes_need_comes_before_what_they_are_needed_for(told: int, surviv
     progress = draft_source_pb2.Progress(alias=3, position=5, ids=[8], prefix_hash=1)
     message = draft_source_pb2.AttachRequest(progress=[progress], end=[3], least_survival=told)
     least, *others = events_from_wire(message, 7, model="m", tokenizer_digest="")
-    assert least == Least(7, pytest.approx(survival))
-    assert others == [Progress(7, 3, 5, (8,), 1), End(7, 3)]
+    assert least == LeastSurvival(7, pytest.approx(survival))
+    assert others == [Progress(7, 3, 5, (8,), 1), SessionEnded(7, 3)]
