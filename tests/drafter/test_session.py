@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from drafter_service.draft_tree import Growth
 from drafter_service.session import DraftingSession
-from outrider.source.events import DecodingRequest, NotFollowed
+from outrider.source.events import DecodingRequest
 from speculative.hashing import prefix_hash
 from speculative.merge import DraftPool
 from speculative.params import SamplingParams
@@ -154,29 +154,6 @@ def test_progress_that_is_known_already_changes_nothing(
     assert paths(session) == before
     report(session, 6, [*PROMPT[6:], 8], prefix_hash([*PROMPT, 8]))
     assert len(session.ids) == len(PROMPT) + 1
-
-
-@pytest.mark.parametrize(
-    ("position", "ids", "hash_", "why"),
-    [
-        (len(PROMPT) + 1, [8], prefix_hash([*PROMPT, 0, 8]), "ids 8 to 8 are missing"),
-        (len(PROMPT), [8], 1, "the hash over 9 ids is"),
-        (0, [3], 1, "the hash over 1 ids is"),
-        (len(PROMPT), [24], prefix_hash([*PROMPT, 24]), "id 24 is outside this drafter's vocabulary of 24"),
-        (len(PROMPT), [8] * 193, 0, "the session has 201 ids; this drafter can follow 200"),
-    ],
-)
-def test_progress_that_does_not_fit_says_so(
-    fake: Any,
-    request_for: Callable[..., DecodingRequest],
-    position: int,
-    ids: list[int],
-    hash_: int,
-    why: str,
-) -> None:
-    session = session_of(request_for(PROMPT), fake.open(0), fake.abilities, GROWTH)
-    with pytest.raises(NotFollowed, match=why):
-        report(session, position, ids, hash_)
 
 
 def test_nothing_is_drafted_where_it_cannot_be_accepted(

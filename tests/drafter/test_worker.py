@@ -1,6 +1,5 @@
 """The drafter's worker: passes, fragments and caches. Driven step by step, without its thread."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -183,20 +182,6 @@ def test_an_end_frees_the_memory_at_once(bench: Bench) -> None:
     assert len(bench.worker.roster) == 0
 
 
-@pytest.mark.parametrize(
-    ("ids", "why"),
-    [([24], "id 24 is outside this drafter's vocabulary of 24"), ([1] * 201, "201 ids.*follow 200")],
-)
-def test_a_session_that_cannot_be_read_is_refused_with_the_numbers(
-    bench: Bench, ids: list[int], why: str
-) -> None:
-    bench.follow(1, ids)
-    ((stream, alias, message),) = bench.refused
-    assert (stream, alias) == (0, 1)
-    assert re.search(why, message)
-    assert bench.settle() == 0
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_ids_that_the_target_itself_does_not_have_are_refused_by_name(bench: Bench, late: bool) -> None:
     penalised = SamplingParams(temperature=0, repetition_penalty=2)
@@ -238,16 +223,6 @@ def test_a_session_that_fails_by_itself_is_refused_and_the_others_go_on(
     assert {alias for _, alias, _ in bench.sent} >= {2}
 
 
-def test_a_session_that_outgrows_the_drafter_is_refused_then(bench_of: Callable[..., Bench]) -> None:
-    bench = bench_of(max_length=6)
-    bench.follow(1)
-    bench.settle()
-    bench.progress(1, PROMPT, [1])
-    assert bench.refused == []
-    bench.progress(1, [*PROMPT, 1], [2])
-    assert "the session has 7 ids; this drafter can follow 6" in bench.refused[0][2]
-
-
 def test_progress_that_does_not_fit_is_refused_and_the_next_follow_starts_from_what_was_right(
     bench: Bench,
 ) -> None:
@@ -259,14 +234,6 @@ def test_progress_that_does_not_fit_is_refused_and_the_next_follow_starts_from_w
     bench.follow(2, (*PROMPT, 7), session="s1")
     bench.worker.work()
     assert bench.drafter.passes[passes:] == [1]
-
-
-def test_unknown_aliases_are_counted_and_nothing_else(bench: Bench) -> None:
-    bench.follow(1)
-    bench.tell(SessionEnded(0, 2), SessionEnded(1, 1), Progress(0, 9, 0, (), 0))
-    assert bench.worker.counts.unknown_aliases == 3
-    assert bench.settle() > 0
-    assert bench.refused == []
 
 
 def test_a_broken_stream_keeps_caches_for_the_grace_period(bench: Bench) -> None:
@@ -318,39 +285,6 @@ def test_another_tenants_session_of_the_same_name_inherits_nothing(bench: Bench)
     bench.tell(Follow(0, 1, SessionKey("u", "s1"), bench.request_for(PROMPT)))
     bench.worker.work()
     assert bench.drafter.passes[passes:] == [len(PROMPT)]
-
-
-def test_a_later_epoch_takes_the_session_over_and_an_older_one_is_refused(bench: Bench) -> None:
-    bench.follow(1, epoch=7)
-    bench.settle()
-    bench.follow(2, stream=1, session="s1", epoch=8)
-    assert [(stream, alias) for stream, alias, _ in bench.refused] == [(0, 1)]
-    bench.follow(3, stream=2, session="s1", epoch=7)
-    assert bench.refused[1][:2] == (2, 3)
-    assert "epoch 0000000000000007" in bench.refused[1][2]
-    assert "0000000000000008" in bench.refused[1][2]
-    bench.sent.clear()
-    bench.settle()
-    assert {stream for stream, _, _ in bench.sent} == {1}
-
-
-def test_the_same_alias_followed_again_starts_afresh(bench: Bench) -> None:
-    bench.follow(1)
-    bench.settle()
-    sent = [fragment for _, _, fragment in bench.sent]
-    bench.sent.clear()
-    bench.follow(1)
-    bench.settle()
-    assert [fragment for _, _, fragment in bench.sent] == sent
-    assert bench.refused == []
-    assert len(bench.worker.roster) == 1
-
-
-def test_there_is_a_limit_to_the_sessions(bench_of: Callable[..., Bench]) -> None:
-    bench = bench_of(max_sessions=2)
-    for alias in range(3):
-        bench.follow(alias)
-    assert bench.refused[0][1:] == (2, "this drafter follows 2 sessions already; that is its limit")
 
 
 def test_waiting_caches_make_room_for_a_session(bench_of: Callable[..., Bench]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.source.events import DecodingRequest, Follow, NotFollowed
+from outrider.source.events import DecodingRequest, Follow
 from outrider.source.followed import FollowedIds, SourceProfile
 from outrider.wire.codec import SessionKey
 from retrieval_service.ranking import DraftShape
@@ -78,29 +78,3 @@ def test_nothing_is_drafted_outside_the_vocabulary_or_past_the_limit(
 def test_a_session_that_wants_few_nodes_gets_few(request_for: Callable[..., DecodingRequest]) -> None:
     session = session_of(request_for([4], node_limit=2))
     assert len(sent(session.draft(1, found((5, 6, 7), (8, 9))))) == 2
-
-
-def test_ids_that_are_known_are_skipped(session: RetrievalSession) -> None:
-    assert session.ids.extend(2, [6, 7], prefix_hash([4, 5, 6, 7]))
-    assert len(session.ids) == 4
-    assert not session.ids.extend(2, [6, 7], prefix_hash([4, 5, 6, 7]))
-
-
-@pytest.mark.parametrize(
-    ("position", "ids", "hashed", "why"),
-    [
-        (5, [1], [4, 5, 6, 0, 0, 1], "ids 3 to 4 are missing"),
-        (3, [7], [4, 5, 6, 8], "the hash over 4 ids"),
-        (3, [1000], [4, 5, 6, 1000], "id 1000 is outside"),
-    ],
-)
-def test_what_does_not_continue_the_session_is_refused(
-    session: RetrievalSession, position: int, ids: list[int], hashed: list[int], why: str
-) -> None:
-    with pytest.raises(NotFollowed, match=why):
-        session.ids.extend(position, ids, prefix_hash(hashed))
-
-
-def test_ids_of_another_vocabulary_are_refused(request_for: Callable[..., DecodingRequest]) -> None:
-    with pytest.raises(NotFollowed, match="id 70 is outside the target's vocabulary of 60"):
-        session_of(request_for([4, 70], vocabulary_size=60))
