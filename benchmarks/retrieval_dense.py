@@ -133,10 +133,10 @@ def with_references(
 ) -> tuple[float, float]:
     """Acceptance length with references from these documents; how often the right one was found at first."""
     from retrieval_service.dense.embeddings import TableEmbedder
-    from retrieval_service.dense.library import PUBLIC, Library
+    from retrieval_service.dense.library import PUBLIC, DocumentLibrary
     from retrieval_service.dense.references import References
 
-    library = Library(TableEmbedder.read(model), "one tokenizer")
+    library = DocumentLibrary(TableEmbedder.read(model), "one tokenizer")
     library.add(PUBLIC, documents.items())
     references = References(library)
     right: list[bool] = []

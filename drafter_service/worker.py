@@ -17,7 +17,7 @@ from drafter_service.drafters import Drafter
 from drafter_service.session import Cache, DraftingSession, PassRows
 from outrider.source.events import Follow
 from outrider.source.followed import FollowedIds, SourceProfile
-from outrider.source.worker import Publish, SourceCounts, SourceWorker
+from outrider.source.worker import Publish, SourceWorker, WorkerCounts
 from speculative.errors import EmptySupport, Overloaded
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ GAUGES = {
 
 
 @dataclass(slots=True)
-class DrafterCounts(SourceCounts):
+class DrafterCounts(WorkerCounts):
     """What the drafter has counted since it started."""
 
     passes: int = 0

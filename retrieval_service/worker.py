@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from outrider.source.events import Follow
 from outrider.source.followed import FollowedIds, SourceProfile
-from outrider.source.worker import AnsweringWorker, Publish, SourceCounts
+from outrider.source.worker import AnsweringWorker, Publish, WorkerCounts
 from retrieval_service.catalogue import Catalogue
 from retrieval_service.ranking import DraftShape
 from retrieval_service.session import RetrievalSession
@@ -34,7 +34,7 @@ GAUGES = {
 
 
 @dataclass(slots=True)
-class RetrievalCounts(SourceCounts):
+class RetrievalCounts(WorkerCounts):
     """What the retrieval worker has counted since it started."""
 
     lookups: int = 0

@@ -15,7 +15,7 @@ COUNTERS = {
     "unknown_aliases": "Progress and ends under an alias that is not followed.",
     "failed_sessions": "Sessions that failed by themselves, and were refused.",
 }
-"""Help texts of what every source counts, by field of `SourceCounts`."""
+"""Help texts of what every source counts, by field of `WorkerCounts`."""
 GAUGES = {"sessions": "Sessions followed now."}
 
 

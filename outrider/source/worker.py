@@ -38,7 +38,7 @@ Publish = Callable[[dict[int, Outgoing]], None]
 
 
 @dataclass(slots=True)
-class SourceCounts:
+class WorkerCounts:
     """What a worker has counted since it started; one metric each."""
 
     nodes_drafted: int = 0
@@ -81,11 +81,11 @@ class SourceWorker(ABC, Generic[S]):
         profile: SourceProfile,
         publish: Publish,
         *,
-        counts: SourceCounts | None = None,
+        counts: WorkerCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.profile = profile
-        self.counts = SourceCounts() if counts is None else counts
+        self.counts = WorkerCounts() if counts is None else counts
         self.step_s = 0.0
         """Duration of recent passes in seconds; 0 for a source that runs no model."""
         self.roster: Roster[S] = Roster(profile, self.leave, self.close)
@@ -280,7 +280,7 @@ class AnsweringWorker(SourceWorker[S]):
         profile: SourceProfile,
         publish: Publish,
         *,
-        counts: SourceCounts | None = None,
+        counts: WorkerCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(profile, publish, counts=counts, clock=clock)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from outrider.near_copies import KeptOut
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.errors import BadSource, Damaged
-from retrieval_service.corpus.layout import Header
+from retrieval_service.corpus.layout import CorpusHeader
 from retrieval_service.corpus.suffixes import CHUNK
 from retrieval_service.corpus.texts import TextSource
 
@@ -22,7 +22,7 @@ Ids = npt.NDArray[np.uint32]
 T = TypeVar("T", str, Ids)
 
 
-class Source(Protocol[T]):
+class DocumentSource(Protocol[T]):
     """Where a build's documents come from. The same order every time, so that a build can go on."""
 
     @property
@@ -69,11 +69,11 @@ class TokenizedText:
         return iter(self._texts)
 
     def encode(self, documents: Sequence[str]) -> list[Ids | None]:
-        """See `Source`."""
+        """See `DocumentSource`."""
         return [self._kept(ids) for ids in self._ids(documents)]
 
     def raw(self, document: str) -> bytes:
-        """See `Source`."""
+        """See `DocumentSource`."""
         return document.encode()
 
     def _kept(self, ids: Ids) -> Ids | None:
@@ -89,7 +89,7 @@ class StoredDocuments:
 
     again = True
 
-    def __init__(self, corpora: Sequence[tuple[Path, Header]]) -> None:
+    def __init__(self, corpora: Sequence[tuple[Path, CorpusHeader]]) -> None:
         self._corpora = corpora
         self.name = json.dumps([header.to_json().decode() for _, header in corpora])
         self.left_out: Counter[str] = Counter()
@@ -100,11 +100,11 @@ class StoredDocuments:
                 yield from _documents(folder / shard.text.name, header.width)
 
     def encode(self, documents: Sequence[Ids]) -> list[Ids | None]:
-        """See `Source`."""
+        """See `DocumentSource`."""
         return list(documents)
 
     def raw(self, document: Ids) -> bytes:
-        """See `Source`."""
+        """See `DocumentSource`."""
         return document.tobytes()
 
 

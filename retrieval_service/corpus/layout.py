@@ -69,7 +69,7 @@ class ShardRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class CorpusHeader:
     """A complete corpus.
 
     Attributes:
@@ -142,7 +142,7 @@ def unsealed(path: Path) -> dict[str, Any]:
     return dict(said)
 
 
-def read_header(folder: Path) -> Header:
+def read_header(folder: Path) -> CorpusHeader:
     """Raises NoCorpus where nothing is finished there, Damaged where the header is."""
     try:
         said = unsealed(folder / HEADER)
@@ -153,7 +153,7 @@ def read_header(folder: Path) -> Header:
     if said.get("format") != FORMAT or said.get("version") != VERSION:
         kind = f"{said.get('format')!r} version {said.get('version')!r}"
         raise NoCorpus(f"{folder}: holds {kind}; this program reads {FORMAT!r} version {VERSION}")
-    return Header.of(said)
+    return CorpusHeader.of(said)
 
 
 def _absence(folder: Path) -> str:

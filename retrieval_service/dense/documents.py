@@ -7,7 +7,7 @@ from pathlib import Path
 
 from retrieval_service.dense.embeddings import Embedder
 from retrieval_service.dense.errors import NoLibrary
-from retrieval_service.dense.library import Library
+from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.references import References
 from speculative.errors import Overloaded
 
@@ -43,10 +43,10 @@ class Documents:
     ) -> None:
         self._folder = folder
         self._limits = limits
-        self._library = Library(embedder, tokenizer_digest)
+        self._library = DocumentLibrary(embedder, tokenizer_digest)
         if folder is not None:
             try:
-                self._library = Library.load(folder, embedder, tokenizer_digest)
+                self._library = DocumentLibrary.load(folder, embedder, tokenizer_digest)
             except NoLibrary:
                 self._library.save(folder)
         self.references = References(self._library)

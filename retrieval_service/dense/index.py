@@ -2,7 +2,7 @@
 
 Exact where that is fast enough, a graph (HNSW) above, compressed lists (IVF-PQ) where memory counts;
 docs/dense.md has the measurements. FAISS runs on one thread, and torch is never imported beside it. Not safe
-from several threads: the shelf that owns an index locks.
+from several threads: the `ScopeIndex` that owns an index locks.
 """
 
 import importlib

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_service.dense.shelf import Ids
+from retrieval_service.dense.scope_index import Ids
 from retrieval_service.trie import CountedTrie, counted
 
 BETWEEN = -1

@@ -9,10 +9,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from retrieval_service.dense.embeddings import Vectors
-from retrieval_service.dense.library import Library
+from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.matching import ReferenceText
+from retrieval_service.dense.scope_index import Document, FoundDocument, Ids
 from retrieval_service.dense.searching import SearchCounts, Searcher
-from retrieval_service.dense.shelf import Document, Found, Ids
 from retrieval_service.dense.topics import TopicRule
 from retrieval_service.trie import CountedTrie
 
@@ -50,7 +50,7 @@ class _HeldText:
 class SessionReferences:
     """One session's references; a Memory."""
 
-    def __init__(self, tenant: str, library: Library, limits: ReferenceLimits) -> None:
+    def __init__(self, tenant: str, library: DocumentLibrary, limits: ReferenceLimits) -> None:
         self.tenant = tenant
         self._library = library
         self._limits = limits
@@ -85,7 +85,7 @@ class References:
 
     def __init__(
         self,
-        library: Library,
+        library: DocumentLibrary,
         *,
         rule: TopicRule = RULE,
         limits: ReferenceLimits = LIMITS,
@@ -150,7 +150,7 @@ class References:
         memory.hold(self._held(memory.tenant, near) if near else None)
         memory.searched_with = vector if near else None
 
-    def _held(self, tenant: str, found: Sequence[Found]) -> _HeldText:
+    def _held(self, tenant: str, found: Sequence[FoundDocument]) -> _HeldText:
         """Texts are kept for a tenant's sessions with the same references; only the searcher calls this."""
         for stale in [key for key, held in self._texts.items() if not self._still_there(key[0], held)]:
             del self._texts[stale]
@@ -175,7 +175,7 @@ class References:
         return all(self._library.holds(tenant, document) for document in held.documents)
 
 
-def _excerpts(found: Sequence[Found], tokens: int) -> list[tuple[int, int]]:
+def _excerpts(found: Sequence[FoundDocument], tokens: int) -> list[tuple[int, int]]:
     """Which part of each document is copied from, nearest first, until there are so many tokens."""
     spans = []
     left = tokens

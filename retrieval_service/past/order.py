@@ -17,7 +17,7 @@ ABOVE = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PositionRange:
     """Neighbours in the order: from `start` inclusive to `end` exclusive, each a block and an index in it."""
 
     start: tuple[int, int]
@@ -87,7 +87,7 @@ class ContextOrder:
         if len(block) < BLOCK // 4:
             self._join(at)
 
-    def find(self, ids: "array[int]") -> tuple[int, Span]:
+    def find(self, ids: "array[int]") -> tuple[int, PositionRange]:
         """The longest beginning of `ids` (latest first) that some key has, and whose; of length 0 if none."""
         place = self._place(ids)
         length = max(
@@ -95,13 +95,13 @@ class ContextOrder:
             default=0,
         )
         if not length:
-            return 0, Span(place, place)
+            return 0, PositionRange(place, place)
         found = ids[:length]
         start = self._place(found)
         found.append(ABOVE)
-        return length, Span(start, self._place(found))
+        return length, PositionRange(start, self._place(found))
 
-    def sample(self, span: Span, most: int) -> "array[int]":
+    def sample(self, span: PositionRange, most: int) -> "array[int]":
         """At most `most` positions of a span, evenly spread; all of them where they are no more."""
         (first, start), (last, end) = span.start, span.end
         if last - first > most:

@@ -18,8 +18,8 @@ from retrieval_service.past.records import (
     SNAPSHOT,
     DamagedError,
     Forget,
-    Header,
     PastError,
+    PastFileHeader,
     pack_header,
     pack_record,
     unpack_header,
@@ -103,9 +103,9 @@ class TenantFiles:
         part = snapshot.with_suffix(".snapshot.part")
         try:
             records = (pack_record(record, new) for record in whole(sequences))
-            header = Header(SNAPSHOT, new, next_serial, self.tenant)
+            header = PastFileHeader(SNAPSHOT, new, next_serial, self.tenant)
             snapshot_bytes = disk.write_new(part, (pack_header(header), *records))
-            log_bytes = disk.write_new(log, [pack_header(Header(LOG, new, next_serial, self.tenant))])
+            log_bytes = disk.write_new(log, [pack_header(PastFileHeader(LOG, new, next_serial, self.tenant))])
             part.rename(snapshot)
         except OSError:
             for path in (part, log):
@@ -191,7 +191,7 @@ class TenantFiles:
 
     def _intend(self, sessions: Sequence[str]) -> None:
         part, path = self.folder / f"{_INTENT}.part", self.folder / _INTENT
-        header = pack_header(Header(INTENT, self.generation, 0, self.tenant))
+        header = pack_header(PastFileHeader(INTENT, self.generation, 0, self.tenant))
         records = (pack_record(Forget(session), self.generation) for session in sessions)
         disk.write_new(part, [header, *records])
         part.rename(path)

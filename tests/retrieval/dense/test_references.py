@@ -11,7 +11,7 @@ import pytest
 
 from retrieval_service.dense.embeddings import TableEmbedder, Vectors
 from retrieval_service.dense.errors import EncoderFailed
-from retrieval_service.dense.library import PUBLIC, Chunking, Library
+from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
 from retrieval_service.dense.references import ReferenceLimits, References
 from retrieval_service.dense.searching import Searcher
 from retrieval_service.dense.topics import TopicRule
@@ -27,8 +27,8 @@ def topic(number: int, length: int = 60) -> list[int]:
 
 
 @pytest.fixture
-def library(embedder: TableEmbedder) -> Library:
-    library = Library(embedder, "digest", chunking=Chunking(window=8, stride=4))
+def library(embedder: TableEmbedder) -> DocumentLibrary:
+    library = DocumentLibrary(embedder, "digest", chunking=Chunking(window=8, stride=4))
     library.add(PUBLIC, [(f"{number}", topic(number)) for number in range(10)])
     library.add("a", [("of a", topic(11))])
     library.add("b", [("of b", topic(11))])
@@ -67,16 +67,16 @@ def waiting(embedder: TableEmbedder) -> Waiting:
 
 
 @pytest.fixture
-def waiting_library(waiting: Waiting) -> Library:
+def waiting_library(waiting: Waiting) -> DocumentLibrary:
     waiting.may_go.set()
-    library = Library(waiting, "digest", chunking=Chunking(window=8, stride=4))
+    library = DocumentLibrary(waiting, "digest", chunking=Chunking(window=8, stride=4))
     library.add(PUBLIC, [(f"{number}", topic(number)) for number in range(10)])
     waiting.may_go.clear()
     waiting.asked.clear()
     return library
 
 
-def test_what_a_near_document_says_next_is_drafted(library: Library) -> None:
+def test_what_a_near_document_says_next_is_drafted(library: DocumentLibrary) -> None:
     with closing(References(library, rule=RULE)) as references:
         memory = references.follow("s", "a", topic(3)[:20])
         assert references.is_idle(SECONDS)
@@ -87,7 +87,7 @@ def test_what_a_near_document_says_next_is_drafted(library: Library) -> None:
         assert found.match_length == 20
 
 
-def test_a_session_copies_from_its_own_tenants_documents_alone(library: Library) -> None:
+def test_a_session_copies_from_its_own_tenants_documents_alone(library: DocumentLibrary) -> None:
     limits = ReferenceLimits(documents=50)
     with closing(References(library, rule=RULE, limits=limits)) as references:
         memories = {tenant: references.follow(tenant, tenant, topic(11)[:20]) for tenant in ("a", "b", "c")}
@@ -99,7 +99,7 @@ def test_a_session_copies_from_its_own_tenants_documents_alone(library: Library)
         assert memories["c"].lookup(topic(11)[:20], node_limit=9, depth=9) is None
 
 
-def test_references_change_when_the_topic_does(library: Library) -> None:
+def test_references_change_when_the_topic_does(library: DocumentLibrary) -> None:
     with closing(References(library, rule=RULE, limits=ReferenceLimits(documents=1))) as references:
         memory = references.follow("s", "a", topic(3)[:20])
         assert references.is_idle(SECONDS)
@@ -113,7 +113,7 @@ def test_references_change_when_the_topic_does(library: Library) -> None:
         assert memory.documents == ("5",)
 
 
-def test_a_deleted_document_is_not_copied_from_again(library: Library) -> None:
+def test_a_deleted_document_is_not_copied_from_again(library: DocumentLibrary) -> None:
     with closing(References(library, rule=RULE, limits=ReferenceLimits(documents=1))) as references:
         ids = topic(3)[:20]
         memory = references.follow("s", "a", ids)
@@ -127,7 +127,7 @@ def test_a_deleted_document_is_not_copied_from_again(library: Library) -> None:
         assert memory.documents != ("3",)
 
 
-def test_deleting_during_lookups_leaves_them_whole_or_empty(library: Library) -> None:
+def test_deleting_during_lookups_leaves_them_whole_or_empty(library: DocumentLibrary) -> None:
     with closing(References(library, rule=RULE, limits=ReferenceLimits(documents=1))) as references:
         ids = topic(3)[:20]
         memory = references.follow("s", "a", ids)
@@ -154,7 +154,9 @@ def test_deleting_during_lookups_leaves_them_whole_or_empty(library: Library) ->
         assert answers[-1] == ()
 
 
-def test_a_search_under_way_never_holds_up_a_lookup(waiting_library: Library, waiting: Waiting) -> None:
+def test_a_search_under_way_never_holds_up_a_lookup(
+    waiting_library: DocumentLibrary, waiting: Waiting
+) -> None:
     with closing(References(waiting_library, rule=RULE)) as references:
         memory = references.follow("s", "a", topic(3)[:20])
         taken = []
@@ -170,7 +172,7 @@ def test_a_search_under_way_never_holds_up_a_lookup(waiting_library: Library, wa
         assert memory.lookup(topic(3)[:20], node_limit=9, depth=9)
 
 
-def test_the_newest_wish_of_a_session_wins(waiting_library: Library, waiting: Waiting) -> None:
+def test_the_newest_wish_of_a_session_wins(waiting_library: DocumentLibrary, waiting: Waiting) -> None:
     with closing(References(waiting_library, rule=RULE)) as references:
         references.follow("first", "a", topic(1)[:8])
         while not waiting.asked:
@@ -206,7 +208,9 @@ def test_more_sessions_than_fit_drop_the_one_that_waited_longest() -> None:
         searcher.close()
 
 
-def test_a_failed_search_is_counted_and_tried_again(waiting_library: Library, waiting: Waiting) -> None:
+def test_a_failed_search_is_counted_and_tried_again(
+    waiting_library: DocumentLibrary, waiting: Waiting
+) -> None:
     waiting.may_go.set()
     waiting.failing = True
     with closing(References(waiting_library, rule=RULE)) as references:
@@ -220,7 +224,7 @@ def test_a_failed_search_is_counted_and_tried_again(waiting_library: Library, wa
         assert memory.documents[0] == "3"
 
 
-def test_a_session_that_ended_is_not_searched_for(waiting_library: Library, waiting: Waiting) -> None:
+def test_a_session_that_ended_is_not_searched_for(waiting_library: DocumentLibrary, waiting: Waiting) -> None:
     with closing(References(waiting_library, rule=RULE)) as references:
         references.follow("first", "a", topic(1)[:8])
         while not waiting.asked:
@@ -234,7 +238,7 @@ def test_a_session_that_ended_is_not_searched_for(waiting_library: Library, wait
 
 
 def test_a_long_document_is_copied_from_around_what_was_found(embedder: TableEmbedder) -> None:
-    library = Library(embedder, "digest", chunking=Chunking(window=8, stride=4))
+    library = DocumentLibrary(embedder, "digest", chunking=Chunking(window=8, stride=4))
     ids = np.random.default_rng(0).integers(0, 200, 5000).tolist()
     library.add("a", [("long", ids)])
     limits = ReferenceLimits(tokens=400)
@@ -248,7 +252,7 @@ def test_a_long_document_is_copied_from_around_what_was_found(embedder: TableEmb
             assert found.match_length == 12
 
 
-def test_documents_too_far_away_are_no_references(library: Library) -> None:
+def test_documents_too_far_away_are_no_references(library: DocumentLibrary) -> None:
     with closing(References(library, rule=RULE, limits=ReferenceLimits(nearest=0.95))) as references:
         near = references.follow("near", "c", topic(3)[8:16])
         far = references.follow("far", "c", topic(15)[:8])

@@ -22,7 +22,7 @@ def made(tmp_path: Path) -> Made:
 
     from retrieval_service.corpus.build import build
     from retrieval_service.corpus.encoding import Ids
-    from retrieval_service.corpus.plan import Settings
+    from retrieval_service.corpus.plan import CorpusSettings
 
     class One:
         again = True
@@ -43,7 +43,7 @@ def made(tmp_path: Path) -> Made:
 
     def make(name: str, owner: str | None, ids: list[int]) -> CorpusIndex:
         folder = tmp_path / f"{owner}-{name}"
-        build(folder, Settings("d" * 64, 1000, owner), One(ids))
+        build(folder, CorpusSettings("d" * 64, 1000, owner), One(ids))
         return CorpusIndex.open(folder)
 
     return make
