@@ -3,18 +3,22 @@
 Looking for them happens in a thread of its own; a lookup uses those that are there, or none.
 """
 
+import logging
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from retrieval_service.dense.embeddings import Vectors
 from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.matching import ReferenceText
 from retrieval_service.dense.scope_index import Document, FoundDocument, Ids
-from retrieval_service.dense.searching import SearchCounts, Searcher
-from retrieval_service.dense.topics import TopicRule
 from retrieval_service.trie import CountedTrie
+
+log = logging.getLogger(__name__)
 
 _TEXTS_KEPT = 64
 _SHORTEST_EXCERPT = 32
@@ -35,6 +39,34 @@ class ReferenceLimits:
     tokens: int = 16_384
     nearest: float = 0.0
     shortest: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRule:
+    """When to search: at a session's start, and again when its last ids are about something else.
+
+    Attributes:
+        window: number of the session's last ids that stand for its topic.
+        every: fewest new ids between two looks at the topic.
+        threshold: the topic has changed if the cosine between this window and the last one searched with is
+            below this.
+    """
+
+    window: int = 64
+    every: int = 64
+    threshold: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.every < 1 or not math.isfinite(self.threshold):
+            raise ValueError(f"window and every are at least 1, threshold is finite, not {self}")
+
+    def is_due(self, length: int, looked_at: int | None) -> bool:
+        """Whether to look at a session of `length` ids, last looked at when it had `looked_at`."""
+        return length > 0 and (looked_at is None or length - looked_at >= self.every or length < looked_at)
+
+    def has_moved(self, now: Vectors, searched_with: Vectors | None) -> bool:
+        """Whether two unit vectors are of different topics; always before a first search."""
+        return searched_with is None or float(np.dot(now, searched_with)) < self.threshold
 
 
 RULE = TopicRule()
@@ -78,6 +110,84 @@ class SessionReferences:
             self._held = self.searched_with = self.looked_at = None
             return None
         return held.text.lookup(ids, node_limit=node_limit, depth=depth, shortest=self._limits.shortest)
+
+
+@dataclass(slots=True)
+class SearchCounts:
+    """Counts of wishes so far; `replaced` by a newer one of the same session, `dropped` for want of room."""
+
+    done: int = 0
+    failed: int = 0
+    replaced: int = 0
+    dropped: int = 0
+
+
+class Searcher:
+    """One thread that runs the newest wish of each session, in order of asking; nothing ever waits for it.
+
+    At most `capacity` sessions wait; the wish that has waited longest is dropped to make room for another.
+    """
+
+    def __init__(self, capacity: int = 256) -> None:
+        self._capacity = capacity
+        self._waiting: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
+        self._changed = threading.Condition()
+        self._busy = False
+        self._closed = False
+        self.counts = SearchCounts()
+        self._thread = threading.Thread(target=self._run, name="dense-search", daemon=True)
+        self._thread.start()
+
+    def ask(self, session: Hashable, wish: Callable[[], None]) -> None:
+        """Queues a wish; it replaces an earlier one of the same session that still waits."""
+        with self._changed:
+            if self._closed:
+                return
+            if session in self._waiting:
+                self.counts.replaced += 1
+            elif len(self._waiting) >= self._capacity:
+                self._waiting.popitem(last=False)
+                self.counts.dropped += 1
+            self._waiting[session] = wish
+            self._changed.notify_all()
+
+    def forget(self, session: Hashable) -> None:
+        """What the session still waits for is not done."""
+        with self._changed:
+            self._waiting.pop(session, None)
+
+    def is_idle(self, timeout_s: float) -> bool:
+        """Waits until nothing is asked for; whether that came to be in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Ends the thread after the wish in hand; drops those that wait."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or bool(self._waiting))
+                if self._closed:
+                    return
+                _, wish = self._waiting.popitem(last=False)
+                self._busy = True
+            failed = False
+            try:
+                wish()
+            except Exception as error:  # one session's failure is not the others'
+                failed = True
+                log.warning("a search for references failed: %s", error)
+            with self._changed:
+                self.counts.failed += failed
+                self.counts.done += not failed
+                self._busy = False
+                self._changed.notify_all()
 
 
 class References:

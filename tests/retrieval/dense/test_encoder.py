@@ -33,7 +33,8 @@ from retrieval_service.dense.framing import EncoderHello
 from pathlib import Path
 
 class Fake:
-    hello = EncoderHello("fake", sys.argv[1] + (Path(sys.argv[2]).read_text() if len(sys.argv) > 2 else ""), 4)
+    changed = Path(sys.argv[2]).read_text() if len(sys.argv) > 2 else ""
+    hello = EncoderHello("fake", sys.argv[1] + changed, 4)
     def encode(self, texts):
         print("a library that prints")
         if "die" in texts: os._exit(3)

@@ -12,9 +12,7 @@ import pytest
 from retrieval_service.dense.embeddings import TableEmbedder, Vectors
 from retrieval_service.dense.errors import EncoderFailed
 from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
-from retrieval_service.dense.references import ReferenceLimits, References
-from retrieval_service.dense.searching import Searcher
-from retrieval_service.dense.topics import TopicRule
+from retrieval_service.dense.references import ReferenceLimits, References, Searcher, TopicRule
 
 RULE = TopicRule(window=8, every=4, threshold=0.7)
 SECONDS = 10
