@@ -29,7 +29,7 @@ class Cache(Protocol):
     length: int
 
     def commit(self, path: Sequence[int]) -> Sequence[int]:
-        """Makes a chain of nodes committed; maps old node indices to new ones, -1 for those that are gone."""
+        """Commits a chain of nodes; maps old node indices to new ones, -1 for nodes that are gone."""
 
     def drop_nodes(self) -> None:
         """Forgets every node."""

@@ -139,7 +139,7 @@ class DrafterWorker(SourceWorker[DraftingSession]):
         self._least.pop(stream, None)
 
     def gauges(self) -> dict[str, int]:
-        """What the drafter holds now."""
+        """Counts of what the drafter holds now, by metric."""
         return super().gauges() | {
             "ids_waiting": sum(session.unread for session in self.roster),
             "sessions_kept": len(self.roster.kept),

@@ -1,7 +1,7 @@
 """`python -m retrieval_service.ingest`: builds a corpus of spooled documents, in a process of its own.
 
 Sorting a large text takes seconds of all the interpreter has, which lookups cannot wait for. Reads its task
-from the arguments, prints one JSON object: nothing in particular, or an error.
+from the arguments, prints one JSON object: the number of tokens, or an error.
 """
 
 import json
@@ -41,10 +41,12 @@ class Spooled:
 
     def encode(self, documents: Sequence[str]) -> list[Ids | None]:
         """See DocumentSource."""
-        said = [json.loads(document) for document in documents]
-        texts = [one["text"] for one in said if "text" in one]
+        parsed = [json.loads(document) for document in documents]
+        texts = [one["text"] for one in parsed if "text" in one]
         encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        return [np.array(next(encoded).ids if "text" in one else one["ids"], dtype=np.uint32) for one in said]
+        return [
+            np.array(next(encoded).ids if "text" in one else one["ids"], dtype=np.uint32) for one in parsed
+        ]
 
     def raw(self, document: str) -> bytes:
         """See DocumentSource."""

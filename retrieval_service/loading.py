@@ -26,7 +26,7 @@ TOKENIZER = "tokenizer.json"
 
 
 class CannotLoad(OutriderError):
-    """Something that the settings name cannot be had."""
+    """A tokenizer, corpus or memory that the settings name cannot be had."""
 
     code = "FAILED_PRECONDITION"
 
@@ -54,7 +54,7 @@ class Loaded:
 
 
 def load(settings: RetrievalSettings) -> Loaded:
-    """Raises OutriderError where something that is named cannot be used.
+    """Opens what the settings name. Raises OutriderError if any of it cannot be used.
 
     A corpus of the service's own folder that is damaged, or another tokenizer's, is left out and logged; so
     are all of them where the service has no tokenizer.
@@ -88,7 +88,7 @@ def load(settings: RetrievalSettings) -> Loaded:
 def _documents(
     settings: RetrievalSettings, tokens: TokenTable | None
 ) -> "tuple[Documents | None, EncoderProcess | None]":
-    """References, and the process that embeds them, if the settings have any. Raises OutriderError."""
+    """Documents and the process that embeds them, if the settings name any. Raises OutriderError."""
     if not settings.embeddings and not settings.encoder:
         return None, None
     if settings.embeddings and settings.encoder:
@@ -115,7 +115,7 @@ def _documents(
 
 
 def _by_key(named: Sequence[CorpusIndex]) -> dict[CorpusKey, CorpusIndex]:
-    """Corpora by owner and the names of their folders. Raises CannotLoad where two are called the same."""
+    """Corpora by owner and the names of their folders. Raises CannotLoad if two have the same name."""
     found: dict[CorpusKey, CorpusIndex] = {}
     for index in named:
         key = CorpusKey(index.header.tenant, index.path.resolve().name)
@@ -129,14 +129,14 @@ def _by_key(named: Sequence[CorpusIndex]) -> dict[CorpusKey, CorpusIndex]:
 
 
 def open_corpus(path: Path, tokens: TokenTable | None) -> CorpusIndex:
-    """Maps it. Raises CorpusError, and InvalidRequest where this service has no tokenizer."""
+    """Maps a corpus. Raises CorpusError, and InvalidRequest if the service has no tokenizer."""
     if tokens is None:
         raise InvalidRequest(f"{path}: a corpus needs the target's own tokenizer; give --tokenizer")
     return CorpusIndex.open(path, tokens.digest)
 
 
 def read_tokens(name: str) -> TokenTable | None:
-    """From a tokenizer.json, a folder that has one, or an id, NAME or NAME@REVISION; None for no name."""
+    """Tokens of a tokenizer.json, a folder with one, or an id, NAME or NAME@REVISION; None for no name."""
     if not name:
         return None
     path: Path = Path(name).expanduser()

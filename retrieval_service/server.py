@@ -36,13 +36,13 @@ DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class NoSuchCorpus(OutriderError):
-    """Nothing of that name is loaded, or there."""
+    """No corpus of that name is loaded, or on disk."""
 
     code = "NOT_FOUND"
 
 
 class NoReferences(OutriderError):
-    """This service has nothing to find documents with."""
+    """The service has neither embeddings nor an encoder to find documents with."""
 
     code = "FAILED_PRECONDITION"
 
@@ -73,7 +73,7 @@ def explained_disk_errors(what: str) -> Iterator[None]:
 
 
 class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
-    """Answers operators and programs.
+    """The Retrieval service, for operators and programs.
 
     Args:
         ready: the worker and what it runs on; raises Unavailable while indexes are being mapped.
@@ -138,7 +138,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         else:
             with self._builds.only(loaded.store.path(key)):
                 found = await _in_worker(worker, lambda: loaded.catalogue.remove(key))
-                # One that is damaged could not be loaded, and is removed all the same.
+                # A damaged corpus could not be loaded, and is removed all the same.
                 found = await asyncio.to_thread(loaded.store.remove, key) or found
         if not found:
             raise NoSuchCorpus(f"no corpus {key} is {'there' if request.remove else 'loaded'}")
@@ -166,7 +166,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
             if group:
                 count = await asyncio.to_thread(documents.add, scope(tenant), group)
         finally:
-            # Once for all of them.
+            # One write for all documents.
             if tenant is not None:
                 with explained_disk_errors("added in memory, not yet on the disk"):
                     await asyncio.to_thread(documents.save)
@@ -210,7 +210,7 @@ async def _in_worker(worker: RetrievalWorker, work: Callable[[], T]) -> T:
 
 
 async def _add(worker: RetrievalWorker, loaded: Loaded, key: CorpusKey) -> retrieval_pb2.Corpus:
-    """Maps a corpus of the service's folder, and drafts from it. Raises CorpusError, InvalidRequest."""
+    """Maps a corpus of the service's folder and adds it. Raises CorpusError, InvalidRequest."""
     index = await asyncio.to_thread(open_corpus, loaded.store.path(key), loaded.tokens)
     await _in_worker(worker, lambda: loaded.catalogue.add(key, index))
     return _described(key, index)

@@ -20,7 +20,7 @@ CANDIDATES = 3
 
 
 class LookupCounts(Protocol):
-    """What is counted here."""
+    """Counts of lookups, matches and learnt tokens."""
 
     lookups: int
     matches: int
@@ -73,7 +73,7 @@ class SessionLookup:
             self._catalogue.past.finish(scope(key.tenant), session_name(key))
 
     def draft(self, session: RetrievalSession) -> list[Fragment]:
-        """What the session's memories hold of what may come next: at most one fragment of each."""
+        """Drafts from the session's memories, at most one of each."""
         recent = session.recent
         fragments = []
         for source, name in enumerate(session.request.sources, start=1):

@@ -105,7 +105,7 @@ class RetrievalWorker(AnsweringWorker[RetrievalSession]):
         self.catalogue.close()
 
     def gauges(self) -> dict[str, int]:
-        """What the memories hold now, of all tenants together."""
+        """Counts of what the memories hold now, of all tenants together, by metric."""
         headers = [index.header for _, index in self.catalogue]
         past, references = self.catalogue.past, self.catalogue.references
         return super().gauges() | {

@@ -130,7 +130,7 @@ class _Build(Generic[T]):
                 return
 
     def _begin(self) -> State:
-        """Where an unfinished build of the same has left off, or the beginning; anything else is removed."""
+        """Goes on with an unfinished build of the same corpus, or from the start; removes anything else."""
         name = name_of(self._settings, self._source.name)
         state = State(name, self._old.generation + 1 if self._old else 1)
         left = unfinished(self._folder)

@@ -23,7 +23,7 @@ T = TypeVar("T", str, Ids)
 
 
 class DocumentSource(Protocol[T]):
-    """Where a build's documents come from. The same order every time, so that a build can go on."""
+    """The documents of a build, in the same order every time, so that an unfinished build can go on."""
 
     @property
     def name(self) -> str:
@@ -35,12 +35,12 @@ class DocumentSource(Protocol[T]):
 
     @property
     def left_out(self) -> Counter[str]:
-        """What was no document, by reason."""
+        """Counts of inputs that were no documents, by reason."""
 
     def __iter__(self) -> Iterator[T]: ...
 
     def encode(self, documents: Sequence[T]) -> list[Ids | None]:
-        """Token ids of each; None where it is to be left out."""
+        """The token ids of each document; None for a document to leave out."""
 
     def raw(self, document: T) -> bytes:
         """To recognise it by."""

@@ -126,7 +126,7 @@ def width_of(vocabulary: int) -> int:
 
 
 def sealed(said: Mapping[str, Any]) -> bytes:
-    """JSON with a checksum over the rest of it."""
+    """JSON with a checksum over all other fields."""
     return json.dumps({**said, "checksum": _checksum(said)}, indent=1).encode() + b"\n"
 
 

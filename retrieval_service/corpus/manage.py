@@ -1,4 +1,4 @@
-"""What is done with corpora once they are built: described, verified, merged, removed."""
+"""Describes, verifies, merges and removes corpora that are built."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ READ_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What stands at a path: a complete corpus, an unfinished build, or both: one to take its place."""
+    """The corpus at a path, complete or not; an unfinished build beside a complete one is to replace it."""
 
     header: CorpusHeader | None
     unfinished: State | None

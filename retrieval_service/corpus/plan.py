@@ -1,4 +1,4 @@
-"""What a build is to make and how far it has come; reads the folder, changes nothing."""
+"""The aim of a build and its progress so far; reads the folder, changes nothing."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ SHARD_TOKENS = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class CorpusSettings:
-    """What a corpus is to be; a build goes on only where these are the same."""
+    """What a build makes; an unfinished build goes on only under the same settings."""
 
     tokenizer: str
     vocabulary: int
@@ -101,7 +101,7 @@ def new_hash() -> "hashlib.blake2b":
 
 
 def name_of(settings: CorpusSettings, source: str) -> str:
-    """What two builds share where one may go on from the other's shards."""
+    """A name that two builds share if one may go on from the other's shards."""
     said = {**asdict(settings), "source": source}
     return hashlib.blake2b(repr(sorted(said.items())).encode(), digest_size=32).hexdigest()
 

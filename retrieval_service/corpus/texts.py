@@ -59,7 +59,7 @@ class TextSource:
             yield from self._of_stream(self.stdin)
 
     def files(self) -> Iterator[Path]:
-        """What is read, in order. Raises BadSource."""
+        """Texts in the order of reading. Raises BadSource."""
         for path in self.paths:
             if path.is_dir():
                 yield from self._below(path)

@@ -16,7 +16,7 @@ from retrieval_service.dense.weights import EmbeddingTable
 
 Vectors = NDArray[np.float32]
 DIMENSIONS = 256
-"""A wider table is projected down to so many."""
+"""Most dimensions of a vector; wider tables are projected down."""
 _AT_ONCE = 256
 
 

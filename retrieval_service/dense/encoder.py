@@ -68,7 +68,7 @@ def serve(encoder: Encoder, source: BinaryIO, sink: BinaryIO) -> None:
             if kind != TEXTS:
                 raise ValueError(f"expected texts, got a message of kind {kind!r}")
             answer = frame(VECTORS, pack_vectors(encoder.encode(json.loads(payload))))
-        except Exception as error:  # whatever a model raises is told, not fatal
+        except Exception as error:  # an error of the model is reported, not fatal
             answer = frame(ERROR, f"{type(error).__name__}: {error}".encode())
         sink.write(answer)
         sink.flush()

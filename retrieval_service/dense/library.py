@@ -35,7 +35,7 @@ _EMBEDDED_AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Documents are embedded in windows of so many ids, one every `stride`."""
+    """How documents are cut for embedding: windows of `window` ids, one every `stride` ids."""
 
     window: int = 64
     stride: int = 32
@@ -55,7 +55,7 @@ class _Saved:
 
 
 class DocumentLibrary:
-    """Documents of all tenants, embedded."""
+    """The embedded documents of all tenants."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class DocumentLibrary:
         return count
 
     def remove(self, tenant: str, name: str) -> bool:
-        """Deletes a document; whether there was one. On disk it goes with the next `save`."""
+        """Deletes a document; False if there is none. On disk it goes with the next `save`."""
         scope_index = self._scope_indexes.get(tenant)
         return scope_index is not None and scope_index.remove(name)
 
@@ -142,7 +142,7 @@ class DocumentLibrary:
             return sum(map(len, self._scope_indexes.values()))
 
     def documents(self, tenant: str) -> list[Document]:
-        """Those of one scope alone, in order of adding."""
+        """Documents of one scope alone, in order of adding."""
         scope_index = self._scope_indexes.get(tenant)
         return [] if scope_index is None else scope_index.documents()
 
@@ -233,7 +233,7 @@ def _groups(
 
 
 def _starts(length: int, chunking: Chunking) -> range:
-    """Where windows begin; the last one reaches the end."""
+    """Starts of a document's windows; the last window reaches the end."""
     beyond = max(0, length - chunking.window)
     return range(0, beyond + chunking.stride, chunking.stride) if beyond else range(1)
 

@@ -80,7 +80,7 @@ class _HeldText:
 
 
 class SessionReferences:
-    """One session's references; a Memory."""
+    """The references of one session; a Memory."""
 
     def __init__(self, tenant: str, library: DocumentLibrary, limits: ReferenceLimits) -> None:
         self.tenant = tenant
@@ -152,7 +152,7 @@ class Searcher:
             self._changed.notify_all()
 
     def forget(self, session: Hashable) -> None:
-        """What the session still waits for is not done."""
+        """Drops the wish of a session that still waits."""
         with self._changed:
             self._waiting.pop(session, None)
 
@@ -286,7 +286,7 @@ class References:
 
 
 def _excerpts(found: Sequence[FoundDocument], tokens: int) -> list[tuple[int, int]]:
-    """Which part of each document is copied from, nearest first, until there are so many tokens."""
+    """The part of each document that is copied from, nearest first, `tokens` tokens in all."""
     spans = []
     left = tokens
     for one in found:

@@ -117,7 +117,7 @@ class EncoderProcess:
             raise EncoderFailed(f"the encoder does not say who it is: {error}") from error
 
     def _exchange(self, message: bytes, seconds: float) -> tuple[bytes, bytes]:
-        """Sends, then reads one message, within so many seconds. Whatever fails ends the process."""
+        """Sends a message and reads the answer within a time in seconds. Any failure ends the process."""
         assert self._socket is not None
         deadline = time.monotonic() + seconds
         try:

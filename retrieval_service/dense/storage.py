@@ -31,7 +31,7 @@ _ENDINGS = (".names", ".ids", ".vectors", ".index")
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What a library was made with; another one cannot read it. Digests are compared; names are to read."""
+    """What a library was made with; it is read only under the same digests. Names are for people."""
 
     embedder: str
     embedder_digest: str
@@ -51,19 +51,19 @@ class StoredScope:
 
     @property
     def stems(self) -> tuple[str, ...]:
-        """What its files are called, less their endings, in order."""
+        """Names of the scope's files without their endings, in order."""
         return tuple(dict.fromkeys(name.partition(".")[0] for name in self.files))
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What stands in a scope's files: these documents, in order."""
+    """The documents in a scope's files, in order."""
 
     stored: StoredScope
     documents: tuple[Document, ...]
 
     def lacks(self, snapshot: Snapshot) -> tuple[IndexedDocument, ...] | None:
-        """What was added since; None where more has changed, or there are stems enough."""
+        """Documents added since; None if more has changed, or if there are enough files."""
         known, entries = len(self.documents), snapshot.entries
         grown = len(entries) > known and all(
             entry.document is document for entry, document in zip(entries, self.documents, strict=False)
@@ -75,7 +75,7 @@ class Before:
 def write_scope(
     disk: Disk, folder: Path, stem: str, tenant: str, snapshot: Snapshot, before: Before | None = None
 ) -> StoredScope:
-    """Writes what `before` lacks of one scope, else all of it, under a stem that no manifest names yet."""
+    """Writes the documents that `before` lacks, or all, under a stem that no manifest names yet."""
     lacking = None if before is None else before.lacks(snapshot)
     files = {} if before is None or lacking is None else dict(before.stored.files)
     files |= _write_entries(disk, folder, stem, snapshot.entries if lacking is None else lacking)

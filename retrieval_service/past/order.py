@@ -122,7 +122,7 @@ class ContextOrder:
         return array("I", (found[at * len(found) // most] for at in range(most)))
 
     def _place(self, key: "array[int]") -> tuple[int, int]:
-        """Where a key would be put: before everything that is not below it."""
+        """The place where a key would be inserted: before all keys that are not below it."""
         at = bisect_left(self._firsts, key) - 1
         if at < 0:
             return 0, 0

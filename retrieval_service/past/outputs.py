@@ -1,4 +1,4 @@
-"""What tenants' sessions produced: fed as ids are committed, looked up meanwhile, kept across restarts."""
+"""Past outputs of all tenants: fed as ids are committed, looked up meanwhile, kept across restarts."""
 
 import fcntl
 import logging
@@ -168,7 +168,7 @@ class PastOutputs:
             self._held = None
 
     def stats(self) -> Stats:
-        """What is held and what went wrong."""
+        """Counts of what is held and of what went wrong."""
         tenants = list(self._tenants.values())
         return Stats(
             tenants=len(tenants),

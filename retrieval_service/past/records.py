@@ -42,7 +42,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PastFileHeader:
-    """What a file says of itself; `next_serial` as of the generation's beginning."""
+    """The header of a file; `next_serial` as of the beginning of its generation."""
 
     kind: int
     generation: int
@@ -52,7 +52,7 @@ class PastFileHeader:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEnd:
-    """The last record of a snapshot: that it is whole."""
+    """The last record of a snapshot, without which the snapshot is not whole."""
 
     sequences: int
     tokens: int
@@ -60,7 +60,7 @@ class SnapshotEnd:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """That a session's text is to go."""
+    """A session whose text is to be removed."""
 
     session: str
 

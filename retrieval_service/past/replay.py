@@ -1,4 +1,4 @@
-"""From a snapshot's and a log's bytes to the sequences they tell of: always those of some moment."""
+"""From a snapshot's and a log's bytes to the sequences of one moment."""
 
 from array import array
 from collections.abc import Container, Iterable, Iterator
@@ -31,7 +31,7 @@ class Replayed:
 
 
 def read_snapshot(data: bytes, path: object) -> tuple[Replayed, bool]:
-    """What a snapshot holds, and whether it is whole. Raises as `unpack_header`."""
+    """The records of a snapshot, and whether it is whole. Raises as `unpack_header`."""
     header, at = unpack_header(data, path)
     replayed = Replayed(next_serial=header.next_serial)
     for record, end in unpack_records(data, at, header.generation):

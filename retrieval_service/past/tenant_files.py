@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 def folder_name(tenant: str) -> str:
-    """A name that any file system takes, of any tenant: the SHA-256 of it. It is in the files too."""
+    """A folder name for any tenant: the SHA-256 of the tenant's name, which the files hold too."""
     return hashlib.sha256(tenant.encode()).hexdigest()
 
 
@@ -152,7 +152,7 @@ class TenantFiles:
         return fits
 
     def _read(self) -> tuple[Replayed, bool]:
-        """What the newest generation says, and whether to go on with its files as they are."""
+        """The text of the newest generation, and whether to go on with its files as they are."""
         if not self.generation:
             return Replayed(), True
         snapshot, log = self._path(self.generation, "snapshot"), self._log()
@@ -226,7 +226,7 @@ class TenantFiles:
 
 
 def tenant_of(folder: Path) -> str | None:
-    """The tenant that a folder's files name; None where none can be read. Raises PastError, OSError."""
+    """The tenant that a folder's files name; None if no file can be read. Raises PastError, OSError."""
     for path in sorted(folder.iterdir()):
         if _GENERATION.fullmatch(path.name):
             with suppress(DamagedError):

@@ -327,12 +327,12 @@ async def test_a_verifier_that_does_not_read_costs_its_oldest_drafts_and_nobody_
         stub = draft_source_pb2_grpc.DraftSourceStub(channel)
         stalled = Verifier(stub)
         await stalled.follow(follow(1, limit=100_000))
-        ids, told = list(PROMPT), 0
+        ids, sent = list(PROMPT), 0
         while not running.metric("nodes_unread_total"):
-            assert told < 2000
-            await stalled.write(progress(1, ids, [told % 24]))
-            ids.append(told % 24)
-            told += 1
+            assert sent < 2000
+            await stalled.write(progress(1, ids, [sent % 24]))
+            ids.append(sent % 24)
+            sent += 1
             await asyncio.sleep(0.002)
         other = Verifier(stub)
         await other.follow(follow(2))

@@ -55,7 +55,7 @@ class Bench:
             self.sent += [(stream, alias, fragment) for alias, fragment in what.drafts]
             self.refused += [(stream, alias, message) for alias, message in what.refusals]
 
-    def tell(self, *events: Any) -> None:
+    def take(self, *events: Any) -> None:
         for event in events:
             self.worker.submit(event)
         self.worker.take_in(wait=False)
@@ -64,10 +64,10 @@ class Bench:
         self, alias: int, ids: Sequence[int] = PROMPT, *, stream: int = 0, session: str = "", **given: Any
     ) -> None:
         key = SessionKey("t", session or f"s{alias}")
-        self.tell(Follow(stream, alias, key, self.request_for(ids, **given)))
+        self.take(Follow(stream, alias, key, self.request_for(ids, **given)))
 
     def progress(self, alias: int, before: Sequence[int], ids: Sequence[int], *, stream: int = 0) -> None:
-        self.tell(Progress(stream, alias, len(before), tuple(ids), prefix_hash([*before, *ids])))
+        self.take(Progress(stream, alias, len(before), tuple(ids), prefix_hash([*before, *ids])))
 
     def settle(self) -> int:
         """Passes until nothing is left to draft; returns how many."""
@@ -105,14 +105,14 @@ def test_drafts_go_out_after_every_pass(bench: Bench) -> None:
 
 
 def test_a_stream_that_needs_sure_nodes_is_sent_no_others_until_it_needs_less(bench: Bench) -> None:
-    bench.tell(LeastSurvival(0, 0.999))
+    bench.take(LeastSurvival(0, 0.999))
     bench.follow(1)
     bench.follow(2, (*PROMPT, 2), stream=1)
     bench.settle()
     assert {stream for stream, _, _ in bench.sent} == {1}
     for needed in (0.2, 0.0):
         bench.sent.clear()
-        bench.tell(LeastSurvival(0, needed))
+        bench.take(LeastSurvival(0, needed))
         bench.settle()
         sent = [survival for _, alias, fragment in bench.sent if alias == 1 for survival in fragment.survival]
         assert sent
@@ -177,7 +177,7 @@ def test_an_end_frees_the_memory_at_once(bench: Bench) -> None:
     bench.follow(1)
     bench.settle()
     assert bench.drafter.cached_tokens > 0
-    bench.tell(SessionEnded(0, 1))
+    bench.take(SessionEnded(0, 1))
     assert bench.drafter.cached_tokens == 0
     assert len(bench.worker.roster) == 0
 
@@ -228,7 +228,7 @@ def test_progress_that_does_not_fit_is_refused_and_the_next_follow_starts_from_w
 ) -> None:
     bench.follow(1)
     bench.settle()
-    bench.tell(Progress(0, 1, len(PROMPT), (7,), 12345))
+    bench.take(Progress(0, 1, len(PROMPT), (7,), 12345))
     assert "follow the session again" in bench.refused[0][2]
     passes = len(bench.drafter.passes)
     bench.follow(2, (*PROMPT, 7), session="s1")
@@ -239,13 +239,13 @@ def test_progress_that_does_not_fit_is_refused_and_the_next_follow_starts_from_w
 def test_a_broken_stream_keeps_caches_for_the_grace_period(bench: Bench) -> None:
     bench.follow(1)
     bench.settle()
-    bench.tell(StreamClosed(0))
+    bench.take(StreamClosed(0))
     assert (len(bench.worker.roster), len(bench.worker.roster.kept)) == (0, 1)
     bench.now = 9.9
-    bench.tell()
+    bench.take()
     assert bench.drafter.cached_tokens > 0
     bench.now = 10.0
-    bench.tell()
+    bench.take()
     assert bench.drafter.cached_tokens == 0
     assert bench.worker.roster.kept == []
 
@@ -266,7 +266,7 @@ def test_another_verifier_inherits_what_the_cache_has_of_its_ids(
 ) -> None:
     bench.follow(1)
     bench.settle()
-    bench.tell(StreamClosed(0))
+    bench.take(StreamClosed(0))
     bench.sent.clear()
     passes = len(bench.drafter.passes)
     bench.follow(5, again, stream=3, session="s1", epoch=8, params=SamplingParams(temperature=0.5))
@@ -280,9 +280,9 @@ def test_another_verifier_inherits_what_the_cache_has_of_its_ids(
 def test_another_tenants_session_of_the_same_name_inherits_nothing(bench: Bench) -> None:
     bench.follow(1)
     bench.settle()
-    bench.tell(StreamClosed(0))
+    bench.take(StreamClosed(0))
     passes = len(bench.drafter.passes)
-    bench.tell(Follow(0, 1, SessionKey("u", "s1"), bench.request_for(PROMPT)))
+    bench.take(Follow(0, 1, SessionKey("u", "s1"), bench.request_for(PROMPT)))
     bench.worker.work()
     assert bench.drafter.passes[passes:] == [len(PROMPT)]
 
@@ -291,7 +291,7 @@ def test_waiting_caches_make_room_for_a_session(bench_of: Callable[..., Bench]) 
     bench = bench_of(room=80)
     bench.follow(1)
     bench.settle()
-    bench.tell(StreamClosed(0))
+    bench.take(StreamClosed(0))
     bench.follow(2, (9, *PROMPT, *PROMPT, *PROMPT), stream=1)
     assert bench.worker.roster.kept == []
     assert bench.refused == []
