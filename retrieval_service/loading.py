@@ -44,7 +44,7 @@ class Loaded:
     """The process that embeds references, if the settings name an encoder."""
 
     def close(self) -> None:
-        """Writes what is to last. The worker closes the corpora."""
+        """Writes past outputs and ends the search. The worker closes the corpora."""
         if self.documents is not None:
             self.documents.references.close()
         if self.encoder is not None:

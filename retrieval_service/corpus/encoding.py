@@ -27,7 +27,7 @@ class DocumentSource(Protocol[T]):
 
     @property
     def name(self) -> str:
-        """Says what is read and how; a build goes on only from what is named alike."""
+        """Names what is read and how; an unfinished build goes on only under the same name."""
 
     @property
     def again(self) -> bool:

@@ -70,7 +70,7 @@ class CorpusIndex:
                     while file.readinto(buffer):
                         pass
             except FileNotFoundError:
-                return  # removed or built anew; what is mapped stays
+                return  # removed or built anew; the mapped files stay
 
     def close(self) -> None:
         """Lookups in other threads end as they began; the last of them gives the memory back."""

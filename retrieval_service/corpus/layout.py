@@ -2,9 +2,9 @@
 
 ::
 
-    header.json               what is complete; the folder is a corpus if, and only if, this is there
+    header.json               the complete corpus; a folder is a corpus if, and only if, it has one
     build.json                how far an unfinished build has come
-    lock                      held, and named in it, by whoever writes
+    lock                      held by the process that writes, which it names
     000001-00000.text         ids of shard 0 of generation 1, big-endian, `width` bytes each
     000001-00000.suffixes     uint32, little-endian: its positions that are followed by something, in order
     000001-00000.directory    the first ids of every 1024th of these, to look up where to begin

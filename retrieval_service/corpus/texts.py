@@ -1,6 +1,6 @@
 """Text from files, folders, JSON lines and standard input, in pieces of bounded size and a fixed order.
 
-What is no text is left out and counted, never fatal; a source that is named but not there is.
+Files that are no text are left out and counted; a path that is named but missing is an error.
 """
 
 import json

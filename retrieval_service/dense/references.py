@@ -1,6 +1,6 @@
 """The references of each session: documents near to what it is about, which its drafts are copied from.
 
-Looking for them happens in a thread of its own; a lookup uses those that are there, or none.
+Looking for them happens in a thread of its own; a lookup uses the references found so far, if any.
 """
 
 import logging

@@ -47,7 +47,7 @@ class EmbeddingTable:
 
     @classmethod
     def read(cls, folder: Path) -> "EmbeddingTable":
-        """Of a Hugging Face folder, sharded or not. Raises UnfitWeights, which says what is wrong."""
+        """Reads the table of a Hugging Face folder, sharded or not. Raises UnfitWeights."""
         path, name = _find(folder)
         header, start = _header(path)
         entry = header.get(name)

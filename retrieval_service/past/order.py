@@ -41,7 +41,7 @@ class ContextOrder:
         return sum(map(len, self._blocks))
 
     def load(self, positions: "array[int]") -> None:
-        """Take `positions`, sorted already, in place of what is held."""
+        """Replace all positions by these, which are sorted already."""
         half = BLOCK // 2
         self._blocks = [positions[at : at + half] for at in range(0, len(positions), half)]
         self._firsts = [self._key(block[0]) for block in self._blocks]

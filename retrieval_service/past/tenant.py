@@ -34,7 +34,7 @@ class Tenant:
             if self.gone:
                 return False
             added = self.text.extend(session, ids)
-            # Twice what came in, so that what is due is done before more piles up.
+            # Twice the ids that came in, so that due work never piles up.
             self.text.tidy(2 * STEP)
             if added is not None and self.files is not None and (self.behind or not write(self, added)):
                 self.behind = True

@@ -170,7 +170,7 @@ class PastText:
     def tidy(self, steps: int) -> bool:
         """Do up to `steps` positions' worth of the dropping and evicting that is due; whether more is.
 
-        In steps, so that whoever holds a lock around this holds it for a moment only.
+        In steps, so that a caller holds its lock for a moment only.
         """
         while self.cost > self.token_limit:
             self.give_up_oldest()
@@ -193,7 +193,7 @@ class PastText:
         return [(one.serial, one.session, one.ids, len(one.ids)) for one in self._sequences.values()]
 
     def sequences(self) -> list[Held]:
-        """Serial, session and ids of what is held, oldest first; the ids are copies."""
+        """Serial, session and ids of all sequences, oldest first; the ids are copies."""
         return [(serial, session, ids[:size]) for serial, session, ids, size in self.held()]
 
     def __len__(self) -> int:
