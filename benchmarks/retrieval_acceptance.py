@@ -24,11 +24,10 @@ from outrider.tokens import TokenTable
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import TokenizedText
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.corpus.plan import Settings
+from retrieval_service.corpus.plan import CorpusSettings
 from retrieval_service.corpus.texts import TextSource
-from retrieval_service.memories import Memory
 from retrieval_service.past import PastOutputs
-from retrieval_service.trie import CountedTrie
+from retrieval_service.trie import CountedTrie, Memory
 
 HELD_OUT = REPOSITORY / "models" / "heldout.jsonl"
 TEMPLATE = '''class {name}({base}):
@@ -68,7 +67,7 @@ def corpus_figures(model: Path, written: Sequence[Written], folder: Path) -> dic
     found = {}
     for parts in (8, 2):
         part = folder / f"corpus-{parts}"
-        build(part, Settings(tokens.digest, tokens.size, None), _text(tokens, files[::parts]))
+        build(part, CorpusSettings(tokens.digest, tokens.size, None), _text(tokens, files[::parts]))
         index = CorpusIndex.open(part, tokens.digest)
         found[str(index.header.tokens)] = _with(index, written)
     found[str(whole.header.tokens)] = _with(whole, written)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.corpus.plan import SHARD_TOKENS, Settings
+from retrieval_service.corpus.plan import SHARD_TOKENS, CorpusSettings
 
 GENERATOR = "zipf-copies"
 DIGEST = "0" * 64
@@ -32,7 +32,7 @@ Ids = npt.NDArray[np.uint32]
 
 
 class Synthetic:
-    """So many ids of a vocabulary, the same for a seed; a `Source` of builds."""
+    """So many ids of a vocabulary, the same for a seed; a `DocumentSource` of builds."""
 
     again = True
 
@@ -137,7 +137,9 @@ def _quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def _build(folder: Path, tokens: int, vocabulary: int, shard_tokens: int) -> None:
-    built = build(folder, Settings(DIGEST, vocabulary, None, shard_tokens), Synthetic(tokens, vocabulary))
+    built = build(
+        folder, CorpusSettings(DIGEST, vocabulary, None, shard_tokens), Synthetic(tokens, vocabulary)
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(built.index_seconds, built.encode_seconds, peak)
 

@@ -129,17 +129,16 @@ def acceptance_length(
 
 
 def with_references(
-    written: Sequence[Written], model: Path, documents: Mapping[str, Sequence[int]], *, contexts: bool
+    written: Sequence[Written], model: Path, documents: Mapping[str, Sequence[int]]
 ) -> tuple[float, float]:
     """Acceptance length with references from these documents; how often the right one was found at first."""
     from retrieval_service.dense.embeddings import TableEmbedder
-    from retrieval_service.dense.library import PUBLIC, Library
+    from retrieval_service.dense.library import PUBLIC, DocumentLibrary
     from retrieval_service.dense.references import References
 
-    library = Library(TableEmbedder.read(model), "one tokenizer")
+    library = DocumentLibrary(TableEmbedder.read(model), "one tokenizer")
     library.add(PUBLIC, documents.items())
-    narrow = TableEmbedder.read(model, 64) if contexts else None
-    references = References(library, contexts=narrow)
+    references = References(library)
     right: list[bool] = []
 
     def begin(one: Written) -> Callable[[Sequence[int]], CountedTrie | None]:
@@ -198,9 +197,7 @@ def figures(model: Path, *, prompts: int = 24, tokens: int = 200, distractors: i
         ]
         by = {"session_only": acceptance_length(written, lambda _: lambda _: None)}
         for arm in documents:
-            exact, told[f"found_{arm}"] = with_references(written, model, documents[arm], contexts=False)
-            nearest, _ = with_references(written, model, documents[arm], contexts=True)
-            by |= {f"dense_{arm}": exact, f"dense_{arm}_contexts": nearest}
+            by[f"dense_{arm}"], told[f"found_{arm}"] = with_references(written, model, documents[arm])
         told[f"acceptance_length_{kind}"] = {arm: round(value, 3) for arm, value in by.items()}
     return told
 

@@ -19,9 +19,9 @@ from outrider.lm.packed import PackedLM
 from outrider.pair.simulation import Truth, continuation
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.memories import Memory
 from retrieval_service.past.outputs import PastOutputs
-from retrieval_service.ranking import Shape, rank
+from retrieval_service.ranking import DraftShape, rank
+from retrieval_service.trie import Memory
 from speculative.draft import Draft
 from speculative.params import SamplingParams
 from speculative.tree import ROOT
@@ -48,7 +48,9 @@ def accepted(draft: Draft | None, ahead: tuple[int, ...]) -> int:
     return length
 
 
-def rounds(truth: Truth, memory: Memory, params: SamplingParams, shape: Shape, stated: list[float]) -> int:
+def rounds(
+    truth: Truth, memory: Memory, params: SamplingParams, shape: DraftShape, stated: list[float]
+) -> int:
     """Rounds of one request with drafts of this memory alone, ranked with these parameters.
 
     `stated` gains, for every node sent, its survival and whether it was accepted.
@@ -67,7 +69,7 @@ def rounds(truth: Truth, memory: Memory, params: SamplingParams, shape: Shape, s
 
 
 def measure(
-    truths: list[Truth], memories: list[Memory], params: SamplingParams, shape: Shape
+    truths: list[Truth], memories: list[Memory], params: SamplingParams, shape: DraftShape
 ) -> dict[str, float]:
     """Acceptance length, and how far the summed survival of a draft is from what of it was accepted."""
     stated: list[float] = []
@@ -125,7 +127,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name, memory in memories.items():
         for nodes in args.nodes:
-            shape = Shape(nodes=nodes)
+            shape = DraftShape(nodes=nodes)
             ways = {"counts": GREEDY, "noise": params}
             row = {way: measure(truths, memory, ranked_by, shape) for way, ranked_by in ways.items()}
             found[f"{name}_{nodes}"] = row

@@ -6,7 +6,7 @@ from outrider.runtime.lifeline import die_with_told_parent
 
 
 def main() -> None:
-    """Ties itself to its parent before it imports what takes seconds."""
+    """Ties the process to its parent's life before the slow imports, then serves."""
     die_with_told_parent(sys.argv[1:])
     from drafter_service.service import build
     from drafter_service.settings import DrafterSettings

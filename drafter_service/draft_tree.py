@@ -9,16 +9,22 @@ Knows nothing of models, logits, cached keys and values, sockets or clocks.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from speculative import hashing
+from speculative.draft import MAX_DRAFT_NODES
+from speculative.fragment import Fragment
+from speculative.tree import ROOT
+
+OWN = 1
+"""Index of the source's one name, which its fragments bear."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How trees grow."""
+    """Bounds and estimates by which draft trees grow."""
 
     children: int = 4
     """Most children of one node."""
@@ -27,45 +33,46 @@ class Growth:
     floor: float = 0.01
     """Survival below which a node is neither sent nor expanded."""
     depth: int = 32
-    """Most nodes between the last committed token and a leaf, that leaf included."""
+    """Longest path from below the last committed token to a leaf, in nodes."""
 
 
-class Node:
+class DraftNode:
     """A drafted token, or at the root the last committed one."""
 
     __slots__ = ("children", "parent", "position", "prefix_hash", "row", "sent", "survival", "token")
 
     def __init__(
-        self, token: int, position: int, prefix_hash: int, survival: float, parent: "Node | None" = None
+        self, token: int, position: int, prefix_hash: int, survival: float, parent: "DraftNode | None" = None
     ) -> None:
         self.token = token
         self.position = position  # absolute: the number of ids before it
         self.prefix_hash = prefix_hash  # over all ids up to and including this one
         self.survival = survival
         self.parent = parent
-        self.children: dict[int, Node] | None = None  # by token; None: not expanded
+        self.children: dict[int, DraftNode] | None = None  # by token; None: not expanded
         self.row: int | None = None  # where the session's cache has it; None: nowhere yet
         self.sent = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rerooted:
-    """What a commit did to a tree. Counts are of nodes that had been sent."""
+    """What a commit did to a draft tree."""
 
-    path: tuple[Node, ...]
-    """The drafted nodes that were committed, in order."""
+    path: tuple[DraftNode, ...]
+    """Drafted nodes that were committed, in order."""
     kept: int
-    """Nodes that are still possible."""
+    """Sent nodes that are still possible."""
     dropped: int
-    """Nodes off the committed path."""
+    """Sent nodes off the committed path."""
 
 
 class DraftTree:
-    """Grows below one committed prefix; `commit` moves the root.
+    """The tree of nodes drafted below one committed prefix; `commit` moves its root.
 
     Args:
-        length: committed ids, at least 1; `token` is the last of them.
-        prefix_hash: over these ids.
+        token: the last committed token.
+        length: number of committed tokens, at least 1.
+        prefix_hash: hash over the committed tokens.
         node_limit: most nodes sent and still possible at a time.
         end: positions from here on are not expanded.
         eos_ids: tokens that are drafted but never expanded.
@@ -89,27 +96,27 @@ class DraftTree:
         self.in_flight = 0
         self.least = growth.floor
         """Survival below which a node is neither sent nor expanded for now."""
-        self.root = Node(token, length - 1, prefix_hash, 1.0)
-        self._unsent: list[Node] = []
-        self._leaves: list[tuple[float, int, Node]] = []
+        self.root = DraftNode(token, length - 1, prefix_hash, 1.0)
+        self._unsent: list[DraftNode] = []
+        self._leaves: list[tuple[float, int, DraftNode]] = []
         self._serial = count()
 
-    def frontier(self, most: int) -> list[Node]:
+    def frontier(self, most: int) -> list[DraftNode]:
         """The likeliest leaves worth expanding, at most `most`; each must be expanded next.
 
-        None while as many nodes are in flight as the verifier wants: more could not be sent.
+        Empty while as many nodes are in flight as the verifier wants: more could not be sent.
         """
-        chosen: list[Node] = []
+        chosen: list[DraftNode] = []
         if self.in_flight >= self.node_limit:
             return chosen
         while self._leaves and len(chosen) < most and -self._leaves[0][0] >= self.least:
             chosen.append(heapq.heappop(self._leaves)[2])
         return chosen
 
-    def expand(self, node: Node, children: Sequence[tuple[int, float]]) -> None:
+    def expand(self, node: DraftNode, children: Sequence[tuple[int, float]]) -> None:
         """Gives a node its children: tokens, each with its probability given the node, likeliest first.
 
-        One below the floor even then could never be sent: it is left out.
+        Children whose probability alone is below the floor are left out: they could never be sent.
         """
         node.children = {}
         position = node.position + 1
@@ -117,12 +124,12 @@ class DraftTree:
             if probability < self.growth.floor:
                 break
             child_hash = hashing.extend(node.prefix_hash, token)
-            child = Node(token, position, child_hash, node.survival * probability, node)
+            child = DraftNode(token, position, child_hash, node.survival * probability, node)
             node.children[token] = child
             self._unsent.append(child)
 
-    def take_unsent(self) -> list[Node]:
-        """Nodes that are to be sent now, likeliest first, each below the root or a node sent before."""
+    def take_unsent(self) -> list[DraftNode]:
+        """Nodes to send now, likeliest first; each hangs below the root or a node that was sent before."""
         room = self.node_limit - self.in_flight
         ready = [node for node in self._unsent if node.survival >= self.least] if room > 0 else []
         if not ready:
@@ -137,12 +144,12 @@ class DraftTree:
         return ready
 
     def commit(self, tokens: Sequence[int]) -> Rerooted:
-        """Moves the root along committed tokens; what is off that path is forgotten."""
+        """Moves the root along committed tokens; forgets the nodes off that path."""
         node, path, before = self.root, [], self.in_flight
         for token in tokens:
             child = node.children.get(token) if node.children else None
             if child is None:
-                node = self._stranger(tokens)
+                node = self._undrafted_root(tokens)
                 break
             path.append(child)
             node = child
@@ -150,21 +157,21 @@ class DraftTree:
         committed = sum(step.sent for step in path)
         return Rerooted(tuple(path), self.in_flight, before - committed - self.in_flight)
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[DraftNode]:
         """Every node below the root, parents first."""
         level = [self.root]
         while level:
             level = [child for node in level if node.children for child in node.children.values()]
             yield from level
 
-    def _stranger(self, tokens: Sequence[int]) -> Node:
-        """A root that was never drafted."""
+    def _undrafted_root(self, tokens: Sequence[int]) -> DraftNode:
+        """A root at the end of tokens of which some were not drafted."""
         prefix_hash = self.root.prefix_hash
         for token in tokens:
             prefix_hash = hashing.extend(prefix_hash, token)
-        return Node(tokens[-1], self.root.position + len(tokens), prefix_hash, 1.0)
+        return DraftNode(tokens[-1], self.root.position + len(tokens), prefix_hash, 1.0)
 
-    def _reroot(self, root: Node) -> None:
+    def _reroot(self, root: DraftNode) -> None:
         share, self.root = root.survival or 1.0, root
         root.survival, root.parent = 1.0, None
         self._unsent, self._leaves, self.in_flight = [], [], 0
@@ -177,7 +184,38 @@ class DraftTree:
             if node.children is None:
                 self._offer_leaf(node)
 
-    def _offer_leaf(self, node: Node) -> None:
+    def _offer_leaf(self, node: DraftNode) -> None:
         depth = node.position - self.root.position
         if depth < self.growth.depth and node.position < self.end and node.token not in self.eos_ids:
             heapq.heappush(self._leaves, (-node.survival, next(self._serial), node))
+
+
+def pack(nodes: Iterable[DraftNode], epoch: int) -> list[Fragment]:
+    """New nodes as fragments, the unit in which a draft tree crosses the wire; in order of their parents.
+
+    Nodes are sent once, as they grow, so every new node hangs below one that the verifier has or will have:
+    siblings share a fragment whose base is their parent, named by the number of ids up to it and the hash
+    over them.
+    """
+    families: dict[int, list[DraftNode]] = {}
+    for node in nodes:
+        families.setdefault(id(node.parent), []).append(node)
+    return [
+        _fragment(family[start : start + MAX_DRAFT_NODES], epoch)
+        for family in families.values()
+        for start in range(0, len(family), MAX_DRAFT_NODES)
+    ]
+
+
+def _fragment(family: list[DraftNode], epoch: int) -> Fragment:
+    parent = family[0].parent
+    assert parent is not None, "the root is never sent"
+    return Fragment(
+        source=OWN,
+        epoch=epoch,
+        base=parent.position + 1,
+        prefix_hash=parent.prefix_hash,
+        tokens=tuple(node.token for node in family),
+        parents=(ROOT,) * len(family),
+        survival=tuple(min(node.survival / parent.survival, 1.0) for node in family),
+    )

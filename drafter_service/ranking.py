@@ -29,11 +29,11 @@ from speculative.sampling import processed
 Scores = NDArray[np.floating[Any]]
 
 
-class Ranking:
-    """One session's parameters, noise and committed history.
+class ChildRanker:
+    """Ranks children by one session's parameters, noise and committed history.
 
     Args:
-        width: how many logits are looked at; the target has no ids beyond them, or the drafter no logits.
+        width: number of logits in use: ids that both the target and the drafter have.
         bound: ids from here on are never drafted; at most `width`.
     """
 
@@ -48,7 +48,7 @@ class Ranking:
         bound: int,
         growth: Growth,
     ) -> None:
-        # What is said of ids that the drafter's logits do not reach changes nothing here.
+        # Biases and stops of ids that the drafter has no logits for change nothing here.
         bias = tuple((token, bias) for token, bias in params.logit_bias if token < width)
         stops = tuple(token for token in params.stop_ids if token < width)
         if (bias, stops) != (params.logit_bias, params.stop_ids):
@@ -63,11 +63,11 @@ class Ranking:
         self.reads_path = params.reads_history
 
     def push(self, token: int) -> None:
-        """One more id was committed."""
+        """Appends a committed id to the history."""
         self._history.extend([token])
 
     def forget_before(self, position: int) -> None:
-        """Noise before this position will not be asked for again."""
+        """Frees the noise of positions before this one."""
         if self._noise is not None:
             self._noise.forget_before(position)
 
@@ -92,7 +92,7 @@ class Ranking:
         return [(token, float(weights[token]) / total) for token in self._largest(scores[: self._bound])]
 
     def _scores(self, logits: NDArray[np.float32], position: int, path: Sequence[int]) -> Scores:
-        """A fresh array; float32 where nothing but the order matters."""
+        """Scores of all ids in a new array; float32 if only their order matters."""
         params = self._params
         if not params.plain_logits or (params.has_cuts and self._noise is not None):
             history = self._history.with_path(path) if self.reads_path else self._history

@@ -1,17 +1,59 @@
 """Puts the drafter together from its settings."""
 
+from collections.abc import Callable
 from functools import partial
 
-from drafter_service.drafters import load
-from drafter_service.server import DraftSourceServer
+from drafter_service.drafters import Drafter, load
 from drafter_service.settings import DrafterSettings
+from drafter_service.worker import COUNTERS, GAUGES, DrafterWorker
 from outrider.announcing import announced
 from outrider.runtime.serve import Service, ServiceContext
+from outrider.source.followed import SourceProfile
+from outrider.source.server import SourceServer
+from outrider.source.worker import Publish
+
+
+def drafter_server(
+    context: ServiceContext[DrafterSettings], load_drafter: Callable[[], Drafter]
+) -> SourceServer[DrafterWorker]:
+    """A server for the drafter that `load_drafter` makes, in a thread of its own."""
+    return SourceServer(
+        partial(_make_worker, context.settings, load_drafter),
+        loading="the drafter is loading its model",
+        metrics=context.metrics,
+        counters=COUNTERS,
+        gauges=GAUGES,
+        fail=context.fail,
+        tracing=context.tracing,
+    )
+
+
+def _make_worker(
+    settings: DrafterSettings, load_drafter: Callable[[], Drafter], publish: Publish
+) -> DrafterWorker:
+    drafter = load_drafter()
+    profile = SourceProfile(
+        name=settings.name,
+        model=drafter.model,
+        tokenizer_digest=drafter.tokenizer_digest,
+        vocabulary_size=drafter.abilities.bound,
+        readable_ids=drafter.abilities.width,
+        max_length=drafter.abilities.max_length,
+        max_sessions=settings.max_sessions,
+        grace_s=settings.keep_s,
+        numerics=f"{settings.device} {settings.dtype}",
+        noun="drafter",
+    )
+    return DrafterWorker(
+        drafter,
+        profile,
+        publish,
+        growth=settings.growth,
+        nodes_per_pass=settings.nodes_per_pass,
+        chunk=settings.prefill_chunk,
+    )
 
 
 async def build(context: ServiceContext[DrafterSettings]) -> Service:
     """The service, not yet loaded."""
-    settings = context.settings
-    loading = partial(load, settings)
-    server = DraftSourceServer(settings, loading, context.metrics, context.fail, context.tracing)
-    return announced(server, context, waits=True)
+    return announced(drafter_server(context, partial(load, context.settings)), context, waits=True)

@@ -1,6 +1,6 @@
-"""What a drafter process can be told; see `outrider.runtime.settings` for how."""
+"""The settings of a drafter process; see `outrider.runtime.settings` for where they come from."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -9,6 +9,13 @@ from outrider.runtime.threads import default_threads
 from outrider.runtime.worker_settings import WorkerSettings
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest
+
+DRAFTERS = {"causal_lm": "drafter_service.drafters.causal_lm:CausalLMDrafter"}
+"""Kinds of drafters: name in settings -> "module:class"; the class' `load` takes the service's settings."""
+if TYPE_CHECKING:
+    DrafterKind = str
+else:
+    DrafterKind = Literal[tuple(DRAFTERS)]
 
 DEFAULT = Growth()
 
@@ -29,34 +36,35 @@ class DrafterSettings(WorkerSettings):
     """The model that drafts: a Hugging Face folder or id."""
     name: Annotated[str, AfterValidator(_source_name)] = "drafter"
     """This source's name in usage and metrics; 1 to 64 printable characters, no comma, not `target`."""
-    drafter: Literal["causal_lm"] = "causal_lm"
-    """How it drafts: an entry of drafter_service.drafters.DRAFTERS."""
+    drafter: DrafterKind = "causal_lm"
+    """The kind of drafter: an entry of drafter_service.settings.DRAFTERS."""
     device: str = "cpu"
     """The torch device."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """What it computes in."""
+    """Number format of weights and passes."""
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
     """Threads of one pass on the CPU; by default all cores but one."""
     kv_mb: Annotated[int, Field(ge=1)] = 1024
-    """The most memory for keys and values of all sessions, in MiB."""
+    """Most memory for keys and values of all sessions, in MiB."""
     max_sessions: Annotated[int, Field(ge=1)] = 256
-    """Sessions followed at a time."""
+    """Most sessions followed at a time."""
     keep_s: Annotated[float, Field(ge=0)] = 10.0
     """How long a session's keys and values outlive a broken stream, in seconds."""
     children: Annotated[int, Field(ge=1, le=255)] = DEFAULT.children
-    """The most children of one node."""
+    """Most children of one node."""
     depth: Annotated[int, Field(ge=1)] = DEFAULT.depth
-    """How many tokens ahead of the last committed one it drafts."""
+    """How many tokens ahead of the last committed one the drafter drafts."""
     floor: Annotated[float, Field(ge=0, le=1)] = DEFAULT.floor
-    """A node less likely than this to be accepted is neither sent nor expanded."""
+    """Nodes less likely than this to be accepted are neither sent nor expanded."""
     scale: Annotated[float, Field(gt=0)] = DEFAULT.scale
-    """How far the target's logits stray from the drafter's, in logits: larger is less sure of every draft."""
+    """How far the target's logits stray from the drafter's, in logits: a larger number is less sure of every
+    draft."""
     nodes_per_pass: Annotated[int, Field(ge=1)] = 5
     """Nodes expanded in one pass, shared by the sessions; each gets at least one."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 256
-    """Committed ids read in one pass; what is left of a prompt waits for the next."""
+    """Most committed tokens read in one pass; the rest of a prompt waits for the next one."""
 
     @property
     def growth(self) -> Growth:
-        """How trees grow."""
+        """Bounds and estimates by which draft trees grow."""
         return Growth(children=self.children, scale=self.scale, floor=self.floor, depth=self.depth)

@@ -6,7 +6,7 @@ from outrider.runtime.lifeline import die_with_told_parent
 
 
 def main() -> None:
-    """Ties itself to its parent before it imports what takes a while."""
+    """Ties the process to its parent's life before the slow imports, then serves."""
     die_with_told_parent(sys.argv[1:])
     from outrider.runtime.serve import run
     from outrider.runtime.settings import settings_or_exit

@@ -1,4 +1,4 @@
-"""Builds of corpora over the wire: what comes in is spooled to disk, and built by a process of its own."""
+"""Builds corpora over the wire: spools documents to disk and builds them in a process of its own."""
 
 import asyncio
 import contextlib
@@ -28,13 +28,13 @@ INCOMING = ".incoming-"
 
 
 class NoTokenizer(OutriderError):
-    """This service has no tokenizer, and so no corpora."""
+    """A service without a tokenizer has no corpora."""
 
     code = "FAILED_PRECONDITION"
 
 
 class BuildFailed(OutriderError):
-    """A build that did not come to its end; `code` is the name of a status."""
+    """A build failed; `code` is the name of a gRPC status."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class BuildFailed(OutriderError):
 
 
 def document_ids(document: retrieval_pb2.DocumentIds, tokens: TokenTable | None) -> list[int]:
-    """Raises InvalidRequest where there is none, or one that the tokenizer does not have."""
+    """The ids of a document. Raises InvalidRequest for no ids, or an id that the tokenizer does not have."""
     ids = list(document.ids)
     if not ids:
         raise InvalidRequest("a document has no ids")
@@ -52,7 +52,7 @@ def document_ids(document: retrieval_pb2.DocumentIds, tokens: TokenTable | None)
 
 
 class Spool:
-    """Documents on their way into a corpus, in a file that goes when this is left."""
+    """A temporary file of documents on their way into a corpus; a context manager removes it."""
 
     def __init__(self, folder: Path, tokens: TokenTable, most_mb: int) -> None:
         self._tokens = tokens
@@ -85,7 +85,7 @@ class Spool:
         os.close(self._lock)
 
     def add(self, message: retrieval_pb2.BuildCorpusRequest) -> None:
-        """One more document. Raises InvalidRequest, or Overloaded where it is too much."""
+        """Adds a document. Raises InvalidRequest, or Overloaded if there is too much text."""
         if message.HasField("ids"):
             self._write({"ids": document_ids(message.ids, self._tokens)})
         elif message.HasField("text"):
@@ -95,7 +95,7 @@ class Spool:
             raise InvalidRequest("after the first message each is a document: `text` or `ids`")
 
     def flush(self) -> None:
-        """All of it is in the file."""
+        """Writes all documents out to the file."""
         self._file.flush()
 
     def _write(self, document: dict[str, object]) -> None:
@@ -107,16 +107,16 @@ class Spool:
 
 
 def remove_left(folder: Path) -> None:
-    """Removes what processes that died while they took documents in have left there."""
+    """Removes spools of processes that died."""
     for path in folder.glob(f"{INCOMING}*"):
-        with contextlib.suppress(OSError):  # somebody else's, who takes documents in just now
+        with contextlib.suppress(OSError):  # of another process, which takes documents in just now
             lock = _locked(path)
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
 
 
 def _locked(folder: Path) -> int:
-    """Raises OSError where another process has it; the lock goes with its holder."""
+    """Locks a folder; its holder's death releases the lock. Raises OSError if another process holds it."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,14 +127,14 @@ def _locked(folder: Path) -> int:
 
 
 class Builds:
-    """Those under way, one for each corpus."""
+    """The builds under way, at most one for each corpus."""
 
     def __init__(self) -> None:
         self._paths: set[Path] = set()
 
     @contextlib.contextmanager
     def only(self, path: Path) -> Iterator[None]:
-        """Nobody else builds or removes this corpus meanwhile. Raises Superseded where somebody does."""
+        """Keeps other calls from building or removing this corpus. Raises Superseded if one does so now."""
         if path in self._paths:
             raise Superseded(f"corpus {path.name!r} is being built already; wait for it")
         self._paths.add(path)
@@ -144,7 +144,7 @@ class Builds:
             self._paths.discard(path)
 
     async def run(self, path: Path, spool: Spool, tokens: TokenTable, owner: str | None) -> None:
-        """Makes `path` a corpus of what was spooled. Raises BuildFailed."""
+        """Builds a corpus at `path` from a spool. Raises BuildFailed."""
         await asyncio.to_thread(spool.flush)
         command = ["-P", "-m", "retrieval_service.ingest", "--parent-pid", str(os.getpid())]
         task = [str(path), str(spool.path), str(spool.tokenizer), owner or ""]
@@ -154,7 +154,7 @@ class Builds:
             sys.executable, *command, *task, stdout=asyncio.subprocess.PIPE, env=environment
         )
         try:
-            told, _ = await process.communicate()
+            output, _ = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()
@@ -162,19 +162,19 @@ class Builds:
                 await self._discard(path)
         if process.returncode != 0:
             await self._discard(path)
-            raise _failure(path, told, process.returncode or 0)
+            raise _failure(path, output, process.returncode or 0)
 
     async def _discard(self, path: Path) -> None:
-        """What a build that failed has left takes room, and no later one would go on from it."""
+        """Removes what a failed build has left: no later build would go on from it."""
         try:
             await asyncio.to_thread(discard, path)
         except CorpusError as error:
             log.warning("left as it is: %s", error)
 
 
-def _failure(path: Path, told: bytes, status: int) -> BuildFailed:
+def _failure(path: Path, output: bytes, status: int) -> BuildFailed:
     try:
-        error = json.loads(told)["error"]
+        error = json.loads(output)["error"]
         return BuildFailed(error["message"], error["code"])
     except (ValueError, KeyError, TypeError):
         return BuildFailed(f"the build of {path.name!r} ended with exit status {status}", "INTERNAL")

@@ -1,7 +1,7 @@
 """`python -m retrieval_service.ingest`: builds a corpus of spooled documents, in a process of its own.
 
 Sorting a large text takes seconds of all the interpreter has, which lookups cannot wait for. Reads its task
-from the arguments, prints one JSON object: nothing in particular, or an error.
+from the arguments, prints one JSON object: the number of tokens, or an error.
 """
 
 import json
@@ -18,7 +18,7 @@ from outrider.runtime.lifeline import die_with_told_parent
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import Ids
-from retrieval_service.corpus.plan import Settings
+from retrieval_service.corpus.plan import CorpusSettings
 from speculative.errors import OutriderError
 
 NICENESS = 10
@@ -40,14 +40,16 @@ class Spooled:
             yield from lines
 
     def encode(self, documents: Sequence[str]) -> list[Ids | None]:
-        """See Source."""
-        said = [json.loads(document) for document in documents]
-        texts = [one["text"] for one in said if "text" in one]
+        """See DocumentSource."""
+        parsed = [json.loads(document) for document in documents]
+        texts = [one["text"] for one in parsed if "text" in one]
         encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        return [np.array(next(encoded).ids if "text" in one else one["ids"], dtype=np.uint32) for one in said]
+        return [
+            np.array(next(encoded).ids if "text" in one else one["ids"], dtype=np.uint32) for one in parsed
+        ]
 
     def raw(self, document: str) -> bytes:
-        """See Source."""
+        """See DocumentSource."""
         return document.encode()
 
 
@@ -58,7 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         table = TokenTable.from_json(Path(tokenizer).read_text(encoding="utf-8"))
         source = Spooled(Path(spool), table)
-        built = build(Path(folder), Settings(table.digest, table.size, owner or None), source, empty=False)
+        built = build(
+            Path(folder), CorpusSettings(table.digest, table.size, owner or None), source, empty=False
+        )
     except OutriderError as error:
         code = getattr(error, "code", "INTERNAL")
         print(json.dumps({"error": {"code": code, "message": str(error)}}))

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from outrider.tokens import TokenTable, split_revision
 from retrieval_service.building import remove_left
+from retrieval_service.catalogue import Catalogue, CorpusKey
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.holdings import CorpusKey, Holdings
 from retrieval_service.past.outputs import Limits, PastOutputs
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.store import CorpusStore
 from speculative.errors import InvalidRequest, OutriderError
 
 if TYPE_CHECKING:
+    from retrieval_service.dense.documents import Documents
     from retrieval_service.dense.remote import EncoderProcess
-    from retrieval_service.documents import Documents
 
 log = logging.getLogger(__name__)
 
@@ -26,27 +26,27 @@ TOKENIZER = "tokenizer.json"
 
 
 class CannotLoad(OutriderError):
-    """Something that the settings name cannot be had."""
+    """A tokenizer, corpus or memory that the settings name cannot be had."""
 
     code = "FAILED_PRECONDITION"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the service runs on."""
+    """Everything that the settings name, opened."""
 
     tokens: TokenTable | None
-    holdings: Holdings
+    catalogue: Catalogue
     store: CorpusStore
     past: PastOutputs | None
     documents: "Documents | None"
     encoder: "EncoderProcess | None" = None
-    """What finds references, where that is a process of its own."""
+    """The process that embeds references, if the settings name an encoder."""
 
     def close(self) -> None:
-        """Writes what is to last; corpora are the engine's to close."""
+        """Writes past outputs and ends the search. The worker closes the corpora."""
         if self.documents is not None:
-            self.documents.close()
+            self.documents.references.close()
         if self.encoder is not None:
             self.encoder.close()
         if self.past is not None:
@@ -54,7 +54,7 @@ class Loaded:
 
 
 def load(settings: RetrievalSettings) -> Loaded:
-    """Raises OutriderError where something that is named cannot be used.
+    """Opens what the settings name. Raises OutriderError if any of it cannot be used.
 
     A corpus of the service's own folder that is damaged, or another tokenizer's, is left out and logged; so
     are all of them where the service has no tokenizer.
@@ -70,7 +70,7 @@ def load(settings: RetrievalSettings) -> Loaded:
             past = PastOutputs(settings.below("past"), limits)
         except OSError as error:
             raise CannotLoad(f"past outputs: {error}") from error
-    holdings = Holdings(past, documents)
+    catalogue = Catalogue(past, None if documents is None else documents.references)
     if settings.folder:
         remove_left(store.root)
     for path in store.paths():
@@ -79,43 +79,43 @@ def load(settings: RetrievalSettings) -> Loaded:
         except (CorpusError, InvalidRequest) as error:
             log.error("corpus left out: %s", error)
         else:
-            holdings.add(CorpusKey(index.header.tenant, path.name), index)
+            catalogue.add(CorpusKey(index.header.tenant, path.name), index)
     for key, index in named.items():
-        holdings.add(key, index)
-    return Loaded(tokens, holdings, store, past, documents, encoder)
+        catalogue.add(key, index)
+    return Loaded(tokens, catalogue, store, past, documents, encoder)
 
 
 def _documents(
     settings: RetrievalSettings, tokens: TokenTable | None
 ) -> "tuple[Documents | None, EncoderProcess | None]":
-    """References, and the process that embeds them, if the settings have any. Raises OutriderError."""
+    """Documents and the process that embeds them, if the settings name any. Raises OutriderError."""
     if not settings.embeddings and not settings.encoder:
         return None, None
     if settings.embeddings and settings.encoder:
         raise InvalidRequest("give either --embeddings or --encoder: references are found with one of them")
-    from retrieval_service.dense.embeddings import TableEmbedder  # FAISS, which nothing else needs
+    from retrieval_service.dense.documents import DocumentLimits, Documents  # FAISS, which nothing else needs
+    from retrieval_service.dense.embeddings import TableEmbedder
     from retrieval_service.dense.remote import EncoderProcess
-    from retrieval_service.documents import Documents, Room
 
-    room = Room(settings.reference_tokens, settings.reference_tokens_of_tenant)
+    limits = DocumentLimits(settings.reference_tokens, settings.reference_tokens_of_tenant)
     folder, digest = settings.below("references"), "" if tokens is None else tokens.digest
     if settings.embeddings:
         embedder = TableEmbedder.read(Path(settings.embeddings).expanduser())
-        return Documents(embedder, digest, folder, room), None
+        return Documents(embedder, digest, folder, limits), None
     if tokens is None:
         raise InvalidRequest(
             "an encoder reads text, so it needs the target's own tokenizer; give --tokenizer"
         )
     encoder = EncoderProcess.of_model(settings.encoder, tokens)
     try:
-        return Documents(encoder, digest, folder, room), encoder
+        return Documents(encoder, digest, folder, limits), encoder
     except BaseException:
         encoder.close()
         raise
 
 
 def _by_key(named: Sequence[CorpusIndex]) -> dict[CorpusKey, CorpusIndex]:
-    """Corpora by owner and the names of their folders. Raises CannotLoad where two are called the same."""
+    """Corpora by owner and the names of their folders. Raises CannotLoad if two have the same name."""
     found: dict[CorpusKey, CorpusIndex] = {}
     for index in named:
         key = CorpusKey(index.header.tenant, index.path.resolve().name)
@@ -129,14 +129,14 @@ def _by_key(named: Sequence[CorpusIndex]) -> dict[CorpusKey, CorpusIndex]:
 
 
 def open_corpus(path: Path, tokens: TokenTable | None) -> CorpusIndex:
-    """Maps it. Raises CorpusError, and InvalidRequest where this service has no tokenizer."""
+    """Maps a corpus. Raises CorpusError, and InvalidRequest if the service has no tokenizer."""
     if tokens is None:
         raise InvalidRequest(f"{path}: a corpus needs the target's own tokenizer; give --tokenizer")
     return CorpusIndex.open(path, tokens.digest)
 
 
 def read_tokens(name: str) -> TokenTable | None:
-    """From a tokenizer.json, a folder that has one, or an id, NAME or NAME@REVISION; None for no name."""
+    """Tokens of a tokenizer.json, a folder with one, or an id, NAME or NAME@REVISION; None for no name."""
     if not name:
         return None
     path: Path = Path(name).expanduser()

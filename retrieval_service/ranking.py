@@ -1,4 +1,4 @@
-"""What of the found continuations is worth sending, and how likely the target is to take it.
+"""Which of the found continuations are worth sending, and how likely the target is to take them.
 
 A corpus says how often each token followed; the target takes the argmax of its processed log-probability plus
 noise, and the noise at a position is the same on both sides. So at temperature > 0 children are ranked by
@@ -28,26 +28,26 @@ from speculative.tree import ROOT
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What drafts look like."""
+class DraftShape:
+    """Bounds of drafts, and how counts become survival."""
 
     nodes: int = 32
     """Most nodes of one draft."""
     depth: int = 16
-    """Most ids from the last committed one to a leaf."""
+    """Longest path from the last committed token to a leaf, in tokens."""
     floor: float = 0.05
     """Survival below which a node is not sent."""
     sharpness: float = 2.0
-    """Greedy: the power of the count shares that says how sure the likeliest is."""
+    """Greedy: the power of the count shares by which the likeliest child stands out."""
     softness: float = 1.0
     """With noise: how far the counts stray from the target's log-probabilities, in nats."""
     unseen: float = 0.2
-    """With noise: how many occurrences more what was never seen is worth."""
+    """With noise: the weight of all tokens that were never seen, in occurrences."""
 
 
 @lru_cache(maxsize=4096)
-def reach(match_length: int, shape: Shape) -> int:
-    """How deep a node may lie and still be worth sending below a match of this length, at best."""
+def reach(match_length: int, shape: DraftShape) -> int:
+    """Greatest depth at which a node below a match of this length can be worth sending."""
     survival, depth = 1.0, 0
     while depth < shape.depth and (survival := survival * per_token(match_length + depth)) >= shape.floor:
         depth += 1
@@ -55,7 +55,7 @@ def reach(match_length: int, shape: Shape) -> int:
 
 
 def rank(
-    trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: Shape, node_limit: int
+    trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: DraftShape, node_limit: int
 ) -> Draft | None:
     """The nodes most likely to be accepted, likeliest first; None where none is above the floor.
 
@@ -78,9 +78,9 @@ def rank(
 
 
 def _survival(
-    trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: Shape
+    trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: DraftShape
 ) -> list[float]:
-    """Of each node, from the root."""
+    """The survival of each node."""
     families: dict[int, list[int]] = {}
     depths = [0] * len(trie)
     for node, parent in enumerate(trie.parents):
@@ -104,16 +104,16 @@ def _survival(
 
 
 def _greedily(shares: list[float], prior: float, sharpness: float) -> list[float]:
-    """Probability of each sibling to be the target's likeliest token."""
+    """The probability of each sibling to be the target's likeliest token."""
     weights = [share**sharpness for share in shares]
     total = sum(weights) + max(0.0, 1.0 - sum(shares)) ** sharpness
     return [prior * weight / total for weight in weights]
 
 
 def _with_noise(
-    shares: list[float], total: int, prior: float, noise: list[float], shape: Shape
+    shares: list[float], total: int, prior: float, noise: list[float], shape: DraftShape
 ) -> list[float]:
-    """Probability of each sibling to win, as its own noise is known and that of all other tokens is not."""
+    """The probability of each sibling to win: its own noise is known, that of unseen tokens is not."""
     seen = total / (total + shape.unseen)
     scores = [math.log(seen * share) + drawn for share, drawn in zip(shares, noise, strict=True)]
     best = max(scores)

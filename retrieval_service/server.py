@@ -1,10 +1,12 @@
-"""The Retrieval service: what drafts come from is listed, built, loaded and forgotten, while drafting.
+"""The Retrieval service: lists, builds, loads and forgets what drafts come from, while drafting goes on.
 
-Whatever takes longer than a lookup happens in another thread or process; the engine only takes over.
+What takes longer than a lookup happens in another thread or process; the worker only takes over the result.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import errno
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
@@ -14,45 +16,72 @@ from outrider.v1 import retrieval_pb2, retrieval_pb2_grpc
 from outrider.wire.codec import MAX_CHOICES, MAX_NAME, SessionKey, checked_session, checked_tenant
 from outrider.wire.status import guarded
 from retrieval_service.building import Builds, NoTokenizer, Spool, document_ids
+from retrieval_service.catalogue import CorpusKey, scope, session_name
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.engine import Engine
-from retrieval_service.faults import told
-from retrieval_service.holdings import CorpusKey, name_of, scope
 from retrieval_service.loading import Loaded, open_corpus
 from retrieval_service.settings import RetrievalSettings
-from retrieval_service.state import held
-from speculative.errors import InvalidRequest, OutriderError
+from retrieval_service.worker import RetrievalWorker
+from speculative.errors import InvalidRequest, OutriderError, Overloaded
 
 if TYPE_CHECKING:
-    from retrieval_service.documents import Documents
+    from retrieval_service.dense.documents import Documents
 
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
 ADDED_AT_ONCE = 256
 FORGET_S = 60.0
+RETRY_AFTER_S = 60.0
+DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class NoSuchCorpus(OutriderError):
-    """Nothing of that name is loaded, or there."""
+    """No corpus of that name is loaded, or on disk."""
 
     code = "NOT_FOUND"
 
 
 class NoReferences(OutriderError):
-    """This service has nothing to find documents with."""
+    """The service has neither embeddings nor an encoder to find documents with."""
 
     code = "FAILED_PRECONDITION"
 
 
+class DiskFailed(OutriderError):
+    """A file could not be written, read or removed."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class DiskTooSlow(OutriderError):
+    """A file was not written in time; it may be later."""
+
+    code = "UNAVAILABLE"
+
+
+@contextmanager
+def explained_disk_errors(what: str) -> Iterator[None]:
+    """Turns the system's errors about files into errors for the caller; `what` begins their sentence."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise DiskTooSlow(f"{what}: the disk did not take it in time; ask again") from error
+    except OSError as error:
+        if error.errno in DISK_IS_FULL:
+            raise Overloaded(f"{what}: no room on the disk ({error.strerror})", RETRY_AFTER_S) from error
+        raise DiskFailed(f"{what}: {error.strerror or error}") from error
+
+
 class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
-    """Answers operators and programs.
+    """The Retrieval service, for operators and programs.
 
     Args:
-        ready: the engine and what it runs on; raises Unavailable while indexes are being mapped.
+        ready: the worker and what it runs on; raises Unavailable while indexes are being mapped.
     """
 
-    def __init__(self, settings: RetrievalSettings, ready: Callable[[], tuple[Engine, Loaded]]) -> None:
+    def __init__(
+        self, settings: RetrievalSettings, ready: Callable[[], tuple[RetrievalWorker, Loaded]]
+    ) -> None:
         self._settings = settings
         self._ready = ready
         self._builds = Builds()
@@ -62,9 +91,9 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         self, request: retrieval_pb2.ListCorporaRequest, context: Context
     ) -> retrieval_pb2.ListCorporaResponse:
         """See retrieval.proto."""
-        engine, loaded = self._ready()
+        worker, loaded = self._ready()
         tenant = checked_tenant(request.tenant)
-        seen = await _in_engine(engine, lambda: loaded.holdings.seen_by(tenant))
+        seen = await _in_worker(worker, lambda: loaded.catalogue.seen_by(tenant))
         return retrieval_pb2.ListCorporaResponse(corpora=[_described(key, index) for key, index in seen])
 
     @guarded
@@ -72,7 +101,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         self, requests: AsyncIterator[retrieval_pb2.BuildCorpusRequest], context: Context
     ) -> retrieval_pb2.Corpus:
         """See retrieval.proto."""
-        engine, loaded = self._ready()
+        worker, loaded = self._ready()
         first = await anext(aiter(requests), None)
         if first is None or not first.HasField("start"):
             raise InvalidRequest("the first message must be `start`")
@@ -81,35 +110,35 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         path = loaded.store.path(key)
         with (
             self._builds.only(path),
-            told(f"corpus {key} is not built"),
+            explained_disk_errors(f"corpus {key} is not built"),
             Spool(loaded.store.root, tokens, self._settings.ingest_mb) as spool,
         ):
             async for message in requests:
                 await asyncio.to_thread(spool.add, message)
             await self._builds.run(path, spool, tokens, key.owner)
-            return await _add(engine, loaded, key)
+            return await _add(worker, loaded, key)
 
     @guarded
     async def LoadCorpus(
         self, request: retrieval_pb2.LoadCorpusRequest, context: Context
     ) -> retrieval_pb2.Corpus:
         """See retrieval.proto."""
-        engine, loaded = self._ready()
-        return await _add(engine, loaded, _key(request.name))
+        worker, loaded = self._ready()
+        return await _add(worker, loaded, _key(request.name))
 
     @guarded
     async def UnloadCorpus(
         self, request: retrieval_pb2.UnloadCorpusRequest, context: Context
     ) -> retrieval_pb2.UnloadCorpusResponse:
         """See retrieval.proto."""
-        engine, loaded = self._ready()
+        worker, loaded = self._ready()
         key = _key(request.name)
         if not request.remove:
-            found = await _in_engine(engine, lambda: loaded.holdings.remove(key))
+            found = await _in_worker(worker, lambda: loaded.catalogue.remove(key))
         else:
             with self._builds.only(loaded.store.path(key)):
-                found = await _in_engine(engine, lambda: loaded.holdings.remove(key))
-                # One that is damaged could not be loaded, and is removed all the same.
+                found = await _in_worker(worker, lambda: loaded.catalogue.remove(key))
+                # A damaged corpus could not be loaded, and is removed all the same.
                 found = await asyncio.to_thread(loaded.store.remove, key) or found
         if not found:
             raise NoSuchCorpus(f"no corpus {key} is {'there' if request.remove else 'loaded'}")
@@ -130,17 +159,17 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
                 tenant = checked_tenant(message.tenant) if tenant is None else tenant
                 group.append((_reference_name(message.reference.name), _reference_ids(message, loaded)))
                 if len(group) >= ADDED_AT_ONCE:
-                    count = await asyncio.to_thread(documents.add, tenant, group)
+                    count = await asyncio.to_thread(documents.add, scope(tenant), group)
                     group = []
             if tenant is None:
                 raise InvalidRequest("there is no document: the stream has no message")
             if group:
-                count = await asyncio.to_thread(documents.add, tenant, group)
+                count = await asyncio.to_thread(documents.add, scope(tenant), group)
         finally:
-            # Once for all of them.
+            # One write for all documents.
             if tenant is not None:
-                with told("added in memory, not yet on the disk"):
-                    await asyncio.to_thread(documents.keep)
+                with explained_disk_errors("added in memory, not yet on the disk"):
+                    await asyncio.to_thread(documents.save)
         return retrieval_pb2.AddReferencesResponse(documents=count)
 
     @guarded
@@ -150,20 +179,20 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         """See retrieval.proto."""
         _, loaded = self._ready()
         tenant = checked_tenant(request.tenant)
-        with told("removed in memory, not yet on the disk"):
-            removed = await asyncio.to_thread(_documents(loaded).remove, tenant, tuple(request.names))
+        with explained_disk_errors("removed in memory, not yet on the disk"):
+            removed = await asyncio.to_thread(_documents(loaded).remove, scope(tenant), tuple(request.names))
         return retrieval_pb2.RemoveReferencesResponse(removed=removed)
 
     @guarded
     async def Forget(
         self, request: retrieval_pb2.ForgetRequest, context: Context
     ) -> retrieval_pb2.ForgetResponse:
-        """See retrieval.proto. What runs is not learnt from any more."""
-        engine, loaded = self._ready()
+        """See retrieval.proto. Sessions that run are not learnt from any more."""
+        worker, loaded = self._ready()
         tenant = checked_tenant(request.tenant)
         session = checked_session(request.session) if request.session else None
-        await _in_engine(engine, lambda: engine.roster.unlearn(tenant, session))
-        with told("forgotten in memory, not yet on the disk"):
+        await _in_worker(worker, lambda: worker.unlearn(tenant, session))
+        with explained_disk_errors("forgotten in memory, not yet on the disk"):
             await asyncio.to_thread(_forget, loaded, tenant, session)
         return retrieval_pb2.ForgetResponse()
 
@@ -172,26 +201,18 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         self, request: retrieval_pb2.StatsRequest, context: Context
     ) -> retrieval_pb2.StatsResponse:
         """See retrieval.proto."""
-        engine, _ = self._ready()
-        now = await _in_engine(engine, lambda: held(engine))
-        return retrieval_pb2.StatsResponse(
-            corpora=now.corpora,
-            corpus_tokens=now.corpus_tokens,
-            mapped_bytes=now.mapped_bytes,
-            past_tokens=now.past_tokens,
-            references=now.references,
-            sessions=now.sessions,
-        )
+        worker, _ = self._ready()
+        return retrieval_pb2.StatsResponse(**await _in_worker(worker, worker.gauges))
 
 
-async def _in_engine(engine: Engine, work: Callable[[], T]) -> T:
-    return await asyncio.wrap_future(engine.call(work))
+async def _in_worker(worker: RetrievalWorker, work: Callable[[], T]) -> T:
+    return await asyncio.wrap_future(worker.call(work))
 
 
-async def _add(engine: Engine, loaded: Loaded, key: CorpusKey) -> retrieval_pb2.Corpus:
-    """Maps a corpus of the service's folder, and drafts from it. Raises CorpusError, InvalidRequest."""
+async def _add(worker: RetrievalWorker, loaded: Loaded, key: CorpusKey) -> retrieval_pb2.Corpus:
+    """Maps a corpus of the service's folder and adds it. Raises CorpusError, InvalidRequest."""
     index = await asyncio.to_thread(open_corpus, loaded.store.path(key), loaded.tokens)
-    await _in_engine(engine, lambda: loaded.holdings.add(key, index))
+    await _in_worker(worker, lambda: loaded.catalogue.add(key, index))
     return _described(key, index)
 
 
@@ -244,9 +265,9 @@ def _reference_ids(message: retrieval_pb2.AddReferencesRequest, loaded: Loaded) 
 def _forget(loaded: Loaded, tenant: str, session: str | None) -> None:
     if session is None:
         if loaded.documents is not None:
-            loaded.documents.remove(tenant, ())
+            loaded.documents.remove(scope(tenant), ())
         if loaded.past is not None:
             loaded.past.forget_tenant(scope(tenant), timeout=FORGET_S)
     elif loaded.past is not None:
-        choices = [name_of(SessionKey(tenant, session, choice)) for choice in range(MAX_CHOICES)]
+        choices = [session_name(SessionKey(tenant, session, choice)) for choice in range(MAX_CHOICES)]
         loaded.past.forget(scope(tenant), *choices, timeout=FORGET_S)

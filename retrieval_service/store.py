@@ -1,19 +1,19 @@
-"""Where corpora that are built over the wire lie on disk; knows nothing of what is in them."""
+"""The folder of corpora that are built over the wire; knows nothing of their contents."""
 
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from outrider.wire.names import checked_corpus_name
+from retrieval_service.catalogue import CorpusKey
 from retrieval_service.corpus.errors import NoCorpus
 from retrieval_service.corpus.layout import HEADER
 from retrieval_service.corpus.manage import remove
-from retrieval_service.holdings import CorpusKey
 from speculative.errors import InvalidRequest, OutriderError
 
 
 class NoFolder(OutriderError):
-    """This service was given no folder."""
+    """The service has no folder."""
 
     code = "FAILED_PRECONDITION"
 
@@ -26,27 +26,27 @@ class CorpusStore:
 
     @property
     def root(self) -> Path:
-        """Raises NoFolder where there is none."""
+        """The folder. Raises NoFolder if the service has none."""
         if self._root is None:
             raise NoFolder("this service has no folder to keep corpora in; start it with --folder PATH")
         return self._root
 
     def path(self, key: CorpusKey) -> Path:
-        """Where a corpus is, or would be. Raises InvalidRequest where its name cannot be one; NoFolder."""
+        """The path of a corpus, existing or not. Raises InvalidRequest for a bad name; NoFolder."""
         if key.owner == "":
             raise InvalidRequest("a corpus of the tenant '' would be nobody's: name a tenant, or say public")
         name = checked_corpus_name(key.name)
         return self.root / ("public" if key.owner is None else _digest(key.owner)) / name
 
     def paths(self) -> Iterator[Path]:
-        """Of all corpora that are complete; none where there is no folder."""
+        """Paths of all complete corpora; none without a folder."""
         if self._root is not None:
             yield from sorted(header.parent for header in self._root.glob(f"*/*/{HEADER}"))
 
     def remove(self, key: CorpusKey) -> bool:
-        """Deletes a corpus' files, whole or not; whether there were any. Raises CorpusError.
+        """Deletes a corpus' files, complete or not; False if there are none. Raises CorpusError.
 
-        What has it mapped keeps it until it lets go.
+        Processes that have the corpus mapped keep it until they unmap it.
         """
         try:
             remove(self.path(key))

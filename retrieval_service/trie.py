@@ -1,11 +1,12 @@
-"""Continuations found in some memory, as a trie with counts: what every memory answers a lookup with.
+"""What a memory is, and what it answers a lookup with: continuations as a trie with counts.
 
-Knows nothing of where they were found, of files, threads or the wire.
+Knows nothing of where continuations were found, of files, threads or the wire.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,17 @@ class CountedTrie:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+class Memory(Protocol):
+    """Text that can be looked up, of one scope: a corpus, a tenant's past outputs, a session's references."""
+
+    def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
+        """Finds what followed the longest suffix of `ids` in this text, up to `depth` ids; None if not found.
+
+        Safe beside writers of other threads; well below a millisecond; never raises for any ids.
+        """
+        ...
 
 
 _Rows = list[tuple[int, ...]]

@@ -13,7 +13,7 @@ from benchmarks.simulation.calls import Server
 from benchmarks.simulation.clock import Process
 from benchmarks.simulation.network import Network
 from benchmarks.simulation.toy import VOCABULARY, hash_of, next_id
-from outrider.source.events import End, Follow, Progress, Wrong
+from outrider.source.events import Follow, MalformedFollow, Progress, SessionEnded
 from outrider.source.messages import events_from_wire
 from outrider.v1 import draft_source_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceServicer, add_DraftSourceServicer_to_server
@@ -86,12 +86,12 @@ class Source(DraftSourceServicer):
                         known.ids[position:] = ids
                         assert hash_of(known.ids) == hash_, "progress and its hash differ"
                         touched[alias] = None
-                case End(_, alias):
+                case SessionEnded(_, alias):
                     followed.pop(alias, None)
                 case Follow(_, alias, _, asked):
                     followed[alias] = _Followed(list(asked.ids), asked.epoch, asked.seed, asked.limit)
                     touched[alias] = None
-                case Wrong():
+                case MalformedFollow():
                     raise AssertionError(f"a verifier sent {event}")
         return touched
 

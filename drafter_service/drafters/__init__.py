@@ -1,7 +1,7 @@
-"""What can draft, by name, and what the engine asks of it.
+"""What the worker asks of a drafter; each file beside this one is one kind of drafter.
 
-A new way to draft is one file beside this one and one line in `DRAFTERS`; tests/drafter runs every entry
-through the same checks.
+A new kind is one file here and one line in `drafter_service.settings.DRAFTERS`; tests/drafter runs every
+entry of that table through the same checks.
 """
 
 from collections.abc import Sequence
@@ -10,21 +10,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drafter_service.follower import Abilities, Cache, Rows
-from drafter_service.settings import DrafterSettings
+from drafter_service.session import Abilities, Cache, PassRows
+from drafter_service.settings import DRAFTERS, DrafterSettings
 from speculative import named
-
-DRAFTERS = {"causal_lm": "drafter_service.drafters.causal_lm:CausalLMDrafter"}
-"""Name in settings -> "module:class"; its `load` takes the service's settings."""
 
 
 class Drafter(Protocol):
     """A model that extends token prefixes. All calls come from one thread.
 
     Attributes:
-        model: its name, for people.
-        tokenizer_digest: of its id -> token map; empty where it has no tokenizer.
-        abilities: its sizes.
+        model: the model's name, for people.
+        tokenizer_digest: digest of the tokenizer's id -> token map; empty without a tokenizer.
+        abilities: the model's sizes.
     """
 
     model: str
@@ -32,31 +29,31 @@ class Drafter(Protocol):
     abilities: Abilities
 
     def open(self, reserve: int) -> Cache:
-        """An empty cache with room for `reserve` tokens. Raises Overloaded where there is none."""
+        """An empty cache with room for `reserve` tokens. Raises Overloaded if memory does not suffice."""
 
     def close(self, cache: Cache) -> None:
-        """Gives the cache's memory back; a second call does nothing."""
+        """Frees the cache's memory; a second call does nothing."""
 
     def rewind(self, cache: Cache, length: int) -> None:
-        """Keeps the first `length` committed positions, and no node."""
+        """Shortens a cache to its first `length` committed positions, and drops its nodes."""
 
-    def forward(self, batch: Sequence[tuple[Cache, Rows]]) -> NDArray[np.float32]:
+    def forward(self, batch: Sequence[tuple[Cache, PassRows]]) -> NDArray[np.float32]:
         """One pass over all sessions: logits float32[all wanted rows, width], sessions in order.
 
-        The rows become nodes of their caches. Raises Overloaded, with nothing changed, where memory does not
+        The rows become nodes of their caches. Raises Overloaded, with nothing changed, if memory does not
         suffice.
         """
 
     @property
     def cached_tokens(self) -> int:
-        """Room that open caches take, in tokens."""
+        """Tokens that open caches have room for."""
 
 
 def load(settings: DrafterSettings) -> Drafter:
-    """The drafter that the settings name, loaded.
+    """Loads the drafter that the settings name.
 
     Raises:
-        OutriderError: it cannot be had; the message says why.
+        OutriderError: the drafter cannot be had; the message says why.
     """
     drafter: Drafter = named.load(DRAFTERS, settings.drafter).load(settings)
     return drafter

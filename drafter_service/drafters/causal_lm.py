@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model as a drafter: `outrider.lm` under the engine's interface."""
+"""A Hugging Face causal language model as a drafter: `outrider.lm` behind the worker's interface."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from drafter_service.follower import Abilities, Cache, Rows
+from drafter_service.session import Abilities, Cache, PassRows
 from drafter_service.settings import DrafterSettings
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
@@ -31,7 +31,7 @@ class CausalLMDrafter:
 
     @classmethod
     def load(cls, settings: DrafterSettings) -> Self:
-        """Raises InvalidRequest where there is no such model, ModelRefused where it would draft wrongly."""
+        """Loads the model. Raises InvalidRequest if there is none, ModelRefused if it would draft wrongly."""
         lm = PackedLM.load(
             settings.model,
             device=settings.device,
@@ -46,23 +46,23 @@ class CausalLMDrafter:
         return self.lm.table(reserve)
 
     def close(self, cache: Cache) -> None:
-        """Gives the cache's memory back."""
+        """Frees the cache's memory."""
         self.lm.release(_table(cache))
 
     def rewind(self, cache: Cache, length: int) -> None:
-        """Keeps the first committed positions: slot i holds position i, so a length is all it takes."""
+        """Shortens the cache: slot i holds position i, so that setting the length suffices."""
         cache.drop_nodes()
         cache.length = length
 
-    def forward(self, batch: Sequence[tuple[Cache, Rows]]) -> NDArray[np.float32]:
-        """One packed pass."""
+    def forward(self, batch: Sequence[tuple[Cache, PassRows]]) -> NDArray[np.float32]:
+        """One packed pass over all sessions."""
         shares = [Share(_table(cache), rows.tokens, rows.parents, rows.want) for cache, rows in batch]
         logits: NDArray[np.float32] = self.lm.forward(shares).numpy()
         return logits
 
     @property
     def cached_tokens(self) -> int:
-        """Slots that belong to a session."""
+        """Number of slots that belong to sessions."""
         return self.lm.pool.used_slots
 
 

@@ -17,7 +17,7 @@ from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import TokenizedText
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.layout import read_header
-from retrieval_service.corpus.plan import Settings
+from retrieval_service.corpus.plan import CorpusSettings
 from retrieval_service.corpus.texts import TextSource
 
 MOST_BYTES = 8 << 20
@@ -48,7 +48,7 @@ def built_of(files: Sequence[Path], tokens: TokenTable, held: Sequence[Path], ca
     for other in cache.glob("source-*"):
         shutil.rmtree(other, ignore_errors=True)
     text = TokenizedText(TextSource(tuple(files)), tokens, TextSource(tuple(held)))
-    build(folder, Settings(tokens.digest, tokens.size, None), text)
+    build(folder, CorpusSettings(tokens.digest, tokens.size, None), text)
     return folder
 
 

@@ -17,8 +17,8 @@ from outrider.cli.failures import CommandFailed, usage
 from outrider.cli.flags import Json
 
 if TYPE_CHECKING:
-    from retrieval_service.corpus.layout import Header
-    from retrieval_service.corpus.plan import Built, Progress
+    from retrieval_service.corpus.layout import CorpusHeader
+    from retrieval_service.corpus.plan import BuildProgress, Built
 
 app = typer.Typer(help="Corpora on disk that the retrieval worker drafts from.", rich_markup_mode=None)
 
@@ -70,17 +70,17 @@ def build_index(
     with _failing():
         from retrieval_service.corpus.build import build
         from retrieval_service.corpus.encoding import TokenizedText, read_tokenizer
-        from retrieval_service.corpus.plan import SHARD_TOKENS, Settings
+        from retrieval_service.corpus.plan import SHARD_TOKENS, CorpusSettings
         from retrieval_service.corpus.texts import TextSource
 
         table = read_tokenizer(tokenizer)
-        settings = Settings(table.digest, table.size, tenant, shard_tokens or SHARD_TOKENS)
+        settings = CorpusSettings(table.digest, table.size, tenant, shard_tokens or SHARD_TOKENS)
         texts = TextSource(
             tuple(sources or ()), tuple(glob or ()), jsonl_field, sys.stdin.buffer if stdin else None, (out,)
         )
         kept_out = TextSource(tuple(exclude)) if exclude else None
         with _Meter() as meter:
-            built = build(out, settings, TokenizedText(texts, table, kept_out), tell=meter)
+            built = build(out, settings, TokenizedText(texts, table, kept_out), report=meter)
     _say_built(out, built, as_json=json_)
 
 
@@ -154,7 +154,7 @@ def merge_indexes(
         from retrieval_service.corpus.plan import SHARD_TOKENS
 
         with _Meter() as meter:
-            built = merge(out, parts, shard_tokens=shard_tokens or SHARD_TOKENS, tell=meter)
+            built = merge(out, parts, shard_tokens=shard_tokens or SHARD_TOKENS, report=meter)
     _say_built(out, built, as_json=json_)
 
 
@@ -209,7 +209,7 @@ class _Meter:
         if self._terminal:
             print(file=sys.stderr)
 
-    def __call__(self, progress: "Progress") -> None:
+    def __call__(self, progress: "BuildProgress") -> None:
         now = time.monotonic()
         pause = 0.1 if self._terminal else 10
         if sys.stderr is None or now - self._said < pause:
@@ -239,7 +239,7 @@ def _say_built(out: Path, built: "Built", *, as_json: bool) -> None:
     _print(said, lines, as_json=as_json)
 
 
-def _header_object(header: "Header") -> dict[str, Any]:
+def _header_object(header: "CorpusHeader") -> dict[str, Any]:
     return {
         "generation": header.generation,
         "tokenizer_digest": header.tokenizer,
@@ -252,7 +252,7 @@ def _header_object(header: "Header") -> dict[str, Any]:
     }
 
 
-def _in_words(header: "Header") -> str:
+def _in_words(header: "CorpusHeader") -> str:
     owner = "public" if header.tenant is None else f"tenant {header.tenant}'s"
     return (
         f"{header.tokens:,} tokens of {header.documents:,} documents in {len(header.shards)} shards,"

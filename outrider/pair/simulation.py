@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters.causal_lm import CausalLMDrafter
-from drafter_service.follower import Follower
+from drafter_service.session import DraftingSession
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
-from outrider.source.events import Request
+from outrider.source.events import DecodingRequest, Follow
+from outrider.source.followed import FollowedIds, SourceProfile
+from outrider.wire.codec import SessionKey
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hashes
 from speculative.history import History
@@ -105,7 +107,7 @@ class Simulation:
     ) -> None:
         prompt, limit = truth.ids[: truth.prompt_length], len(truth.ids)
         width = drafter.abilities.width
-        request = Request(
+        request = DecodingRequest(
             epoch=1,
             ids=prompt,
             prompt_length=len(prompt),
@@ -116,7 +118,9 @@ class Simulation:
             vocabulary_size=width,
         )
         self._drafter, self._truth, self._scene, self._tally = drafter, truth, scene, tally
-        self._follower = Follower(request, drafter.open(limit), drafter.abilities, growth)
+        follow = Follow(0, 0, SessionKey("", "simulated"), request)
+        ids = FollowedIds(prompt, width, SourceProfile("drafter", drafter.model))
+        self._session = DraftingSession(follow, ids, drafter.open(limit), drafter.abilities, growth)
         self._pool = DraftPool(prompt, epoch=1, vocabulary_size=width, limit=limit)
         self._hashes = prefix_hashes(truth.ids)
         self._fragments: list[tuple[float, int, Fragment]] = []  # by arrival
@@ -132,25 +136,26 @@ class Simulation:
                 drafter_ms = self._draft(drafter_ms, verifier_ms)
             else:
                 verifier_ms = self._verify(verifier_ms)
-        self._drafter.close(self._follower.cache)
+        self._drafter.close(self._session.cache)
         self._tally.ms += verifier_ms
 
     def _draft(self, now: float, until: float) -> float:
         while self._lengths and self._lengths[0][0] <= now:
-            known, length = self._follower.length, heapq.heappop(self._lengths)[1]
-            self._follower.progress(known, self._truth.ids[known:length], int(self._hashes[length]))
+            known, length = len(self._session.ids), heapq.heappop(self._lengths)[1]
+            fresh = self._session.ids.extend(known, self._truth.ids[known:length], int(self._hashes[length]))
+            self._session.commit(fresh)
             self._send(now)
-        rows = self._follower.plan(self._scene.nodes_per_pass, len(self._truth.ids))
+        rows = self._session.plan(self._scene.nodes_per_pass, len(self._truth.ids))
         if rows is None:
             return min([until, *(at for at, _ in self._lengths)])
-        self._follower.grow(rows, self._drafter.forward([(self._follower.cache, rows)]))
+        self._session.grow(rows, self._drafter.forward([(self._session.cache, rows)]))
         self._tally.passes += 1
         now += self._scene.drafter_step + self._scene.drafter_row * (len(rows.tokens) - 1)
         self._send(now)
         return now
 
     def _send(self, now: float) -> None:
-        for fragment in self._follower.take_fragments():
+        for fragment in self._session.take_fragments():
             self._tally.drafted += len(fragment)
             heapq.heappush(self._fragments, (now + self._scene.way, next(self._serial), fragment))
 

@@ -1,4 +1,5 @@
-"""What every process shares that drafts for verifiers: the events of Attach, its messages, its streams.
+"""Everything that a process needs to draft for verifiers, but the drafting itself.
 
-Knows nothing of how drafts come about.
+Top down: `server` (Describe, Attach) -> `streams` (messages) -> `worker` (the one thread) -> `roster` (who is
+followed) -> `followed` (one session's ids and their hashes).
 """

@@ -1,4 +1,4 @@
-"""What verifiers tell a source, and what it tells them, as plain values; knows nothing of the wire."""
+"""What verifiers send to a source and what it sends back, as plain values; knows nothing of the wire."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from speculative.params import SamplingParams
 
 
 class NotFollowed(OutriderError):
-    """A session that cannot be followed, or no longer; the message says why, with the numbers."""
+    """A source cannot follow a session, or no longer; the message says why, with the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a follow says about decoding; see `Follow` in draft_source.proto."""
+class DecodingRequest:
+    """How a followed session is decoded; see `Follow` in draft_source.proto."""
 
     epoch: int
     ids: tuple[int, ...]
@@ -26,21 +26,21 @@ class Request:
     node_limit: int
     vocabulary_size: int
     sources: tuple[str, ...] = ()
-    """Names that the session listens to; the k-th, from 1, is what `Fragment.source` k means."""
+    """Names that the session listens to; `Fragment.source` is an index into them, from 1."""
     learn: bool = False
     """Whether the output may be kept to draft from."""
     corpora: tuple[str, ...] = ()
-    """Corpora that are asked for by name; empty: all that its tenant may draw on."""
+    """Names of the corpora to draft from; empty: all that the session's tenant may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """A request to follow a session, as it came over a stream."""
+    """A verifier asks the source to follow a session."""
 
     stream: int
     alias: int
     key: SessionKey
-    request: Request
+    request: DecodingRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """A session ended."""
+class SessionEnded:
+    """A session is over."""
 
     stream: int
     alias: int
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class LeastSurvival:
     """Nodes of less survival than this have hardly a chance to be admitted now."""
 
     stream: int
@@ -71,27 +71,27 @@ class Least:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class StreamClosed:
     """A stream broke, or was closed."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
-    """A follow that no source could make sense of; refused like one that this source cannot follow."""
+class MalformedFollow:
+    """A follow that makes no sense to any source, or comes with another tokenizer; refused like any other."""
 
     stream: int
     alias: int
     why: str
 
 
-Event = Follow | Progress | End | Least | Broken | Wrong
+Event = Follow | Progress | SessionEnded | LeastSurvival | StreamClosed | MalformedFollow
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """What goes out on one stream: fragments and refusals, each under its alias."""
+    """Fragments and refusals that go out on one stream, each with its alias."""
 
     drafts: list[tuple[int, Fragment]] = field(default_factory=list)
     refusals: list[tuple[int, str]] = field(default_factory=list)

@@ -1,6 +1,16 @@
 """Attach's messages to events and back: checks what a peer may get wrong; knows no sockets."""
 
-from outrider.source.events import End, Event, Follow, Least, NotFollowed, Outgoing, Progress, Request, Wrong
+from outrider.source.events import (
+    DecodingRequest,
+    Event,
+    Follow,
+    LeastSurvival,
+    MalformedFollow,
+    NotFollowed,
+    Outgoing,
+    Progress,
+    SessionEnded,
+)
 from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import FULL, fragment_to_wire, key_from_wire, sampling_from_wire
 from outrider.wire.status import peer_text
@@ -10,10 +20,11 @@ from speculative.errors import InvalidRequest
 def follow_from_wire(
     message: draft_source_pb2.Follow, stream: int, *, model: str, tokenizer_digest: str
 ) -> Follow:
-    """A follow for the source of this model and tokenizer.
+    """A follow for a source of this model and tokenizer.
 
     Raises:
-        NotFollowed: the tokenizers differ. InvalidRequest: a value out of its range.
+        NotFollowed: the tokenizers differ.
+        InvalidRequest: a value is out of its range.
     """
     if tokenizer_digest and message.tokenizer_digest != tokenizer_digest:
         theirs = message.tokenizer_digest or "none at all"
@@ -25,7 +36,7 @@ def follow_from_wire(
         raise InvalidRequest(f"prompt_length is {message.prompt_length} of {len(message.ids)} ids")
     if message.vocabulary_size < 1:
         raise InvalidRequest("vocabulary_size is 0; it must be the width of the target's logits")
-    request = Request(
+    request = DecodingRequest(
         epoch=message.epoch,
         ids=tuple(message.ids),
         prompt_length=message.prompt_length,
@@ -44,22 +55,23 @@ def follow_from_wire(
 def events_from_wire(
     message: draft_source_pb2.AttachRequest, stream: int, *, model: str, tokenizer_digest: str
 ) -> list[Event]:
-    """What a message tells. Follows come last: an alias that ends in it may be in use again."""
-    events: list[Event] = [Least(stream, min(FULL, message.least_survival) / FULL)]
+    """The events of one message. Follows come last: they may reuse an alias that ends in this message."""
+    events: list[Event] = [LeastSurvival(stream, min(FULL, message.least_survival) / FULL)]
     events.extend(
-        Progress(stream, one.alias, one.position, tuple(one.ids), one.prefix_hash) for one in message.progress
+        Progress(stream, progress.alias, progress.position, tuple(progress.ids), progress.prefix_hash)
+        for progress in message.progress
     )
-    events.extend(End(stream, alias) for alias in message.end)
+    events.extend(SessionEnded(stream, alias) for alias in message.end)
     for follow in message.follow:
         try:
             events.append(follow_from_wire(follow, stream, model=model, tokenizer_digest=tokenizer_digest))
         except (NotFollowed, InvalidRequest) as error:
-            events.append(Wrong(stream, follow.alias, peer_text(str(error))))
+            events.append(MalformedFollow(stream, follow.alias, peer_text(str(error))))
     return events
 
 
 def outgoing_to_wire(outgoing: Outgoing) -> draft_source_pb2.AttachResponse:
-    """One message with all of it."""
+    """One message with all drafts and refusals."""
     sources = bytes(fragment.source - 1 for _, fragment in outgoing.drafts)
     return draft_source_pb2.AttachResponse(
         drafts=[fragment_to_wire(fragment, alias) for alias, fragment in outgoing.drafts],

@@ -1,4 +1,4 @@
-"""A span for each session that a source follows, where its trace is recorded; knows nothing of drafting."""
+"""A span for each followed session, if the session is traced; knows nothing of drafting."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ SPAN = "outrider.follow"
 
 
 @dataclass(slots=True)
-class _Followed:
+class _SessionSpan:
     span: Span
     drafts: int = 0
     nodes: int = 0
 
 
 class FollowSpans:
-    """Of all streams of a source, by stream and alias. Belongs to the event loop."""
+    """Open spans of all streams of a source, by stream and alias. Belongs to the event loop."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
-        self._followed: dict[tuple[int, int], _Followed] = {}
+        self._open: dict[tuple[int, int], _SessionSpan] = {}
 
-    def told(self, stream: int, message: draft_source_pb2.AttachRequest) -> None:
-        """A verifier says what is to be followed, and what no longer."""
+    def received(self, stream: int, message: draft_source_pb2.AttachRequest) -> None:
+        """Ends the spans of sessions that end in a verifier's message; begins those of its follows."""
         for alias in message.end:
             self._end((stream, alias))
         for follow in message.follow:
@@ -36,25 +36,25 @@ class FollowSpans:
                     specdec__sources=tuple(follow.sources),
                 )
                 self._end((stream, follow.alias))
-                self._followed[stream, follow.alias] = _Followed(span)
+                self._open[stream, follow.alias] = _SessionSpan(span)
 
-    def drafted(self, stream: int, outgoing: Outgoing) -> None:
-        """These drafts are on their way."""
-        if not self._followed:
+    def sent(self, stream: int, outgoing: Outgoing) -> None:
+        """Counts drafts in their sessions' spans; ends the spans of refused sessions."""
+        if not self._open:
             return
         for alias, fragment in outgoing.drafts:
-            if (followed := self._followed.get((stream, alias))) is not None:
-                followed.drafts += 1
-                followed.nodes += len(fragment)
+            if (session := self._open.get((stream, alias))) is not None:
+                session.drafts += 1
+                session.nodes += len(fragment)
         for alias, _ in outgoing.refusals:
             self._end((stream, alias), "refused")
 
-    def broken(self, stream: int) -> None:
-        """The stream is gone."""
-        for name in [name for name in self._followed if name[0] == stream]:
+    def stream_closed(self, stream: int) -> None:
+        """Ends all spans of a stream."""
+        for name in [name for name in self._open if name[0] == stream]:
             self._end(name, "the stream broke")
 
     def _end(self, name: tuple[int, int], error: str = "") -> None:
-        if (followed := self._followed.pop(name, None)) is not None:
-            followed.span.set(specdec__drafts=followed.drafts, specdec__nodes=followed.nodes)
-            followed.span.end(error)
+        if (session := self._open.pop(name, None)) is not None:
+            session.span.set(specdec__drafts=session.drafts, specdec__nodes=session.nodes)
+            session.span.end(error)

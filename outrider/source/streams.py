@@ -1,37 +1,84 @@
-"""The Attach streams of one source: messages in become events, what the engine publishes becomes messages.
+"""The Attach streams of one source: messages in become events, what the worker publishes becomes messages.
 
-The event loop only moves messages; every decision is the engine's, or `messages`' where a message is wrong in
-itself.
+The event loop only moves messages. The worker decides everything else, but for messages that make no sense to
+any source: `messages` refuses those.
 """
 
 import asyncio
 import contextlib
 import itertools
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
 
 from outrider.runtime.tracing import Tracing
-from outrider.source.events import Broken, Event, Outgoing
+from outrider.source.events import Event, Outgoing, StreamClosed
 from outrider.source.messages import events_from_wire, outgoing_to_wire
-from outrider.source.outbox import Outbox
 from outrider.source.spans import FollowSpans
 from outrider.v1 import draft_source_pb2
+from speculative.fragment import Fragment
 
 log = logging.getLogger(__name__)
 
 Requests = AsyncIterator[draft_source_pb2.AttachRequest]
 Context = grpc.aio.ServicerContext[Any, Any]
 
+MOST_DRAFTS = 512
+MOST_REFUSALS = 4096
+
+
+class DraftOutbox:
+    """Drafts and refusals that wait to be sent on one stream: all of them become the next message.
+
+    Bounded: a peer that does not read costs the oldest drafts, which are the likeliest to be stale, and never
+    the worker's time. Belongs to the event loop.
+    """
+
+    def __init__(self, most_drafts: int = MOST_DRAFTS) -> None:
+        self._drafts: deque[tuple[int, Fragment]] = deque(maxlen=most_drafts)
+        self._refusals: deque[tuple[int, str]] = deque(maxlen=MOST_REFUSALS)
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def put(self, outgoing: Outgoing) -> int:
+        """Adds drafts and refusals, without waiting; returns how many nodes were dropped to make room."""
+        lost = len(self._drafts) + len(outgoing.drafts) - (self._drafts.maxlen or 0)
+        dropped = 0
+        if lost > 0:
+            oldest = [*self._drafts, *outgoing.drafts][:lost]
+            dropped = sum(len(fragment) for _, fragment in oldest)
+        self._drafts.extend(outgoing.drafts)
+        self._refusals.extend(outgoing.refusals)
+        self._changed.set()
+        return dropped
+
+    def close(self) -> None:
+        """Makes `take` return None from now on."""
+        self._closed = True
+        self._changed.set()
+
+    async def take(self) -> Outgoing | None:
+        """Waits for drafts or refusals and takes them all; None after `close`."""
+        while not self._closed:
+            if self._drafts or self._refusals:
+                taken = Outgoing(list(self._drafts), list(self._refusals))
+                self._drafts.clear()
+                self._refusals.clear()
+                return taken
+            self._changed.clear()
+            await self._changed.wait()
+        return None
+
 
 class AttachStreams:
-    """Belongs to the event loop that makes it; only `publish` may be called from elsewhere.
+    """The open streams of one source. Belongs to the event loop that makes it; `publish` is for any thread.
 
     Args:
-        dropped: told of nodes that went because a verifier did not read them.
-        tracing: of the sessions that are followed.
+        dropped: called with the number of nodes that were dropped because a verifier did not read them.
+        tracing: records a span for each followed session that is traced.
     """
 
     def __init__(self, dropped: Callable[[int], None], tracing: Tracing | None = None) -> None:
@@ -39,7 +86,7 @@ class AttachStreams:
         self._spans = FollowSpans(tracing or Tracing())
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
-        self._outboxes: dict[int, Outbox] = {}
+        self._outboxes: dict[int, DraftOutbox] = {}
 
     async def attach(
         self,
@@ -50,14 +97,20 @@ class AttachStreams:
         model: str,
         tokenizer_digest: str,
     ) -> AsyncGenerator[draft_source_pb2.AttachResponse, None]:
-        """One verifier's stream, until either side ends it; the source is of this model and tokenizer."""
+        """Serves one verifier's stream until either side ends it.
+
+        Args:
+            submit: takes the events of the verifier's messages.
+            model: the source's model, for refusals.
+            tokenizer_digest: the source's tokenizer; follows with another one are refused.
+        """
         stream = next(self._numbers)
-        outbox = self._outboxes[stream] = Outbox()
+        outbox = self._outboxes[stream] = DraftOutbox()
 
         async def read() -> None:
             try:
                 async for message in requests:
-                    self._spans.told(stream, message)
+                    self._spans.received(stream, message)
                     for event in events_from_wire(
                         message, stream, model=model, tokenizer_digest=tokenizer_digest
                     ):
@@ -72,15 +125,15 @@ class AttachStreams:
                 yield outgoing_to_wire(outgoing)
         finally:
             del self._outboxes[stream]
-            submit(Broken(stream))
-            self._spans.broken(stream)
+            submit(StreamClosed(stream))
+            self._spans.stream_closed(stream)
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
             log.info("stream closed", extra={"fields": {"stream": stream}})
 
     def publish(self, outgoing: dict[int, Outgoing]) -> None:
-        """Called by the engine's thread: what goes out, by stream."""
+        """Sends what goes out, by stream; for any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
             self._loop.call_soon_threadsafe(self._put, outgoing)
 
@@ -94,4 +147,4 @@ class AttachStreams:
             outbox = self._outboxes.get(stream)
             if outbox is not None:
                 self._dropped(outbox.put(what))
-                self._spans.drafted(stream, what)
+                self._spans.sent(stream, what)

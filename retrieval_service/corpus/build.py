@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Generic
 
 from retrieval_service.corpus.disk import Disk, make_folder
-from retrieval_service.corpus.encoding import Ids, Source, T
+from retrieval_service.corpus.encoding import DocumentSource, Ids, T
 from retrieval_service.corpus.errors import BadSource, CorpusError, OutOfSpace
-from retrieval_service.corpus.layout import BUILD, HEADER, LOCK, Header, ShardRecord, is_ours, sealed
+from retrieval_service.corpus.layout import BUILD, HEADER, LOCK, CorpusHeader, ShardRecord, is_ours, sealed
 from retrieval_service.corpus.lock import held
 from retrieval_service.corpus.plan import (
+    BuildProgress,
     Built,
-    Progress,
-    Settings,
+    CorpusSettings,
     State,
     name_of,
     new_hash,
@@ -42,11 +42,11 @@ class _Changed(Exception):
 
 def build(
     folder: Path,
-    settings: Settings,
-    source: Source[T],
+    settings: CorpusSettings,
+    source: DocumentSource[T],
     *,
     disk: Disk | None = None,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[BuildProgress], None] = lambda progress: None,
     empty: bool = True,
 ) -> Built:
     """Makes `folder` a corpus of the documents of `source`; one that is there stays until this is complete.
@@ -62,7 +62,7 @@ def build(
             f"{folder}: holds {foreign[0]!r}, which is no part of a corpus: choose another folder"
         )
     with held(folder):
-        work = _Build(folder, settings, source, disk or Disk(), tell, empty)
+        work = _Build(folder, settings, source, disk or Disk(), report, empty)
         try:
             return work.run()
         except OSError as error:
@@ -82,15 +82,15 @@ class _Build(Generic[T]):
     def __init__(
         self,
         folder: Path,
-        settings: Settings,
-        source: Source[T],
+        settings: CorpusSettings,
+        source: DocumentSource[T],
         disk: Disk,
-        tell: Callable[[Progress], None],
+        report: Callable[[BuildProgress], None],
         empty: bool,
     ) -> None:
         self._folder, self._settings = folder, settings
-        self._source: Source[T] = source
-        self._disk, self._tell = disk, tell
+        self._source: DocumentSource[T] = source
+        self._disk, self._report = disk, report
         self._old = old_header(folder)
         self._empty = empty and not (self._old and self._old.tokens)
         self._shard: ShardWriter | None = None
@@ -130,7 +130,7 @@ class _Build(Generic[T]):
                 return
 
     def _begin(self) -> State:
-        """Where an unfinished build of the same has left off, or the beginning; anything else is removed."""
+        """Goes on with an unfinished build of the same corpus, or from the start; removes anything else."""
         name = name_of(self._settings, self._source.name)
         state = State(name, self._old.generation + 1 if self._old else 1)
         left = unfinished(self._folder)
@@ -216,13 +216,13 @@ class _Build(Generic[T]):
         self._disk.sync_folder(self._folder)
         self._disk.put(self._folder / BUILD, sealed(asdict(self._state)))
 
-    def _commit(self) -> Header:
+    def _commit(self) -> CorpusHeader:
         settings, state = self._settings, self._state
         if not state.shards and not self._empty:
             raise BadSource(
                 f"{self._folder}: there is nothing to index: no document has an id; what was there stays"
             )
-        header = Header(
+        header = CorpusHeader(
             state.generation, settings.tokenizer, settings.vocabulary, settings.tenant, tuple(state.shards)
         )
         self._disk.put(self._folder / HEADER, header.to_json())
@@ -232,4 +232,4 @@ class _Build(Generic[T]):
         return header
 
     def _say(self, stage: str) -> None:
-        self._tell(Progress(self._state.documents, self.tokens, len(self._state.shards), stage))
+        self._report(BuildProgress(self._state.documents, self.tokens, len(self._state.shards), stage))

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from outrider.near_copies import KeptOut
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.errors import BadSource, Damaged
-from retrieval_service.corpus.layout import Header
+from retrieval_service.corpus.layout import CorpusHeader
 from retrieval_service.corpus.suffixes import CHUNK
 from retrieval_service.corpus.texts import TextSource
 
@@ -22,12 +22,12 @@ Ids = npt.NDArray[np.uint32]
 T = TypeVar("T", str, Ids)
 
 
-class Source(Protocol[T]):
-    """Where a build's documents come from. The same order every time, so that a build can go on."""
+class DocumentSource(Protocol[T]):
+    """The documents of a build, in the same order every time, so that an unfinished build can go on."""
 
     @property
     def name(self) -> str:
-        """Says what is read and how; a build goes on only from what is named alike."""
+        """Names what is read and how; an unfinished build goes on only under the same name."""
 
     @property
     def again(self) -> bool:
@@ -35,12 +35,12 @@ class Source(Protocol[T]):
 
     @property
     def left_out(self) -> Counter[str]:
-        """What was no document, by reason."""
+        """Counts of inputs that were no documents, by reason."""
 
     def __iter__(self) -> Iterator[T]: ...
 
     def encode(self, documents: Sequence[T]) -> list[Ids | None]:
-        """Token ids of each; None where it is to be left out."""
+        """The token ids of each document; None for a document to leave out."""
 
     def raw(self, document: T) -> bytes:
         """To recognise it by."""
@@ -69,11 +69,11 @@ class TokenizedText:
         return iter(self._texts)
 
     def encode(self, documents: Sequence[str]) -> list[Ids | None]:
-        """See `Source`."""
+        """See `DocumentSource`."""
         return [self._kept(ids) for ids in self._ids(documents)]
 
     def raw(self, document: str) -> bytes:
-        """See `Source`."""
+        """See `DocumentSource`."""
         return document.encode()
 
     def _kept(self, ids: Ids) -> Ids | None:
@@ -89,7 +89,7 @@ class StoredDocuments:
 
     again = True
 
-    def __init__(self, corpora: Sequence[tuple[Path, Header]]) -> None:
+    def __init__(self, corpora: Sequence[tuple[Path, CorpusHeader]]) -> None:
         self._corpora = corpora
         self.name = json.dumps([header.to_json().decode() for _, header in corpora])
         self.left_out: Counter[str] = Counter()
@@ -100,11 +100,11 @@ class StoredDocuments:
                 yield from _documents(folder / shard.text.name, header.width)
 
     def encode(self, documents: Sequence[Ids]) -> list[Ids | None]:
-        """See `Source`."""
+        """See `DocumentSource`."""
         return list(documents)
 
     def raw(self, document: Ids) -> bytes:
-        """See `Source`."""
+        """See `DocumentSource`."""
         return document.tobytes()
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a corpus on disk. `code` is the name of the gRPC status that says it best."""
+"""Errors of corpora on disk. `code` is the name of the gRPC status that fits best."""
 
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ class NoCorpus(CorpusError):
 
 
 class WrongTokenizer(CorpusError):
-    """Its ids are those of another tokenizer."""
+    """A corpus was built with another tokenizer."""
 
 
 class Damaged(CorpusError):
@@ -40,6 +40,6 @@ class OutOfSpace(CorpusError):
 
 
 class BadSource(CorpusError):
-    """What a corpus is to be built from cannot be used."""
+    """Documents that a corpus is to be built from cannot be used."""
 
     code = "INVALID_ARGUMENT"

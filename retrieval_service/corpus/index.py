@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from retrieval_service.corpus.errors import CorpusError, Damaged, WrongTokenizer
-from retrieval_service.corpus.layout import ENTRY_IDS, FileRecord, Header, ShardRecord, read_header
+from retrieval_service.corpus.layout import ENTRY_IDS, CorpusHeader, FileRecord, ShardRecord, read_header
 from retrieval_service.corpus.search import Shard, look_up
 from retrieval_service.trie import CountedTrie
 
@@ -21,7 +21,7 @@ class CorpusIndex:
     Any number of threads and processes may look up at once.
     """
 
-    def __init__(self, path: Path, header: Header, shards: Sequence[Shard]) -> None:
+    def __init__(self, path: Path, header: CorpusHeader, shards: Sequence[Shard]) -> None:
         self.path = path
         self.header = header
         self._shards = tuple(shards)
@@ -70,7 +70,7 @@ class CorpusIndex:
                     while file.readinto(buffer):
                         pass
             except FileNotFoundError:
-                return  # removed or built anew; what is mapped stays
+                return  # removed or built anew; the mapped files stay
 
     def close(self) -> None:
         """Lookups in other threads end as they began; the last of them gives the memory back."""
@@ -98,7 +98,7 @@ class Corpora:
         return look_up(shards, ids, node_limit=node_limit, depth=depth)
 
 
-def _map(folder: Path, shard: ShardRecord, header: Header) -> Shard:
+def _map(folder: Path, shard: ShardRecord, header: CorpusHeader) -> Shard:
     directory = _mapped(folder, shard.directory)[:]
     size = ENTRY_IDS * header.width
     return Shard(

@@ -2,9 +2,9 @@
 
 ::
 
-    header.json               what is complete; the folder is a corpus if, and only if, this is there
+    header.json               the complete corpus; a folder is a corpus if, and only if, it has one
     build.json                how far an unfinished build has come
-    lock                      held, and named in it, by whoever writes
+    lock                      held by the process that writes, which it names
     000001-00000.text         ids of shard 0 of generation 1, big-endian, `width` bytes each
     000001-00000.suffixes     uint32, little-endian: its positions that are followed by something, in order
     000001-00000.directory    the first ids of every 1024th of these, to look up where to begin
@@ -69,7 +69,7 @@ class ShardRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class CorpusHeader:
     """A complete corpus.
 
     Attributes:
@@ -126,7 +126,7 @@ def width_of(vocabulary: int) -> int:
 
 
 def sealed(said: Mapping[str, Any]) -> bytes:
-    """JSON with a checksum over the rest of it."""
+    """JSON with a checksum over all other fields."""
     return json.dumps({**said, "checksum": _checksum(said)}, indent=1).encode() + b"\n"
 
 
@@ -142,7 +142,7 @@ def unsealed(path: Path) -> dict[str, Any]:
     return dict(said)
 
 
-def read_header(folder: Path) -> Header:
+def read_header(folder: Path) -> CorpusHeader:
     """Raises NoCorpus where nothing is finished there, Damaged where the header is."""
     try:
         said = unsealed(folder / HEADER)
@@ -153,7 +153,7 @@ def read_header(folder: Path) -> Header:
     if said.get("format") != FORMAT or said.get("version") != VERSION:
         kind = f"{said.get('format')!r} version {said.get('version')!r}"
         raise NoCorpus(f"{folder}: holds {kind}; this program reads {FORMAT!r} version {VERSION}")
-    return Header.of(said)
+    return CorpusHeader.of(said)
 
 
 def _absence(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""One writer per corpus: a lock that its holder's death releases."""
+"""The lock that keeps a corpus to one writer; the death of its holder releases it."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ def held(folder: Path) -> Iterator[None]:
         raise CorpusError(f"{folder}: cannot be written: {error}") from error
     try:
         since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        with suppress(OSError):  # held all the same; a full disk is told by what comes next
+        with suppress(OSError):  # held all the same; the next write reports a full disk
             os.ftruncate(descriptor, 0)
             os.pwrite(
                 descriptor, f"process {os.getpid()} on {socket.gethostname()} since {since}".encode(), 0

@@ -1,4 +1,4 @@
-"""What is done with corpora once they are built: described, verified, merged, removed."""
+"""Describes, verifies, merges and removes corpora that are built."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -9,18 +9,25 @@ from retrieval_service.corpus.build import build
 from retrieval_service.corpus.disk import Disk
 from retrieval_service.corpus.encoding import StoredDocuments
 from retrieval_service.corpus.errors import BadSource, CorpusError, Damaged, NoCorpus, WrongTokenizer
-from retrieval_service.corpus.layout import HEADER, LOCK, FileRecord, Header, is_ours, read_header
+from retrieval_service.corpus.layout import HEADER, LOCK, CorpusHeader, FileRecord, is_ours, read_header
 from retrieval_service.corpus.lock import held
-from retrieval_service.corpus.plan import SHARD_TOKENS, Built, Progress, Settings, State, unfinished
+from retrieval_service.corpus.plan import (
+    SHARD_TOKENS,
+    BuildProgress,
+    Built,
+    CorpusSettings,
+    State,
+    unfinished,
+)
 
 READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What stands at a path: a complete corpus, an unfinished build, or both: one to take its place."""
+    """The corpus at a path, complete or not; an unfinished build beside a complete one is to replace it."""
 
-    header: Header | None
+    header: CorpusHeader | None
     unfinished: State | None
 
 
@@ -37,7 +44,7 @@ def describe(folder: Path) -> Description:
     return Description(header, state if state and state.generation > header.generation else None)
 
 
-def verify(folder: Path) -> Header:
+def verify(folder: Path) -> CorpusHeader:
     """Reads every byte. Raises Damaged, which names the file, NoCorpus."""
     header = read_header(folder)
     for shard in header.shards:
@@ -68,7 +75,7 @@ def merge(
     parts: Sequence[Path],
     *,
     shard_tokens: int = SHARD_TOKENS,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[BuildProgress], None] = lambda progress: None,
 ) -> Built:
     """Makes `folder` a corpus of all documents of `parts`, which it may be one of; they stay.
 
@@ -90,8 +97,8 @@ def merge(
                 f"{path}: belongs to {_owner(header)}, {parts[0]} to {_owner(first)}:"
                 " what is merged has one owner"
             )
-    settings = Settings(first.tokenizer, first.vocabulary, first.tenant, shard_tokens)
-    return build(folder, settings, StoredDocuments(corpora), tell=tell)
+    settings = CorpusSettings(first.tokenizer, first.vocabulary, first.tenant, shard_tokens)
+    return build(folder, settings, StoredDocuments(corpora), report=report)
 
 
 def remove(folder: Path, disk: Disk | None = None) -> None:
@@ -138,5 +145,5 @@ def discard(folder: Path, disk: Disk | None = None) -> None:
         raise CorpusError(f"{folder}: cannot be cleared: {error}") from error
 
 
-def _owner(header: Header) -> str:
+def _owner(header: CorpusHeader) -> str:
     return "everybody" if header.tenant is None else f"tenant {header.tenant!r}"

@@ -1,4 +1,4 @@
-"""What a build is to make and how far it has come; reads the folder, changes nothing."""
+"""The aim of a build and its progress so far; reads the folder, changes nothing."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from retrieval_service.corpus.errors import BadSource, Damaged, NoCorpus
 from retrieval_service.corpus.layout import (
     BUILD,
     LARGEST_VOCABULARY,
-    Header,
+    CorpusHeader,
     ShardRecord,
     read_header,
     unsealed,
@@ -22,8 +22,8 @@ SHARD_TOKENS = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What a corpus is to be; a build goes on only where these are the same."""
+class CorpusSettings:
+    """What a build makes; an unfinished build goes on only under the same settings."""
 
     tokenizer: str
     vocabulary: int
@@ -40,7 +40,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BuildProgress:
     """How far a build is: documents read, tokens taken, complete shards; `stage` is reading or sorting."""
 
     documents: int
@@ -61,7 +61,7 @@ class Built:
         index_seconds: spent on all else: writing, sorting, syncing.
     """
 
-    header: Header
+    header: CorpusHeader
     kept_shards: int
     left_out: dict[str, int]
     encode_seconds: float
@@ -100,13 +100,13 @@ def new_hash() -> "hashlib.blake2b":
     return hashlib.blake2b(digest_size=32)
 
 
-def name_of(settings: Settings, source: str) -> str:
-    """What two builds share where one may go on from the other's shards."""
+def name_of(settings: CorpusSettings, source: str) -> str:
+    """A name that two builds share if one may go on from the other's shards."""
     said = {**asdict(settings), "source": source}
     return hashlib.blake2b(repr(sorted(said.items())).encode(), digest_size=32).hexdigest()
 
 
-def old_header(folder: Path) -> Header | None:
+def old_header(folder: Path) -> CorpusHeader | None:
     """Of the corpus that is there. Raises Damaged."""
     try:
         return read_header(folder)

@@ -37,7 +37,7 @@ class Shard(NamedTuple):
     vocabulary: int
 
     def place(self, key: bytes) -> tuple[int, int]:
-        """Where the reversed context stands among the suffixes, and how many of its ids are found there."""
+        """The place of the reversed context among the suffixes, and the number of its ids found there."""
         text, width, size = self.text, self.width, len(key)
         short = key[: ENTRY_IDS * width]
         first = max(0, bisect_left(self.directory, short) - 1) * STRIDE

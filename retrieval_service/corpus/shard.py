@@ -72,7 +72,7 @@ class ShardWriter:
         self.tokens = self.documents = 0
 
     def add(self, ids: npt.NDArray[np.uint32]) -> None:
-        """One document, at least one id, with its separator within `room`. ValueError for wrong ids."""
+        """Adds a document, at least one id, that fits `room`. Raises ValueError for an id out of range."""
         assert self._text is not None
         assert 0 < len(ids) < self.room
         if int(ids.max()) >= self._vocabulary:

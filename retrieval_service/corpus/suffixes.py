@@ -1,7 +1,7 @@
 """The order of a text's suffixes, by divsufsort over its bytes.
 
 Big-endian ids compare as their bytes do, so the suffixes that begin at an id are, among those of all bytes,
-in the order of the ids. Where fewer bytes tell all ids apart, fewer are sorted.
+in the order of the ids. If fewer bytes distinguish all ids, fewer are sorted.
 """
 
 from typing import cast

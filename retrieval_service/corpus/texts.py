@@ -1,6 +1,6 @@
 """Text from files, folders, JSON lines and standard input, in pieces of bounded size and a fixed order.
 
-What is no text is left out and counted, never fatal; a source that is named but not there is.
+Files that are no text are left out and counted; a path that is named but missing is an error.
 """
 
 import json
@@ -59,7 +59,7 @@ class TextSource:
             yield from self._of_stream(self.stdin)
 
     def files(self) -> Iterator[Path]:
-        """What is read, in order. Raises BadSource."""
+        """Texts in the order of reading. Raises BadSource."""
         for path in self.paths:
             if path.is_dir():
                 yield from self._below(path)

@@ -16,7 +16,7 @@ from retrieval_service.dense.weights import EmbeddingTable
 
 Vectors = NDArray[np.float32]
 DIMENSIONS = 256
-"""A wider table is projected down to so many."""
+"""Most dimensions of a vector; wider tables are projected down."""
 _AT_ONCE = 256
 
 
@@ -55,11 +55,6 @@ class TableEmbedder:
     def read(cls, folder: Path, dimensions: int = DIMENSIONS) -> "TableEmbedder":
         """Of a Hugging Face folder. Raises UnfitWeights."""
         return cls(EmbeddingTable.read(folder), folder.name, dimensions)
-
-    def token_vectors(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> Vectors:
-        """Each id's own vector, not normalised, float32 [len(ids), dimensions]."""
-        rows = self._table.rows(ids)
-        return rows if self._projection is None else rows @ self._projection
 
     def embed(self, windows: Sequence[Sequence[int] | NDArray[np.integer[Any]]]) -> Vectors:
         """See Embedder."""

@@ -21,7 +21,7 @@ from retrieval_service.dense.framing import (
     HELLO,
     TEXTS,
     VECTORS,
-    Hello,
+    EncoderHello,
     frame,
     pack_vectors,
     read_frame,
@@ -31,7 +31,7 @@ from retrieval_service.dense.framing import (
 class Encoder(Protocol):
     """What `serve` needs of a model."""
 
-    hello: Hello
+    hello: EncoderHello
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """float32 [len(texts), dimensions]; need not be of unit length."""
@@ -51,7 +51,7 @@ class SentenceTransformers:
         digest = hashlib.sha256()
         for name, values in sorted(self._model.state_dict().items()):
             digest.update(name.encode() + values.float().numpy().tobytes())
-        self.hello = Hello(model, digest.hexdigest(), int(width))
+        self.hello = EncoderHello(model, digest.hexdigest(), int(width))
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """See Encoder."""
@@ -68,7 +68,7 @@ def serve(encoder: Encoder, source: BinaryIO, sink: BinaryIO) -> None:
             if kind != TEXTS:
                 raise ValueError(f"expected texts, got a message of kind {kind!r}")
             answer = frame(VECTORS, pack_vectors(encoder.encode(json.loads(payload))))
-        except Exception as error:  # whatever a model raises is told, not fatal
+        except Exception as error:  # an error of the model is reported, not fatal
             answer = frame(ERROR, f"{type(error).__name__}: {error}".encode())
         sink.write(answer)
         sink.flush()

@@ -1,4 +1,4 @@
-"""What can be wrong with a library of documents. `code` is the name of the gRPC status that says it best."""
+"""Errors of a library of documents. `code` is the name of the gRPC status that fits best."""
 
 from typing import ClassVar
 
@@ -6,13 +6,13 @@ from speculative.errors import OutriderError
 
 
 class DenseError(OutriderError):
-    """Something about a library of documents; `str()` says what and what to do."""
+    """A library of documents cannot be used; `str()` says why and what to do."""
 
     code: ClassVar[str] = "FAILED_PRECONDITION"
 
 
 class NoLibrary(DenseError):
-    """Nothing there that was saved whole."""
+    """There is no library that was saved whole."""
 
     code = "NOT_FOUND"
 
@@ -24,7 +24,7 @@ class LibraryDamaged(DenseError):
 
 
 class LibraryMismatch(DenseError):
-    """It was made with another embedder or another tokenizer."""
+    """A library was made with another embedder or another tokenizer."""
 
 
 class UnfitWeights(DenseError):

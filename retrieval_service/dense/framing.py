@@ -22,7 +22,7 @@ _SHAPE = struct.Struct("<II")
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class EncoderHello:
     """Who encodes; see Embedder."""
 
     name: str

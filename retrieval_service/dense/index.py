@@ -2,7 +2,7 @@
 
 Exact where that is fast enough, a graph (HNSW) above, compressed lists (IVF-PQ) where memory counts;
 docs/dense.md has the measurements. FAISS runs on one thread, and torch is never imported beside it. Not safe
-from several threads: the shelf that owns an index locks.
+from several threads: the `ScopeIndex` that owns an index locks.
 """
 
 import importlib
@@ -49,7 +49,7 @@ class Sizes:
             )
 
     def kind(self, vectors: int) -> Kind:
-        """The kind for so many vectors."""
+        """The kind of index for a number of vectors."""
         if vectors <= self.flat:
             return "flat"
         return "hnsw" if vectors <= self.hnsw else "ivfpq"
@@ -126,7 +126,7 @@ class VectorIndex:
 
 
 def _compressed(vectors: NDArray[np.floating[Any]]) -> Any:
-    """A trained, empty IVF-PQ index for so many vectors."""
+    """A trained, empty IVF-PQ index for a number of vectors."""
     rows, dimensions = vectors.shape
     lists = max(1, min(int(4 * np.sqrt(rows)), rows // _TRAINED_ON))
     parts = next(parts for parts in range(min(_CODE_BYTES, dimensions), 0, -1) if dimensions % parts == 0)

@@ -1,6 +1,6 @@
-"""Documents and where to find those that are about what a session is about, each scope on a shelf of its own.
+"""The documents of all tenants, and the search for those near to a session; an index for each scope.
 
-A document belongs to a tenant or is public. A search sees the shelf of its own tenant and the public one;
+A document belongs to a tenant or is public. A search sees the index of its own tenant and the public one;
 there is no index in which two tenants' documents stand together. Safe from several threads.
 """
 
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from retrieval_service.corpus.disk import Disk, make_folder
 from retrieval_service.dense.embeddings import Embedder, Vectors
 from retrieval_service.dense.index import Sizes
-from retrieval_service.dense.shelf import Document, Found, Ids, Shelf, Snapshot
+from retrieval_service.dense.scope_index import Document, FoundDocument, Ids, ScopeIndex, Snapshot
 from retrieval_service.dense.storage import (
     Before,
     Maker,
     check_maker,
     read_manifest,
-    read_shelf,
+    read_scope,
     write_manifest,
-    write_shelf,
+    write_scope,
 )
 from speculative.errors import InvalidRequest
 
@@ -35,7 +35,7 @@ _EMBEDDED_AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Documents are embedded in windows of so many ids, one every `stride`."""
+    """How documents are cut for embedding: windows of `window` ids, one every `stride` ids."""
 
     window: int = 64
     stride: int = 32
@@ -47,15 +47,15 @@ SIZES = Sizes()
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A shelf as it was when it had so many changes, and the files that say so."""
+    """A scope's index after so many changes, and the files that hold that state."""
 
-    shelf: Shelf
+    scope_index: ScopeIndex
     changes: int
     before: Before
 
 
-class Library:
-    """Documents of all tenants, embedded."""
+class DocumentLibrary:
+    """The embedded documents of all tenants."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Library:
         )
         self._sizes = sizes
         self._lock = threading.Lock()
-        self._shelves: dict[str, Shelf] = {}
+        self._scope_indexes: dict[str, ScopeIndex] = {}
         self._saving = threading.Lock()
         self._saved: dict[str, _Saved] = {}
         self._saved_at: Path | None = None
@@ -92,16 +92,16 @@ class Library:
         *,
         chunking: Chunking = CHUNKING,
         sizes: Sizes = SIZES,
-    ) -> "Library":
+    ) -> "DocumentLibrary":
         """What `save` wrote. Raises NoLibrary, LibraryDamaged (which file), LibraryMismatch (both)."""
         library = cls(embedder, tokenizer_digest, chunking=chunking, sizes=sizes)
-        saved, library._generation, shelves = read_manifest(folder)
+        saved, library._generation, scope_indexes = read_manifest(folder)
         check_maker(folder, saved, library.maker)
-        for stored in shelves:
-            shelf = Shelf.restored(read_shelf(folder, stored, saved), chunking.stride, sizes)
-            library._shelves[stored.tenant] = shelf
-            held = Before(stored, tuple(shelf.documents()))
-            library._saved[stored.tenant] = _Saved(shelf, shelf.changes, held)
+        for stored in scope_indexes:
+            scope_index = ScopeIndex.restored(read_scope(folder, stored, saved), chunking.stride, sizes)
+            library._scope_indexes[stored.tenant] = scope_index
+            held = Before(stored, tuple(scope_index.documents()))
+            library._saved[stored.tenant] = _Saved(scope_index, scope_index.changes, held)
         library._saved_at = folder
         return library
 
@@ -111,51 +111,61 @@ class Library:
         A known name is replaced. Empty ones are left out. Raises EncoderFailed, or InvalidRequest for a
         negative id; those before it are added.
         """
-        shelf = self._shelf(tenant)
+        scope_index = self._scope_index(tenant)
         count = 0
         for group in _groups(documents, self.chunking):
             windows = [window for _, windows in group for window in windows]
             vectors = self.embedder.embed(windows)
-            shelf.add(_with_vectors(group, vectors))
+            scope_index.add(_with_vectors(group, vectors))
             count += len(group)
         return count
 
     def remove(self, tenant: str, name: str) -> bool:
-        """Deletes a document; whether there was one. On disk it goes with the next `save`."""
-        shelf = self._shelves.get(tenant)
-        return shelf is not None and shelf.remove(name)
+        """Deletes a document; False if there is none. On disk it goes with the next `save`."""
+        scope_index = self._scope_indexes.get(tenant)
+        return scope_index is not None and scope_index.remove(name)
 
     def forget(self, tenant: str) -> int:
         """Deletes all of a tenant's documents; returns how many. On disk they go with the next `save`."""
         with self._lock:
-            shelf = self._shelves.pop(tenant, None)
-        if shelf is None:
+            scope_index = self._scope_indexes.pop(tenant, None)
+        if scope_index is None:
             return 0
-        documents = shelf.documents()
+        documents = scope_index.documents()
         for document in documents:
-            shelf.remove(document.name)
+            scope_index.remove(document.name)
         return len(documents)
 
-    def documents(self, tenant: str) -> list[Document]:
-        """Those of one scope alone, in order of adding."""
-        shelf = self._shelves.get(tenant)
-        return [] if shelf is None else shelf.documents()
+    def __len__(self) -> int:
+        """Documents of all tenants."""
+        with self._lock:
+            return sum(map(len, self._scope_indexes.values()))
 
-    def search(self, tenant: str, vector: Vectors, count: int) -> list[Found]:
+    def documents(self, tenant: str) -> list[Document]:
+        """Documents of one scope alone, in order of adding."""
+        scope_index = self._scope_indexes.get(tenant)
+        return [] if scope_index is None else scope_index.documents()
+
+    def search(self, tenant: str, vector: Vectors, count: int) -> list[FoundDocument]:
         """The nearest of the tenant's own and the public documents to a unit vector, best first."""
-        shelves = [self._shelves.get(scope) for scope in sorted({tenant, PUBLIC})]
-        found = [one for shelf in shelves if shelf is not None for one in shelf.search(vector, count)]
+        scope_indexes = [self._scope_indexes.get(scope) for scope in sorted({tenant, PUBLIC})]
+        found = [
+            one
+            for scope_index in scope_indexes
+            if scope_index is not None
+            for one in scope_index.search(vector, count)
+        ]
         return sorted(found, key=lambda one: (-one.score, one.document.name))[:count]
 
     def holds(self, tenant: str, document: Document) -> bool:
         """Whether this very document may still be copied from by that tenant; never waits."""
-        own, public = self._shelves.get(tenant), self._shelves.get(PUBLIC)
+        own, public = self._scope_indexes.get(tenant), self._scope_indexes.get(PUBLIC)
         return (own is not None and own.holds(document)) or (public is not None and public.holds(document))
 
     def kinds(self) -> dict[str, str]:
         """The kind of index of each scope."""
         with self._lock:
-            return {tenant: shelf.kind for tenant, shelf in self._shelves.items()}
+            return {tenant: scope_index.kind for tenant, scope_index in self._scope_indexes.items()}
 
     def save(self, folder: Path, disk: Disk | None = None) -> None:
         """Writes what changed since the last save there; searches and removals go on. Raises OSError.
@@ -166,32 +176,34 @@ class Library:
         with self._saving:
             make_folder(folder)
             with self._lock:
-                shelves = dict(self._shelves)
+                scope_indexes = dict(self._scope_indexes)
             if self._saved_at != folder:
                 self._saved = {}
                 self._generation = max(self._generation, _generation_in(folder))
             generation = self._generation + 1
             saved: dict[str, _Saved] = {}
-            for number, (tenant, shelf) in enumerate(shelves.items()):
+            for number, (tenant, scope_index) in enumerate(scope_indexes.items()):
                 last = self._saved.get(tenant)
-                if last is not None and last.shelf is not shelf:
+                if last is not None and last.scope_index is not scope_index:
                     last = None
-                if last is not None and last.changes == shelf.changes:
+                if last is not None and last.changes == scope_index.changes:
                     saved[tenant] = last
                 else:
                     before = None if last is None else last.before
-                    saved[tenant] = _save_shelf(disk, folder, f"{generation}-{number}", tenant, shelf, before)
+                    saved[tenant] = _save_scope(
+                        disk, folder, f"{generation}-{number}", tenant, scope_index, before
+                    )
             stored = [one.before.stored for one in saved.values()]
             write_manifest(disk, folder, self.maker, generation, stored)
             self._saved, self._saved_at, self._generation = saved, folder, generation
 
-    def _shelf(self, tenant: str) -> Shelf:
+    def _scope_index(self, tenant: str) -> ScopeIndex:
         with self._lock:
-            shelf = self._shelves.get(tenant)
-            if shelf is None:
-                made = Shelf(self.embedder.dimensions, self.chunking.stride, self._sizes)
-                shelf = self._shelves[tenant] = made
-            return shelf
+            scope_index = self._scope_indexes.get(tenant)
+            if scope_index is None:
+                made = ScopeIndex(self.embedder.dimensions, self.chunking.stride, self._sizes)
+                scope_index = self._scope_indexes[tenant] = made
+            return scope_index
 
 
 Windowed = tuple[Document, list[Ids]]
@@ -221,7 +233,7 @@ def _groups(
 
 
 def _starts(length: int, chunking: Chunking) -> range:
-    """Where windows begin; the last one reaches the end."""
+    """Starts of a document's windows; the last window reaches the end."""
     beyond = max(0, length - chunking.window)
     return range(0, beyond + chunking.stride, chunking.stride) if beyond else range(1)
 
@@ -233,14 +245,16 @@ def _with_vectors(group: list[Windowed], vectors: Vectors) -> Iterator[tuple[Doc
         at += len(windows)
 
 
-def _save_shelf(
-    disk: Disk, folder: Path, stem: str, tenant: str, shelf: Shelf, before: Before | None
+def _save_scope(
+    disk: Disk, folder: Path, stem: str, tenant: str, scope_index: ScopeIndex, before: Before | None
 ) -> _Saved:
     def saved(now: Snapshot) -> _Saved:
-        stored = write_shelf(disk, folder, stem, tenant, now, before)
-        return _Saved(shelf, now.changes, Before(stored, tuple(entry.document for entry in now.entries)))
+        stored = write_scope(disk, folder, stem, tenant, now, before)
+        return _Saved(
+            scope_index, now.changes, Before(stored, tuple(entry.document for entry in now.entries))
+        )
 
-    return shelf.with_snapshot(saved)
+    return scope_index.with_snapshot(saved)
 
 
 def _generation_in(folder: Path) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_service.dense.shelf import Ids
+from retrieval_service.dense.scope_index import Ids
 from retrieval_service.trie import CountedTrie, counted
 
 BETWEEN = -1
@@ -23,7 +23,7 @@ LONGEST = 64
 READ = 32
 """Occurrences whose continuations are read; those of the texts that come first."""
 _FEW = 4
-"""From so many ids on, a match that still has `_MANY` places goes on with the first of them."""
+"""Length in ids from which a match with `_MANY` places goes on with the first of them alone."""
 _MANY = 1024
 
 
@@ -54,7 +54,7 @@ class ReferenceText:
         return self.continued(places, length, node_limit=node_limit, depth=depth)
 
     def match(self, ids: Sequence[int]) -> tuple[NDArray[np.int32], int]:
-        """Where the longest suffix of `ids` ends that something follows here, and how long it is."""
+        """Places where the longest suffix of `ids` ends and an id follows, and the suffix' length."""
         tail = np.array(ids[-LONGEST:], dtype=np.int64)
         tail[(tail < 0) | (tail > np.iinfo(np.int32).max)] = _NOWHERE
         return self._longest(tail)
@@ -89,7 +89,7 @@ class ReferenceText:
     def _extended(
         self, places: NDArray[np.int32], length: int, tail: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], int]:
-        """Those of the places that match furthest back, and how far; `length` ids match at all of them."""
+        """The places that match furthest back, and how far; `length` ids match at all given places."""
         while length < len(tail) and len(places) > READ:
             # A place too near the beginning reads from the end, which is BETWEEN: no match.
             kept = places[self.ids[np.maximum(places - length, -1)] == tail[-1 - length]]
@@ -108,7 +108,7 @@ class ReferenceText:
         return places[further == most], length + most
 
     def _going_on(self, places: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Those that something follows; every text ends with BETWEEN, so there is a next id."""
+        """Places that an id follows; every text ends with BETWEEN, so there is a next value."""
         going_on: NDArray[np.int32] = places[self.ids[places + 1] != BETWEEN]
         return going_on
 

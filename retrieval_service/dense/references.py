@@ -1,64 +1,92 @@
 """The references of each session: documents near to what it is about, which its drafts are copied from.
 
-Looking for them happens in a thread of its own; a lookup uses those that are there, or none.
+Looking for them happens in a thread of its own; a lookup uses the references found so far, if any.
 """
 
+import logging
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from retrieval_service.dense.contexts import NearestContexts
-from retrieval_service.dense.embeddings import TableEmbedder, Vectors
-from retrieval_service.dense.library import Library
+import numpy as np
+
+from retrieval_service.dense.embeddings import Vectors
+from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.matching import ReferenceText
-from retrieval_service.dense.searching import Counts, Searcher
-from retrieval_service.dense.shelf import Document, Found, Ids
-from retrieval_service.dense.topics import TopicRule
+from retrieval_service.dense.scope_index import Document, FoundDocument, Ids
 from retrieval_service.trie import CountedTrie
+
+log = logging.getLogger(__name__)
 
 _TEXTS_KEPT = 64
 _SHORTEST_EXCERPT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a session copies from.
+class ReferenceLimits:
+    """Bounds of one session's references.
 
     Attributes:
-        documents: at most so many references.
-        tokens: of all of them; a document that is longer is cut around the chunk that was found.
-        nearest: a document farther away (cosine) is none.
-        shortest: a shorter match is none.
-        contexts_below: where the match is shorter than this, nearest contexts are asked, if there are any.
+        documents: most references.
+        tokens: most tokens of all references; a longer document is cut around the chunk that was found.
+        nearest: least cosine at which a document is near enough.
+        shortest: shortest match that is drafted from, in tokens.
     """
 
     documents: int = 4
     tokens: int = 16_384
     nearest: float = 0.0
     shortest: int = 1
-    contexts_below: int = 4
-
-
-RULE = TopicRule()
-LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class TopicRule:
+    """When to search: at a session's start, and again when its last ids are about something else.
+
+    Attributes:
+        window: number of the session's last ids that stand for its topic.
+        every: fewest new ids between two looks at the topic.
+        threshold: the topic has changed if the cosine between this window and the last one searched with is
+            below this.
+    """
+
+    window: int = 64
+    every: int = 64
+    threshold: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.every < 1 or not math.isfinite(self.threshold):
+            raise ValueError(f"window and every are at least 1, threshold is finite, not {self}")
+
+    def is_due(self, length: int, looked_at: int | None) -> bool:
+        """Whether to look at a session of `length` ids, last looked at when it had `looked_at`."""
+        return length > 0 and (looked_at is None or length - looked_at >= self.every or length < looked_at)
+
+    def has_moved(self, now: Vectors, searched_with: Vectors | None) -> bool:
+        """Whether two unit vectors are of different topics; always before a first search."""
+        return searched_with is None or float(np.dot(now, searched_with)) < self.threshold
+
+
+RULE = TopicRule()
+LIMITS = ReferenceLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldText:
     documents: tuple[Document, ...]
     text: ReferenceText
-    contexts: NearestContexts | None
 
 
 class SessionReferences:
-    """One session's references; a Memory."""
+    """The references of one session; a Memory."""
 
-    def __init__(self, tenant: str, library: Library, limits: Limits) -> None:
+    def __init__(self, tenant: str, library: DocumentLibrary, limits: ReferenceLimits) -> None:
         self.tenant = tenant
         self._library = library
         self._limits = limits
-        self._held: _Held | None = None
+        self._held: _HeldText | None = None
         self.looked_at: int | None = None
         """The session's length when its topic was last looked at; None asks for it at the next progress."""
         self.searched_with: Vectors | None = None
@@ -69,22 +97,97 @@ class SessionReferences:
         held = self._held
         return () if held is None else tuple(document.name for document in held.documents)
 
-    def hold(self, held: _Held | None) -> None:
-        """From now on lookups copy from these."""
+    def hold(self, held: _HeldText | None) -> None:
+        """Makes lookups copy from these references from now on."""
         self._held = held
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
-        """See Memory. Nothing of a document that was deleted, as soon as it is."""
+        """See Memory. Finds nothing in a document that was deleted, from that moment on."""
         held = self._held
         if held is None:
             return None
         if not all(self._library.holds(self.tenant, document) for document in held.documents):
             self._held = self.searched_with = self.looked_at = None
             return None
-        found = held.text.lookup(ids, node_limit=node_limit, depth=depth, shortest=self._limits.shortest)
-        if held.contexts is None or (found and found.match_length >= self._limits.contexts_below):
-            return found
-        return held.contexts.lookup(ids, node_limit=node_limit, depth=depth)
+        return held.text.lookup(ids, node_limit=node_limit, depth=depth, shortest=self._limits.shortest)
+
+
+@dataclass(slots=True)
+class SearchCounts:
+    """Counts of wishes so far; `replaced` by a newer one of the same session, `dropped` for want of room."""
+
+    done: int = 0
+    failed: int = 0
+    replaced: int = 0
+    dropped: int = 0
+
+
+class Searcher:
+    """One thread that runs the newest wish of each session, in order of asking; nothing ever waits for it.
+
+    At most `capacity` sessions wait; the wish that has waited longest is dropped to make room for another.
+    """
+
+    def __init__(self, capacity: int = 256) -> None:
+        self._capacity = capacity
+        self._waiting: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
+        self._changed = threading.Condition()
+        self._busy = False
+        self._closed = False
+        self.counts = SearchCounts()
+        self._thread = threading.Thread(target=self._run, name="dense-search", daemon=True)
+        self._thread.start()
+
+    def ask(self, session: Hashable, wish: Callable[[], None]) -> None:
+        """Queues a wish; it replaces an earlier one of the same session that still waits."""
+        with self._changed:
+            if self._closed:
+                return
+            if session in self._waiting:
+                self.counts.replaced += 1
+            elif len(self._waiting) >= self._capacity:
+                self._waiting.popitem(last=False)
+                self.counts.dropped += 1
+            self._waiting[session] = wish
+            self._changed.notify_all()
+
+    def forget(self, session: Hashable) -> None:
+        """Drops the wish of a session that still waits."""
+        with self._changed:
+            self._waiting.pop(session, None)
+
+    def is_idle(self, timeout_s: float) -> bool:
+        """Waits until nothing is asked for; whether that came to be in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Ends the thread after the wish in hand; drops those that wait."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or bool(self._waiting))
+                if self._closed:
+                    return
+                _, wish = self._waiting.popitem(last=False)
+                self._busy = True
+            failed = False
+            try:
+                wish()
+            except Exception as error:  # one session's failure is not the others'
+                failed = True
+                log.warning("a search for references failed: %s", error)
+            with self._changed:
+                self.counts.failed += failed
+                self.counts.done += not failed
+                self._busy = False
+                self._changed.notify_all()
 
 
 class References:
@@ -92,30 +195,32 @@ class References:
 
     def __init__(
         self,
-        library: Library,
+        library: DocumentLibrary,
         *,
         rule: TopicRule = RULE,
-        limits: Limits = LIMITS,
-        contexts: TableEmbedder | None = None,
+        limits: ReferenceLimits = LIMITS,
         capacity: int = 256,
     ) -> None:
-        """`contexts`, 64 dimensions suffice, switches nearest contexts on."""
         self._library = library
         self._rule = rule
         self._limits = limits
-        self._contexts = contexts
         self._sessions: dict[Hashable, SessionReferences] = {}
         self._lock = threading.Lock()
-        self._texts: OrderedDict[tuple[str, tuple[tuple[int, int, int], ...]], _Held] = OrderedDict()
+        self._texts: OrderedDict[tuple[str, tuple[tuple[int, int, int], ...]], _HeldText] = OrderedDict()
         self._searcher = Searcher(capacity)
 
     @property
-    def counts(self) -> Counts:
-        """Of searches."""
+    def count(self) -> int:
+        """Documents of all tenants."""
+        return len(self._library)
+
+    @property
+    def counts(self) -> SearchCounts:
+        """Counts of searches so far."""
         return self._searcher.counts
 
     def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> SessionReferences:
-        """A session begins: its memory, empty until references are found."""
+        """Starts with a session; returns its memory, which is empty until references are found."""
         memory = SessionReferences(tenant, self._library, self._limits)
         with self._lock:
             self._sessions[session] = memory
@@ -124,7 +229,7 @@ class References:
         return memory
 
     def progress(self, session: Hashable, ids: Sequence[int]) -> None:
-        """The session's ids now; has references looked for where that is due. Microseconds."""
+        """Takes all ids that a session has now, and asks for a search if one is due. Takes microseconds."""
         memory = self._sessions.get(session)
         if memory is None or not self._rule.is_due(len(ids), memory.looked_at):
             return
@@ -133,17 +238,17 @@ class References:
         self._searcher.ask(session, lambda: self._look(memory, window))
 
     def end(self, session: Hashable) -> None:
-        """The session is over; what it held is let go."""
+        """Frees what a session that is over holds."""
         self._searcher.forget(session)
         with self._lock:
             self._sessions.pop(session, None)
 
     def is_idle(self, timeout_s: float) -> bool:
-        """Waits until no search is under way or asked for; whether that came to be in time."""
+        """Waits until no search is under way or asked for; False if the time was too short."""
         return self._searcher.is_idle(timeout_s)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the search thread."""
         self._searcher.close()
 
     def _look(self, memory: SessionReferences, window: tuple[int, ...]) -> None:
@@ -155,7 +260,7 @@ class References:
         memory.hold(self._held(memory.tenant, near) if near else None)
         memory.searched_with = vector if near else None
 
-    def _held(self, tenant: str, found: Sequence[Found]) -> _Held:
+    def _held(self, tenant: str, found: Sequence[FoundDocument]) -> _HeldText:
         """Texts are kept for a tenant's sessions with the same references; only the searcher calls this."""
         for stale in [key for key, held in self._texts.items() if not self._still_there(key[0], held)]:
             del self._texts[stale]
@@ -168,21 +273,20 @@ class References:
                 one.document.ids[low:high] for one, (low, high) in zip(found, spans, strict=False)
             ]
             text = ReferenceText(texts)
-            contexts = None if self._contexts is None else NearestContexts(text, self._contexts)
             # Holding the documents keeps their `id()` from being another's.
-            held = _Held(tuple(one.document for one in found[: len(spans)]), text, contexts)
+            held = _HeldText(tuple(one.document for one in found[: len(spans)]), text)
             self._texts[key] = held
         self._texts.move_to_end(key)
         while len(self._texts) > _TEXTS_KEPT:
             self._texts.popitem(last=False)
         return held
 
-    def _still_there(self, tenant: str, held: _Held) -> bool:
+    def _still_there(self, tenant: str, held: _HeldText) -> bool:
         return all(self._library.holds(tenant, document) for document in held.documents)
 
 
-def _excerpts(found: Sequence[Found], tokens: int) -> list[tuple[int, int]]:
-    """Which part of each document is copied from, nearest first, until there are so many tokens."""
+def _excerpts(found: Sequence[FoundDocument], tokens: int) -> list[tuple[int, int]]:
+    """The part of each document that is copied from, nearest first, `tokens` tokens in all."""
     spans = []
     left = tokens
     for one in found:

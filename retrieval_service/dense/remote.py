@@ -23,7 +23,7 @@ from retrieval_service.dense.framing import (
     HELLO,
     TEXTS,
     VECTORS,
-    Hello,
+    EncoderHello,
     frame,
     pack_texts,
     read_frame,
@@ -69,7 +69,7 @@ class EncoderProcess:
                 hello = self._start()
                 if hello.digest != self.digest:
                     self._stop()
-                    now, before = _named(hello), _named(Hello(self.name, self.digest, self.dimensions))
+                    now, before = _named(hello), _named(EncoderHello(self.name, self.digest, self.dimensions))
                     raise EncoderFailed(
                         f"the encoder came back as {now}, it was {before}; restart the service"
                     )
@@ -94,7 +94,7 @@ class EncoderProcess:
     def _text(self, window: Sequence[int] | NDArray[np.integer[Any]]) -> str:
         return b"".join(self._tokens.token_bytes(int(id_)) for id_ in window).decode(errors="replace")
 
-    def _start(self) -> Hello:
+    def _start(self) -> EncoderHello:
         # A pair of sockets stands for its stdin and stdout: unlike pipes they take a timeout both ways.
         ours, theirs = socket.socketpair()
         with theirs:
@@ -111,13 +111,13 @@ class EncoderProcess:
         try:
             if kind != HELLO:
                 raise ValueError(f"it begins with {kind!r}")
-            return Hello(**json.loads(payload))
+            return EncoderHello(**json.loads(payload))
         except (ValueError, TypeError) as error:
             self._stop()
             raise EncoderFailed(f"the encoder does not say who it is: {error}") from error
 
     def _exchange(self, message: bytes, seconds: float) -> tuple[bytes, bytes]:
-        """Sends, then reads one message, within so many seconds. Whatever fails ends the process."""
+        """Sends a message and reads the answer within a time in seconds. Any failure ends the process."""
         assert self._socket is not None
         deadline = time.monotonic() + seconds
         try:
@@ -160,5 +160,5 @@ class EncoderProcess:
             self._process = None
 
 
-def _named(hello: Hello) -> str:
+def _named(hello: EncoderHello) -> str:
     return f"{hello.name} ({hello.digest[:12]})"

@@ -19,7 +19,7 @@ import numpy as np
 from retrieval_service.corpus.disk import Disk
 from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch, NoLibrary
 from retrieval_service.dense.index import VectorIndex
-from retrieval_service.dense.shelf import Document, Entry, Ids, Snapshot
+from retrieval_service.dense.scope_index import Document, Ids, IndexedDocument, Snapshot
 
 VERSION = 2
 MANIFEST = "manifest"
@@ -31,7 +31,7 @@ _ENDINGS = (".names", ".ids", ".vectors", ".index")
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What a library was made with; another one cannot read it. Digests are compared; names are to read."""
+    """What a library was made with; it is read only under the same digests. Names are for people."""
 
     embedder: str
     embedder_digest: str
@@ -42,7 +42,7 @@ class Maker:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredShelf:
+class StoredScope:
     """One scope's files by name with size and SHA-256, and the kind of its index."""
 
     tenant: str
@@ -51,19 +51,19 @@ class StoredShelf:
 
     @property
     def stems(self) -> tuple[str, ...]:
-        """What its files are called, less their endings, in order."""
+        """Names of the scope's files without their endings, in order."""
         return tuple(dict.fromkeys(name.partition(".")[0] for name in self.files))
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What stands in a scope's files: these documents, in order."""
+    """The documents in a scope's files, in order."""
 
-    stored: StoredShelf
+    stored: StoredScope
     documents: tuple[Document, ...]
 
-    def lacks(self, snapshot: Snapshot) -> tuple[Entry, ...] | None:
-        """What was added since; None where more has changed, or there are stems enough."""
+    def lacks(self, snapshot: Snapshot) -> tuple[IndexedDocument, ...] | None:
+        """Documents added since; None if more has changed, or if there are enough files."""
         known, entries = len(self.documents), snapshot.entries
         grown = len(entries) > known and all(
             entry.document is document for entry, document in zip(entries, self.documents, strict=False)
@@ -72,10 +72,10 @@ class Before:
         return entries[known:] if grown and exact and len(self.stored.stems) < MOST_STEMS else None
 
 
-def write_shelf(
+def write_scope(
     disk: Disk, folder: Path, stem: str, tenant: str, snapshot: Snapshot, before: Before | None = None
-) -> StoredShelf:
-    """Writes what `before` lacks of one scope, else all of it, under a stem that no manifest names yet."""
+) -> StoredScope:
+    """Writes the documents that `before` lacks, or all, under a stem that no manifest names yet."""
     lacking = None if before is None else before.lacks(snapshot)
     files = {} if before is None or lacking is None else dict(before.stored.files)
     files |= _write_entries(disk, folder, stem, snapshot.entries if lacking is None else lacking)
@@ -85,11 +85,11 @@ def write_shelf(
         with path.open("rb") as written:
             disk.sync(written)
         files[path.name] = (path.stat().st_size, _sha256(path))
-    return StoredShelf(tenant, snapshot.index.kind, files)
+    return StoredScope(tenant, snapshot.index.kind, files)
 
 
 def _write_entries(
-    disk: Disk, folder: Path, stem: str, entries: Sequence[Entry]
+    disk: Disk, folder: Path, stem: str, entries: Sequence[IndexedDocument]
 ) -> dict[str, tuple[int, str]]:
     names = [[entry.document.name, len(entry.document.ids), len(entry.vectors)] for entry in entries]
     files = {}
@@ -110,23 +110,27 @@ def _write_entries(
 
 
 def write_manifest(
-    disk: Disk, folder: Path, maker: Maker, generation: int, shelves: list[StoredShelf]
+    disk: Disk, folder: Path, maker: Maker, generation: int, scope_indexes: list[StoredScope]
 ) -> None:
-    """From here on the library is what these shelves say; files that none of them names are removed."""
+    """Makes these scopes the library, by replacing its manifest; removes files that none of them names."""
     disk.sync_folder(folder)
     body = json.dumps(
-        {"generation": generation, "maker": asdict(maker), "shelves": [asdict(shelf) for shelf in shelves]}
+        {
+            "generation": generation,
+            "maker": asdict(maker),
+            "shelves": [asdict(scope_index) for scope_index in scope_indexes],
+        }
     )
     disk.put(
         folder / MANIFEST, f"{_MAGIC} {VERSION} {hashlib.sha256(body.encode()).hexdigest()}\n{body}".encode()
     )
-    named = {name for shelf in shelves for name in shelf.files}
+    named = {name for scope_index in scope_indexes for name in scope_index.files}
     for path in folder.iterdir():
         if path.suffix in _ENDINGS and path.name not in named:
             disk.remove(path)
 
 
-def read_manifest(folder: Path) -> tuple[Maker, int, list[StoredShelf]]:
+def read_manifest(folder: Path) -> tuple[Maker, int, list[StoredScope]]:
     """Raises NoLibrary, LibraryDamaged, or LibraryMismatch for another version."""
     path = folder / MANIFEST
     try:
@@ -142,12 +146,12 @@ def read_manifest(folder: Path) -> tuple[Maker, int, list[StoredShelf]]:
         )
     if hashlib.sha256(body).hexdigest() != parts[2]:
         raise LibraryDamaged(f"{path}: does not match its checksum; restore it or add the documents again")
-    told: dict[str, Any] = json.loads(body)
-    shelves = [
-        StoredShelf(one["tenant"], one["kind"], {name: tuple(entry) for name, entry in one["files"].items()})
-        for one in told["shelves"]
+    read: dict[str, Any] = json.loads(body)
+    scope_indexes = [
+        StoredScope(one["tenant"], one["kind"], {name: tuple(entry) for name, entry in one["files"].items()})
+        for one in read["shelves"]
     ]
-    return Maker(**told["maker"]), told["generation"], shelves
+    return Maker(**read["maker"]), read["generation"], scope_indexes
 
 
 def check_maker(folder: Path, saved: Maker, own: Maker) -> None:
@@ -163,9 +167,9 @@ def check_maker(folder: Path, saved: Maker, own: Maker) -> None:
         raise LibraryMismatch(f"{folder}: made with {why}; use those or add the documents again")
 
 
-def read_shelf(folder: Path, shelf: StoredShelf, maker: Maker) -> Snapshot:
+def read_scope(folder: Path, scope_index: StoredScope, maker: Maker) -> Snapshot:
     """Maps what was written. Raises LibraryDamaged, which names the file."""
-    for name, (size, checksum) in shelf.files.items():
+    for name, (size, checksum) in scope_index.files.items():
         path = folder / name
         found = path.stat().st_size if path.exists() else None
         if found != size:
@@ -175,26 +179,29 @@ def read_shelf(folder: Path, shelf: StoredShelf, maker: Maker) -> Snapshot:
             raise LibraryDamaged(
                 f"{path}: does not match its checksum; restore it or add the documents again"
             )
-    entries: list[Entry] = []
+    entries: list[IndexedDocument] = []
     vectors: list[Any] = []
-    for stem in shelf.stems:
+    for stem in scope_index.stems:
         ids = _mapped(folder / f"{stem}.ids", np.dtype("<i4"), 1)
         own = _mapped(folder / f"{stem}.vectors", np.dtype("<f2"), maker.dimensions)
         names = json.loads((folder / f"{stem}.names").read_bytes())
         entries += _entries(names, ids, own, first=sum(map(len, vectors)))
         vectors.append(own)
-    if shelf.kind != "flat":
+    if scope_index.kind != "flat":
         return Snapshot(
-            tuple(entries), VectorIndex.read(folder / f"{shelf.stems[-1]}.index", _kind(shelf.kind))
+            tuple(entries),
+            VectorIndex.read(folder / f"{scope_index.stems[-1]}.index", _kind(scope_index.kind)),
         )
     return Snapshot(tuple(entries), VectorIndex.build(np.concatenate(vectors), "flat"))
 
 
-def _entries(names: list[tuple[str, int, int]], ids: Ids, vectors: Any, first: int) -> Iterator[Entry]:
+def _entries(
+    names: list[tuple[str, int, int]], ids: Ids, vectors: Any, first: int
+) -> Iterator[IndexedDocument]:
     at = row = 0
     for name, length, chunks in names:
         document = Document(name, ids[at : at + length])
-        yield Entry(document, vectors[row : row + chunks], first + row)
+        yield IndexedDocument(document, vectors[row : row + chunks], first + row)
         at, row = at + length, row + chunks
 
 

@@ -33,7 +33,7 @@ _HELD_BYTES = 64 * 2**20
 
 
 class EmbeddingTable:
-    """One row per token id. `digest` identifies its shape, dtype and a sample of its rows."""
+    """Input embeddings, a row per token id. `digest` covers the shape, the dtype and a sample of rows."""
 
     def __init__(self, stored: NDArray[Any], kind: str) -> None:
         self._stored = stored
@@ -47,7 +47,7 @@ class EmbeddingTable:
 
     @classmethod
     def read(cls, folder: Path) -> "EmbeddingTable":
-        """Of a Hugging Face folder, sharded or not. Raises UnfitWeights, which says what is wrong."""
+        """Reads the table of a Hugging Face folder, sharded or not. Raises UnfitWeights."""
         path, name = _find(folder)
         header, start = _header(path)
         entry = header.get(name)

@@ -1,4 +1,4 @@
-"""What a tenant's sessions produced, kept to draft from: online, bounded, surviving a restart."""
+"""Past outputs of tenants' sessions, kept to draft from: bounded, current, and lasting over restarts."""
 
 from retrieval_service.past.outputs import Limits, PastOutputs, Stats
 from retrieval_service.past.records import PastError

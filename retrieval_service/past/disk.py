@@ -18,7 +18,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_new(path: Path, pieces: Iterable[bytes]) -> int:
-    """Write a file and make it last; its length. Raises OSError, and then may have left a part of it."""
+    """Write a file durably; returns its length. Raises OSError, and may then leave a part of the file."""
     handle = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
     try:
         size = 0

@@ -17,7 +17,7 @@ ABOVE = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PositionRange:
     """Neighbours in the order: from `start` inclusive to `end` exclusive, each a block and an index in it."""
 
     start: tuple[int, int]
@@ -41,7 +41,7 @@ class ContextOrder:
         return sum(map(len, self._blocks))
 
     def load(self, positions: "array[int]") -> None:
-        """Take `positions`, sorted already, in place of what is held."""
+        """Replace all positions by these, which are sorted already."""
         half = BLOCK // 2
         self._blocks = [positions[at : at + half] for at in range(0, len(positions), half)]
         self._firsts = [self._key(block[0]) for block in self._blocks]
@@ -87,7 +87,7 @@ class ContextOrder:
         if len(block) < BLOCK // 4:
             self._join(at)
 
-    def find(self, ids: "array[int]") -> tuple[int, Span]:
+    def find(self, ids: "array[int]") -> tuple[int, PositionRange]:
         """The longest beginning of `ids` (latest first) that some key has, and whose; of length 0 if none."""
         place = self._place(ids)
         length = max(
@@ -95,13 +95,13 @@ class ContextOrder:
             default=0,
         )
         if not length:
-            return 0, Span(place, place)
+            return 0, PositionRange(place, place)
         found = ids[:length]
         start = self._place(found)
         found.append(ABOVE)
-        return length, Span(start, self._place(found))
+        return length, PositionRange(start, self._place(found))
 
-    def sample(self, span: Span, most: int) -> "array[int]":
+    def sample(self, span: PositionRange, most: int) -> "array[int]":
         """At most `most` positions of a span, evenly spread; all of them where they are no more."""
         (first, start), (last, end) = span.start, span.end
         if last - first > most:
@@ -122,7 +122,7 @@ class ContextOrder:
         return array("I", (found[at * len(found) // most] for at in range(most)))
 
     def _place(self, key: "array[int]") -> tuple[int, int]:
-        """Where a key would be put: before everything that is not below it."""
+        """The place where a key would be inserted: before all keys that are not below it."""
         at = bisect_left(self._firsts, key) - 1
         if at < 0:
             return 0, 0

@@ -1,4 +1,4 @@
-"""What tenants' sessions produced: fed as ids are committed, looked up meanwhile, kept across restarts."""
+"""Past outputs of all tenants: fed as ids are committed, looked up meanwhile, kept across restarts."""
 
 import fcntl
 import logging
@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from retrieval_service.memories import Memory
 from retrieval_service.past.records import PastError
 from retrieval_service.past.tenant import STEP, Tenant
 from retrieval_service.past.tenant_files import TenantFiles, finish_wiping, is_folder_name, tenant_of
 from retrieval_service.past.text import TOKEN_LIMIT_END, Added, PastText, checked
 from retrieval_service.past.writer import DiskPolicy, Writer
-from retrieval_service.trie import CountedTrie
+from retrieval_service.trie import CountedTrie, Memory
 
 _log = logging.getLogger(__name__)
 
@@ -169,7 +168,7 @@ class PastOutputs:
             self._held = None
 
     def stats(self) -> Stats:
-        """What is held and what went wrong."""
+        """Counts of what is held and of what went wrong."""
         tenants = list(self._tenants.values())
         return Stats(
             tenants=len(tenants),

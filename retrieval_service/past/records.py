@@ -41,8 +41,8 @@ class DamagedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """What a file says of itself; `next_serial` as of the generation's beginning."""
+class PastFileHeader:
+    """The header of a file; `next_serial` as of the beginning of its generation."""
 
     kind: int
     generation: int
@@ -51,8 +51,8 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """The last record of a snapshot: that it is whole."""
+class SnapshotEnd:
+    """The last record of a snapshot, without which the snapshot is not whole."""
 
     sequences: int
     tokens: int
@@ -60,15 +60,15 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """That a session's text is to go."""
+    """A session whose text is to be removed."""
 
     session: str
 
 
-Record = Added | End | Forget
+Record = Added | SnapshotEnd | Forget
 
 
-def pack_header(header: Header) -> bytes:
+def pack_header(header: PastFileHeader) -> bytes:
     """A header's bytes."""
     name = header.tenant.encode()
     rest = _HEADER.pack(header.kind, header.generation, header.next_serial, len(name)) + name
@@ -77,7 +77,7 @@ def pack_header(header: Header) -> bytes:
     return whole + _CRC.pack(zlib.crc32(whole))
 
 
-def unpack_header(data: bytes, path: object) -> tuple[Header, int]:
+def unpack_header(data: bytes, path: object) -> tuple[PastFileHeader, int]:
     """A file's header and where it ends.
 
     Raises DamagedError, or PastError where a whole header is of another version.
@@ -99,7 +99,7 @@ def unpack_header(data: bytes, path: object) -> tuple[Header, int]:
     name = data[_BEGINNING.size + _HEADER.size : inner]
     if len(name) != size:
         raise DamagedError("its header has a name of another length")
-    return Header(kind, generation, next_serial, name.decode()), length
+    return PastFileHeader(kind, generation, next_serial, name.decode()), length
 
 
 def pack_record(record: Record, generation: int) -> bytes:
@@ -110,7 +110,7 @@ def pack_record(record: Record, generation: int) -> bytes:
             name = b"" if start else session.encode()
             payload = _ADDED.pack(_KIND_ADDED, serial, start, len(name)) + name
             payload += np.asarray(ids, "<u4").tobytes()
-        case End(sequences, tokens):
+        case SnapshotEnd(sequences, tokens):
             payload = _END.pack(_KIND_END, sequences, tokens)
         case Forget(session):
             payload = bytes((_KIND_FORGET,)) + session.encode()
@@ -135,7 +135,7 @@ def unpack_records(data: bytes, at: int, generation: int) -> Iterator[tuple[Reco
 def _unpack(payload: bytes) -> Record:
     if payload[0] == _KIND_END:
         _, sequences, tokens = _END.unpack(payload)
-        return End(sequences, tokens)
+        return SnapshotEnd(sequences, tokens)
     if payload[0] == _KIND_FORGET:
         return Forget(payload[1:].decode())
     _, serial, start, size = _ADDED.unpack_from(payload)

@@ -1,10 +1,10 @@
-"""From a snapshot's and a log's bytes to the sequences they tell of: always those of some moment."""
+"""From a snapshot's and a log's bytes to the sequences of one moment."""
 
 from array import array
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from retrieval_service.past.records import End, Record, unpack_header, unpack_records
+from retrieval_service.past.records import Record, SnapshotEnd, unpack_header, unpack_records
 from retrieval_service.past.text import Added, Held, fitting
 
 
@@ -31,13 +31,13 @@ class Replayed:
 
 
 def read_snapshot(data: bytes, path: object) -> tuple[Replayed, bool]:
-    """What a snapshot holds, and whether it is whole. Raises as `unpack_header`."""
+    """The records of a snapshot, and whether it is whole. Raises as `unpack_header`."""
     header, at = unpack_header(data, path)
     replayed = Replayed(next_serial=header.next_serial)
     for record, end in unpack_records(data, at, header.generation):
         if isinstance(record, Added):
             replayed.sequences[record.serial] = record.session, record.ids
-        elif isinstance(record, End):
+        elif isinstance(record, SnapshotEnd):
             return replayed, end == len(data) and record.sequences == len(replayed.sequences)
     return replayed, False
 
@@ -83,4 +83,4 @@ def whole(sequences: Iterable[Held]) -> Iterator[Record]:
         yield Added(serial, session, 0, ids)
         count += 1
         tokens += len(ids)
-    yield End(count, tokens)
+    yield SnapshotEnd(count, tokens)

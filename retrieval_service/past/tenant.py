@@ -34,7 +34,7 @@ class Tenant:
             if self.gone:
                 return False
             added = self.text.extend(session, ids)
-            # Twice what came in, so that what is due is done before more piles up.
+            # Twice the ids that came in, so that due work never piles up.
             self.text.tidy(2 * STEP)
             if added is not None and self.files is not None and (self.behind or not write(self, added)):
                 self.behind = True
@@ -65,7 +65,7 @@ class Tenant:
         return count
 
     def leave(self) -> int:
-        """Drop all of it; the number of ids that were held."""
+        """Drop all text; returns the number of ids that were held."""
         with self._lock:
             self.gone = True
             count = self.text.tokens
@@ -73,7 +73,7 @@ class Tenant:
         return count
 
     def settle(self, steps: int | None = None) -> None:
-        """Do the dropping that is due: all of it, or about so many ids' worth."""
+        """Drop text that is due to go: all of it, or about as many ids as given."""
         done = 0
         while self.text.leaving and (steps is None or done < steps):
             with self._lock:
@@ -81,7 +81,7 @@ class Tenant:
             done += STEP
 
     def copy(self) -> tuple[list[Held], int]:
-        """What a snapshot holds; records from here on are to be appended behind it."""
+        """The contents of a snapshot; records from here on are appended to the log behind it."""
         with self._lock:
             self.behind = False
             held, next_serial = self.text.held(), self.text.next_serial

@@ -18,8 +18,8 @@ from retrieval_service.past.records import (
     SNAPSHOT,
     DamagedError,
     Forget,
-    Header,
     PastError,
+    PastFileHeader,
     pack_header,
     pack_record,
     unpack_header,
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 def folder_name(tenant: str) -> str:
-    """A name that any file system takes, of any tenant: the SHA-256 of it. It is in the files too."""
+    """A folder name for any tenant: the SHA-256 of the tenant's name, which the files hold too."""
     return hashlib.sha256(tenant.encode()).hexdigest()
 
 
@@ -103,9 +103,9 @@ class TenantFiles:
         part = snapshot.with_suffix(".snapshot.part")
         try:
             records = (pack_record(record, new) for record in whole(sequences))
-            header = Header(SNAPSHOT, new, next_serial, self.tenant)
+            header = PastFileHeader(SNAPSHOT, new, next_serial, self.tenant)
             snapshot_bytes = disk.write_new(part, (pack_header(header), *records))
-            log_bytes = disk.write_new(log, [pack_header(Header(LOG, new, next_serial, self.tenant))])
+            log_bytes = disk.write_new(log, [pack_header(PastFileHeader(LOG, new, next_serial, self.tenant))])
             part.rename(snapshot)
         except OSError:
             for path in (part, log):
@@ -152,7 +152,7 @@ class TenantFiles:
         return fits
 
     def _read(self) -> tuple[Replayed, bool]:
-        """What the newest generation says, and whether to go on with its files as they are."""
+        """The text of the newest generation, and whether to go on with its files as they are."""
         if not self.generation:
             return Replayed(), True
         snapshot, log = self._path(self.generation, "snapshot"), self._log()
@@ -191,7 +191,7 @@ class TenantFiles:
 
     def _intend(self, sessions: Sequence[str]) -> None:
         part, path = self.folder / f"{_INTENT}.part", self.folder / _INTENT
-        header = pack_header(Header(INTENT, self.generation, 0, self.tenant))
+        header = pack_header(PastFileHeader(INTENT, self.generation, 0, self.tenant))
         records = (pack_record(Forget(session), self.generation) for session in sessions)
         disk.write_new(part, [header, *records])
         part.rename(path)
@@ -226,7 +226,7 @@ class TenantFiles:
 
 
 def tenant_of(folder: Path) -> str | None:
-    """The tenant that a folder's files name; None where none can be read. Raises PastError, OSError."""
+    """The tenant that a folder's files name; None if no file can be read. Raises PastError, OSError."""
     for path in sorted(folder.iterdir()):
         if _GENERATION.fullmatch(path.name):
             with suppress(DamagedError):

@@ -16,7 +16,7 @@ from retrieval_service.past.order import ContextOrder
 from retrieval_service.trie import CountedTrie, counted
 
 CONTEXT = 32
-"""The longest suffix that is told from a longer one, in ids: a power of two."""
+"""Longest suffix that is matched, in ids: a power of two."""
 
 READ = 64
 """Occurrences read in a lookup; of more, as many evenly spread ones."""
@@ -40,7 +40,7 @@ Held = tuple[int, str, "array[int]"]
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What was taken in, as it can be taken in again elsewhere: `ids` at `start` of sequence `serial`."""
+    """Ids that were added: `ids` at `start` of sequence `serial`. Added elsewhere they give the same text."""
 
     serial: int
     session: str
@@ -127,7 +127,7 @@ class PastText:
         self._sort()
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
-        """What followed the longest suffix of `ids`, of at most CONTEXT ids; None where nothing did."""
+        """What followed the longest suffix of `ids`, of at most CONTEXT ids; None if it is not found."""
         length, found = self.read(ids, depth)
         return counted(found, length, node_limit) if found else None
 
@@ -170,7 +170,7 @@ class PastText:
     def tidy(self, steps: int) -> bool:
         """Do up to `steps` positions' worth of the dropping and evicting that is due; whether more is.
 
-        In steps, so that whoever holds a lock around this holds it for a moment only.
+        In steps, so that a caller holds its lock for a moment only.
         """
         while self.cost > self.token_limit:
             self.give_up_oldest()
@@ -193,7 +193,7 @@ class PastText:
         return [(one.serial, one.session, one.ids, len(one.ids)) for one in self._sequences.values()]
 
     def sequences(self) -> list[Held]:
-        """Serial, session and ids of what is held, oldest first; the ids are copies."""
+        """Serial, session and ids of all sequences, oldest first; the ids are copies."""
         return [(serial, session, ids[:size]) for serial, session, ids, size in self.held()]
 
     def __len__(self) -> int:
@@ -260,7 +260,7 @@ def _keys(pages: "dict[int, tuple[array[int], int]]") -> "Callable[[int], array[
 
 
 def fitting(sequences: Iterable[Held], token_limit: int) -> list[Held]:
-    """What is left of sequences, oldest first, once the oldest were given up until the rest fits."""
+    """The sequences that fit, oldest first, after the oldest ones are given up."""
     kept = []
     for one in reversed(list(sequences)):
         token_limit -= max(len(one[2]), LEAST_COST)
@@ -281,7 +281,7 @@ def checked(ids: Sequence[int]) -> "array[int]":
 
 
 def _latest_first(ids: Sequence[int]) -> "array[int]":
-    """The last ids, latest first, up to one that is no id and can have been kept nowhere."""
+    """The last ids, latest first, up to a value that is no id and so was never kept."""
     latest: array[int] = array("I")
     for token in reversed(ids[-CONTEXT:]):
         if not 0 <= token < ID_END:

@@ -122,7 +122,7 @@ class Writer:
                 self._tick()
 
     def _next_items(self) -> list[Item]:
-        """What waits, up to a thousand; none where nothing comes until something is due."""
+        """Records that wait, up to a thousand; none if nothing comes before other work is due."""
         items: list[Item] = []
         with suppress(queue.Empty):
             items.append(self._queue.get(timeout=max(self._next_tick - time.monotonic(), 0.001)))

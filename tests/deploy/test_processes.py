@@ -13,6 +13,7 @@ from rendering import MODULES, example, metric_of, of_kind, role_of, variables, 
 
 from outrider import Client
 from outrider.runtime.children import ServiceProcess, stop_all
+from outrider.source.metrics import SourceCollector
 
 CHART_ROLES = ("orchestrator", "verifier", "drafter")
 pytestmark = pytest.mark.slow
@@ -100,7 +101,8 @@ def test_every_metric_that_scales_a_role_is_exported_by_it(
 
 
 def test_retrieval_exports_what_scales_it() -> None:
-    metrics = pytest.importorskip("retrieval_service.metrics", reason="there is no retrieval service here")
+    worker = pytest.importorskip("retrieval_service.worker", reason="there is no retrieval service here")
     values = yaml.safe_load((Path(__file__).parents[2] / "deploy/helm/outrider/values.yaml").read_text())
     asked = {trigger["metric"] for trigger in values["retrieval"]["autoscaling"]["triggers"]}
-    assert asked <= {one.name for one in metrics.EngineCollector(lambda: None).collect()}
+    collector = SourceCollector("outrider_retrieval_", lambda: None, worker.COUNTERS, worker.GAUGES)
+    assert asked <= {one.name for one in collector.collect()}

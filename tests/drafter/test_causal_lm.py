@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 
 from drafter_service.draft_tree import Growth
-from drafter_service.drafters import DRAFTERS, Drafter, load
+from drafter_service.drafters import Drafter, load
 from drafter_service.drafters.causal_lm import CausalLMDrafter
-from drafter_service.follower import Follower, Request
-from drafter_service.settings import DrafterSettings
+from drafter_service.session import DraftingSession
+from drafter_service.settings import DRAFTERS, DrafterSettings
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
+from outrider.source.events import DecodingRequest
 from speculative.hashing import prefix_hash
 from speculative.history import History
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
 from speculative.sampling import choose
+from tests.drafter.support.fake_drafter import report, session_of
 
 PROMPT = (7, 30, 31, 32, 7, 55, 60, 12)
 SEED = 99
@@ -66,8 +68,8 @@ def plain_ids(lm: PackedLM, params: SamplingParams, count: int) -> list[int]:
     return ids
 
 
-def request_of(ids: Sequence[int], params: SamplingParams, *, node_limit: int = 64) -> Request:
-    return Request(
+def request_of(ids: Sequence[int], params: SamplingParams, *, node_limit: int = 64) -> DecodingRequest:
+    return DecodingRequest(
         epoch=1,
         ids=tuple(ids),
         prompt_length=len(PROMPT),
@@ -87,20 +89,20 @@ def test_a_drafter_that_is_the_target_is_always_right(
     truth = plain_ids(target, params, 60)
     cache = drafter.open(0)
     growth = Growth(children=3, scale=0.05, floor=0.02, depth=12)
-    follower = Follower(request_of(PROMPT, params), cache, drafter.abilities, growth)
+    session = session_of(request_of(PROMPT, params), cache, drafter.abilities, growth)
     chance = random.Random(3)
     right = 0
-    while follower.length < len(truth) - 12:
+    while len(session.ids) < len(truth) - 12:
         for _ in range(chance.randrange(2, 8)):
-            one_pass(drafter, follower, nodes=chance.randint(1, 2))
-            follower.take_fragments()
-        node, length = follower._tree.root, follower.length
+            one_pass(drafter, session, nodes=chance.randint(1, 2))
+            session.take_fragments()
+        node, length = session._tree.root, len(session.ids)
         while node.children:
             best = max(node.children.values(), key=lambda child: child.survival)
             assert best.token == truth[length], f"position {length}"
             node, length, right = best, length + 1, right + 1
-        run = truth[follower.length : min(length + chance.randint(-2, 1), len(truth))]
-        follower.progress(follower.length, run, prefix_hash(truth[: follower.length + len(run)]))
+        run = truth[len(session.ids) : min(length + chance.randint(-2, 1), len(truth))]
+        report(session, len(session.ids), run, prefix_hash(truth[: len(session.ids) + len(run)]))
     assert right > 40
     drafter.close(cache)
 
@@ -114,14 +116,14 @@ def test_the_model_reads_the_prompt_once_and_then_only_what_it_expands(
     truth = plain_ids(target, greedy, 61)
     lm.rows = 0
     growth = Growth(children=1, floor=0.0, depth=5)
-    follower = Follower(request_of(PROMPT, greedy), drafter.open(0), drafter.abilities, growth)
-    while follower.length < len(truth) - 5:
-        while one_pass(drafter, follower):
-            follower.take_fragments()
-        run = truth[follower.length : follower.length + 4]
-        follower.progress(follower.length, run, prefix_hash(truth[: follower.length + 4]))
-    assert (
-        lm.rows == follower.length
+    session = session_of(request_of(PROMPT, greedy), drafter.open(0), drafter.abilities, growth)
+    while len(session.ids) < len(truth) - 5:
+        while one_pass(drafter, session):
+            session.take_fragments()
+        run = truth[len(session.ids) : len(session.ids) + 4]
+        report(session, len(session.ids), run, prefix_hash(truth[: len(session.ids) + 4]))
+    assert lm.rows == len(
+        session.ids
     )  # every committed id but the last once, and one node that is still in flight
 
 
@@ -130,17 +132,17 @@ def test_sessions_in_one_batch_draft_what_each_would_alone(
 ) -> None:
     growth = Growth(children=2, floor=0.0, depth=4)
 
-    def fragments(followers: list[Follower], rounds: int) -> list[set[Any]]:
-        sent: list[set[Any]] = [set() for _ in followers]
+    def fragments(sessions: list[DraftingSession], rounds: int) -> list[set[Any]]:
+        sent: list[set[Any]] = [set() for _ in sessions]
         for _ in range(rounds):
-            one_pass(drafter, *followers)
-            for into, follower in zip(sent, followers, strict=True):
-                into.update((one.base, one.prefix_hash, one.tokens) for one in follower.take_fragments())
+            one_pass(drafter, *sessions)
+            for into, session in zip(sent, sessions, strict=True):
+                into.update((one.base, one.prefix_hash, one.tokens) for one in session.take_fragments())
         return sent
 
-    def follow(params: SamplingParams, length: int) -> Follower:
+    def follow(params: SamplingParams, length: int) -> DraftingSession:
         request = request_of(PROMPT * length, params)
-        return Follower(request, drafter.open(0), drafter.abilities, growth)
+        return session_of(request, drafter.open(0), drafter.abilities, growth)
 
     cases = [(PARAMS["greedy"], 1), (PARAMS["sampled"], 3), (PARAMS["all"], 2)]
     together = fragments([follow(*case) for case in cases], 8)
@@ -153,20 +155,22 @@ def test_a_rewound_cache_goes_on_as_a_new_one_would(drafter: Drafter, one_pass: 
     growth = Growth(children=2, floor=0.05, depth=3)
     request = request_of(PROMPT, PARAMS["greedy"])
     used = drafter.open(0)
-    follower = Follower(request_of([*PROMPT, 40, 41, 42], PARAMS["sampled"]), used, drafter.abilities, growth)
+    session = session_of(
+        request_of([*PROMPT, 40, 41, 42], PARAMS["sampled"]), used, drafter.abilities, growth
+    )
     for _ in range(4):
-        one_pass(drafter, follower)
-        follower.take_fragments()
+        one_pass(drafter, session)
+        session.take_fragments()
     drafter.rewind(used, len(PROMPT) - 1)
     sent = []
     for cache in (used, drafter.open(0)):
-        follower = Follower(request, cache, drafter.abilities, growth)
-        rows = [one_pass(drafter, follower)]
-        follower_sent = follower.take_fragments()
-        while more := one_pass(drafter, follower):
+        session = session_of(request, cache, drafter.abilities, growth)
+        rows = [one_pass(drafter, session)]
+        sent_first = session.take_fragments()
+        while more := one_pass(drafter, session):
             rows.append(more)
-            follower_sent += follower.take_fragments()
-        sent.append([fragment.tokens for fragment in follower_sent])
+            sent_first += session.take_fragments()
+        sent.append([fragment.tokens for fragment in sent_first])
         assert rows[0] == (1 if cache is used else len(PROMPT))
     assert sent[0] == sent[1]
 
@@ -175,8 +179,8 @@ def test_closing_a_cache_gives_its_memory_back(drafter: Drafter, one_pass: Calla
     before = drafter.cached_tokens
     cache = drafter.open(100)
     assert drafter.cached_tokens >= before + 100
-    follower = Follower(request_of(PROMPT, PARAMS["greedy"]), cache, drafter.abilities, Growth())
-    one_pass(drafter, follower)
+    session = session_of(request_of(PROMPT, PARAMS["greedy"]), cache, drafter.abilities, Growth())
+    one_pass(drafter, session)
     drafter.close(cache)
     drafter.close(cache)
     assert drafter.cached_tokens == before

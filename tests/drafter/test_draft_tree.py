@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafter_service.draft_tree import DraftTree, Growth, Node
+from drafter_service.draft_tree import DraftNode, DraftTree, Growth
 from speculative import hashing
 
 IDS = (5, 6, 7)
@@ -25,7 +25,7 @@ def tree(
     return grown
 
 
-def tokens(nodes: list[Node]) -> list[int]:
+def tokens(nodes: list[DraftNode]) -> list[int]:
     return [node.token for node in nodes]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from drafter_service.draft_tree import Growth
-from drafter_service.ranking import Ranking
+from drafter_service.ranking import ChildRanker
 from speculative.errors import EmptySupport
 from speculative.history import History
 from speculative.noise import gumbel
@@ -16,9 +16,9 @@ WIDTH, IDS, SEED = 40, (3, 5, 3, 9), 12
 
 def ranking(
     params: SamplingParams, *, children: int = 3, scale: float = 1.0, width: int = WIDTH, bound: int = WIDTH
-) -> Ranking:
+) -> ChildRanker:
     growth = Growth(children=children, scale=scale)
-    return Ranking(params, SEED, IDS, 2, width=width, bound=bound, growth=growth)
+    return ChildRanker(params, SEED, IDS, 2, width=width, bound=bound, growth=growth)
 
 
 def logits(seed: int) -> np.ndarray:

@@ -12,9 +12,10 @@ import grpc.aio
 import pytest
 
 from drafter_service.drafters import Drafter
-from drafter_service.server import DraftSourceServer
+from drafter_service.service import drafter_server
 from drafter_service.settings import DrafterSettings
 from outrider.runtime.metrics import Metrics
+from outrider.runtime.serve import ServiceContext
 from outrider.v1 import common_pb2, draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.channel import open_channel, server_options
 from speculative.hashing import prefix_hash
@@ -31,9 +32,8 @@ class Running:
         self.metrics = Metrics("drafter")
         self.failed: list[BaseException] = []
         values = {"model": "fake", "children": 2, "floor": 0.05, "depth": 3} | settings
-        self.service = DraftSourceServer(
-            DrafterSettings(**values), self._load, self.metrics, self.failed.append
-        )
+        context = ServiceContext(DrafterSettings(**values), "", self.metrics, self.failed.append)
+        self.service = drafter_server(context, self._load)
         self.server = grpc.aio.server(options=server_options())
         self.names = self.service.register(self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
@@ -327,12 +327,12 @@ async def test_a_verifier_that_does_not_read_costs_its_oldest_drafts_and_nobody_
         stub = draft_source_pb2_grpc.DraftSourceStub(channel)
         stalled = Verifier(stub)
         await stalled.follow(follow(1, limit=100_000))
-        ids, told = list(PROMPT), 0
+        ids, sent = list(PROMPT), 0
         while not running.metric("nodes_unread_total"):
-            assert told < 2000
-            await stalled.write(progress(1, ids, [told % 24]))
-            ids.append(told % 24)
-            told += 1
+            assert sent < 2000
+            await stalled.write(progress(1, ids, [sent % 24]))
+            ids.append(sent % 24)
+            sent += 1
             await asyncio.sleep(0.002)
         other = Verifier(stub)
         await other.follow(follow(2))
@@ -341,7 +341,7 @@ async def test_a_verifier_that_does_not_read_costs_its_oldest_drafts_and_nobody_
         other.call.cancel()
 
 
-async def test_stopping_ends_held_streams_and_the_engine(fake: Any) -> None:
+async def test_stopping_ends_held_streams_and_the_worker(fake: Any) -> None:
     running = Running(fake)
     await running.start()
     async with running.stub() as stub:
@@ -357,12 +357,10 @@ async def test_stopping_ends_held_streams_and_the_engine(fake: Any) -> None:
     assert running.failed == []
 
 
-async def test_an_engine_that_dies_ends_the_process(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_dies_ends_the_process(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     running = Running(fake)
     await running.start()
-    engine = running.service._engine
-    assert engine is not None
-    monkeypatch.setattr(engine.roster, "expire", lambda now: 1 / 0)
+    monkeypatch.setattr(running.service.worker.roster, "expire", lambda now: 1 / 0)
     async with running.stub() as stub:
         call = Verifier(stub)
         await call.follow(follow(1))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prometheus_client.core import Metric
 
-from drafter_service.server import DraftSourceServer
+from drafter_service.service import build as build_drafter
 from drafter_service.settings import DrafterSettings
 from orchestrator.http.errors import FieldRefused, told
 from orchestrator.service import build as build_orchestrator
@@ -49,7 +49,8 @@ async def exported() -> dict[str, list[Metric]]:
         await verifier.generate([1, 2, 3, 1, 2], new=20, sources=[("lookup", "")])
         found["verifier"] = list(verifier.metrics.registry.collect())
     drafter = Metrics("drafter")
-    DraftSourceServer(DrafterSettings(model="unused"), lambda: None, drafter, print)  # type: ignore[arg-type,return-value]
+    unused = DrafterSettings(model="unused")
+    await build_drafter(ServiceContext(unused, "", drafter, lambda error: None))
     found["drafter"] = list(drafter.registry.collect())
     retrieval = Metrics("retrieval")
     await build_retrieval(ServiceContext(RetrievalSettings(), "", retrieval, lambda error: None))

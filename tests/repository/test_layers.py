@@ -32,7 +32,7 @@ CLIENT = Layer(
     ),
     RPC,
 )
-MEMORY = ("speculative", "retrieval_service.trie", "retrieval_service.memories")
+MEMORY = ("speculative", "retrieval_service.trie")
 SERVICES = ("verifier_service", "drafter_service", "retrieval_service", "orchestrator")
 # The longest name that a module's begins with counts.
 LAYERS = {
@@ -56,7 +56,14 @@ LAYERS = {
     ),
     "outrider.announcing": Layer(("speculative", "outrider.wire", "outrider.runtime", "outrider.v1"), RPC),
     "outrider.source": Layer(
-        ("speculative", "outrider.wire", "outrider.v1", "outrider.runtime.tracing"), RPC
+        (
+            "speculative",
+            "outrider.wire",
+            "outrider.v1",
+            "outrider.runtime.metrics",
+            "outrider.runtime.tracing",
+        ),
+        (*RPC, "prometheus_client"),
     ),
     "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
     "outrider.option_checks": Layer(("speculative",), ()),
@@ -92,7 +99,15 @@ LAYERS = {
         (*RPC, "typer", "rich", "pydantic", "prometheus_client"),
     ),
     "outrider.pair": Layer(
-        ("speculative", "outrider.lm", "outrider.source", "outrider.tokens", "drafter_service"), ()
+        (
+            "speculative",
+            "outrider.lm",
+            "outrider.source",
+            "outrider.tokens",
+            "outrider.wire.codec",
+            "drafter_service",
+        ),
+        (),
     ),
     "verifier_service": Layer(
         (*SHARED, "outrider.announcing", "outrider.lm", "verifier_service.grammar"),
@@ -207,9 +222,9 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("orchestrator.server", "from outrider.lm.packed import PackedLM"),
         ("orchestrator.server", "from transformers import AutoTokenizer"),
         ("orchestrator.server", "import importlib\nimportlib.import_module('outrider.lm')"),
-        ("verifier_service.engine", "from drafter_service import engine"),
+        ("verifier_service.engine", "from drafter_service import worker"),
         ("verifier_service.engine", "TABLE = {'x': 'drafter_service.drafters.causal_lm:CausalLM'}"),
-        ("drafter_service.engine", "from outrider.cli import app"),
+        ("drafter_service.worker", "from outrider.cli import app"),
         ("outrider.lm.packed", "import grpc"),
         ("outrider.lm.packed", "from outrider import runtime"),
         ("outrider.wire.codec", "from outrider.runtime import serve"),
@@ -218,10 +233,10 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("outrider.cli.app", "import torch"),
         ("outrider.cli.configuring", "from verifier_service import engine"),
         ("outrider.pair.checking", "from verifier_service import engine"),
-        ("outrider.source.events", "from drafter_service import engine"),
-        ("retrieval_service.engine", "import torch"),
-        ("retrieval_service.engine", "from outrider.lm import packed"),
-        ("retrieval_service.engine", "from drafter_service import engine"),
+        ("outrider.source.events", "from drafter_service import worker"),
+        ("retrieval_service.worker", "import torch"),
+        ("retrieval_service.worker", "from outrider.lm import packed"),
+        ("retrieval_service.worker", "from drafter_service import worker"),
         ("retrieval_service.past.store", "import grpc"),
         ("training.loop", "from verifier_service import engine"),
     ],

@@ -2,15 +2,15 @@
 
 import pytest
 
-from outrider.source.events import End, Least, Progress
+from outrider.source.events import LeastSurvival, Progress, SessionEnded
 from outrider.source.messages import events_from_wire
 from outrider.v1 import draft_source_pb2
 
 
-@pytest.mark.parametrize(("told", "survival"), [(0, 0.0), (51, 0.2), (255, 1.0), (9999, 1.0)], ids=str)
-def test_what_nodes_need_comes_before_what_they_are_needed_for(told: int, survival: float) -> None:
+@pytest.mark.parametrize(("sent", "survival"), [(0, 0.0), (51, 0.2), (255, 1.0), (9999, 1.0)], ids=str)
+def test_what_nodes_need_comes_before_what_they_are_needed_for(sent: int, survival: float) -> None:
     progress = draft_source_pb2.Progress(alias=3, position=5, ids=[8], prefix_hash=1)
-    message = draft_source_pb2.AttachRequest(progress=[progress], end=[3], least_survival=told)
+    message = draft_source_pb2.AttachRequest(progress=[progress], end=[3], least_survival=sent)
     least, *others = events_from_wire(message, 7, model="m", tokenizer_digest="")
-    assert least == Least(7, pytest.approx(survival))
-    assert others == [Progress(7, 3, 5, (8,), 1), End(7, 3)]
+    assert least == LeastSurvival(7, pytest.approx(survival))
+    assert others == [Progress(7, 3, 5, (8,), 1), SessionEnded(7, 3)]

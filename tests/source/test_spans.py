@@ -47,12 +47,12 @@ def drafts(alias: int, nodes: int) -> Outgoing:
 
 def test_a_followed_session_is_a_span_with_what_was_drafted(recorded: tuple[FollowSpans, Any]) -> None:
     follows, spans = recorded
-    follows.told(0, follow(3))
-    follows.drafted(0, drafts(3, 4))
-    follows.drafted(0, drafts(3, 2))
-    follows.drafted(1, drafts(3, 9))
+    follows.received(0, follow(3))
+    follows.sent(0, drafts(3, 4))
+    follows.sent(0, drafts(3, 2))
+    follows.sent(1, drafts(3, 9))
     assert spans.get_finished_spans() == ()
-    follows.told(0, draft_source_pb2.AttachRequest(end=[3]))
+    follows.received(0, draft_source_pb2.AttachRequest(end=[3]))
     (span,) = spans.get_finished_spans()
     assert (span.attributes["specdec.drafts"], span.attributes["specdec.nodes"]) == (2, 6)
     assert span.attributes["gen_ai.conversation.id"] == "s3"
@@ -61,12 +61,12 @@ def test_a_followed_session_is_a_span_with_what_was_drafted(recorded: tuple[Foll
 
 def test_a_broken_stream_ends_its_spans_and_no_others(recorded: tuple[FollowSpans, Any]) -> None:
     follows, spans = recorded
-    follows.told(0, follow(1))
-    follows.told(1, follow(1))
-    follows.broken(0)
+    follows.received(0, follow(1))
+    follows.received(1, follow(1))
+    follows.stream_closed(0)
     (span,) = spans.get_finished_spans()
     assert span.status.description == "the stream broke"
-    follows.drafted(1, Outgoing(refusals=[(1, "no")]))
+    follows.sent(1, Outgoing(refusals=[(1, "no")]))
     assert spans.get_finished_spans()[1].status.description == "refused"
 
 
@@ -75,14 +75,14 @@ def test_what_is_not_recorded_elsewhere_is_not_recorded_here(
     recorded: tuple[FollowSpans, Any], traceparent: str
 ) -> None:
     follows, spans = recorded
-    follows.told(0, follow(1, traceparent))
-    follows.drafted(0, drafts(1, 2))
-    follows.told(0, draft_source_pb2.AttachRequest(end=[1]))
+    follows.received(0, follow(1, traceparent))
+    follows.sent(0, drafts(1, 2))
+    follows.received(0, draft_source_pb2.AttachRequest(end=[1]))
     assert spans.get_finished_spans() == ()
 
 
 def test_without_tracing_nothing_happens() -> None:
     follows = FollowSpans(Tracing())
-    follows.told(0, follow(1))
-    follows.drafted(0, drafts(1, 2))
-    follows.broken(0)
+    follows.received(0, follow(1))
+    follows.sent(0, drafts(1, 2))
+    follows.stream_closed(0)

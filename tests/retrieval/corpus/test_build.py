@@ -25,7 +25,7 @@ from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.corpus.layout import read_header
 from retrieval_service.corpus.lock import held
 from retrieval_service.corpus.manage import describe, discard, merge, remove, verify
-from retrieval_service.corpus.plan import Settings
+from retrieval_service.corpus.plan import CorpusSettings
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -246,7 +246,7 @@ def test_a_path_that_is_a_file_is_refused(folder: Path) -> None:
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(BadSource):
-        Settings(**{"tokenizer": DIGEST, "vocabulary": 9, "tenant": None, **settings})  # type: ignore[arg-type]
+        CorpusSettings(**{"tokenizer": DIGEST, "vocabulary": 9, "tenant": None, **settings})  # type: ignore[arg-type]
 
 
 def test_ids_outside_the_vocabulary_never_enter_a_corpus(folder: Path) -> None:

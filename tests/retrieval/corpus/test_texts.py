@@ -13,7 +13,7 @@ from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import TokenizedText, read_tokenizer
 from retrieval_service.corpus.errors import BadSource
 from retrieval_service.corpus.index import CorpusIndex
-from retrieval_service.corpus.plan import Settings
+from retrieval_service.corpus.plan import CorpusSettings
 from retrieval_service.corpus.texts import PIECE, TextSource
 
 TOKENIZER = Path(__file__).resolve().parents[3] / "models/target"
@@ -143,7 +143,7 @@ def test_near_copies_of_what_is_excluded_are_left_out(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     source = TokenizedText(TextSource((tmp_path / "in",)), table, TextSource((tmp_path / "out",)))
-    built = build(folder, Settings(table.digest, table.size, None), source)
+    built = build(folder, CorpusSettings(table.digest, table.size, None), source)
     assert built.left_out == {"near-copies": 1}
     index = CorpusIndex.open(folder, table.digest)
     tokenizer = Tokenizer.from_str(table.to_json())

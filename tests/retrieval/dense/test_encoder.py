@@ -29,11 +29,12 @@ FAKE = """
 import os, sys, time
 import numpy as np
 from retrieval_service.dense.encoder import own_stdout, serve
-from retrieval_service.dense.framing import Hello
+from retrieval_service.dense.framing import EncoderHello
 from pathlib import Path
 
 class Fake:
-    hello = Hello("fake", sys.argv[1] + (Path(sys.argv[2]).read_text() if len(sys.argv) > 2 else ""), 4)
+    changed = Path(sys.argv[2]).read_text() if len(sys.argv) > 2 else ""
+    hello = EncoderHello("fake", sys.argv[1] + changed, 4)
     def encode(self, texts):
         print("a library that prints")
         if "die" in texts: os._exit(3)

@@ -7,7 +7,7 @@ import pytest
 
 from retrieval_service.dense.embeddings import TableEmbedder
 from retrieval_service.dense.index import Sizes
-from retrieval_service.dense.library import PUBLIC, Chunking, Library
+from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
 from speculative.errors import InvalidRequest
 
 CHUNKING = Chunking(window=8, stride=4)
@@ -20,23 +20,23 @@ def topic(number: int, length: int = 60) -> list[int]:
 
 
 @pytest.fixture
-def library(embedder: TableEmbedder) -> Library:
-    return Library(embedder, "digest", chunking=CHUNKING)
+def library(embedder: TableEmbedder) -> DocumentLibrary:
+    return DocumentLibrary(embedder, "digest", chunking=CHUNKING)
 
 
-def names(library: Library, tenant: str, ids: list[int], count: int = 50) -> list[str]:
+def names(library: DocumentLibrary, tenant: str, ids: list[int], count: int = 50) -> list[str]:
     vector = library.embedder.embed([ids[-8:]])[0]
     return [found.document.name for found in library.search(tenant, vector, count)]
 
 
-def test_the_document_that_says_the_same_is_nearest(library: Library) -> None:
+def test_the_document_that_says_the_same_is_nearest(library: DocumentLibrary) -> None:
     documents = {f"{number}": topic(number) for number in range(20)}
     assert library.add(PUBLIC, documents.items()) == 20
     for name, ids in documents.items():
         assert names(library, "anybody", ids[20:28], 1) == [name]
 
 
-def test_the_nearest_chunk_of_a_document_is_told(library: Library) -> None:
+def test_the_nearest_chunk_of_a_document_is_told(library: DocumentLibrary) -> None:
     library.add("a", [("long", [*topic(1), *topic(2), *topic(3)])])
     vector = library.embedder.embed([topic(2)[20:28]])[0]
     found = library.search("a", vector, 1)[0]
@@ -46,7 +46,7 @@ def test_the_nearest_chunk_of_a_document_is_told(library: Library) -> None:
 
 @pytest.mark.parametrize("sizes", [Sizes(), Sizes(flat=2, hnsw=10**6), Sizes(flat=2, hnsw=16)])
 def test_a_tenant_never_gets_anothers_documents(embedder: TableEmbedder, sizes: Sizes) -> None:
-    library = Library(embedder, "digest", chunking=CHUNKING, sizes=sizes)
+    library = DocumentLibrary(embedder, "digest", chunking=CHUNKING, sizes=sizes)
     for tenant in ("a", "b", PUBLIC):
         library.add(tenant, [(f"{tenant}:{number}", topic(number)) for number in range(20)])
     for number in range(20):
@@ -58,7 +58,7 @@ def test_a_tenant_never_gets_anothers_documents(embedder: TableEmbedder, sizes: 
     assert not library.holds("a", document)
 
 
-def test_a_deleted_document_is_found_by_nobody(library: Library) -> None:
+def test_a_deleted_document_is_found_by_nobody(library: DocumentLibrary) -> None:
     library.add("a", [(f"{number}", topic(number)) for number in range(10)])
     assert library.remove("a", "3")
     assert not library.remove("a", "3")
@@ -67,7 +67,7 @@ def test_a_deleted_document_is_found_by_nobody(library: Library) -> None:
     assert len(names(library, "a", topic(3))) == 9
 
 
-def test_forgetting_a_tenant_leaves_the_others(library: Library) -> None:
+def test_forgetting_a_tenant_leaves_the_others(library: DocumentLibrary) -> None:
     library.add("a", [("one", topic(1)), ("two", topic(2))])
     library.add("b", [("three", topic(3))])
     held = library.documents("a")[0]
@@ -78,7 +78,7 @@ def test_forgetting_a_tenant_leaves_the_others(library: Library) -> None:
     assert names(library, "b", topic(3)) == ["three"]
 
 
-def test_a_known_name_is_replaced(library: Library) -> None:
+def test_a_known_name_is_replaced(library: DocumentLibrary) -> None:
     library.add("a", [("it", topic(1))])
     before = library.documents("a")[0]
     library.add("a", [("it", topic(2))])
@@ -89,7 +89,7 @@ def test_a_known_name_is_replaced(library: Library) -> None:
 @pytest.mark.parametrize("sizes", [Sizes(), Sizes(flat=5, hnsw=40), Sizes(flat=2, hnsw=16)])
 def test_any_history_ends_in_what_it_left(embedder: TableEmbedder, sizes: Sizes) -> None:
     """Adding, replacing and removing, while the index changes its kind and is built anew."""
-    library = Library(embedder, "digest", chunking=CHUNKING, sizes=sizes)
+    library = DocumentLibrary(embedder, "digest", chunking=CHUNKING, sizes=sizes)
     drawn = np.random.default_rng(7)
     expected: dict[str, list[int]] = {}
     for step in range(120):
@@ -110,24 +110,24 @@ def test_any_history_ends_in_what_it_left(embedder: TableEmbedder, sizes: Sizes)
 
 
 @pytest.mark.parametrize("ids", [[1], [5] * 10_000, list(range(200)) * 3])
-def test_documents_of_any_size_are_taken(library: Library, ids: list[int]) -> None:
+def test_documents_of_any_size_are_taken(library: DocumentLibrary, ids: list[int]) -> None:
     library.add("a", [("it", ids)])
     assert names(library, "a", ids) == ["it"]
 
 
-def test_an_empty_document_is_left_out(library: Library) -> None:
+def test_an_empty_document_is_left_out(library: DocumentLibrary) -> None:
     assert library.add("a", [("empty", []), ("full", [1])]) == 1
     assert [document.name for document in library.documents("a")] == ["full"]
 
 
-def test_a_negative_id_is_refused_by_name(library: Library) -> None:
+def test_a_negative_id_is_refused_by_name(library: DocumentLibrary) -> None:
     with pytest.raises(InvalidRequest, match="'bad' holds the id -5"):
         library.add("a", [("bad", [1, -5])])
 
 
 def test_searching_beside_adding_and_removing_sees_whole_documents(embedder: TableEmbedder) -> None:
     sizes = Sizes(flat=40, hnsw=10**6)
-    library = Library(embedder, "digest", chunking=CHUNKING, sizes=sizes)
+    library = DocumentLibrary(embedder, "digest", chunking=CHUNKING, sizes=sizes)
     library.add("a", [("kept", topic(0))])
     library.add("b", [("secret", topic(0))])
     wrong: list[object] = []

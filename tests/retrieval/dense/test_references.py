@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrieval_service.dense.contexts import NearestContexts
 from retrieval_service.dense.embeddings import TableEmbedder, Vectors
 from retrieval_service.dense.errors import EncoderFailed
-from retrieval_service.dense.library import PUBLIC, Chunking, Library
-from retrieval_service.dense.matching import ReferenceText
-from retrieval_service.dense.references import Limits, References
-from retrieval_service.dense.searching import Searcher
-from retrieval_service.dense.topics import TopicRule
+from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
+from retrieval_service.dense.references import ReferenceLimits, References, Searcher, TopicRule
 
 RULE = TopicRule(window=8, every=4, threshold=0.7)
 SECONDS = 10
@@ -29,8 +25,8 @@ def topic(number: int, length: int = 60) -> list[int]:
 
 
 @pytest.fixture
-def library(embedder: TableEmbedder) -> Library:
-    library = Library(embedder, "digest", chunking=Chunking(window=8, stride=4))
+def library(embedder: TableEmbedder) -> DocumentLibrary:
+    library = DocumentLibrary(embedder, "digest", chunking=Chunking(window=8, stride=4))
     library.add(PUBLIC, [(f"{number}", topic(number)) for number in range(10)])
     library.add("a", [("of a", topic(11))])
     library.add("b", [("of b", topic(11))])
@@ -69,16 +65,16 @@ def waiting(embedder: TableEmbedder) -> Waiting:
 
 
 @pytest.fixture
-def waiting_library(waiting: Waiting) -> Library:
+def waiting_library(waiting: Waiting) -> DocumentLibrary:
     waiting.may_go.set()
-    library = Library(waiting, "digest", chunking=Chunking(window=8, stride=4))
+    library = DocumentLibrary(waiting, "digest", chunking=Chunking(window=8, stride=4))
     library.add(PUBLIC, [(f"{number}", topic(number)) for number in range(10)])
     waiting.may_go.clear()
     waiting.asked.clear()
     return library
 
 
-def test_what_a_near_document_says_next_is_drafted(library: Library) -> None:
+def test_what_a_near_document_says_next_is_drafted(library: DocumentLibrary) -> None:
     with closing(References(library, rule=RULE)) as references:
         memory = references.follow("s", "a", topic(3)[:20])
         assert references.is_idle(SECONDS)
@@ -89,8 +85,8 @@ def test_what_a_near_document_says_next_is_drafted(library: Library) -> None:
         assert found.match_length == 20
 
 
-def test_a_session_copies_from_its_own_tenants_documents_alone(library: Library) -> None:
-    limits = Limits(documents=50)
+def test_a_session_copies_from_its_own_tenants_documents_alone(library: DocumentLibrary) -> None:
+    limits = ReferenceLimits(documents=50)
     with closing(References(library, rule=RULE, limits=limits)) as references:
         memories = {tenant: references.follow(tenant, tenant, topic(11)[:20]) for tenant in ("a", "b", "c")}
         assert references.is_idle(SECONDS)
@@ -101,8 +97,8 @@ def test_a_session_copies_from_its_own_tenants_documents_alone(library: Library)
         assert memories["c"].lookup(topic(11)[:20], node_limit=9, depth=9) is None
 
 
-def test_references_change_when_the_topic_does(library: Library) -> None:
-    with closing(References(library, rule=RULE, limits=Limits(documents=1))) as references:
+def test_references_change_when_the_topic_does(library: DocumentLibrary) -> None:
+    with closing(References(library, rule=RULE, limits=ReferenceLimits(documents=1))) as references:
         memory = references.follow("s", "a", topic(3)[:20])
         assert references.is_idle(SECONDS)
         held = memory.documents
@@ -115,8 +111,8 @@ def test_references_change_when_the_topic_does(library: Library) -> None:
         assert memory.documents == ("5",)
 
 
-def test_a_deleted_document_is_not_copied_from_again(library: Library) -> None:
-    with closing(References(library, rule=RULE, limits=Limits(documents=1))) as references:
+def test_a_deleted_document_is_not_copied_from_again(library: DocumentLibrary) -> None:
+    with closing(References(library, rule=RULE, limits=ReferenceLimits(documents=1))) as references:
         ids = topic(3)[:20]
         memory = references.follow("s", "a", ids)
         assert references.is_idle(SECONDS)
@@ -129,8 +125,8 @@ def test_a_deleted_document_is_not_copied_from_again(library: Library) -> None:
         assert memory.documents != ("3",)
 
 
-def test_deleting_during_lookups_leaves_them_whole_or_empty(library: Library) -> None:
-    with closing(References(library, rule=RULE, limits=Limits(documents=1))) as references:
+def test_deleting_during_lookups_leaves_them_whole_or_empty(library: DocumentLibrary) -> None:
+    with closing(References(library, rule=RULE, limits=ReferenceLimits(documents=1))) as references:
         ids = topic(3)[:20]
         memory = references.follow("s", "a", ids)
         assert references.is_idle(SECONDS)
@@ -156,7 +152,9 @@ def test_deleting_during_lookups_leaves_them_whole_or_empty(library: Library) ->
         assert answers[-1] == ()
 
 
-def test_a_search_under_way_never_holds_up_a_lookup(waiting_library: Library, waiting: Waiting) -> None:
+def test_a_search_under_way_never_holds_up_a_lookup(
+    waiting_library: DocumentLibrary, waiting: Waiting
+) -> None:
     with closing(References(waiting_library, rule=RULE)) as references:
         memory = references.follow("s", "a", topic(3)[:20])
         taken = []
@@ -172,7 +170,7 @@ def test_a_search_under_way_never_holds_up_a_lookup(waiting_library: Library, wa
         assert memory.lookup(topic(3)[:20], node_limit=9, depth=9)
 
 
-def test_the_newest_wish_of_a_session_wins(waiting_library: Library, waiting: Waiting) -> None:
+def test_the_newest_wish_of_a_session_wins(waiting_library: DocumentLibrary, waiting: Waiting) -> None:
     with closing(References(waiting_library, rule=RULE)) as references:
         references.follow("first", "a", topic(1)[:8])
         while not waiting.asked:
@@ -208,7 +206,9 @@ def test_more_sessions_than_fit_drop_the_one_that_waited_longest() -> None:
         searcher.close()
 
 
-def test_a_failed_search_is_counted_and_tried_again(waiting_library: Library, waiting: Waiting) -> None:
+def test_a_failed_search_is_counted_and_tried_again(
+    waiting_library: DocumentLibrary, waiting: Waiting
+) -> None:
     waiting.may_go.set()
     waiting.failing = True
     with closing(References(waiting_library, rule=RULE)) as references:
@@ -222,7 +222,7 @@ def test_a_failed_search_is_counted_and_tried_again(waiting_library: Library, wa
         assert memory.documents[0] == "3"
 
 
-def test_a_session_that_ended_is_not_searched_for(waiting_library: Library, waiting: Waiting) -> None:
+def test_a_session_that_ended_is_not_searched_for(waiting_library: DocumentLibrary, waiting: Waiting) -> None:
     with closing(References(waiting_library, rule=RULE)) as references:
         references.follow("first", "a", topic(1)[:8])
         while not waiting.asked:
@@ -236,10 +236,10 @@ def test_a_session_that_ended_is_not_searched_for(waiting_library: Library, wait
 
 
 def test_a_long_document_is_copied_from_around_what_was_found(embedder: TableEmbedder) -> None:
-    library = Library(embedder, "digest", chunking=Chunking(window=8, stride=4))
+    library = DocumentLibrary(embedder, "digest", chunking=Chunking(window=8, stride=4))
     ids = np.random.default_rng(0).integers(0, 200, 5000).tolist()
     library.add("a", [("long", ids)])
-    limits = Limits(tokens=400)
+    limits = ReferenceLimits(tokens=400)
     with closing(References(library, rule=RULE, limits=limits)) as references:
         for at in (0, 100, 3000, 4980):
             memory = references.follow(at, "a", ids[at : at + 12])
@@ -250,8 +250,8 @@ def test_a_long_document_is_copied_from_around_what_was_found(embedder: TableEmb
             assert found.match_length == 12
 
 
-def test_documents_too_far_away_are_no_references(library: Library) -> None:
-    with closing(References(library, rule=RULE, limits=Limits(nearest=0.95))) as references:
+def test_documents_too_far_away_are_no_references(library: DocumentLibrary) -> None:
+    with closing(References(library, rule=RULE, limits=ReferenceLimits(nearest=0.95))) as references:
         near = references.follow("near", "c", topic(3)[8:16])
         far = references.follow("far", "c", topic(15)[:8])
         assert references.is_idle(SECONDS)
@@ -280,40 +280,3 @@ def test_a_topic_has_moved_when_the_cosine_falls() -> None:
 def test_a_topic_rule_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="window and every are at least 1"):
         TopicRule(**wrong)
-
-
-def test_the_nearest_context_is_the_one_that_reads_alike(embedder: TableEmbedder) -> None:
-    drawn = np.random.default_rng(2)
-    text = drawn.integers(0, 200, 300).astype(np.int32)
-    contexts = NearestContexts(ReferenceText([text, text[:5]]), embedder)
-    for at in (20, 100, 250):
-        ids = text[at - 8 : at].tolist()
-        ids[3] = (ids[3] + 1) % 200
-        assert contexts.nearest(ids)[0] == at - 1
-        found = contexts.lookup(ids, node_limit=64, depth=4)
-        assert found is not None
-        assert found.match_length >= 4
-        first = {t: c for t, p, c in zip(found.tokens, found.parents, found.counts, strict=True) if p == -1}
-        assert first[int(text[at])] >= 5
-    assert NearestContexts(ReferenceText([]), embedder).lookup([1], node_limit=9, depth=9) is None
-    assert contexts.lookup([], node_limit=9, depth=9) is None
-
-
-def test_nearest_contexts_are_asked_only_where_the_match_is_short(
-    library: Library, embedder: TableEmbedder
-) -> None:
-    limits = Limits(documents=1, contexts_below=4)
-    with closing(References(library, rule=RULE, limits=limits, contexts=embedder)) as references:
-        ids = topic(3)[:20]
-        memory = references.follow("s", "c", ids)
-        assert references.is_idle(SECONDS)
-        exact = memory.lookup(ids, node_limit=16, depth=3)
-        assert exact is not None
-        assert exact.match_length == 20
-        renamed = [*ids[:18], 150, ids[19]]
-        nearest = memory.lookup(renamed, node_limit=16, depth=3)
-        assert nearest is not None
-        assert nearest.match_length == 1
-        # What the one id matched, and three nearest places four times.
-        alone = ReferenceText([np.array(topic(3), dtype=np.int32)]).match(renamed)[0]
-        assert nearest.occurrences == len(alone) + 12

@@ -10,7 +10,7 @@ from retrieval_service.corpus.disk import Disk
 from retrieval_service.dense.embeddings import TableEmbedder
 from retrieval_service.dense.errors import LibraryDamaged, LibraryMismatch, NoLibrary
 from retrieval_service.dense.index import Sizes
-from retrieval_service.dense.library import PUBLIC, Chunking, Library
+from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
 from retrieval_service.dense.storage import MOST_STEMS, read_manifest
 
 CHUNKING = Chunking(window=8, stride=4)
@@ -18,15 +18,15 @@ SIZES = Sizes(flat=20, hnsw=60)
 Contents = dict[str, dict[str, list[int]]]
 
 
-def fresh(embedder: TableEmbedder) -> Library:
-    return Library(embedder, "tokens", chunking=CHUNKING, sizes=SIZES)
+def fresh(embedder: TableEmbedder) -> DocumentLibrary:
+    return DocumentLibrary(embedder, "tokens", chunking=CHUNKING, sizes=SIZES)
 
 
-def load(folder: Path, embedder: TableEmbedder) -> Library:
-    return Library.load(folder, embedder, "tokens", chunking=CHUNKING, sizes=SIZES)
+def load(folder: Path, embedder: TableEmbedder) -> DocumentLibrary:
+    return DocumentLibrary.load(folder, embedder, "tokens", chunking=CHUNKING, sizes=SIZES)
 
 
-def contents(library: Library) -> Contents:
+def contents(library: DocumentLibrary) -> Contents:
     found = {
         tenant: {document.name: document.ids.tolist() for document in library.documents(tenant)}
         for tenant in ("", "a", "b")
@@ -35,7 +35,7 @@ def contents(library: Library) -> Contents:
 
 
 @pytest.fixture
-def library(embedder: TableEmbedder) -> Library:
+def library(embedder: TableEmbedder) -> DocumentLibrary:
     """Three scopes, one index of each kind."""
     library = fresh(embedder)
     drawn = np.random.default_rng(1)
@@ -46,7 +46,7 @@ def library(embedder: TableEmbedder) -> Library:
 
 
 def test_what_was_saved_is_loaded_and_found_alike(
-    library: Library, embedder: TableEmbedder, tmp_path: Path
+    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path
 ) -> None:
     library.save(tmp_path)
     loaded = load(tmp_path, embedder)
@@ -62,7 +62,7 @@ def test_what_was_saved_is_loaded_and_found_alike(
 
 
 def test_changes_after_loading_are_saved_too(
-    library: Library, embedder: TableEmbedder, tmp_path: Path
+    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path
 ) -> None:
     library.save(tmp_path)
     second = load(tmp_path, embedder)
@@ -73,7 +73,7 @@ def test_changes_after_loading_are_saved_too(
     assert contents(second) != contents(library)
 
 
-def test_a_scope_that_did_not_change_is_not_written_again(library: Library, tmp_path: Path) -> None:
+def test_a_scope_that_did_not_change_is_not_written_again(library: DocumentLibrary, tmp_path: Path) -> None:
     library.save(tmp_path)
     before = {path.name for path in tmp_path.iterdir()}
     library.add("a", [("new", [1, 2, 3])])
@@ -86,7 +86,7 @@ def test_a_scope_that_did_not_change_is_not_written_again(library: Library, tmp_
 def test_what_was_added_is_written_alone_and_now_and_then_all_of_it(
     embedder: TableEmbedder, tmp_path: Path
 ) -> None:
-    library = Library(embedder, "tokens", chunking=CHUNKING)
+    library = DocumentLibrary(embedder, "tokens", chunking=CHUNKING)
     written = []
     for number in range(MOST_STEMS + 9):
         before = {path.name: path.read_bytes() for path in tmp_path.glob("*-*")}
@@ -96,14 +96,14 @@ def test_what_was_added_is_written_alone_and_now_and_then_all_of_it(
         written.append(sum(path.stat().st_size for path in new))
     assert sorted(written)[:-1] == [12] * (len(written) - 1), "three ids of four bytes"
     assert max(written) == written[MOST_STEMS] == 12 * (MOST_STEMS + 1)
-    loaded = Library.load(tmp_path, embedder, "tokens", chunking=CHUNKING)
+    loaded = DocumentLibrary.load(tmp_path, embedder, "tokens", chunking=CHUNKING)
     assert contents(loaded) == contents(library)
     loaded.add("a", [("new", [7, 8])])
     loaded.remove("a", "3")
     loaded.add("a", [("5", [9, 9])])
     loaded.save(tmp_path)
     assert len(list(tmp_path.glob("*.ids"))) == 1, "more than additions: written as a whole"
-    again = Library.load(tmp_path, embedder, "tokens", chunking=CHUNKING)
+    again = DocumentLibrary.load(tmp_path, embedder, "tokens", chunking=CHUNKING)
     assert contents(again) == contents(loaded)
     for name in ("0", "new", "5"):
         (document,) = [one for one in again.documents("a") if one.name == name]
@@ -121,7 +121,7 @@ def test_a_scope_made_anew_is_not_taken_for_the_old_one(embedder: TableEmbedder,
     assert contents(load(tmp_path, embedder)) == {"a": {"it": [4, 5, 6]}}
 
 
-def test_what_is_forgotten_is_gone_from_the_disk(library: Library, tmp_path: Path) -> None:
+def test_what_is_forgotten_is_gone_from_the_disk(library: DocumentLibrary, tmp_path: Path) -> None:
     text = np.arange(100, 120, dtype=np.int32)
     library.add("a", [("secret name", text)])
     library.save(tmp_path)
@@ -146,7 +146,7 @@ def test_nothing_there_is_said(embedder: TableEmbedder, tmp_path: Path) -> None:
 
 
 def test_a_file_cut_short_is_refused_by_name(
-    library: Library, embedder: TableEmbedder, tmp_path: Path
+    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path
 ) -> None:
     library.save(tmp_path)
     for path in sorted(tmp_path.iterdir()):
@@ -163,7 +163,7 @@ def test_a_file_cut_short_is_refused_by_name(
 
 
 def test_a_flipped_bit_anywhere_is_refused_by_name(
-    library: Library, embedder: TableEmbedder, tmp_path: Path
+    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path
 ) -> None:
     library.save(tmp_path)
     drawn = np.random.default_rng(9)
@@ -233,8 +233,8 @@ def test_stopped_at_any_change_the_old_or_the_new_is_there(embedder: TableEmbedd
         loaded.add("c", [("four", [1])])
         loaded.save(folder)
         named = {path.name.partition(".")[0] for path in folder.iterdir()} - {"manifest"}
-        _, _, shelves = read_manifest(folder)
-        assert named == {stem for shelf in shelves for stem in shelf.stems}
+        _, _, scope_indexes = read_manifest(folder)
+        assert named == {stem for scope_index in scope_indexes for stem in scope_index.stems}
         if ended:
             break
     assert ended
@@ -244,7 +244,7 @@ def test_stopped_at_any_change_the_old_or_the_new_is_there(embedder: TableEmbedd
 
 
 def test_another_embedder_is_refused_naming_both(
-    library: Library, embedder: TableEmbedder, tmp_path: Path, table_folder: Path
+    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path, table_folder: Path
 ) -> None:
     library.save(tmp_path)
     other = TableEmbedder.read(table_folder, 16)
@@ -253,20 +253,22 @@ def test_another_embedder_is_refused_naming_both(
 
 
 def test_another_tokenizer_is_refused_naming_both(
-    library: Library, embedder: TableEmbedder, tmp_path: Path
+    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path
 ) -> None:
     library.save(tmp_path)
     with pytest.raises(LibraryMismatch, match="with tokenizer tokens, asked for with others"):
-        Library.load(tmp_path, embedder, "others", chunking=CHUNKING)
+        DocumentLibrary.load(tmp_path, embedder, "others", chunking=CHUNKING)
 
 
-def test_other_chunks_are_refused(library: Library, embedder: TableEmbedder, tmp_path: Path) -> None:
+def test_other_chunks_are_refused(library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path) -> None:
     library.save(tmp_path)
     with pytest.raises(LibraryMismatch, match="chunks of 8/4, asked for with 64/32"):
-        Library.load(tmp_path, embedder, "tokens")
+        DocumentLibrary.load(tmp_path, embedder, "tokens")
 
 
-def test_another_version_is_refused(library: Library, embedder: TableEmbedder, tmp_path: Path) -> None:
+def test_another_version_is_refused(
+    library: DocumentLibrary, embedder: TableEmbedder, tmp_path: Path
+) -> None:
     library.save(tmp_path)
     manifest = tmp_path / "manifest"
     manifest.write_bytes(manifest.read_bytes().replace(b"outrider-dense 2 ", b"outrider-dense 9 ", 1))

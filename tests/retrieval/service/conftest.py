@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from outrider.source.events import Follow, Request
+from outrider.source.events import DecodingRequest, Follow
 from outrider.wire.codec import SessionKey
-from retrieval_service.memories import Memory
-from retrieval_service.trie import CountedTrie, counted
+from retrieval_service.trie import CountedTrie, Memory, counted
 from speculative.params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -61,7 +60,7 @@ class Past:
         return self
 
 
-def make_request(ids: Sequence[int], **given: Any) -> Request:
+def make_request(ids: Sequence[int], **given: Any) -> DecodingRequest:
     """A greedy session that listens to all of the service's names."""
     values: dict[str, Any] = {
         "epoch": 7,
@@ -75,7 +74,7 @@ def make_request(ids: Sequence[int], **given: Any) -> Request:
         "sources": ("corpus", "past", "dense"),
         "learn": True,
     }
-    return Request(**(values | given))
+    return DecodingRequest(**(values | given))
 
 
 def make_follow(ids: Sequence[int], alias: int = 1, stream: int = 0, **given: Any) -> Follow:
@@ -103,6 +102,6 @@ def follow() -> Callable[..., Follow]:
 
 
 @pytest.fixture(scope="session")
-def request_for() -> Callable[..., Request]:
+def request_for() -> Callable[..., DecodingRequest]:
     """Makes requests."""
     return make_request

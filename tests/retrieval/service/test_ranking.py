@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_service.ranking import Shape, rank, reach
+from retrieval_service.ranking import DraftShape, rank, reach
 from retrieval_service.trie import CountedTrie, counted
 from speculative.draft import Draft
 from speculative.lookup import survival as per_token
@@ -17,7 +17,7 @@ from speculative.tree import ROOT
 
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.8)
-EVERYTHING = Shape(nodes=255, depth=16, floor=0.0)
+EVERYTHING = DraftShape(nodes=255, depth=16, floor=0.0)
 
 
 def found(*continuations: tuple[int, ...], match_length: int = 8) -> CountedTrie:
@@ -27,7 +27,7 @@ def found(*continuations: tuple[int, ...], match_length: int = 8) -> CountedTrie
 
 
 def drafted(trie: CountedTrie, params: SamplingParams = GREEDY, seed: int = 3, **shape: float) -> Draft:
-    draft = rank(trie, params, seed, 40, Shape(**{"nodes": 255, "floor": 0.0, **shape}), 255)  # type: ignore[arg-type]
+    draft = rank(trie, params, seed, 40, DraftShape(**{"nodes": 255, "floor": 0.0, **shape}), 255)  # type: ignore[arg-type]
     assert draft is not None
     return draft
 
@@ -74,7 +74,7 @@ def test_the_survival_with_noise_is_how_often_the_target_takes_it() -> None:
 def test_what_is_too_unlikely_is_not_sent() -> None:
     trie = found(*[(5,)] * 30, (9,))
     assert drafted(trie, floor=0.05).tokens == (5,)
-    assert rank(trie, GREEDY, 0, 40, Shape(floor=0.95), 255) is None
+    assert rank(trie, GREEDY, 0, 40, DraftShape(floor=0.95), 255) is None
 
 
 @given(
@@ -100,7 +100,7 @@ def test_a_draft_is_a_tree_within_its_bounds(
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 def test_nothing_beyond_the_reach_of_a_match_would_have_been_sent(params: SamplingParams) -> None:
-    shape = Shape(floor=0.05)
+    shape = DraftShape(floor=0.05)
     reached = [reach(length, shape) for length in (1, 2, 3, 5, 20)]
     assert reached == sorted(reached)
     for length in (1, 2, 3, 5):

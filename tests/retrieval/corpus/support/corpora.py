@@ -12,7 +12,7 @@ from retrieval_service.corpus.build import build
 from retrieval_service.corpus.disk import Disk
 from retrieval_service.corpus.encoding import StoredDocuments
 from retrieval_service.corpus.layout import read_header
-from retrieval_service.corpus.plan import Built, Settings
+from retrieval_service.corpus.plan import Built, CorpusSettings
 
 Ids = npt.NDArray[np.uint32]
 DIGEST = "d" * 64
@@ -61,7 +61,9 @@ def make_corpus(
     disk: Disk | None = None,
 ) -> Built:
     source = documents if isinstance(documents, Documents) else Documents(documents)
-    return build(folder, Settings(digest, vocabulary, tenant, shard_tokens), source, disk=disk or Unsynced())
+    return build(
+        folder, CorpusSettings(digest, vocabulary, tenant, shard_tokens), source, disk=disk or Unsynced()
+    )
 
 
 def documents_in(folder: Path) -> list[list[int]]:

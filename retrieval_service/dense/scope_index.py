@@ -28,15 +28,15 @@ _DEAD_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """A text by its ids (int32, never written to); names are unique within a scope."""
+    """A text as ids (int32, never written to); names are unique within a scope."""
 
     name: str
     ids: Ids
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A document near a vector: how near (cosine), and the first id of its nearest chunk."""
+class FoundDocument:
+    """A document near a vector, its cosine, and where its nearest chunk starts."""
 
     document: Document
     score: float
@@ -44,7 +44,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexedDocument:
     """A document with its chunks' vectors, float16 [chunks, dimensions], and their first row in the index."""
 
     document: Document
@@ -54,18 +54,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a shelf held at one moment: entries in order of their rows, and the index over exactly those rows.
+    """A scope's documents at one moment: in order of their rows, with the index over exactly those rows.
 
-    `changes` is the shelf's count of them then.
+    `changes` counts the changes up to that moment.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[IndexedDocument, ...]
     index: VectorIndex
     changes: int = 0
 
 
-class Shelf:
-    """One scope's documents."""
+class ScopeIndex:
+    """The documents of one scope, with an index over their chunks."""
 
     def __init__(self, dimensions: int, stride: int, sizes: Sizes) -> None:
         self._dimensions = dimensions
@@ -73,32 +73,32 @@ class Shelf:
         self._sizes = sizes
         self._writing = threading.RLock()
         self._lock = threading.Lock()
-        self._entries: dict[str, Entry] = {}
-        self._rows: list[Entry] = []
+        self._entries: dict[str, IndexedDocument] = {}
+        self._rows: list[IndexedDocument] = []
         self._starts: list[int] = []
         self._total = 0
-        self._dead: list[Entry] = []
+        self._dead: list[IndexedDocument] = []
         self._index = self._build([])
         self.changes = 0
         """Additions and removals so far."""
 
     @classmethod
-    def restored(cls, snapshot: Snapshot, stride: int, sizes: Sizes) -> "Shelf":
-        """A shelf as it was."""
-        shelf = cls(snapshot.index.dimensions, stride, sizes)
-        shelf._swap(snapshot.entries, snapshot.index)
-        return shelf
+    def restored(cls, snapshot: Snapshot, stride: int, sizes: Sizes) -> "ScopeIndex":
+        """The index of a scope as a snapshot has it."""
+        scope_index = cls(snapshot.index.dimensions, stride, sizes)
+        scope_index._swap(snapshot.entries, snapshot.index)
+        return scope_index
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def kind(self) -> str:
-        """The kind of index at present."""
+        """Which kind of index the documents have at present."""
         return self._index.kind
 
     def documents(self) -> list[Document]:
-        """All of them, in order of adding."""
+        """All documents, in order of adding."""
         with self._lock:
             return [entry.document for entry in self._entries.values()]
 
@@ -108,7 +108,7 @@ class Shelf:
         return entry is not None and entry.document is document
 
     def add(self, documents: Iterable[tuple[Document, Vectors]]) -> None:
-        """Each with its chunks' vectors; one of a known name takes the other's place."""
+        """Adds documents with their chunks' vectors; a document of a known name replaces the other."""
         with self._writing:
             added = [(document, vectors.astype(np.float16)) for document, vectors in documents]
             after = self._total + sum(len(vectors) for _, vectors in added)
@@ -121,7 +121,7 @@ class Shelf:
                 self._rebuild()
 
     def remove(self, name: str) -> bool:
-        """Gone from every later search; whether there was one. Waits for no rebuild unless it causes one."""
+        """Removes a document from every later search; False if there is none. Waits for no other rebuild."""
         with self._lock:
             removed = self._drop(name)
         if removed and self._is_cluttered() and self._writing.acquire(blocking=False):
@@ -131,23 +131,23 @@ class Shelf:
                 self._writing.release()
         return removed
 
-    def search(self, vector: Vectors, count: int) -> list[Found]:
+    def search(self, vector: Vectors, count: int) -> list[FoundDocument]:
         """The documents nearest to a unit vector, float32 [dimensions], at most `count`, best first."""
         with self._lock:
             near = self._index.search(vector, count * _CHUNKS_PER_DOCUMENT, self._left_out())
             chunks = [(self._entry_of(row), row, score) for row, score in near]
-        best: dict[str, Found] = {}
+        best: dict[str, FoundDocument] = {}
         for entry, row, score in chunks:
             at = row - entry.first
             # Compressed vectors rank roughly: what they found is ranked again by the vectors themselves.
             exact = float(entry.vectors[at].astype(np.float32) @ vector) if self.kind == "ivfpq" else score
             name = entry.document.name
             if name not in best or exact > best[name].score:
-                best[name] = Found(entry.document, exact, at * self._stride)
+                best[name] = FoundDocument(entry.document, exact, at * self._stride)
         return sorted(best.values(), key=lambda found: (-found.score, found.document.name))[:count]
 
     def with_snapshot(self, use: Callable[[Snapshot], T]) -> T:
-        """What `use` makes of what is here, without deleted rows; nothing is added meanwhile."""
+        """Calls `use` with the documents of now, without deleted rows; nothing is added meanwhile."""
         with self._writing:
             while True:
                 with self._lock:
@@ -166,7 +166,7 @@ class Shelf:
         return True
 
     def _append(self, document: Document, vectors: Halves, *, index: bool) -> None:
-        entry = Entry(document, vectors, self._total)
+        entry = IndexedDocument(document, vectors, self._total)
         self._entries[document.name] = entry
         self._rows.append(entry)
         self._starts.append(entry.first)
@@ -185,7 +185,7 @@ class Shelf:
             mask[entry.first : entry.first + len(entry.vectors)] = True
         return mask
 
-    def _entry_of(self, row: int) -> Entry:
+    def _entry_of(self, row: int) -> IndexedDocument:
         return self._rows[bisect.bisect_right(self._starts, row) - 1]
 
     def _is_cluttered(self) -> bool:
@@ -199,20 +199,20 @@ class Shelf:
             living = list(self._entries.values())
         entries, first = [], 0
         for entry in living:
-            entries.append(Entry(entry.document, entry.vectors, first))
+            entries.append(IndexedDocument(entry.document, entry.vectors, first))
             first += len(entry.vectors)
         self._swap(entries, self._build(entries))
 
-    def _build(self, entries: Sequence[Entry]) -> VectorIndex:
+    def _build(self, entries: Sequence[IndexedDocument]) -> VectorIndex:
         blocks = [entry.vectors for entry in entries] or [np.zeros((0, self._dimensions), dtype=np.float16)]
         vectors = np.concatenate(blocks)
         return VectorIndex.build(vectors, self._sizes.kind(len(vectors)))
 
-    def _swap(self, entries: Iterable[Entry], index: VectorIndex) -> None:
+    def _swap(self, entries: Iterable[IndexedDocument], index: VectorIndex) -> None:
         """Puts a built index in place; what was removed while it was built stays removed."""
         rows = list(entries)
         with self._lock:
-            # A shelf that is restored held nothing before; in any other, only removals can have come between.
+            # A restored index held nothing before; in any other, only removals can have come between.
             known = self._entries if self._rows else {entry.document.name: entry for entry in rows}
             self._rows, self._index, self._total = rows, index, len(index)
             self._starts = [entry.first for entry in rows]

@@ -1,11 +1,11 @@
-"""What waits for one stream: coalesced, bounded, never in the engine's way."""
+"""What waits for one stream: coalesced, bounded, never in the worker's way."""
 
 import asyncio
 
 import pytest
 
 from outrider.source.events import Outgoing
-from outrider.source.outbox import Outbox
+from outrider.source.streams import DraftOutbox
 from speculative.fragment import Fragment
 
 
@@ -18,7 +18,7 @@ def drafts(*bases: int) -> Outgoing:
 
 
 async def test_passes_that_were_not_sent_yet_become_one_message() -> None:
-    outbox = Outbox()
+    outbox = DraftOutbox()
     outbox.put(drafts(1))
     outbox.put(drafts(2, 3))
     outbox.put(Outgoing(refusals=[(2, "no")]))
@@ -27,7 +27,7 @@ async def test_passes_that_were_not_sent_yet_become_one_message() -> None:
 
 
 async def test_a_reader_waits_until_there_is_something() -> None:
-    outbox = Outbox()
+    outbox = DraftOutbox()
     reader = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
     assert not reader.done()
@@ -37,19 +37,19 @@ async def test_a_reader_waits_until_there_is_something() -> None:
 
 @pytest.mark.parametrize(("puts", "kept", "dropped"), [(2, [1, 2], 0), (3, [2, 3], 2), (5, [4, 5], 6)])
 async def test_the_oldest_drafts_go_when_nobody_reads(puts: int, kept: list[int], dropped: int) -> None:
-    outbox = Outbox(most_drafts=2)
+    outbox = DraftOutbox(most_drafts=2)
     assert sum(outbox.put(drafts(base)) for base in range(1, puts + 1)) == dropped
     assert await outbox.take() == drafts(*kept)
 
 
 async def test_one_pass_may_be_more_than_there_is_room_for() -> None:
-    outbox = Outbox(most_drafts=2)
+    outbox = DraftOutbox(most_drafts=2)
     assert outbox.put(drafts(1, 2, 3)) == 2
     assert await outbox.take() == drafts(2, 3)
 
 
 async def test_a_closed_outbox_ends_its_reader() -> None:
-    outbox = Outbox()
+    outbox = DraftOutbox()
     reader = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
     outbox.close()

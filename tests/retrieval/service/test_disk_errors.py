@@ -16,8 +16,8 @@ from live_retrieval import LINE, Code, apart, refused, serving
 from outrider.v1 import retrieval_pb2
 from retrieval_service.building import INCOMING, remove_left
 from retrieval_service.corpus.layout import HEADER
-from retrieval_service.faults import told
 from retrieval_service.loading import load
+from retrieval_service.server import explained_disk_errors
 from retrieval_service.settings import RetrievalSettings
 from speculative.errors import OutriderError, Overloaded
 
@@ -79,7 +79,7 @@ async def test_a_folder_of_corpora_needs_no_tokenizer_to_start(tiny_llama: Path,
     async with serving(tiny_llama, tmp_path) as live:
         await live.build("lines", LINE)
     loaded = await asyncio.to_thread(load, RetrievalSettings(folder=str(tmp_path)))
-    assert not list(loaded.holdings)
+    assert not list(loaded.catalogue)
     loaded.close()
 
 
@@ -187,11 +187,11 @@ async def test_references_beyond_the_room_are_refused_and_others_stay(
     [
         (OSError(errno.ENOSPC, "full"), "Overloaded"),
         (OSError(errno.EIO, "broken"), "DiskFailed"),
-        (TimeoutError(), "TooSlow"),
+        (TimeoutError(), "DiskTooSlow"),
     ],
 )
-def test_what_a_disk_says_is_told(error: OSError, code: str) -> None:
-    with pytest.raises(OutriderError, match="not removed") as raised, told("not removed"):
+def test_a_disks_errors_are_explained(error: OSError, code: str) -> None:
+    with pytest.raises(OutriderError, match="not removed") as raised, explained_disk_errors("not removed"):
         raise error
     assert type(raised.value).__name__ == code
     assert isinstance(raised.value, Overloaded) == (code == "Overloaded")

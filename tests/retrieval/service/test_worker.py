@@ -1,15 +1,16 @@
-"""The engine, without its thread: who is followed, what is sent under which name, what is learnt."""
+"""The retrieval worker, without its thread: what is sent under which name, what is learnt."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from outrider.source.events import Broken, End, Follow, Outgoing, Progress, Wrong
-from retrieval_service.engine import Engine
-from retrieval_service.holdings import Holdings
-from retrieval_service.memories import Memory
-from retrieval_service.ranking import Shape
+from outrider.source.events import Follow, Outgoing, Progress, SessionEnded, StreamClosed
+from outrider.source.followed import SourceProfile
+from retrieval_service.catalogue import Catalogue
+from retrieval_service.ranking import DraftShape
+from retrieval_service.trie import Memory
+from retrieval_service.worker import RetrievalWorker
 from speculative.hashing import prefix_hash
 
 GRACE_S = 10.0
@@ -43,7 +44,7 @@ class References:
 
 
 class Driven:
-    """An engine that a test steps."""
+    """A worker that a test steps."""
 
     def __init__(self, past: Any, references: Any = None, most: int = 100) -> None:
         self.sent: list[dict[int, Outgoing]] = []
@@ -51,14 +52,14 @@ class Driven:
         self.clock = Clock()
         self.past = past
         self.references = references
-        self.engine = Engine(
-            Holdings(past, references),
+        self.worker = RetrievalWorker(
+            Catalogue(past, references),
+            SourceProfile(
+                "retrieval", "retrieval", max_length=1000, max_sessions=most, grace_s=GRACE_S, noun="service"
+            ),
             self.sent.append,
             lambda name, seconds: self.seconds.append(name),
-            shape=Shape(),
-            grace_s=GRACE_S,
-            max_sessions=most,
-            max_length=1000,
+            shape=DraftShape(),
             clock=self.clock,
         )
 
@@ -66,9 +67,9 @@ class Driven:
         """(alias, source, ids) of what goes out after these events."""
         self.sent.clear()
         for event in events:
-            self.engine.submit(event)
-        self.engine.take_in(wait=False)
-        self.engine.look_up()
+            self.worker.submit(event)
+        self.worker.take_in(wait=False)
+        self.worker.work()
         return [
             (alias, fragment.source, fragment.tokens)
             for message in self.sent
@@ -101,7 +102,7 @@ PROMPT = [1, 2, 3]
 
 
 def test_what_one_session_made_is_drafted_for_the_next(driven: Driven, follow: Callable[..., Follow]) -> None:
-    driven(follow(PROMPT), progress([1, 2, 3, 50, 51, 52, 53], 4), End(0, 1))
+    driven(follow(PROMPT), progress([1, 2, 3, 50, 51, 52, 53], 4), SessionEnded(0, 1))
     assert driven(follow([9, 50, 51], alias=2, session="other")) == [(2, 2, (52, 53))]
 
 
@@ -121,14 +122,14 @@ def test_a_session_is_looked_up_once_for_all_that_has_arrived(past: Any, text: A
     assert sent == [(1, 1, (72, 73))]
     assert driven.seconds == ["dense"]
     assert list(driven.references.lengths.values()) == [5]
-    driven(End(0, 1))
+    driven(SessionEnded(0, 1))
     assert not driven.references.lengths
 
 
 def test_sessions_that_do_not_learn_leave_nothing(driven: Driven, follow: Any) -> None:
-    driven(follow(PROMPT, learn=False), progress([1, 2, 3, 50, 51], 2), End(0, 1))
+    driven(follow(PROMPT, learn=False), progress([1, 2, 3, 50, 51], 2), SessionEnded(0, 1))
     assert not driven.past.outputs
-    assert driven.engine.counts.tokens_learnt == 0
+    assert driven.worker.counts.tokens_learnt == 0
 
 
 def test_prompts_are_not_learnt_and_output_that_came_with_a_follow_is(driven: Driven, follow: Any) -> None:
@@ -137,26 +138,26 @@ def test_prompts_are_not_learnt_and_output_that_came_with_a_follow_is(driven: Dr
 
 
 def test_a_session_that_it_is_not_to_draft_for_is_learnt_from(driven: Driven, follow: Any) -> None:
-    assert driven(follow([1, 2, 3, 50, 51, 52], prompt_length=3, node_limit=0), End(0, 1)) == []
+    assert driven(follow([1, 2, 3, 50, 51, 52], prompt_length=3, node_limit=0), SessionEnded(0, 1)) == []
     assert driven(follow([9, 50], alias=2, session="other")) == [(2, 2, (51, 52))]
 
 
 def test_another_tenant_sees_none_of_it(driven: Driven, follow: Any) -> None:
-    driven(follow(PROMPT, tenant="a"), progress([1, 2, 3, 50, 51, 52], 3), End(0, 1))
+    driven(follow(PROMPT, tenant="a"), progress([1, 2, 3, 50, 51, 52], 3), SessionEnded(0, 1))
     assert driven(follow([9, 50, 51], alias=2, tenant="b")) == []
     assert driven(follow([9, 50, 51], alias=3, tenant="a")) == [(3, 2, (52,))]
 
 
 def test_a_session_that_comes_back_is_kept_once_and_in_one_piece(driven: Driven, follow: Any) -> None:
-    driven(follow(PROMPT), progress([1, 2, 3, 50, 51], 2), Broken(0))
+    driven(follow(PROMPT), progress([1, 2, 3, 50, 51], 2), StreamClosed(0))
     ids = [1, 2, 3, 50, 51, 52]
-    driven(follow(ids, stream=1, prompt_length=3), progress([*ids, 53], 1, stream=1), End(1, 1))
+    driven(follow(ids, stream=1, prompt_length=3), progress([*ids, 53], 1, stream=1), SessionEnded(1, 1))
     assert list(driven.past.outputs.values()) == [[50, 51, 52, 53]]
     assert len(driven.past.finished) == 1
 
 
 def test_a_session_that_does_not_come_back_is_finished(driven: Driven, follow: Any) -> None:
-    driven(follow(PROMPT), progress([1, 2, 3, 50], 1), Broken(0))
+    driven(follow(PROMPT), progress([1, 2, 3, 50], 1), StreamClosed(0))
     assert not driven.past.finished
     driven.clock.now = GRACE_S + 1
     driven()
@@ -173,59 +174,21 @@ def test_the_next_turn_of_a_conversation_is_a_text_of_its_own(driven: Driven, fo
 
 def test_nothing_is_learnt_of_what_was_forgotten_while_it_runs(driven: Driven, follow: Any) -> None:
     driven(follow(PROMPT), follow(PROMPT, alias=2, session="other"))
-    driven.engine.roster.unlearn("t", "s")
+    driven.worker.unlearn("t", "s")
     driven(progress([1, 2, 3, 50], 1), progress([1, 2, 3, 60], 1, alias=2))
     assert list(driven.past.outputs.values()) == [[60]]
-    driven(Broken(0))
-    driven.engine.roster.unlearn("t", None)
+    driven(StreamClosed(0))
+    driven.worker.unlearn("t", None)
     driven(follow([1, 2, 3, 50], stream=1, prompt_length=3), follow([1, 2, 3, 60, 61], 2, 1, session="other"))
     assert list(driven.past.outputs.values()) == [[60]], "nor when it is followed again"
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"corpora": ("nowhere",)}, "has no corpus 'nowhere'"),
-        ({"vocabulary_size": 3}, "id 3 is outside"),
-        ({"ids": list(range(1, 999)) * 2}, "has 1996 ids; this service can follow 1000"),
-    ],
-)
-def test_what_cannot_be_followed_is_refused_by_alias(
-    driven: Driven, follow: Any, given: dict[str, Any], why: str
-) -> None:
-    driven(follow(given.pop("ids", PROMPT), alias=9, **given), follow(PROMPT, session="fine"))
+def test_a_corpus_that_the_tenant_has_not_is_refused_by_alias(driven: Driven, follow: Any) -> None:
+    driven(follow(PROMPT, alias=9, corpora=("nowhere",)), follow(PROMPT, session="fine"))
     ((stream, alias, message),) = driven.refusals
     assert (stream, alias) == (0, 9)
-    assert why in message
-    assert len(driven.engine.roster) == 1
-
-
-def test_more_sessions_than_there_may_be_are_refused(past: Any, follow: Any) -> None:
-    driven = Driven(past, most=1)
-    driven(follow(PROMPT), follow(PROMPT, alias=2, session="other"))
-    assert "follows 1 sessions already" in driven.refusals[0][2]
-
-
-def test_an_older_epoch_is_refused_and_a_newer_one_takes_over(driven: Driven, follow: Any) -> None:
-    driven(follow(PROMPT, epoch=8), follow(PROMPT, alias=2, epoch=7))
-    assert driven.refusals[0][1:2] == (2,)
-    driven(follow(PROMPT, alias=3, epoch=9))
-    ((_, alias, why),) = driven.refusals
-    assert (alias, "someone else" in why) == (1, True)
-
-
-def test_garbage_costs_its_own_session_alone(driven: Driven, follow: Any) -> None:
-    driven(follow(PROMPT), follow(PROMPT, alias=2, session="other"))
-    driven(
-        Progress(0, 1, 3, (50,), 12345),
-        Progress(0, 77, 3, (50,), 0),
-        End(0, 78),
-        Wrong(0, 79, "no"),
-        progress([1, 2, 3, 60], 1, alias=2),
-    )
-    assert [alias for _, alias, _ in driven.refusals] == [1, 79]
-    assert driven.engine.counts.unknown_aliases == 2
-    assert driven.engine.roster.get(0, 2) is not None
+    assert "has no corpus 'nowhere'" in message
+    assert len(driven.worker.roster) == 1
 
 
 def test_a_memory_that_fails_costs_the_session_and_not_the_service(
@@ -240,12 +203,5 @@ def test_a_memory_that_fails_costs_the_session_and_not_the_service(
     assert [why for _, _, why in driven.refusals] == [
         "the retrieval service failed on this session; its log says why"
     ] * 2
-    assert driven.engine.counts.failed_sessions == 2
+    assert driven.worker.counts.failed_sessions == 2
     assert "disk on fire" in caplog.text
-
-
-def test_what_is_called_runs_between_lookups_and_says_what_failed(driven: Driven) -> None:
-    fine, wrong = driven.engine.call(lambda: 5), driven.engine.call(lambda: 1 // 0)
-    driven()
-    assert fine.result(0) == 5
-    assert isinstance(wrong.exception(0), ZeroDivisionError)

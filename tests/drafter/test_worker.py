@@ -1,6 +1,5 @@
-"""The engine: events in, passes, fragments and refusals out. Driven step by step, without its thread."""
+"""The drafter's worker: passes, fragments and caches. Driven step by step, without its thread."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,10 +7,17 @@ import numpy as np
 import pytest
 
 from drafter_service.draft_tree import Growth
-from drafter_service.engine import Broken, End, Engine, Outgoing, Progress
-from drafter_service.follower import Request
-from drafter_service.roster import Follow
-from outrider.source.events import Least
+from drafter_service.worker import DrafterWorker
+from outrider.source.events import (
+    DecodingRequest,
+    Follow,
+    LeastSurvival,
+    Outgoing,
+    Progress,
+    SessionEnded,
+    StreamClosed,
+)
+from outrider.source.followed import SourceProfile
 from outrider.wire.codec import SessionKey
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
@@ -22,62 +28,62 @@ GROWTH = Growth(children=2, scale=1.0, floor=0.05, depth=3)
 
 
 class Bench:
-    """An engine over a fake drafter, what it sent, and a clock."""
+    """A worker over a fake drafter, what it sent, and a clock."""
 
-    def __init__(self, drafter: Any, request_for: Callable[..., Request], **settings: Any) -> None:
-        values = {"nodes_per_pass": 2, "chunk": 100, "grace_s": 10.0, "max_sessions": 8} | settings
+    def __init__(self, drafter: Any, request_for: Callable[..., DecodingRequest], **settings: Any) -> None:
+        abilities = drafter.abilities
+        profile = SourceProfile(
+            "drafter",
+            drafter.model,
+            readable_ids=abilities.width,
+            max_length=abilities.max_length,
+            max_sessions=settings.pop("max_sessions", 8),
+            noun="drafter",
+        )
+        values = {"nodes_per_pass": 2, "chunk": 100} | settings
         self.now = 0.0
         self.sent: list[tuple[int, int, Fragment]] = []
         self.refused: list[tuple[int, int, str]] = []
         self.request_for = request_for
         self.drafter = drafter
-        self.engine = Engine(drafter, self._take, growth=GROWTH, clock=lambda: self.now, **values)
+        self.worker = DrafterWorker(
+            drafter, profile, self._take, growth=GROWTH, clock=lambda: self.now, **values
+        )
 
     def _take(self, outgoing: dict[int, Outgoing]) -> None:
         for stream, what in outgoing.items():
             self.sent += [(stream, alias, fragment) for alias, fragment in what.drafts]
             self.refused += [(stream, alias, message) for alias, message in what.refusals]
 
-    def tell(self, *events: Any) -> None:
+    def take(self, *events: Any) -> None:
         for event in events:
-            self.engine.submit(event)
-        self.engine.take_in(wait=False)
+            self.worker.submit(event)
+        self.worker.take_in(wait=False)
 
     def follow(
         self, alias: int, ids: Sequence[int] = PROMPT, *, stream: int = 0, session: str = "", **given: Any
     ) -> None:
         key = SessionKey("t", session or f"s{alias}")
-        self.tell(Follow(stream, alias, key, self.request_for(ids, **given)))
+        self.take(Follow(stream, alias, key, self.request_for(ids, **given)))
 
     def progress(self, alias: int, before: Sequence[int], ids: Sequence[int], *, stream: int = 0) -> None:
-        self.tell(Progress(stream, alias, len(before), tuple(ids), prefix_hash([*before, *ids])))
+        self.take(Progress(stream, alias, len(before), tuple(ids), prefix_hash([*before, *ids])))
 
     def settle(self) -> int:
         """Passes until nothing is left to draft; returns how many."""
         passes = 0
-        while self.engine.step():
+        while self.worker.work():
             passes += 1
         return passes
 
 
-class Failing:
-    """A follower one of whose methods fails."""
-
-    def __init__(self, follower: Any, where: str, fail: Callable[..., None]) -> None:
-        self._follower = follower
-        setattr(self, where, fail)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._follower, name)
-
-
 @pytest.fixture
-def bench(fake: Any, request_for: Callable[..., Request]) -> Bench:
+def bench(fake: Any, request_for: Callable[..., DecodingRequest]) -> Bench:
     return Bench(fake, request_for)
 
 
 @pytest.fixture
-def bench_of(fake_drafter: Any, request_for: Callable[..., Request]) -> Callable[..., Bench]:
+def bench_of(fake_drafter: Any, request_for: Callable[..., DecodingRequest]) -> Callable[..., Bench]:
     """Makes a bench with other sizes; `room` and `max_length` are the drafter's."""
 
     def make(room: int = 1 << 20, max_length: int = 200, **settings: Any) -> Bench:
@@ -89,24 +95,24 @@ def bench_of(fake_drafter: Any, request_for: Callable[..., Request]) -> Callable
 def test_drafts_go_out_after_every_pass(bench: Bench) -> None:
     bench.follow(1)
     assert bench.sent == []
-    bench.engine.step()
+    bench.worker.work()
     (stream, alias, fragment) = bench.sent[0]
     assert (stream, alias, fragment.base) == (0, 1, len(PROMPT))
     assert fragment.tokens[0] == int(bench.drafter.logits(PROMPT).argmax())
     sent = len(bench.sent)
-    bench.engine.step()
+    bench.worker.work()
     assert len(bench.sent) > sent
 
 
 def test_a_stream_that_needs_sure_nodes_is_sent_no_others_until_it_needs_less(bench: Bench) -> None:
-    bench.tell(Least(0, 0.999))
+    bench.take(LeastSurvival(0, 0.999))
     bench.follow(1)
     bench.follow(2, (*PROMPT, 2), stream=1)
     bench.settle()
     assert {stream for stream, _, _ in bench.sent} == {1}
     for needed in (0.2, 0.0):
         bench.sent.clear()
-        bench.tell(Least(0, needed))
+        bench.take(LeastSurvival(0, needed))
         bench.settle()
         sent = [survival for _, alias, fragment in bench.sent if alias == 1 for survival in fragment.survival]
         assert sent
@@ -116,47 +122,47 @@ def test_a_stream_that_needs_sure_nodes_is_sent_no_others_until_it_needs_less(be
 def test_all_sessions_share_every_pass(bench: Bench) -> None:
     for alias in range(4):
         bench.follow(alias, (*PROMPT, alias))
-    bench.engine.step()
-    bench.engine.step()
+    bench.worker.work()
+    bench.worker.work()
     assert bench.drafter.passes == [4 * (len(PROMPT) + 1), 4]
     assert {alias for _, alias, _ in bench.sent} == {0, 1, 2, 3}
 
 
 def test_one_session_alone_has_all_nodes_of_a_pass(bench: Bench) -> None:
     bench.follow(1)
-    bench.engine.step()
-    bench.engine.step()
+    bench.worker.work()
+    bench.worker.work()
     assert bench.drafter.passes == [len(PROMPT), 2]
 
 
 def test_a_long_prompt_is_read_in_chunks_while_others_go_on(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of(chunk=10)
     bench.follow(1)
-    bench.engine.step()
+    bench.worker.work()
     bench.follow(2, [1] * 35)
     bench.sent.clear()
     for _ in range(3):
-        bench.engine.step()
+        bench.worker.work()
     assert bench.drafter.passes[1:] == [10, 10, 10]
     assert {alias for _, alias, _ in bench.sent} == {1}
-    bench.engine.step()
+    bench.worker.work()
     assert {alias for _, alias, _ in bench.sent} == {1, 2}
 
 
 def test_a_commit_between_two_passes_redirects_growth(bench: Bench) -> None:
     bench.follow(1)
-    bench.engine.step()
+    bench.worker.work()
     off = (bench.sent[0][2].tokens[0] + 1) % 24
     off = off if off not in bench.sent[0][2].tokens else (off + 1) % 24
     bench.sent.clear()
     bench.progress(1, PROMPT, [off])
-    bench.engine.step()
+    bench.worker.work()
     assert [fragment.base for _, _, fragment in bench.sent] == [len(PROMPT) + 1]
-    counts = bench.engine.counts
+    counts = bench.worker.counts
     assert (counts.reroots, counts.nodes_kept, counts.nodes_dropped) == (1, 0, 2)
 
 
-def test_an_idle_engine_computes_nothing(bench: Bench) -> None:
+def test_an_idle_worker_computes_nothing(bench: Bench) -> None:
     bench.follow(1, node_limit=0)
     bench.follow(2, limit=len(PROMPT) + 1)
     assert bench.settle() == 0
@@ -171,23 +177,9 @@ def test_an_end_frees_the_memory_at_once(bench: Bench) -> None:
     bench.follow(1)
     bench.settle()
     assert bench.drafter.cached_tokens > 0
-    bench.tell(End(0, 1))
+    bench.take(SessionEnded(0, 1))
     assert bench.drafter.cached_tokens == 0
-    assert len(bench.engine.roster) == 0
-
-
-@pytest.mark.parametrize(
-    ("ids", "why"),
-    [([24], "id 24 is outside this drafter's vocabulary of 24"), ([1] * 201, "201 ids.*follow 200")],
-)
-def test_a_session_that_cannot_be_read_is_refused_with_the_numbers(
-    bench: Bench, ids: list[int], why: str
-) -> None:
-    bench.follow(1, ids)
-    ((stream, alias, message),) = bench.refused
-    assert (stream, alias) == (0, 1)
-    assert re.search(why, message)
-    assert bench.settle() == 0
+    assert len(bench.worker.roster) == 0
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -205,9 +197,9 @@ def test_ids_that_the_target_itself_does_not_have_are_refused_by_name(bench: Ben
     assert bench.settle() > 0
 
 
-@pytest.mark.parametrize("where", ["grow", "progress"])
+@pytest.mark.parametrize("where", ["grow", "commit"])
 def test_a_session_that_fails_by_itself_is_refused_and_the_others_go_on(
-    bench: Bench, where: str, caplog: pytest.LogCaptureFixture
+    bench: Bench, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.follow(1)
     bench.follow(2)
@@ -215,30 +207,20 @@ def test_a_session_that_fails_by_itself_is_refused_and_the_others_go_on(
     def fail(*_: Any) -> None:
         raise IndexError("index 7 is out of bounds")
 
-    followed = bench.engine.roster.get(0, 1)
-    assert followed is not None
-    followed.follower = Failing(followed.follower, where, fail)  # type: ignore[assignment]
-    bench.engine.step()
+    session = bench.worker.roster.get(0, 1)
+    assert session is not None
+    monkeypatch.setattr(session, where, fail)
+    bench.worker.work()
     bench.progress(1, PROMPT, [3])
     bench.progress(2, PROMPT, [3])
     assert [(alias, message.partition(";")[0]) for _, alias, message in bench.refused] == [
         (1, "the drafter failed on this session")
     ]
     assert "index 7 is out of bounds" in caplog.text
-    assert bench.engine.counts.failed_sessions == 1
-    assert bench.engine.roster.get(0, 1) is None
+    assert bench.worker.counts.failed_sessions == 1
+    assert bench.worker.roster.get(0, 1) is None
     assert bench.settle() > 0
     assert {alias for _, alias, _ in bench.sent} >= {2}
-
-
-def test_a_session_that_outgrows_the_drafter_is_refused_then(bench_of: Callable[..., Bench]) -> None:
-    bench = bench_of(max_length=6)
-    bench.follow(1)
-    bench.settle()
-    bench.progress(1, PROMPT, [1])
-    assert bench.refused == []
-    bench.progress(1, [*PROMPT, 1], [2])
-    assert "the session has 7 ids; this drafter can follow 6" in bench.refused[0][2]
 
 
 def test_progress_that_does_not_fit_is_refused_and_the_next_follow_starts_from_what_was_right(
@@ -246,34 +228,26 @@ def test_progress_that_does_not_fit_is_refused_and_the_next_follow_starts_from_w
 ) -> None:
     bench.follow(1)
     bench.settle()
-    bench.tell(Progress(0, 1, len(PROMPT), (7,), 12345))
+    bench.take(Progress(0, 1, len(PROMPT), (7,), 12345))
     assert "follow the session again" in bench.refused[0][2]
     passes = len(bench.drafter.passes)
     bench.follow(2, (*PROMPT, 7), session="s1")
-    bench.engine.step()
+    bench.worker.work()
     assert bench.drafter.passes[passes:] == [1]
-
-
-def test_unknown_aliases_are_counted_and_nothing_else(bench: Bench) -> None:
-    bench.follow(1)
-    bench.tell(End(0, 2), End(1, 1), Progress(0, 9, 0, (), 0))
-    assert bench.engine.counts.unknown_aliases == 3
-    assert bench.settle() > 0
-    assert bench.refused == []
 
 
 def test_a_broken_stream_keeps_caches_for_the_grace_period(bench: Bench) -> None:
     bench.follow(1)
     bench.settle()
-    bench.tell(Broken(0))
-    assert (len(bench.engine.roster), bench.engine.roster.kept) == (0, 1)
+    bench.take(StreamClosed(0))
+    assert (len(bench.worker.roster), len(bench.worker.roster.kept)) == (0, 1)
     bench.now = 9.9
-    bench.tell()
+    bench.take()
     assert bench.drafter.cached_tokens > 0
     bench.now = 10.0
-    bench.tell()
+    bench.take()
     assert bench.drafter.cached_tokens == 0
-    assert bench.engine.roster.kept == 0
+    assert bench.worker.roster.kept == []
 
 
 @pytest.mark.parametrize(
@@ -292,11 +266,11 @@ def test_another_verifier_inherits_what_the_cache_has_of_its_ids(
 ) -> None:
     bench.follow(1)
     bench.settle()
-    bench.tell(Broken(0))
+    bench.take(StreamClosed(0))
     bench.sent.clear()
     passes = len(bench.drafter.passes)
     bench.follow(5, again, stream=3, session="s1", epoch=8, params=SamplingParams(temperature=0.5))
-    bench.engine.step()
+    bench.worker.work()
     assert bench.drafter.passes[passes:] == [rows]
     assert bench.sent[0][:2] == (3, 5)
     assert bench.sent[0][2].prefix_hash == prefix_hash(again)
@@ -306,58 +280,25 @@ def test_another_verifier_inherits_what_the_cache_has_of_its_ids(
 def test_another_tenants_session_of_the_same_name_inherits_nothing(bench: Bench) -> None:
     bench.follow(1)
     bench.settle()
-    bench.tell(Broken(0))
+    bench.take(StreamClosed(0))
     passes = len(bench.drafter.passes)
-    bench.tell(Follow(0, 1, SessionKey("u", "s1"), bench.request_for(PROMPT)))
-    bench.engine.step()
+    bench.take(Follow(0, 1, SessionKey("u", "s1"), bench.request_for(PROMPT)))
+    bench.worker.work()
     assert bench.drafter.passes[passes:] == [len(PROMPT)]
-
-
-def test_a_later_epoch_takes_the_session_over_and_an_older_one_is_refused(bench: Bench) -> None:
-    bench.follow(1, epoch=7)
-    bench.settle()
-    bench.follow(2, stream=1, session="s1", epoch=8)
-    assert [(stream, alias) for stream, alias, _ in bench.refused] == [(0, 1)]
-    bench.follow(3, stream=2, session="s1", epoch=7)
-    assert bench.refused[1][:2] == (2, 3)
-    assert "epoch 0000000000000007" in bench.refused[1][2]
-    assert "0000000000000008" in bench.refused[1][2]
-    bench.sent.clear()
-    bench.settle()
-    assert {stream for stream, _, _ in bench.sent} == {1}
-
-
-def test_the_same_alias_followed_again_starts_afresh(bench: Bench) -> None:
-    bench.follow(1)
-    bench.settle()
-    sent = [fragment for _, _, fragment in bench.sent]
-    bench.sent.clear()
-    bench.follow(1)
-    bench.settle()
-    assert [fragment for _, _, fragment in bench.sent] == sent
-    assert bench.refused == []
-    assert len(bench.engine.roster) == 1
-
-
-def test_there_is_a_limit_to_the_sessions(bench_of: Callable[..., Bench]) -> None:
-    bench = bench_of(max_sessions=2)
-    for alias in range(3):
-        bench.follow(alias)
-    assert bench.refused[0][1:] == (2, "this drafter follows 2 sessions already; that is its limit")
 
 
 def test_waiting_caches_make_room_for_a_session(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of(room=80)
     bench.follow(1)
     bench.settle()
-    bench.tell(Broken(0))
+    bench.take(StreamClosed(0))
     bench.follow(2, (9, *PROMPT, *PROMPT, *PROMPT), stream=1)
-    assert bench.engine.roster.kept == 0
+    assert bench.worker.roster.kept == []
     assert bench.refused == []
-    bench.engine.step()
+    bench.worker.work()
     bench.follow(3, stream=1)
     assert "slots wanted" in bench.refused[0][2]
-    assert len(bench.engine.roster) == 1
+    assert len(bench.worker.roster) == 1
 
 
 def test_a_pass_without_memory_is_tried_again_with_one_session_less(
@@ -393,13 +334,13 @@ def test_logits_that_are_no_numbers_cost_their_session_alone(
     assert {alias for _, alias, _ in bench.sent} == {1}
 
 
-def test_a_failing_pass_refuses_its_sessions_and_the_engine_goes_on(
+def test_a_failing_pass_refuses_its_sessions_and_the_worker_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.follow(1)
     with monkeypatch.context() as broken:
         broken.setattr(bench.drafter, "forward", lambda batch: 1 / 0)
-        bench.engine.step()
+        bench.worker.work()
     assert bench.refused == [(0, 1, "the drafter failed; its log says why")]
     assert "ZeroDivisionError" in caplog.text
     assert bench.drafter.cached_tokens == 0

@@ -1,77 +1,83 @@
 """Reference documents of all tenants: added, removed and kept on disk while sessions copy from them."""
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval_service.dense.embeddings import Embedder
 from retrieval_service.dense.errors import NoLibrary
-from retrieval_service.dense.library import Library
+from retrieval_service.dense.library import DocumentLibrary
 from retrieval_service.dense.references import References
-from retrieval_service.holdings import scope
-from retrieval_service.memories import Memory
 from speculative.errors import Overloaded
 
 RETRY_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """How many ids of documents are taken on; more are refused, as nothing that was added is evicted."""
+class DocumentLimits:
+    """Most tokens of documents that are taken on; more are refused, as nothing that was added is evicted."""
 
     tokens: int
+    """Of all tenants together."""
     tokens_of_tenant: int
+    """Of one tenant."""
 
 
 class Documents:
-    """The library, and what sessions draw from it. A ReferenceMemory; safe from several threads.
+    """The documents of all tenants, within limits and on disk. Safe from several threads.
 
     Args:
-        embedder: says what is near.
+        embedder: turns documents into vectors, by which near ones are found.
         folder: where documents are kept; None: in memory alone.
+
+    Attributes:
+        references: the sessions that copy from these documents.
 
     Raises:
         DenseError: what the folder holds cannot be used.
     """
 
-    def __init__(self, embedder: Embedder, tokenizer_digest: str, folder: Path | None, room: Room) -> None:
+    def __init__(
+        self, embedder: Embedder, tokenizer_digest: str, folder: Path | None, limits: DocumentLimits
+    ) -> None:
         self._folder = folder
-        self._room = room
-        self._library = Library(embedder, tokenizer_digest)
+        self._limits = limits
+        self._library = DocumentLibrary(embedder, tokenizer_digest)
         if folder is not None:
             try:
-                self._library = Library.load(folder, embedder, tokenizer_digest)
+                self._library = DocumentLibrary.load(folder, embedder, tokenizer_digest)
             except NoLibrary:
                 self._library.save(folder)
-        self._references = References(self._library)
+        self.references = References(self._library)
         self._changing = threading.Lock()
         self._held = {name: self._count(name) for name in self._library.kinds()}
 
-    @property
-    def count(self) -> int:
-        """Documents of all tenants."""
-        return sum(count for count, _ in list(self._held.values()))
+    def add(self, owner: str, documents: Sequence[tuple[str, Sequence[int]]]) -> int:
+        """Adds documents, a name and ids each, in memory; `save` them in the end.
 
-    def add(self, tenant: str, documents: Sequence[tuple[str, Sequence[int]]]) -> int:
-        """Adds documents, name and ids each; returns how many the tenant has then. `keep` them in the end.
+        Returns:
+            The number of documents that the owner has then.
 
-        Raises Overloaded where there is no room for them; then none is added.
+        Raises:
+            Overloaded: there is no room for all of them; none was added.
         """
-        owner = scope(tenant)
         with self._changing:
             self._check_room(owner, documents)
             self._library.add(owner, documents)
             return self._counted(owner)
 
-    def keep(self) -> None:
-        """Writes what was added or removed, if there is where to. Raises OSError."""
+    def save(self) -> None:
+        """Writes what was added or removed to the folder, if there is one. Raises OSError."""
         if self._folder is not None:
             self._library.save(self._folder)
 
-    def remove(self, tenant: str, names: Sequence[str]) -> int:
-        """Removes documents, all of them where none is named, from disk too; returns how many were there."""
-        owner = scope(tenant)
+    def remove(self, owner: str, names: Sequence[str]) -> int:
+        """Removes an owner's documents of these names, or all without names, from disk too.
+
+        Returns:
+            The number of documents removed.
+        """
         with self._changing:
             before, _ = self._held.get(owner, (0, 0))
             for name in names:
@@ -79,32 +85,16 @@ class Documents:
             if not names:
                 self._library.forget(owner)
             left = self._counted(owner)
-        self.keep()
+        self.save()
         return before - left
-
-    def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> Memory:
-        """See ReferenceMemory."""
-        return self._references.follow(session, scope(tenant), ids)
-
-    def progress(self, session: Hashable, ids: Sequence[int]) -> None:
-        """See ReferenceMemory."""
-        self._references.progress(session, ids)
-
-    def end(self, session: Hashable) -> None:
-        """See ReferenceMemory."""
-        self._references.end(session)
-
-    def close(self) -> None:
-        """Ends the search's thread."""
-        self._references.close()
 
     def _check_room(self, owner: str, documents: Sequence[tuple[str, Sequence[int]]]) -> None:
         held = {one.name: len(one.ids) for one in self._library.documents(owner)}
         own = sum((held | {name: len(ids) for name, ids in documents}).values())
         others = sum(tokens for name, (_, tokens) in self._held.items() if name != owner)
         for tokens, most, whose in (
-            (own, self._room.tokens_of_tenant, "of one tenant"),
-            (others + own, self._room.tokens, "of all tenants"),
+            (own, self._limits.tokens_of_tenant, "of one tenant"),
+            (others + own, self._limits.tokens, "of all tenants"),
         ):
             if tokens > most:
                 raise Overloaded(

@@ -1,0 +1,219 @@
+"""The drafter's worker: drafts for all followed sessions, one batched pass at a time.
+
+Between two passes everything that has arrived is taken in, so what a verifier commits interrupts growth at
+any token; after every pass the new nodes go out at once. With nothing worth drafting it sleeps.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafter_service.draft_tree import Growth
+from drafter_service.drafters import Drafter
+from drafter_service.session import Cache, DraftingSession, PassRows
+from outrider.source.events import Follow
+from outrider.source.followed import FollowedIds, SourceProfile
+from outrider.source.worker import Publish, SourceWorker, WorkerCounts
+from speculative.errors import EmptySupport, Overloaded
+
+log = logging.getLogger(__name__)
+
+PassBatch = list[tuple[DraftingSession, PassRows]]
+PASS_WEIGHT = 0.1
+"""Weight of the latest pass in the announced duration of passes."""
+SPARE_SLOTS = 64
+"""Cache slots beyond committed ids that a session reserves from the start, for drafted nodes."""
+COUNTERS = {
+    "passes": "Forward passes of the model.",
+    "rows": "Input tokens of those passes.",
+    "reroots": "Commits that moved a draft tree's root.",
+    "nodes_committed": "Drafted nodes that the target committed.",
+    "nodes_kept": "Nodes still possible after a commit, summed over commits.",
+    "nodes_dropped": "Nodes off the committed path.",
+    "failed_passes": "Passes that failed; their sessions were refused.",
+}
+"""Help texts of the fields of `DrafterCounts`."""
+GAUGES = {
+    "ids_waiting": "Committed ids that have yet to be read.",
+    "sessions_kept": "Sessions whose stream broke and whose cache is kept.",
+    "kv_slots": "Tokens that caches have room for.",
+}
+"""Help texts of `DrafterWorker.gauges`."""
+
+
+@dataclass(slots=True)
+class DrafterCounts(WorkerCounts):
+    """What the drafter has counted since it started."""
+
+    passes: int = 0
+    rows: int = 0
+    reroots: int = 0
+    nodes_committed: int = 0
+    nodes_kept: int = 0
+    nodes_dropped: int = 0
+    failed_passes: int = 0
+
+
+class DrafterWorker(SourceWorker[DraftingSession]):
+    """Follows sessions with a small model and grows a draft tree for each.
+
+    Args:
+        nodes_per_pass: leaves expanded in one pass, shared by the sessions; each gets at least one.
+        chunk: committed ids read in one pass, over all sessions.
+    """
+
+    failure = "the drafter failed on this session; its log says why"
+    counts: DrafterCounts
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        profile: SourceProfile,
+        publish: Publish,
+        *,
+        growth: Growth,
+        nodes_per_pass: int,
+        chunk: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(profile, publish, counts=DrafterCounts(), clock=clock)
+        self.drafter = drafter
+        self._growth = growth
+        self._nodes_per_pass = nodes_per_pass
+        self._chunk = chunk
+        self._least: dict[int, float] = {}  # survival that nodes need, by stream
+        self._eased: set[int] = set()  # streams whose nodes need less since the last pass
+        self._busy = 0  # sessions in the last pass
+
+    def open(self, follow: Follow, ids: FollowedIds, kept: DraftingSession | None) -> DraftingSession:
+        """Follows a session with a new cache, or with what a kept one holds of the same ids."""
+        cache = self._new_cache(len(ids)) if kept is None else kept.cache
+        try:
+            if kept is not None:
+                # The last id must be computed again: its logits are what the tree starts from.
+                self.drafter.rewind(cache, min(kept.ids.agreed_length(ids), cache.length, len(ids) - 1))
+            return DraftingSession(follow, ids, cache, self.drafter.abilities, self._growth)
+        except BaseException:
+            self.drafter.close(cache)
+            raise
+
+    def opened(self, session: DraftingSession) -> None:
+        """Holds back what the session's verifier would hardly admit."""
+        session.require(self._least.get(session.stream, 0.0))
+
+    def progressed(self, session: DraftingSession, fresh: Sequence[int]) -> None:
+        """Moves the session's tree and sends what can be sent since."""
+        rerooted = session.commit(fresh)
+        self.counts.reroots += 1
+        self.counts.nodes_committed += sum(node.sent for node in rerooted.path)
+        self.counts.nodes_kept += rerooted.kept
+        self.counts.nodes_dropped += rerooted.dropped
+        self.send(session, session.take_fragments())
+
+    def leave(self, session: DraftingSession) -> None:
+        """Keeps the committed part of the session's cache alone."""
+        session.cache.drop_nodes()
+
+    def close(self, session: DraftingSession) -> None:
+        """Frees the session's cache."""
+        self.drafter.close(session.cache)
+
+    def least_survival(self, stream: int, survival: float) -> None:
+        """Holds back what a verifier would hardly admit, or sends more from the next pass on."""
+        before = self._least.get(stream, 0.0)
+        if before == survival:
+            return
+        self._least[stream] = survival
+        if survival < before:
+            self._eased.add(stream)
+        for session in self.roster:
+            if session.stream == stream:
+                session.require(survival)
+
+    def stream_closed(self, stream: int) -> None:
+        """Forgets what the stream's nodes needed."""
+        self._least.pop(stream, None)
+
+    def gauges(self) -> dict[str, int]:
+        """Counts of what the drafter holds now, by metric."""
+        return super().gauges() | {
+            "ids_waiting": sum(session.unread for session in self.roster),
+            "sessions_kept": len(self.roster.kept),
+            "kv_slots": self.drafter.cached_tokens,
+        }
+
+    def work(self) -> bool:
+        """One pass over all sessions that have something to draft; False if none has."""
+        self._send_eased()
+        batch = self._plan()
+        if not batch:
+            self.flush()
+            return False
+        began = time.perf_counter()
+        try:
+            logits = self.drafter.forward([(session.cache, rows) for session, rows in batch])
+        except Overloaded as error:
+            # Nothing was computed. Kept caches make room; if there are none, the session that came last does.
+            if not self.roster.free_oldest():
+                self.end(batch[-1][0], str(error))
+        except Exception:
+            log.exception("a pass over %d sessions failed; they are refused", len(batch))
+            self.counts.failed_passes += 1
+            for session, _ in batch:
+                self.end(session, "the drafter failed; its log says why")
+        else:
+            took_s = time.perf_counter() - began
+            self.step_s += (took_s - self.step_s) * (PASS_WEIGHT if self.step_s else 1.0)
+            self._grow(batch, logits)
+        self.flush()
+        return True
+
+    def _plan(self) -> PassBatch:
+        nodes = max(1, self._nodes_per_pass // max(1, self._busy))
+        chunk = self._chunk
+        batch: PassBatch = []
+        for session in self.roster:
+            rows = session.plan(nodes, chunk)
+            if rows is not None:
+                batch.append((session, rows))
+                # A late session still reads one id a pass: none starves behind a long prompt.
+                chunk = max(1, chunk - len(rows.tokens))
+        self._busy = len(batch)
+        return batch
+
+    def _grow(self, batch: PassBatch, logits: NDArray[np.float32]) -> None:
+        self.counts.passes += 1
+        low = 0
+        for session, rows in batch:
+            high = low + len(rows.want)
+            self.counts.rows += len(rows.tokens)
+            try:
+                session.grow(rows, logits[low:high])
+                self.send(session, session.take_fragments())
+            except EmptySupport as error:
+                self.end(session, str(error))
+            except Exception:
+                self.fail(session)
+            low = high
+
+    def _send_eased(self) -> None:
+        """Sends what was held back on streams whose nodes need less since."""
+        if self._eased:
+            for session in self.roster:
+                if session.stream in self._eased:
+                    self.send(session, session.take_fragments())
+            self._eased.clear()
+
+    def _new_cache(self, length: int) -> Cache:
+        """An empty cache; the oldest kept ones make room for it."""
+        reserve = min(length + SPARE_SLOTS, self.drafter.abilities.max_length)
+        while True:
+            try:
+                return self.drafter.open(reserve)
+            except Overloaded:
+                if not self.roster.free_oldest():
+                    raise
