@@ -50,16 +50,16 @@ class DraftSourceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What this source can draft for. Ready only once loaded.
+        """Describes what this source can draft for. Ready only once loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request_iterator, context):
-        """One held stream per verifier, all its sessions on it, one message per engine step in each direction at
-        most. Nothing on it fails the stream but bytes that are no message: what cannot be followed is refused by
-        alias, what is stale is dropped and counted.
+        """Holds one stream per verifier for all of the verifier's sessions, with at most one message per engine step
+        in each direction. Only bytes that are not a message fail the stream. A session that cannot be followed is
+        refused by alias, and a stale draft is dropped and counted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

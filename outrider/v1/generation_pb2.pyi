@@ -66,34 +66,38 @@ class GenerateStart(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """Who asks; see SessionKey.tenant. Default: the key's tenant, or `default` where no keys are configured."""
+    """The client's tenant; see SessionKey.tenant. Default: the key's tenant, or `default` if no keys are
+    configured.
+    """
     session: _builtins.str
-    """Names the session; see SessionKey.session. Default: the orchestrator chooses one and says so in `started`."""
+    """The session's name; see SessionKey.session. Default: the orchestrator draws one and returns it in
+    `started`.
+    """
     model: _builtins.str
-    """Which target; may be left out where exactly one is served."""
+    """The target; may be left out if exactly one is served."""
     text: _builtins.str
-    """Tokenized by the target's own tokenizer, with what that tokenizer adds."""
+    """Tokenized by the target's own tokenizer, including the special tokens that it adds."""
     max_tokens: _builtins.int
-    """The most ids to generate; 1 to what the target's context leaves; default 128 or what is left, whichever
+    """The most tokens to generate; 1 to what the target's context leaves; default 128, or what is left if that
     is less.
     """
     seed: _builtins.int
-    """The request's randomness; default: chosen by the orchestrator and returned in `started`."""
+    """The seed of the request's noise; default: drawn by the orchestrator and returned in `started`."""
     return_prompt_ids: _builtins.bool
     """Whether `started` carries the prompt's ids; default false."""
     n: _builtins.int
-    """How many answers; 1 (the default) to 16. Each is the one that a request of its own with the choice's seed
-    would get.
+    """The number of answers; 1 (the default) to 16. Each equals the answer to a separate request with the
+    choice's seed.
     """
     resumable: _builtins.bool
     """Whether the request survives its stream: after a disconnect it is parked, not cancelled, and the same
-    request with `have` goes on with it; default false.
+    request with `have` resumes it; default false.
     """
     seen_epoch: _builtins.int
-    """The highest epoch that the client has seen of this session, with `have`; default 0."""
+    """With `have`: the highest epoch of this session that the client has seen; default 0."""
     @_builtins.property
     def ids(self) -> Global___TokenIds:
-        """Taken as they are."""
+        """Used unchanged."""
 
     @_builtins.property
     def sampling(self) -> _common_pb2.Sampling:
@@ -101,7 +105,7 @@ class GenerateStart(_message.Message):
 
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Strings that end the request, matched on the bytes of the generated ids; at most 16 of 1 to 256 bytes."""
+        """Strings that end the request, matched on the bytes of the generated tokens; at most 16 of 1 to 256 bytes."""
 
     @_builtins.property
     def speculation(self) -> Global___Speculation:
@@ -109,23 +113,23 @@ class GenerateStart(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _common_pb2.Logprobs:
-        """Whether GeneratedTokens.logprobs are wanted, and which; default: none."""
+        """Which GeneratedTokens.logprobs to return; default: none."""
 
     @_builtins.property
     def have(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
-        """What of the answer the client has already, which is committed as it stands: one entry per choice, or none
-        at all. Needs `seed` and the whole request as it was; `tokens` then start behind these ids.
+        """The part of the answer that the client has already, which is committed unchanged: one entry per choice,
+        or none at all. Needs `seed` and the whole original request; `tokens` then start behind these ids.
         """
 
     @_builtins.property
     def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Choices whose `finished` the client has, with `have`, but not all there are: nothing more comes of them,
-        and their `have` may be empty.
+        """With `have`: choices whose `finished` the client has, but not all choices. They are not continued, and
+        their `have` may be empty.
         """
 
     @_builtins.property
     def grammar(self) -> _common_pb2.Grammar:
-        """What the text has to be; default: anything. Not together with Sampling.ignore_eos."""
+        """Constrains the text; default: no constraint. Excludes Sampling.ignore_eos."""
 
     def __init__(
         self,
@@ -180,11 +184,11 @@ class TokenIds(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     PREFIX_HASH_FIELD_NUMBER: _builtins.int
     count: _builtins.int
-    """In place of ids: so many, as they are on record with the orchestrators. FAILED_PRECONDITION (IdsNeeded)
-    where they are not; default 0.
+    """Instead of ids: the number of ids, which the orchestrators have on record. FAILED_PRECONDITION (IdsNeeded)
+    if the record does not reach that far; default 0.
     """
     prefix_hash: _builtins.int
-    """With count: the hash over the prompt and these ids."""
+    """With count: the prefix hash over the prompt and these ids."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Vocabulary ids, each below the target's vocabulary size."""
@@ -206,7 +210,7 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class Speculation(_message.Message):
-    """Speculation as a client may steer it. It never changes the output, only its speed."""
+    """How a client steers speculation. It never changes the output, only the speed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -217,24 +221,24 @@ class Speculation(_message.Message):
     CORPORA_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
-    """Default true. False, which is plain decoding, cannot be together with sources, corpora or a node_limit
-    above 0.
+    """Whether drafts are used; default true. False is plain decoding and excludes sources, corpora and a
+    node_limit above 0.
     """
     node_limit: _builtins.int
     """The most drafted nodes in one round; 0 (plain decoding) to 256; default: the verifier's setting."""
     learn: _builtins.bool
-    """Whether what is generated may be kept to draft from, for requests of the same tenant; default true."""
+    """Whether the output may be kept to draft from, for requests of the same tenant; default true."""
     prediction: _builtins.str
-    """What the answer may resemble, in whole or in part, as text without special ids: the source `prediction`
-    copies from it. No more than the target's context; default none.
+    """Text that the answer may resemble, in whole or in part, without special tokens: the source `prediction`
+    copies from it. Shorter than the target's context; default none.
     """
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the sources to draft from, of those `started` could name; default all there are."""
+        """Names of the sources to draft from, as Model.sources lists them; default all."""
 
     @_builtins.property
     def corpora(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the corpora to draft from, of those that are public or the tenant's own; at most 16; default all."""
+        """Names of the corpora to draft from, each public or the tenant's own; at most 16; default all."""
 
     def __init__(
         self,
@@ -274,15 +278,15 @@ class GenerateResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___GenerateStarted:
-        """First, before any token."""
+        """The first message, before any token."""
 
     @_builtins.property
     def tokens(self) -> Global___GeneratedTokens:
-        """What has been committed since the last message."""
+        """Tokens committed since the last message."""
 
     @_builtins.property
     def finished(self) -> Global___GenerateFinished:
-        """Last of its choice."""
+        """The last message of its choice."""
 
     def __init__(
         self,
@@ -315,22 +319,22 @@ class GenerateStarted(_message.Message):
     session: _builtins.str
     """The session's name, as given or chosen."""
     epoch: _builtins.int
-    """Which incarnation of the session's placement this is."""
+    """The epoch of the session's placement."""
     seed: _builtins.int
-    """As given or chosen; the same request with this seed gives the same ids. It is choice 0's; the others'
-    follow from it, see docs/exactness.md.
+    """The seed, as given or drawn; the same request with this seed gives the same tokens. It is choice 0's seed;
+    the seeds of other choices follow from it, see docs/exactness.md.
     """
     prompt_tokens: _builtins.int
-    """Ids of the prompt."""
+    """Number of tokens of the prompt."""
     model: _builtins.str
-    """The target that answers."""
+    """The name of the target that answers."""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Only where return_prompt_ids asked for them."""
+        """The prompt's ids, if return_prompt_ids asked for them."""
 
     @_builtins.property
     def source_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What the bytes of GeneratedTokens.credits mean: 0 is the target itself, k is source_names[k - 1]."""
+        """Names for the source indices in GeneratedTokens.credits: 0 is the target itself, k is source_names[k - 1]."""
 
     def __init__(
         self,
@@ -367,12 +371,12 @@ class GeneratedTokens(_message.Message):
     text: _builtins.str
     """Text that these ids complete; incomplete UTF-8 and possible beginnings of a stop string are held back."""
     credits: _builtins.bytes
-    """One byte per id: which source drafted it; see GenerateStarted.source_names."""
+    """One source index per id: the source that drafted it; see GenerateStarted.source_names."""
     choice: _builtins.int
-    """Whose ids these are; from 0, below GenerateStart.n."""
+    """The choice that these ids belong to; from 0, below GenerateStart.n."""
     epoch: _builtins.int
-    """Under which epoch they were committed, where it is another than the last message's: the session went on
-    elsewhere after its verifier was lost.
+    """The epoch under which the ids were committed, if it differs from the last message's: the session continued
+    on another verifier.
     """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -380,7 +384,7 @@ class GeneratedTokens(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
-        """One per id where GenerateStart.logprobs asked for them."""
+        """Log-probabilities, one entry per id, if GenerateStart.logprobs asked for them."""
 
     def __init__(
         self,
@@ -414,17 +418,17 @@ class GenerateFinished(_message.Message):
     reason: _common_pb2.FinishReason.ValueType
     """Why the request ended; never unspecified."""
     text: _builtins.str
-    """Text that was held back and turned out to be no stop string."""
+    """Text that was held back and turned out not to be a stop string."""
     message: _builtins.str
-    """Why, where the reason is FINISH_REASON_ERROR."""
+    """What went wrong, if the reason is FINISH_REASON_ERROR."""
     choice: _builtins.int
-    """Which choice ended; from 0, below GenerateStart.n."""
+    """The choice that ended; from 0, below GenerateStart.n."""
     seed: _builtins.int
-    """The choice's own: a request with n = 1 and this seed gives the same ids."""
+    """The choice's own seed: a request with n = 1 and this seed gives the same tokens."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """What the choice cost, recoveries included; where the request goes on with what the client has, since then.
-        prompt_tokens are the same ids for every choice: a total counts them once.
+        """What the choice cost, recoveries included; for a resumed request, the cost since it was resumed. All
+        choices share prompt_tokens, so a total counts them once.
         """
 
     def __init__(
@@ -454,7 +458,7 @@ class CancelRequest(_message.Message):
     tenant: _builtins.str
     """See SessionKey.tenant."""
     session: _builtins.str
-    """Whose request is to end."""
+    """The session whose request is to end."""
     def __init__(
         self,
         *,
@@ -511,7 +515,7 @@ class ListModelsResponse(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
-        """Every target that a verifier behind this orchestrator serves."""
+        """All targets that verifiers behind this orchestrator serve."""
 
     def __init__(
         self,
@@ -528,7 +532,7 @@ Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
-    """A target that can be asked for."""
+    """A target that requests may name."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -538,16 +542,16 @@ class Model(_message.Message):
     HAS_TOKENIZER_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What GenerateStart.model takes."""
+    """The name for GenerateStart.model."""
     max_length: _builtins.int
-    """The most ids, prompt and generated ones together."""
+    """The most tokens of a session, prompt and output together."""
     vocabulary_size: _builtins.int
-    """Ids are below this."""
+    """Upper bound of token ids, exclusive."""
     has_tokenizer: _builtins.bool
     """Whether text prompts and stop strings are possible."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of sources that draft for it."""
+        """Names of the sources that draft for this target."""
 
     def __init__(
         self,

@@ -63,16 +63,16 @@ class GenerationServicer(object):
     """
 
     def Generate(self, request_iterator, context):
-        """One request and its stream of tokens. The request is the first message; half-closing after it is normal.
-        The first response is `started`, then any number of `tokens`, then one `finished` for each choice; the
+        """Runs one request and streams its tokens. The request is the first message; half-closing after it is normal.
+        The first response is `started`, then come any number of `tokens`, then one `finished` for each choice; the
         stream ends after the last. Errors:
-        INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
+        INVALID_ARGUMENT (a field is out of range: the message names the field), NOT_FOUND (no such model),
         UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
         `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED; where keys
         are configured, UNAUTHENTICATED (metadata `authorization: Bearer KEY` is missing or wrong) and
         PERMISSION_DENIED (the request names a tenant that is not the key's).
-        Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
-        another one, at the next position: the client sees a pause.
+        Disconnecting cancels the request unless it is resumable. If the verifier is lost, the stream continues
+        from another verifier at the next position: the client sees a pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,15 +86,15 @@ class GenerationServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """How the last rounds of a session went, one that runs or ended not long ago; of all verifiers that had it.
-        NOT_FOUND where none knows of it.
+        """Returns the last rounds of a running or recently ended session, from all verifiers that had it. NOT_FOUND
+        if no verifier knows the session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """What can be asked for here.
+        """Lists the models that requests may name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,25 +35,25 @@ class GenerationStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationAsyncStub: ...
     Generate: _grpc.StreamStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """One request and its stream of tokens. The request is the first message; half-closing after it is normal.
-    The first response is `started`, then any number of `tokens`, then one `finished` for each choice; the
+    """Runs one request and streams its tokens. The request is the first message; half-closing after it is normal.
+    The first response is `started`, then come any number of `tokens`, then one `finished` for each choice; the
     stream ends after the last. Errors:
-    INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
+    INVALID_ARGUMENT (a field is out of range: the message names the field), NOT_FOUND (no such model),
     UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
     `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED; where keys
     are configured, UNAUTHENTICATED (metadata `authorization: Bearer KEY` is missing or wrong) and
     PERMISSION_DENIED (the request names a tenant that is not the key's).
-    Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
-    another one, at the next position: the client sees a pause.
+    Disconnecting cancels the request unless it is resumable. If the verifier is lost, the stream continues
+    from another verifier at the next position: the client sees a pause.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]
     """Ends a session's current request. Idempotent: an unknown session is no error."""
     Explain: _grpc.UnaryUnaryMultiCallable[_explain_pb2.ExplainRequest, _explain_pb2.ExplainResponse]
-    """How the last rounds of a session went, one that runs or ended not long ago; of all verifiers that had it.
-    NOT_FOUND where none knows of it.
+    """Returns the last rounds of a running or recently ended session, from all verifiers that had it. NOT_FOUND
+    if no verifier knows the session.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]
-    """What can be asked for here."""
+    """Lists the models that requests may name."""
 
 @_typing.type_check_only
 class GenerationAsyncStub(GenerationStub):
@@ -61,25 +61,25 @@ class GenerationAsyncStub(GenerationStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.StreamStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """One request and its stream of tokens. The request is the first message; half-closing after it is normal.
-    The first response is `started`, then any number of `tokens`, then one `finished` for each choice; the
+    """Runs one request and streams its tokens. The request is the first message; half-closing after it is normal.
+    The first response is `started`, then come any number of `tokens`, then one `finished` for each choice; the
     stream ends after the last. Errors:
-    INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
+    INVALID_ARGUMENT (a field is out of range: the message names the field), NOT_FOUND (no such model),
     UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
     `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED; where keys
     are configured, UNAUTHENTICATED (metadata `authorization: Bearer KEY` is missing or wrong) and
     PERMISSION_DENIED (the request names a tenant that is not the key's).
-    Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
-    another one, at the next position: the client sees a pause.
+    Disconnecting cancels the request unless it is resumable. If the verifier is lost, the stream continues
+    from another verifier at the next position: the client sees a pause.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]  # type: ignore[assignment]
     """Ends a session's current request. Idempotent: an unknown session is no error."""
     Explain: _aio.UnaryUnaryMultiCallable[_explain_pb2.ExplainRequest, _explain_pb2.ExplainResponse]  # type: ignore[assignment]
-    """How the last rounds of a session went, one that runs or ended not long ago; of all verifiers that had it.
-    NOT_FOUND where none knows of it.
+    """Returns the last rounds of a running or recently ended session, from all verifiers that had it. NOT_FOUND
+    if no verifier knows the session.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """What can be asked for here."""
+    """Lists the models that requests may name."""
 
 class GenerationServicer(metaclass=_abc_1.ABCMeta):
     """Completions of text or token ids."""
@@ -90,16 +90,16 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_generation_pb2.GenerateRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
-        """One request and its stream of tokens. The request is the first message; half-closing after it is normal.
-        The first response is `started`, then any number of `tokens`, then one `finished` for each choice; the
+        """Runs one request and streams its tokens. The request is the first message; half-closing after it is normal.
+        The first response is `started`, then come any number of `tokens`, then one `finished` for each choice; the
         stream ends after the last. Errors:
-        INVALID_ARGUMENT (a field is out of range: the message names it), NOT_FOUND (no such model),
+        INVALID_ARGUMENT (a field is out of range: the message names the field), NOT_FOUND (no such model),
         UNAVAILABLE (no verifier can be reached; try again), RESOURCE_EXHAUSTED (full; trailing metadata
         `retry-after` in seconds), ABORTED (a later request took over the session), DEADLINE_EXCEEDED; where keys
         are configured, UNAUTHENTICATED (metadata `authorization: Bearer KEY` is missing or wrong) and
         PERMISSION_DENIED (the request names a tenant that is not the key's).
-        Disconnecting cancels, but for a resumable request. Where the verifier is lost, the stream goes on from
-        another one, at the next position: the client sees a pause.
+        Disconnecting cancels the request unless it is resumable. If the verifier is lost, the stream continues
+        from another verifier at the next position: the client sees a pause.
         """
 
     @_abc_1.abstractmethod
@@ -116,8 +116,8 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         request: _explain_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_explain_pb2.ExplainResponse, _abc.Awaitable[_explain_pb2.ExplainResponse]]:
-        """How the last rounds of a session went, one that runs or ended not long ago; of all verifiers that had it.
-        NOT_FOUND where none knows of it.
+        """Returns the last rounds of a running or recently ended session, from all verifiers that had it. NOT_FOUND
+        if no verifier knows the session.
         """
 
     @_abc_1.abstractmethod
@@ -126,6 +126,6 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.ListModelsResponse, _abc.Awaitable[_generation_pb2.ListModelsResponse]]:
-        """What can be asked for here."""
+        """Lists the models that requests may name."""
 
 def add_GenerationServicer_to_server(servicer: GenerationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

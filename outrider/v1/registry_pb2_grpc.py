@@ -45,9 +45,10 @@ class RegistryServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Announce(self, request, context):
-        """Said every second by each worker to each orchestrator that it is to be used by, and believed for four. A
-        worker that ends says so first (`draining`), then no more. Errors: INVALID_ARGUMENT for what can be no
-        worker. One that is not used is told why in the answer: it may be again, once others have gone.
+        """Announces a worker to an orchestrator that may use it. A worker announces itself every second, and the
+        orchestrator believes an announcement for four seconds. A worker that is about to end first announces
+        `draining`, then stops. Errors: INVALID_ARGUMENT for an invalid announcement. The answer says why a worker
+        is not used; the worker may be used later, once others have gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

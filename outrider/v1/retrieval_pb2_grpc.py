@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RetrievalStub(object):
-    """Whoever calls is trusted to name the tenant that it acts for.
+    """The worker trusts callers to name the tenant they act for.
     """
 
     def __init__(self, channel):
@@ -78,20 +78,20 @@ class RetrievalStub(object):
 
 
 class RetrievalServicer(object):
-    """Whoever calls is trusted to name the tenant that it acts for.
+    """The worker trusts callers to name the tenant they act for.
     """
 
     def ListCorpora(self, request, context):
-        """The corpora that drafts come from now: public ones and the tenant's own.
+        """Lists the corpora that the worker drafts from now: public corpora and the tenant's own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BuildCorpus(self, request_iterator, context):
-        """Makes a corpus of the documents of this stream and drafts from it as soon as it is done; what runs goes on.
-        The first message says what it is to be called. INVALID_ARGUMENT: a name that cannot be one, nothing to
-        index, ids outside the vocabulary; FAILED_PRECONDITION: no folder for corpora, or text without a tokenizer;
+        """Builds a corpus of the documents of this stream and drafts from it once it is built; running sessions are
+        not interrupted. The first message names the corpus. INVALID_ARGUMENT: an invalid name, nothing to index,
+        ids outside the vocabulary; FAILED_PRECONDITION: no folder for corpora, or text without a tokenizer;
         ABORTED: another build of this name is under way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -99,23 +99,23 @@ class RetrievalServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadCorpus(self, request, context):
-        """Opens an index of the service's folder that was built, or unloaded, before. NOT_FOUND where there is none.
+        """Loads an index in the worker's folder that was built, or unloaded, before. NOT_FOUND if there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadCorpus(self, request, context):
-        """Drafts from a corpus no longer; on request its files go too, those of one that could not be loaded as well.
-        NOT_FOUND where there is none.
+        """Stops drafting from a corpus. On request it deletes the corpus's files too, even if the corpus could not be
+        loaded. NOT_FOUND if there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddReferences(self, request_iterator, context):
-        """Adds documents to the tenant's references, or replaces those of the same name; of the stream's messages the
-        first names the tenant.
+        """Adds documents to the tenant's references, or replaces documents of the same name. The stream's first
+        message names the tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,15 +129,15 @@ class RetrievalServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """Removes a session's past output, or a tenant's with its references, for good: from memory and disk, before
-        it answers. Idempotent.
+        """Removes a session's past output, or all past output and references of a tenant, for good: from memory and
+        disk, before the answer. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """What it holds, of all tenants together.
+        """Returns what the worker holds, of all tenants together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,7 +195,7 @@ def add_RetrievalServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Retrieval(object):
-    """Whoever calls is trusted to name the tenant that it acts for.
+    """The worker trusts callers to name the tenant they act for.
     """
 
     @staticmethod

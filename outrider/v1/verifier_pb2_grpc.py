@@ -71,23 +71,23 @@ class VerifierServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What this worker serves. Ready only once the model is loaded and checked.
+        """Describes the target that this worker serves. Ready only once the model is loaded and checked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenizer(self, request, context):
-        """The target's tokenizer, whole, in chunks; none where the target has no tokenizer.
+        """Returns the target's whole tokenizer in chunks; no chunk if the target has no tokenizer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Open(self, request, context):
-        """Starts a session, or, under the epoch it already has, changes nothing but its sources. An Open whose ids
-        already end the request is answered with that reason. Errors: INVALID_ARGUMENT (an epoch more than a day
-        ahead of the worker's clock, too), NOT_FOUND (model),
+        """Starts a session. Under the epoch that the session already has, it changes only the session's sources. An
+        Open whose ids already end the request is answered with that reason. Errors: INVALID_ARGUMENT (also for an
+        epoch more than a day ahead of the worker's clock), NOT_FOUND (model),
         FAILED_PRECONDITION (an older epoch; `outrider-epoch` in the trailing metadata is the highest seen),
         RESOURCE_EXHAUSTED.
         """
@@ -96,8 +96,9 @@ class VerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request_iterator, context):
-        """Committed tokens of the sessions that the reader names, from its position on, and beats. The worker sends
-        what lies between a cursor and the committed length whenever the stream can take it; it queues nothing.
+        """Streams committed tokens of the sessions that the reader names, from the reader's position on, and beats.
+        The worker sends what lies between a cursor and the committed length whenever the stream can take it; it
+        queues nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,7 +113,7 @@ class VerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """The last rounds of a session that runs here or ended not long ago; nothing of one that is not known.
+        """Returns the last rounds of a session that runs here or ended recently; nothing for an unknown session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
