@@ -8,7 +8,7 @@ from outrider.runtime.lifeline import die_with_told_parent
 def main() -> None:
     """Ties itself to its parent before it imports what takes seconds."""
     die_with_told_parent(sys.argv[1:])
-    from orchestrator.front import front
+    from orchestrator.front.tls import front
     from orchestrator.service import build
     from orchestrator.settings import OrchestratorSettings
     from outrider.runtime.serve import run

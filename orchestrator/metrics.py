@@ -12,13 +12,13 @@ from typing import Self
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from orchestrator.drafters import SourceLink
-from orchestrator.events import Delivered, Event, Finished, Recovered
-from orchestrator.fleet import Fleet
-from orchestrator.ledger import Ledger
-from orchestrator.requests import Admitted, Target
-from orchestrator.telling import Telling
-from orchestrator.verifiers import VerifierLink
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.source_probe import SourceLink
+from orchestrator.fleet.verifier_link import VerifierLink
+from orchestrator.front.admission import Admitted, Target
+from orchestrator.relay.events import Delivered, Event, Finished, Recovered
+from orchestrator.store.ledger import Ledger
+from orchestrator.trace import Telling
 from outrider.runtime.metrics import MODEL, PREFIX, REQUEST_SECONDS, Metrics
 from outrider.runtime.tracing import Tracing
 from speculative.commit import FinishReason

@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from orchestrator.epochs import Epochs
-from orchestrator.fleet import Fleet
-from orchestrator.front import front_certificates, make_gate, warn_of_open_doors
-from orchestrator.ledger import Ledger
-from orchestrator.loads import Loads
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.registry import RegistryServer
+from orchestrator.fleet.shared_load import Loads
+from orchestrator.fleet.verifier_link import Patience
+from orchestrator.fleet_metrics import watch_peers
+from orchestrator.front.concurrency import Room
+from orchestrator.front.grpc import GenerationServer
+from orchestrator.front.tls import front_certificates, make_gate, warn_of_open_doors
 from orchestrator.metrics import RequestMetrics, StoreMetrics, watch_fleet
-from orchestrator.peers import watch_peers
-from orchestrator.registry import RegistryServer
-from orchestrator.relay import Relay
-from orchestrator.room import Room
-from orchestrator.server import GenerationServer
+from orchestrator.relay.epochs import Epochs
+from orchestrator.relay.relay import Relay
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.storing import chosen_store
-from orchestrator.verifiers import Patience
+from orchestrator.store.ledger import Ledger
+from orchestrator.store.storing import chosen_store
 from outrider.runtime.security import certificates, inside
 from outrider.runtime.serve import ServiceContext
 from outrider.v1 import generation_pb2
@@ -26,7 +26,7 @@ from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 from outrider.wire.epochs import wall_clock_ms
 
 if TYPE_CHECKING:
-    from orchestrator.http.front import HttpFront
+    from orchestrator.front.http.server import HttpFront
 
 
 class OrchestratorService:
@@ -118,9 +118,9 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     http = None
     if settings.http_bind is not None:
         # Only here: a process without it starts sooner and is smaller.
-        from orchestrator.http.app import make_app
-        from orchestrator.http.desk import Desk
-        from orchestrator.http.front import HttpFront
+        from orchestrator.front.http.app import make_app
+        from orchestrator.front.http.completion_service import Desk
+        from orchestrator.front.http.server import HttpFront
 
         desk = Desk(fleet, relay, metrics, room, settings.default_max_tokens)
         http = HttpFront(

@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from orchestrator.answer import Answer
-from orchestrator.epochs import Epochs
-from orchestrator.liveness import Judge, Verdict
-from orchestrator.opening import Begun
-from orchestrator.requests import Admitted
-from orchestrator.sessions import Cost, Delivery
-from orchestrator.stores.memory import MemoryStore
-from orchestrator.verifiers import VerifierLink
+from orchestrator.fleet.liveness import Judge, Verdict
+from orchestrator.fleet.verifier_link import VerifierLink
+from orchestrator.front.admission import Admitted
+from orchestrator.relay.delivery import Cost, Delivery
+from orchestrator.relay.epochs import Epochs
+from orchestrator.relay.opener import Begun
+from orchestrator.relay.request import Answer
+from orchestrator.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import key_to_wire
 from outrider.wire.epochs import RANDOM_BITS
@@ -60,7 +60,7 @@ def cursor_off_by_one() -> list[Substitute]:
             position=reader.position + 1,
         )
 
-    return [("orchestrator.verifiers", "_cursor", cursor)]
+    return [("orchestrator.fleet.verifier_link", "_cursor", cursor)]
 
 
 def repeated_delivery_kept() -> list[Substitute]:
@@ -79,7 +79,7 @@ def have_ignored() -> list[Substitute]:
     def have(start: Any, max_tokens: int, target: Any) -> Any:
         return tuple(() for _ in start.have) if start.have else None
 
-    return [("orchestrator.requests", "_have", have)]
+    return [("orchestrator.front.admission", "_have", have)]
 
 
 def end_forgotten() -> list[Substitute]:
@@ -88,7 +88,7 @@ def end_forgotten() -> list[Substitute]:
     def ended(start: Any) -> frozenset[int]:
         return frozenset()
 
-    return [("orchestrator.requests", "_ended", ended)]
+    return [("orchestrator.front.admission", "_ended", ended)]
 
 
 def woken_verifier_goes_on() -> list[Substitute]:
@@ -180,7 +180,7 @@ def seen_epoch_ignored() -> list[Substitute]:
     def fence(self: Registry, key: Any, epoch: int, now_ms: int) -> None:
         """The verifiers would notice; this is about the client."""
 
-    return [("orchestrator.answer", "Begun", begun), (Registry, "fence", fence)]
+    return [("orchestrator.relay.request", "Begun", begun), (Registry, "fence", fence)]
 
 
 def frozen_verifier_trusted() -> list[Substitute]:

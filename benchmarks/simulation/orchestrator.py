@@ -8,16 +8,16 @@ from benchmarks.simulation.calls import Server
 from benchmarks.simulation.clock import EPOCH_NS, Process
 from benchmarks.simulation.network import Network
 from benchmarks.simulation.stores import RemoteStore, StoreServer
-from orchestrator.epochs import Epochs
-from orchestrator.fleet import Fleet
-from orchestrator.gate import Gate
-from orchestrator.ledger import Ledger
-from orchestrator.loads import Loads
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.shared_load import Loads
+from orchestrator.fleet.verifier_link import Patience
+from orchestrator.front.concurrency import Room
+from orchestrator.front.gate import Gate
+from orchestrator.front.grpc import GenerationServer
 from orchestrator.metrics import RequestMetrics
-from orchestrator.relay import Relay
-from orchestrator.room import Room
-from orchestrator.server import GenerationServer
-from orchestrator.verifiers import Patience
+from orchestrator.relay.epochs import Epochs
+from orchestrator.relay.relay import Relay
+from orchestrator.store.ledger import Ledger
 from outrider.runtime.metrics import Metrics
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.simulation.clock import Process, current
 from benchmarks.simulation.network import Network
-from orchestrator.stores import (
+from orchestrator.store import (
     Append,
     Handle,
     SessionRecord,
@@ -19,7 +19,7 @@ from orchestrator.stores import (
     Tokens,
     WorkerReport,
 )
-from orchestrator.stores.memory import MemoryStore
+from orchestrator.store.memory import MemoryStore
 from outrider.wire.codec import SessionKey
 
 COMMAND_S = 0.5

@@ -12,10 +12,10 @@ from prometheus_client.core import Metric
 
 from drafter_service.server import DraftSourceServer
 from drafter_service.settings import DrafterSettings
-from orchestrator.http.errors import FieldRefused, told
+from orchestrator.fleet.verifier_link import VerifierLost
+from orchestrator.front.http.errors import FieldRefused, told
 from orchestrator.service import build as build_orchestrator
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.verifiers import VerifierLost
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
 from outrider.wire.status import status_of

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.front import front
+from orchestrator.front.tls import front
 from orchestrator.service import build
 from orchestrator.settings import OrchestratorSettings
 from outrider.runtime.serve import serve

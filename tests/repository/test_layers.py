@@ -123,14 +123,12 @@ LAYERS = {
         ("numpy", "faiss", "safetensors", "sentence_transformers"),
     ),
     "orchestrator": Layer(
-        (*SHARED, "orchestrator.http", "orchestrator.stores.redis"),
+        (*SHARED, "orchestrator.front.http", "orchestrator.store.redis"),
         (*RPC, "pydantic", "prometheus_client", "tokenizers"),
     ),
-    "orchestrator.stores.redis": Layer(
-        (*SHARED, "orchestrator", "orchestrator.stores.connection"), ("redis",)
-    ),
-    "orchestrator.stores.connection": Layer(("orchestrator",), ("redis",)),
-    "orchestrator.http": Layer(
+    "orchestrator.store.redis": Layer((*SHARED, "orchestrator", "orchestrator.store.connection"), ("redis",)),
+    "orchestrator.store.connection": Layer(("orchestrator",), ("redis",)),
+    "orchestrator.front.http": Layer(
         (
             "speculative",
             "outrider.wire",
@@ -198,15 +196,15 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("speculative.tree", "import asyncio"),
         ("speculative.tree", "import torch"),
         ("speculative.merge", "from outrider.wire import codec"),
-        ("orchestrator.server", "def f():\n    import torch"),
-        ("orchestrator.server", "import llguidance"),
-        ("orchestrator.ledger", "import redis"),
-        ("orchestrator.server", "import fastapi"),
-        ("orchestrator.http.app", "import torch"),
+        ("orchestrator.front.grpc", "def f():\n    import torch"),
+        ("orchestrator.front.grpc", "import llguidance"),
+        ("orchestrator.store.ledger", "import redis"),
+        ("orchestrator.front.grpc", "import fastapi"),
+        ("orchestrator.front.http.app", "import torch"),
         ("speculative.grammar", "import llguidance"),
-        ("orchestrator.server", "from outrider.lm.packed import PackedLM"),
-        ("orchestrator.server", "from transformers import AutoTokenizer"),
-        ("orchestrator.server", "import importlib\nimportlib.import_module('outrider.lm')"),
+        ("orchestrator.front.grpc", "from outrider.lm.packed import PackedLM"),
+        ("orchestrator.front.grpc", "from transformers import AutoTokenizer"),
+        ("orchestrator.front.grpc", "import importlib\nimportlib.import_module('outrider.lm')"),
         ("verifier_service.engine", "from drafter_service import engine"),
         ("verifier_service.engine", "TABLE = {'x': 'drafter_service.drafters.causal_lm:CausalLM'}"),
         ("drafter_service.engine", "from outrider.cli import app"),
@@ -243,7 +241,7 @@ def test_the_orchestrator_runs_without_torch() -> None:
     assert "grpc" in loaded
     assert not loaded & {"torch", "transformers", "outrider.lm", "redis"}
     assert "fastapi" not in loaded, "what has no HTTP front does not load one"
-    loaded |= loaded_by("import orchestrator.http.app, orchestrator.http.front")
+    loaded |= loaded_by("import orchestrator.front.http.app, orchestrator.front.http.server")
     assert not loaded & {"torch", "transformers", "outrider.lm"}
 
 

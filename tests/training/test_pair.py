@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from orchestrator.http.chat import conversation
-from orchestrator.requests import Target
+from orchestrator.front.admission import Target
+from orchestrator.front.http.chat import conversation
 from outrider.tokens import ChatTemplate, TokenTable
 from training import evaluate, heldout, model, prompts
 from training import tokenizer as bpe
