@@ -1,13 +1,14 @@
-"""What is told of one request, as a span and in the log, whichever front it came through.
+"""Traces one request, as a span and in the log, whichever front it came through.
 
-Never a prompt, an answer or an id of either.
+Neither ever holds a prompt, an answer or their token ids.
 """
 
 import logging
 from contextlib import ExitStack
 
-from orchestrator.front.admission import Admitted, Target
-from orchestrator.relay.events import Delivered, Event, Finished, Recovered, Started
+from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.relay.delivery import Delivered, Event, Finished, Recovered, Started
 from outrider.runtime.tracing import Span, Tracing
 from outrider.wire.origin import Origin, bound, current
 
@@ -16,30 +17,30 @@ log = logging.getLogger(__name__)
 SPAN = "outrider.request"
 
 
-class Telling:
-    """Of the request that this task is bound to: `begin`, then what becomes of it, then `end`."""
+class RequestTrace:
+    """Traces the request that this task is bound to: call `begin`, then `admitted` and `note`, then `end`."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._bound = ExitStack()
         self._first = True
         origin = current()
         self._span = tracing.request(SPAN, origin.traceparent)
-        # A trace that is not recorded ends here: what workers would add to it belongs to nothing.
+        # A trace that is not recorded ends here: spans of workers would belong to no trace.
         self._origin = Origin(origin.request, "" if self._span is None else self._span.traceparent)
 
     def begin(self) -> None:
-        """From now on calls and log lines are this request's."""
+        """Bind calls and log lines to this request from now on."""
         self._bound.enter_context(bound(self._origin))
 
-    def admitted(self, request: Admitted, target: Target) -> None:
-        """It can be decoded; from now on log lines name its session."""
+    def admitted(self, request: AdmittedRequest, target: TargetModel) -> None:
+        """The request passed every check; from now on log lines name its session."""
         key = request.key
         self._bound.enter_context(bound(self._origin, tenant=key.tenant, session=key.session))
         if self._span is not None:
             _describe(self._span, request, target)
 
     def note(self, event: Event) -> None:
-        """This is on its way to the client."""
+        """An event of the request is on its way to the client."""
         if self._span is None:
             return
         match event:
@@ -54,7 +55,7 @@ class Telling:
                 _conclude(self._span, event)
 
     def end(self, outcome: str, tokens: int, seconds: float, *, failed: bool) -> None:
-        """It is over, with a finish reason or an error's name."""
+        """End the trace; `outcome` is a finish reason or an error's name."""
         if self._span is not None:
             self._span.set(outrider__outcome=outcome, gen_ai__usage__output_tokens=tokens)
             self._span.end(outcome if failed else "")
@@ -63,8 +64,8 @@ class Telling:
         self._bound.close()
 
 
-def _describe(span: Span, request: Admitted, target: Target) -> None:
-    """By OpenTelemetry's names for requests of models, where there are some."""
+def _describe(span: Span, request: AdmittedRequest, target: TargetModel) -> None:
+    """Set the request's attributes, under OpenTelemetry's names for requests of models where it has names."""
     params, key = request.params, request.key
     span.set(
         gen_ai__provider__name="outrider",

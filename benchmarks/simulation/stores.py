@@ -11,14 +11,7 @@ from typing import Any
 
 from benchmarks.simulation.clock import Process, current
 from benchmarks.simulation.network import Network
-from orchestrator.store import (
-    Append,
-    Handle,
-    SessionRecord,
-    StoreUnavailable,
-    Tokens,
-    WorkerReport,
-)
+from orchestrator.store import Append, Handle, SessionRecord, StoreUnavailable, Tokens, WorkerReport
 from orchestrator.store.memory import MemoryStore
 from outrider.wire.codec import SessionKey
 

@@ -1,29 +1,15 @@
-"""Which workers are not used, and why: another contract, other weights under a model's name, a tokenizer that
-nobody here has.
+"""Which workers are not used, and why: another contract, other weights under a model's name, an unknown
+tokenizer.
 
-Pure: knows what workers said, nothing of connections. Verifiers of one model have to be the same model, as a
-session may go from one to another; where they are not, those that most agree with are used.
+Pure: knows workers' descriptions, nothing of connections. Verifiers of one model name have to serve the same
+model, because a session may move from one to another; where they do not, the majority is used.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from orchestrator.fleet.target_model import ModelIdentity
 from outrider.wire.workers import CONTRACT
-
-
-class Identity(NamedTuple):
-    """Which model it is, whatever it computes in."""
-
-    tokenizer_digest: str
-    vocabulary_size: int
-    weights_digest: str
-    """Empty: not known, then it is as any."""
-
-    def agrees(self, other: "Identity") -> bool:
-        """Whether a session can go from one to the other."""
-        weights = self.weights_digest, other.weights_digest
-        return self[:2] == other[:2] and (weights[0] == weights[1] or not all(weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +17,27 @@ class Refusal:
     """Why a worker is not used."""
 
     kind: str
-    """contract, model, tokenizer or name: what is wrong with it."""
+    """What is wrong with the worker: contract, model, tokenizer or name."""
     why: str
-    """For the person who can mend it."""
+    """The reason, for the person who can repair it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A verifier as it described itself."""
+class DescribedVerifier:
+    """A verifier with its own description."""
 
     address: str
     model: str
-    identity: Identity
+    identity: ModelIdentity
     reachable: bool
 
 
-def other_contract(spoken: int) -> Refusal | None:
-    """Where a worker does not speak this process's contract; one that does not say speaks the first."""
+def contract_refusal(spoken: int) -> Refusal | None:
+    """The refusal of a worker that speaks another version of the contract; None: it speaks this process's
+    version.
+
+    A worker that names no version speaks the first.
+    """
     if (spoken or 1) == CONTRACT:
         return None
     return Refusal(
@@ -56,13 +46,15 @@ def other_contract(spoken: int) -> Refusal | None:
     )
 
 
-def elected(verifiers: Iterable[Described], before: Mapping[str, Identity]) -> dict[str, Identity]:
-    """Which identity each model's name stands for.
+def elect_identities(
+    verifiers: Iterable[DescribedVerifier], before: Mapping[str, ModelIdentity]
+) -> dict[str, ModelIdentity]:
+    """The identity that each model's name stands for.
 
-    That which most verifiers within reach agree with; among equals the one that it stood for before, then the
-    first. With none within reach nothing changes.
+    The identity that most reachable verifiers agree with wins; of several, the one of before, then the first.
+    Where no verifier can be reached, nothing changes.
     """
-    by_model: dict[str, list[Described]] = {}
+    by_model: dict[str, list[DescribedVerifier]] = {}
     for it in verifiers:
         by_model.setdefault(it.model, []).append(it)
     chosen = {}
@@ -71,7 +63,7 @@ def elected(verifiers: Iterable[Described], before: Mapping[str, Identity]) -> d
         if not present:
             chosen[model] = before.get(model, described[0].identity)
             continue
-        # One without known weights agrees with several that do not with one another: it is no candidate.
+        # An identity without known weights agrees with several that differ: it is no candidate.
         identities = dict.fromkeys(it.identity for it in present)
         candidates = [
             one
@@ -89,8 +81,10 @@ def elected(verifiers: Iterable[Described], before: Mapping[str, Identity]) -> d
     return chosen
 
 
-def disagreeing(verifiers: Sequence[Described], chosen: Mapping[str, Identity]) -> dict[str, Refusal]:
-    """By address, those that are not what their model's name stands for."""
+def incompatible_verifiers(
+    verifiers: Sequence[DescribedVerifier], chosen: Mapping[str, ModelIdentity]
+) -> dict[str, Refusal]:
+    """Refusals, by address, of verifiers that do not serve the model that their model's name stands for."""
     found = {}
     for it in verifiers:
         meant = chosen[it.model]
@@ -110,8 +104,12 @@ def disagreeing(verifiers: Sequence[Described], chosen: Mapping[str, Identity]) 
     return found
 
 
-def unfitting(digests: Mapping[str, str], targets: Iterable[Identity]) -> dict[str, Refusal]:
-    """By address, sources whose tokenizer (`digests`, empty: any will do) is that of no target."""
+def incompatible_sources(digests: Mapping[str, str], targets: Iterable[ModelIdentity]) -> dict[str, Refusal]:
+    """Refusals, by address, of sources whose tokenizer no target has.
+
+    Args:
+        digests: tokenizer digests of the sources, by address; empty: any tokenizer will do.
+    """
     known = {target.tokenizer_digest for target in targets}
     if not known:
         return {}
@@ -126,5 +124,5 @@ def unfitting(digests: Mapping[str, str], targets: Iterable[Identity]) -> dict[s
     }
 
 
-def _short(identity: Identity) -> str:
+def _short(identity: ModelIdentity) -> str:
     return f"{identity.tokenizer_digest[:12] or 'none'} of {identity.vocabulary_size} ids"

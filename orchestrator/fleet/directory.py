@@ -1,19 +1,19 @@
-"""Workers that have registered, with this orchestrator or with another one.
+"""The directory of workers that have registered, with this orchestrator or with another one.
 
-Pure: the clock is given, in seconds of any monotonic one. An announcement is believed for a while; a worker
-that is no longer heard of stays for as long as it is seen to be alive, so that a store or a line that is away
-moves nobody.
+Pure: the caller passes the time, in seconds of any monotonic clock. An announcement is believed for a while.
+A worker that announces itself no longer stays for as long as it answers, so that the loss of a store or of a
+connection removes no worker.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from orchestrator.fleet.compatibility import Refusal, other_contract
+from orchestrator.fleet.compatibility import Refusal, contract_refusal
 from outrider.wire.workers import BELIEVED_S, WorkerEntry
 from speculative.errors import Overloaded
 
 MOST = 4096
-"""Workers; more are refused."""
+"""The most workers in the directory; further ones are refused."""
 
 
 @dataclass(slots=True)
@@ -21,11 +21,11 @@ class _Known:
     entry: WorkerEntry
     until: float
     itself: bool
-    """Whether it was the worker that said so."""
+    """Whether the worker announced itself here, rather than to another orchestrator."""
 
 
 class Directory:
-    """Who there is."""
+    """Registered workers by address."""
 
     def __init__(self, most: int = MOST) -> None:
         self._known: dict[str, _Known] = {}
@@ -36,10 +36,10 @@ class Directory:
         return len(self._known)
 
     def heard(self, entry: WorkerEntry, now: float) -> bool:
-        """A worker announces itself; whether that changes anything for placement.
+        """Take a worker's own announcement; whether that changes anything for placement.
 
-        Raises Overloaded where there is no room for another one, and where somebody of another role has just
-        announced itself at the address: whoever takes over a port waits for as long as that is believed.
+        Raises Overloaded where the directory is full, and where a worker of another role announced itself at
+        the same address: a worker that takes over a port waits until that announcement is no longer believed.
         """
         before = self._known.get(entry.address)
         if before is not None and before.itself and before.until > now and before.entry.role != entry.role:
@@ -55,7 +55,8 @@ class Directory:
         return before is None or _kind(before.entry) != _kind(entry)
 
     def learnt(self, entries: Iterable[WorkerEntry], now: float) -> None:
-        """Others have heard these. What a worker itself said here lately stands."""
+        """Take entries that other orchestrators have heard. A worker's own recent announcement here
+        stands."""
         for entry in entries:
             known = self._known.get(entry.address)
             if known is None and len(self._known) >= self._most:
@@ -64,29 +65,29 @@ class Directory:
                 self._known[entry.address] = _Known(entry, now + BELIEVED_S, itself=False)
 
     def forget(self, now: float, alive: Callable[[str], bool]) -> None:
-        """Drops who has not been heard of for so long, and is not alive either."""
+        """Drop workers whose announcements are no longer believed and that are not alive either."""
         for address, known in list(self._known.items()):
             if known.until <= now and not alive(address):
                 del self._known[address]
                 self._fresh.pop(address, None)
 
     def take_fresh(self) -> list[WorkerEntry]:
-        """What workers said here since the last call, for others to know."""
+        """Announcements that workers made here since the last call, for other orchestrators."""
         fresh, self._fresh = self._fresh, {}
         return list(fresh.values())
 
     def entries(self, *roles: str) -> list[WorkerEntry]:
-        """Those of these roles that can be used."""
+        """Workers of these roles that speak this process's contract."""
         return [
             it.entry
             for it in self._known.values()
-            if it.entry.role in roles and other_contract(it.entry.contract) is None
+            if it.entry.role in roles and contract_refusal(it.entry.contract) is None
         ]
 
     def refused(self) -> dict[str, Refusal]:
-        """By address, those that cannot."""
-        told = {address: other_contract(it.entry.contract) for address, it in self._known.items()}
-        return {address: refusal for address, refusal in told.items() if refusal is not None}
+        """Refusals, by address, of workers that speak another contract."""
+        refusals = {address: contract_refusal(it.entry.contract) for address, it in self._known.items()}
+        return {address: refusal for address, refusal in refusals.items() if refusal is not None}
 
 
 def _kind(entry: WorkerEntry) -> tuple[str, int, bool]:

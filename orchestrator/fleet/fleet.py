@@ -1,7 +1,7 @@
-"""All verifiers and remote sources of this orchestrator: who serves what, and where a session goes.
+"""All verifiers and remote sources of this orchestrator: who serves which model, and where a session goes.
 
-Joins the links (connections) with placement and fitness (decisions). Knows of requests only what placing them
-needs.
+Joins the links (connections) with placement and compatibility (decisions). Knows of requests only what
+placing them needs.
 """
 
 import itertools
@@ -10,24 +10,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from orchestrator.fleet.compatibility import Described, Identity, Refusal, disagreeing, elected, unfitting
-from orchestrator.fleet.peers import Links
+from orchestrator.fleet.compatibility import (
+    DescribedVerifier,
+    Refusal,
+    elect_identities,
+    incompatible_sources,
+    incompatible_verifiers,
+)
+from orchestrator.fleet.peers import PeerSet
 from orchestrator.fleet.placement import (
     ChosenSource,
-    Drafting,
-    Worker,
+    SourceInfo,
+    VerifierInfo,
     choose_sources,
-    fitting_sources,
-    inside,
-    ranked,
-    replaced,
+    compatible_sources,
+    rank_verifiers,
+    replace_sources,
     source_names,
+    usable_local_sources,
 )
-from orchestrator.fleet.served_model import identity_of
-from orchestrator.fleet.source_probe import SourceLink
+from orchestrator.fleet.source_probe import SourceProbe
+from orchestrator.fleet.target_model import ModelIdentity, TargetModel
 from orchestrator.fleet.verifier_link import Patience, VerifierLink
-from orchestrator.front.admission import Target
-from orchestrator.front.speculation import Speculation
 from outrider.runtime.resolving import resolve
 from outrider.wire.channel import DEFAULT_MESSAGE_MB
 from outrider.wire.status import peer_text
@@ -38,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Fleet:
-    """The links, running. `stop` ends them."""
+    """Verifiers and sources by address; `start` dials them, `stop` hangs up."""
 
     def __init__(
         self,
@@ -57,43 +61,47 @@ class Fleet:
             link.has_peer = partial(self._has_peer, link)
             return link
 
-        self._verifiers = Links(verifiers, verifier, every_s=resolve_s, resolve=resolve)
-        source = partial(SourceLink, max_message_mb=max_message_mb, certificates=certificates)
-        self._sources = Links(drafters, source, every_s=resolve_s, resolve=resolve)
+        self._verifiers = PeerSet(verifiers, verifier, every_s=resolve_s, resolve=resolve)
+        source = partial(SourceProbe, max_message_mb=max_message_mb, certificates=certificates)
+        self._sources = PeerSet(drafters, source, every_s=resolve_s, resolve=resolve)
         self.elsewhere: Mapping[str, int] = {}
-        """Sessions by verifier that other orchestrators have there, as far as is known."""
+        """Sessions that other orchestrators have at each verifier, by its address, as far as they report."""
         self.refused: Mapping[str, Refusal] = {}
-        """By address, workers that are not used."""
+        """Workers that are not used, by address."""
         self._announced: dict[str, WorkerEntry] = {}
-        self._elected: dict[str, Identity] = {}
+        self._elected: dict[str, ModelIdentity] = {}
         self._unusable: Mapping[str, Refusal] = {}
         self._turns = itertools.count()
 
     @property
     def verifiers(self) -> dict[str, VerifierLink]:
-        """By address."""
+        """Links to all verifiers, by address."""
         return self._verifiers.by_address
 
     @property
-    def sources(self) -> dict[str, SourceLink]:
-        """By address."""
+    def sources(self) -> dict[str, SourceProbe]:
+        """Probes of all remote sources, by address."""
         return self._sources.by_address
 
     def start(self) -> None:
-        """Begin to dial everybody; returns at once."""
+        """Begin to dial all peers; returns at once."""
         self._verifiers.start()
         self._sources.start()
 
     async def stop(self) -> None:
-        """End every link."""
+        """Hang up on all peers."""
         await self._verifiers.stop()
         await self._sources.stop()
 
     async def registered(
         self, entries: Sequence[WorkerEntry], unusable: Mapping[str, Refusal] | None = None
     ) -> None:
-        """These workers, and no others, have said that they are there, beside those that are given; of the
-        unusable ones the address is all that matters."""
+        """Use the workers that have registered, and no others, beside those that the settings name.
+
+        Args:
+            entries: the registered workers.
+            unusable: reasons not to use registered workers, by address.
+        """
         self._unusable = unusable or {}
         self._announced = {entry.address: entry for entry in entries}
         await self._verifiers.register(it.address for it in entries if it.role == "verifier")
@@ -101,33 +109,35 @@ class Fleet:
         self.judge()
 
     def alive(self, address: str) -> bool:
-        """Whether somebody answers there."""
+        """Whether a worker answers at this address."""
         link = self._links().get(address)
         return link is not None and link.reachable
 
     def draining(self, address: str) -> bool:
-        """Whether the worker there has said that it is about to end."""
+        """Whether the worker at this address says that it is about to end."""
         link, entry = self.verifiers.get(address), self._entry(address)
         return (link is not None and link.draining) or (entry is not None and entry.draining)
 
     def is_registered(self, address: str) -> bool:
-        """Whether it has said itself that it is there."""
+        """Whether the worker at this address has registered."""
         return self._entry(address) is not None
 
     def judge(self) -> None:
-        """Finds out who is not used, and says why where that is new."""
+        """Decide which workers are not used, and log the reasons that are new."""
         described = [
-            Described(link.address, link.target.name, identity_of(link.target), link.reachable)
+            DescribedVerifier(link.address, link.target.name, link.target.identity, link.reachable)
             for link in self._verifiers.staying
             if link.target is not None and link.refusal is None
         ]
-        self._elected = elected(described, self._elected)
-        refused = disagreeing(described, self._elected)
-        if not self.unreached():  # else one may come whom a source fits
+        self._elected = elect_identities(described, self._elected)
+        refused = incompatible_verifiers(described, self._elected)
+        if not self.unreached():  # else a verifier may yet come whose tokenizer a source has
             digests = {
-                address: link.said.tokenizer_digest for address, link in self.sources.items() if link.said
+                address: probe.described.tokenizer_digest
+                for address, probe in self.sources.items()
+                if probe.described
             }
-            refused |= unfitting(digests, self._elected.values())
+            refused |= incompatible_sources(digests, self._elected.values())
         links = self._links().items()
         refused |= {address: link.refusal for address, link in links if link.refusal is not None}
         refused |= self._unusable
@@ -137,8 +147,8 @@ class Fleet:
                 log.warning("worker not used", extra={"fields": fields})
         self.refused = refused
 
-    def targets(self) -> list[Target]:
-        """What is served here, by verifiers that can be reached or were once."""
+    def targets(self) -> list[TargetModel]:
+        """The models of all verifiers that are used and can be reached, or could be once."""
         self.judge()
         return [
             link.target
@@ -146,13 +156,13 @@ class Fleet:
             if link.target is not None and address not in self.refused
         ]
 
-    def served(self) -> list[Target]:
-        """Of these, one of each name that a request can be opened for now."""
+    def served(self) -> list[TargetModel]:
+        """The models that a request can be opened for now, one of each name."""
         found = {target.name: target for target in self.targets()}
         return [target for name, target in found.items() if self.verifiers_for(name)]
 
     def unreached(self) -> list[str]:
-        """Verifiers that never said what they serve, and names that stand for none."""
+        """Addresses of verifiers that never described themselves, and names that resolve to no address."""
         silent = [address for address, link in self.verifiers.items() if link.target is None]
         return silent + self._verifiers.unknown
 
@@ -162,61 +172,71 @@ class Fleet:
         preferred: str = "",
         near: str = "",
         *,
-        like: Target | None = None,
+        like: TargetModel | None = None,
         numerics: str = "",
         limit: int = 0,
     ) -> list[VerifierLink]:
-        """Where a session of this model can be opened, the best place first; see placement.ranked.
+        """The verifiers where a session of this model can be opened, the best place first; see
+        rank_verifiers.
 
         Args:
-            like: the very model that it has to be, whatever the name stands for by now.
-            limit: ids that there has to be room for.
+            like: the model that the session needs, whatever model the name stands for by now.
+            limit: the most tokens of the session, which the verifier's context has to hold.
         """
         links = [it for it in self._verifiers.staying if self._serves(it, model, like, limit)]
-        found = ranked([self._worker(link) for link in links], model, preferred, near, numerics)
-        return [self.verifiers[worker.address] for worker in found]
+        found = rank_verifiers([self._info(link) for link in links], model, preferred, near, numerics)
+        return [self.verifiers[info.address] for info in found]
 
-    def source_names(self, target: Target) -> tuple[str, ...]:
-        """Names of the sources that draft for it."""
-        return source_names(inside(target.local_sources), self._fitting(target))
+    def source_names(self, target: TargetModel) -> tuple[str, ...]:
+        """Names of the sources that draft for this model."""
+        return source_names(usable_local_sources(target.local_sources), self._remote_sources(target))
 
-    def sources_for(self, target: Target, speculation: Speculation) -> tuple[ChosenSource, ...]:
-        """The sources that a session is given. Raises InvalidRequest for a name that nobody has."""
-        local = inside(target.local_sources, predicted=bool(speculation.prediction))
-        chosen = choose_sources(local, self._fitting(target), speculation.sources, turn=next(self._turns))
-        return chosen if speculation.enabled else ()
+    def sources_for(
+        self, target: TargetModel, wanted: Sequence[str], *, predicted: bool
+    ) -> tuple[ChosenSource, ...]:
+        """The sources of a new session; see choose_sources. Raises InvalidRequest for a name that no source
+        has.
 
-    def sources_instead(self, target: Target, chosen: tuple[ChosenSource, ...]) -> tuple[ChosenSource, ...]:
-        """What a session should have in place of these sources; see placement.replaced."""
-        return replaced(chosen, self._fitting(target), turn=next(self._turns))
+        Args:
+            wanted: the names that the request asks for; empty: all names.
+            predicted: whether the request has a prediction.
+        """
+        local = usable_local_sources(target.local_sources, predicted=predicted)
+        return choose_sources(local, self._remote_sources(target), wanted, turn=next(self._turns))
+
+    def sources_instead(
+        self, target: TargetModel, chosen: tuple[ChosenSource, ...]
+    ) -> tuple[ChosenSource, ...]:
+        """The sources that a session should have by now in place of those chosen; see replace_sources."""
+        return replace_sources(chosen, self._remote_sources(target), turn=next(self._turns))
 
     def count_sessions(self, sources: Sequence[ChosenSource], change: int) -> None:
-        """So many sessions that use these sources began, or ended (below 0)."""
+        """Add `change` to the sessions of each of these sources."""
         for address in {source.address for source in sources if source.address}:
-            # One that nobody knows any longer has nothing to be counted for.
-            if (link := self.sources.get(address)) is not None:
-                link.sessions += change
+            if (probe := self.sources.get(address)) is not None:  # None: the source has left the fleet
+                probe.sessions += change
 
     def _entry(self, address: str) -> WorkerEntry | None:
-        """What the worker announced; of a verifier that was given, nobody of another role says anything."""
+        """The worker's announcement; no worker of another role speaks for a verifier that the settings
+        name."""
         entry = self._announced.get(address)
         if entry is None or (entry.role == "verifier") != (address in self.verifiers):
             return None
         return entry
 
-    def _links(self) -> dict[str, VerifierLink | SourceLink]:
+    def _links(self) -> dict[str, VerifierLink | SourceProbe]:
         return {**self.verifiers, **self.sources}
 
-    def _serves(self, link: VerifierLink, model: str, like: Target | None, limit: int = 0) -> bool:
+    def _serves(self, link: VerifierLink, model: str, like: TargetModel | None, limit: int = 0) -> bool:
         target = link.target
         if target is None or target.name != model or target.max_length < limit or link.refusal is not None:
             return False
         if like is None:
             return link.address not in self.refused
-        return identity_of(target).agrees(identity_of(like))
+        return target.identity.agrees(like.identity)
 
     def _has_peer(self, link: VerifierLink) -> bool:
-        """Whether another verifier could go on with this one's sessions."""
+        """Whether another verifier could take this verifier's sessions."""
         target = link.target
         return target is not None and any(
             other is not link
@@ -226,14 +246,14 @@ class Fleet:
             for other in self._verifiers.staying
         )
 
-    def _worker(self, link: VerifierLink) -> Worker:
+    def _info(self, link: VerifierLink) -> VerifierInfo:
         address, model = link.address, link.target.name if link.target is not None else ""
         entry = self._entry(address)
-        told = 0 if entry is None else entry.state.sessions  # up to a second ago, of all orchestrators
-        return Worker(
+        announced = 0 if entry is None else entry.state.sessions  # up to a second old, of all orchestrators
+        return VerifierInfo(
             address,
             model,
-            max(told, link.sessions + self.elsewhere.get(address, 0)),
+            max(announced, link.sessions + self.elsewhere.get(address, 0)),
             link.reachable,
             link.capacity,
             link.step_s,
@@ -241,29 +261,29 @@ class Fleet:
             link.numerics,
         )
 
-    def _fitting(self, target: Target) -> list[Drafting]:
+    def _remote_sources(self, target: TargetModel) -> list[SourceInfo]:
+        """The remote sources that can follow this model. Refuses those that have a local source's name."""
         known = []
-        for link in self._sources.staying:
-            for drafting in link.drafting():
-                if drafting.name in target.local_sources:
-                    link.ignored(
+        for probe in self._sources.staying:
+            for source in probe.infos():
+                if source.name in target.local_sources:
+                    probe.refuse(
                         Refusal(
                             "name",
-                            f"it calls itself {drafting.name!r}, as does a source inside the verifier of "
+                            f"it calls itself {source.name!r}, as does a source inside the verifier of "
                             f"{target.name!r}; give it another --name",
                         )
                     )
                 else:
-                    known.append(self._loaded(drafting))
-        return fitting_sources(known, target.tokenizer_digest)
+                    known.append(self._with_announced_load(source))
+        return compatible_sources(known, target.tokenizer_digest)
 
-    def _loaded(self, drafting: Drafting) -> Drafting:
-        """With what it announced itself."""
-        if (entry := self._entry(drafting.address)) is None:
-            return drafting
+    def _with_announced_load(self, source: SourceInfo) -> SourceInfo:
+        if (entry := self._entry(source.address)) is None:
+            return source
         return replace(
-            drafting,
-            sessions=max(drafting.sessions, entry.state.sessions),
+            source,
+            sessions=max(source.sessions, entry.state.sessions),
             step_s=entry.state.step_s,
             draining=entry.draining,
         )

@@ -1,31 +1,32 @@
-"""Is a verifier alive? Judged by its beats and its answers, never by one session's silence.
+"""Judges whether a verifier is alive: by its beats and its answers, never by the silence of one session.
 
-Pure: the caller passes the time (seconds of any monotonic clock). Knows nothing of connections or sessions.
+Pure: the caller passes the time, in seconds of any monotonic clock. Knows nothing of connections or sessions.
 """
 
 from enum import Enum
 
 PATIENCE = 5.0
-"""How many expected step durations may pass before an engine counts as stuck."""
+"""How many expected durations of a step may pass before an engine counts as stuck."""
 LONE = 3.0
-"""How much longer a verifier may be silent where no other could do better."""
+"""How many times longer a verifier may be silent where no other could take its sessions."""
 
 
 class Verdict(Enum):
-    """What to do: nothing, ask it directly, or give its sessions up."""
+    """What to do about a verifier: nothing, probe it, or give its sessions up."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
     DEAD = "dead"
 
 
-class Judge:
+class LivenessJudge:
     """Judges one verifier.
 
-    A beat announces a step and how long it should take. After `suspect_s` without one the verifier is suspect
-    and worth a probe: a step may be long, but the process answers beside it. It is dead once it has shown no
-    sign of life (beat or answered probe) for `silent_s`, or no beat for `max(stalled_s, 5 x expected)` though
-    it answers. One that has no peer to go on with its sessions is given LONE times as long to be silent.
+    A beat announces a step and its expected duration. After `suspect_s` without a beat the verifier is
+    suspect and worth a probe: a step may be long, but the process answers beside it. The verifier is dead
+    once it has shown no sign of life (beat or answered probe) for `silent_s`, or no beat for `max(stalled_s,
+    5 x expected)` though it answers probes. A verifier whose sessions no other could take may be silent LONE
+    times as long.
     """
 
     def __init__(
@@ -39,12 +40,12 @@ class Judge:
         self._expected_s = 0.0
 
     def beat(self, now: float, expected_us: int) -> None:
-        """A beat arrived; the step that begins is expected to take `expected_us` microseconds."""
+        """A beat arrived; the step that begins should take `expected_us` microseconds."""
         self._beat_at = now
         self._expected_s = expected_us * 1e-6
 
     def answered(self, now: float) -> None:
-        """It answered a probe: the process lives, whatever its engine does."""
+        """The verifier answered a probe: its process lives, whatever its engine does."""
         self._answered_at = now
 
     def silence(self, now: float) -> float:
@@ -52,7 +53,8 @@ class Judge:
         return now - max(self._beat_at, self._answered_at)
 
     def verdict(self, now: float, lone: bool = False) -> Verdict:
-        """What the silence up to `now` means."""
+        """The verdict on the silence up to `now`; `lone` says that no other verifier could take the
+        sessions."""
         without_beat = now - self._beat_at
         patience = max(self._stalled_s, PATIENCE * self._expected_s)
         silent_s = self._silent_s * (LONE if lone else 1.0)

@@ -1,7 +1,7 @@
-"""Peers that come and go: names that stand for several addresses, and the links to those addresses.
+"""Peers that come and go: names that resolve to several addresses, and the links to those addresses.
 
-What is to change is decided by `change`, a plain function; a link that has sessions is let go only when these
-have ended or moved.
+`peer_changes`, a plain function, decides which links to make and to drop; a link that has sessions is dropped
+only when they have ended or moved.
 """
 
 import asyncio
@@ -16,26 +16,26 @@ from outrider.runtime.settings import DNS
 log = logging.getLogger(__name__)
 
 
-class Link(Protocol):
-    """What is held per address."""
+class Peer(Protocol):
+    """A link to the process at one address."""
 
     @property
     def sessions(self) -> int:
-        """Sessions that use it."""
+        """Number of sessions that use the link."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Hold the link until cancelled."""
 
 
-L = TypeVar("L", bound=Link)
+P = TypeVar("P", bound=Peer)
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
-"""From dns:NAME:PORT to host:port of every address. Raises OSError where the name is not known, UnicodeError
-where it can be none."""
+"""Resolves dns:NAME:PORT to host:port of every address. Raises OSError where the name is unknown,
+UnicodeError where it is no valid name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What becomes of links."""
+class PeerChanges:
+    """What to do about the links."""
 
     added: tuple[str, ...]
     """Addresses to dial."""
@@ -45,28 +45,32 @@ class Change:
     """Addresses to hang up on."""
 
 
-def change(held: Mapping[str, int], wanted: Collection[str]) -> Change:
-    """From links by address, with the sessions of each, to the addresses that there should be."""
+def peer_changes(held: Mapping[str, int], wanted: Collection[str]) -> PeerChanges:
+    """The changes that lead from the links held to the addresses wanted.
+
+    Args:
+        held: number of sessions of each link, by address.
+    """
     unwanted = [address for address in held if address not in wanted]
-    return Change(
+    return PeerChanges(
         added=tuple(address for address in dict.fromkeys(wanted) if address not in held),
         leaving=tuple(address for address in unwanted if held[address]),
         gone=tuple(address for address in unwanted if not held[address]),
     )
 
 
-class Links(Generic[L]):
-    """One link per address of the peers given; `start` to `stop` on one event loop.
+class PeerSet(Generic[P]):
+    """One link for each address of its peers; lives on one event loop, from `start` to `stop`.
 
     Args:
-        peers: host:port, for good, or dns:NAME:PORT.
-        make: a link to host:port.
-        every_s: how often names are resolved again.
+        peers: host:port, which stays for good, or dns:NAME:PORT, which is resolved again and again.
+        make: makes the link to host:port.
+        every_s: pause between two resolutions of a name, in seconds.
         resolve: see `Resolve`.
     """
 
     def __init__(
-        self, peers: Iterable[str], make: Callable[[str], L], *, every_s: float, resolve: Resolve
+        self, peers: Iterable[str], make: Callable[[str], P], *, every_s: float, resolve: Resolve
     ) -> None:
         peers = tuple(dict.fromkeys(peers))
         self._make = make
@@ -78,21 +82,21 @@ class Links(Generic[L]):
         self._followers: list[asyncio.Task[None]] = []
         self._registered: tuple[str, ...] = ()
         self._leaving: frozenset[str] = frozenset()
-        self.by_address: dict[str, L] = {address: make(address) for address in self._fixed}
-        """All of them, those that are leaving too."""
+        self.by_address: dict[str, P] = {address: make(address) for address in self._fixed}
+        """All links, those that are leaving included."""
 
     @property
-    def staying(self) -> list[L]:
-        """Those that may get further sessions."""
+    def staying(self) -> list[P]:
+        """The links that may get further sessions."""
         return [link for address, link in self.by_address.items() if address not in self._leaving]
 
     @property
     def unknown(self) -> list[str]:
-        """Names that have resolved to nothing so far."""
+        """Names that have resolved to no address so far."""
         return [name for name, addresses in self._found.items() if not addresses]
 
     def start(self) -> None:
-        """Run the links and follow the names; returns at once."""
+        """Run the links and resolve the names; returns at once."""
         for address, link in self.by_address.items():
             self._tasks[address] = asyncio.create_task(link.run())
         self._followers = [asyncio.create_task(self._follow(name)) for name in self._found]
@@ -105,7 +109,7 @@ class Links(Generic[L]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def register(self, addresses: Iterable[str]) -> None:
-        """Peers that have said themselves where they are: these, beside those given, and no others."""
+        """Hold links to these addresses, and to no others, beside those of the peers given at first."""
         if (addresses := tuple(addresses)) != self._registered:
             self._registered = addresses
             await self._apply()
@@ -116,18 +120,18 @@ class Links(Generic[L]):
             try:
                 self._found[name] = tuple(await self._resolve(name))
                 level = logging.WARNING
-            except (OSError, UnicodeError) as error:  # the second where it can be no name
-                # What was found before stands: a resolver that is away is no reason to hang up on anybody.
+            except (OSError, UnicodeError) as error:
+                # Addresses found before stay: a resolver that is away is no reason to hang up on any peer.
                 log.log(level, "not resolved", extra={"fields": {"peer": name, "why": str(error)}})
                 level = logging.DEBUG
             await self._apply()
             await asyncio.sleep(self._every_s)
 
     async def _apply(self) -> None:
-        found = (one for addresses in self._found.values() for one in addresses)
+        found = (address for addresses in self._found.values() for address in addresses)
         wanted = dict.fromkeys((*self._fixed, *found, *self._registered))
         held = {address: link.sessions for address, link in self.by_address.items()}
-        todo = change(held, wanted)
+        todo = peer_changes(held, wanted)
         self._leaving = frozenset(todo.leaving)
         for address in todo.added:
             link = self.by_address[address] = self._make(address)

@@ -11,130 +11,138 @@ from outrider.wire.names import PREDICTION
 from speculative.errors import InvalidRequest
 
 NEARNESS = 4
-"""How many sessions less a verifier may have before one that has a session's prefix is passed over."""
+"""How many sessions fewer another verifier needs to be preferred to the one that has a session's prefix."""
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class VerifierInfo:
     """A verifier as placement sees it."""
 
     address: str
     model: str
     sessions: int
-    """Sessions that orchestrators have there now, as far as this one knows."""
+    """Sessions that all orchestrators have there now, as far as this one knows."""
     reachable: bool
     capacity: int = 0
-    """Sessions that it takes; 0: not known, then as many as any other."""
+    """The most sessions that the verifier takes; 0: unknown, and counted as the largest known capacity."""
     step_s: float = 0.0
-    """How long its steps take, in seconds; 0: not known, then as long as those of the fastest."""
+    """Duration of a step in seconds; 0: unknown, and counted as the shortest known duration."""
     draining: bool = False
-    """Whether it is about to end."""
+    """Whether the verifier is about to end."""
     numerics: str = ""
-    """How it computes."""
+    """Description of the verifier's arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class SourceInfo:
     """A remote source as placement sees it."""
 
     address: str
     name: str
     tokenizer_digest: str
-    """Empty: any tokenizer will do, or it has none."""
+    """Digest of the source's tokenizer; empty: it has none, or any tokenizer will do."""
     sessions: int
+    """Sessions that all orchestrators send its way, as far as this one knows."""
     reachable: bool
     capacity: int = 0
-    """As a Worker's."""
+    """The most sessions that the source follows; 0: unknown, and counted as the largest known capacity."""
     step_s: float = 0.0
-    """Likewise."""
+    """Duration of a step in seconds; 0: unknown, and counted as the shortest known duration."""
     draining: bool = False
-    """Likewise."""
+    """Whether the source is about to end."""
 
     @property
     def usable(self) -> bool:
-        """Whether a session is better off with it than without."""
+        """Whether a session is better off with this source than without it."""
         return self.reachable and not self.draining
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenSource:
-    """A source that Open will name. An empty address means: inside the verifier."""
+    """A source that Open names. An empty address means a source inside the verifier."""
 
     name: str
     address: str
 
 
-class Burdens:
-    """How much one more session weighs on each of several workers: less is better.
+class LoadScore:
+    """Scores how much one more session would load each of several workers: less is better.
 
-    The share of its sessions in what it takes, times how much slower its steps are than those of the fastest.
-    Only every doubling of a step counts: what is measured under load sways.
+    The score is the worker's sessions as a share of its capacity, times how much slower its steps are than
+    those of the fastest worker. Durations measured under load vary, so they count by doublings only.
     """
 
-    def __init__(self, workers: Iterable[Worker | Drafting]) -> None:
+    def __init__(self, workers: Iterable[VerifierInfo | SourceInfo]) -> None:
         workers = tuple(workers)
         self._most = max((it.capacity for it in workers), default=0) or 1
         self._fastest_s = min((it.step_s for it in workers if it.step_s > 0), default=0.0)
 
-    def of(self, worker: Worker | Drafting, fewer: int = 0) -> float:
-        """As if it had so many sessions `fewer`."""
+    def of(self, worker: VerifierInfo | SourceInfo, fewer: int = 0) -> float:
+        """The score of a worker, as if it had `fewer` sessions less."""
         slower = 2.0 ** round(log2(worker.step_s / self._fastest_s)) if worker.step_s > 0 else 1.0
         return (max(0, worker.sessions - fewer) + 1) / (worker.capacity or self._most) * slower
 
 
-def ranked(
-    workers: Iterable[Worker], model: str, preferred: str = "", near: str = "", numerics: str = ""
-) -> list[Worker]:
-    """Verifiers of this model that can be reached and stay: the preferred one, then those that compute as
-    `numerics` says where it says something, then by burden, full ones last; ties keep their order.
+def rank_verifiers(
+    workers: Iterable[VerifierInfo], model: str, preferred: str = "", near: str = "", numerics: str = ""
+) -> list[VerifierInfo]:
+    """The verifiers of this model that can be reached and are not draining, the best place first.
 
-    The one that is `near`, as it has a prefix, counts as if it had NEARNESS sessions fewer: a common prefix
-    must not draw everybody to one place.
+    The order is: the preferred verifier; then verifiers with these numerics, where some are given; then by
+    load score, full verifiers last. Ties keep their order.
+
+    Args:
+        preferred: address of the verifier that has the session itself, or empty.
+        near: address of the verifier that has a long prefix of the session, or empty. It counts as if it had
+            NEARNESS sessions fewer: a common prefix must not draw all sessions to one place.
+        numerics: arithmetic of the verifiers that decoded the session so far, or empty.
     """
     fitting = [it for it in workers if it.reachable and it.model == model and not it.draining]
-    burdens = Burdens(fitting)
+    score = LoadScore(fitting)
 
-    def place(it: Worker) -> tuple[bool, bool, bool, float, bool]:
+    def rank(it: VerifierInfo) -> tuple[bool, bool, bool, float, bool]:
         full = 0 < it.capacity <= it.sessions
-        burden = burdens.of(it, fewer=NEARNESS * (it.address == near))
         return (
             it.address != preferred,
             bool(numerics) and it.numerics != numerics,
             full,
-            burden,
+            score.of(it, fewer=NEARNESS * (it.address == near)),
             it.address != near,
         )
 
-    return sorted(fitting, key=place)
+    return sorted(fitting, key=rank)
 
 
-def fitting_sources(drafting: Iterable[Drafting], tokenizer_digest: str) -> list[Drafting]:
-    """Remote sources that can follow a target with this tokenizer."""
-    return [d for d in drafting if d.tokenizer_digest in ("", tokenizer_digest)]
+def compatible_sources(sources: Iterable[SourceInfo], tokenizer_digest: str) -> list[SourceInfo]:
+    """The remote sources that can follow a target with this tokenizer."""
+    return [source for source in sources if source.tokenizer_digest in ("", tokenizer_digest)]
 
 
-def inside(local: Sequence[str], *, predicted: bool = False) -> tuple[str, ...]:
-    """Of the sources inside a verifier those that draft for a request; one of them needs a prediction."""
+def usable_local_sources(local: Sequence[str], *, predicted: bool = False) -> tuple[str, ...]:
+    """Names of the sources inside a verifier that can draft for a request; one of them needs a prediction."""
     return tuple(name for name in local if predicted or name != PREDICTION)
 
 
-def source_names(local: Sequence[str], fitting: Iterable[Drafting]) -> tuple[str, ...]:
-    """Every name that a request may ask for: the verifier's own first, each once."""
-    return tuple(dict.fromkeys([*local, *(d.name for d in fitting)]))
+def source_names(local: Sequence[str], remote: Iterable[SourceInfo]) -> tuple[str, ...]:
+    """Every name that a request may ask for, each once: first the names inside the verifier."""
+    return tuple(dict.fromkeys([*local, *(source.name for source in remote)]))
 
 
 def choose_sources(
-    local: Sequence[str], fitting: Sequence[Drafting], wanted: Sequence[str], *, turn: int = 0
+    local: Sequence[str], remote: Sequence[SourceInfo], wanted: Sequence[str], *, turn: int = 0
 ) -> tuple[ChosenSource, ...]:
-    """One source per name: those that `wanted` names, or all of them where it names none.
+    """One source for each name in `wanted`, or for every name where `wanted` is empty.
 
-    Of several that share a name one that can be reached and stays is taken, the least burdened; `turn` (any
-    counter) rotates among equals. A source that cannot be reached is named where there is no other: the
-    verifier dials it until it is back.
+    Of several sources with one name, the least loaded one that can be reached and is not draining is chosen.
+    A source that cannot be reached is chosen where there is no other: the verifier dials it until it is back.
+    Raises InvalidRequest where `wanted` has a name that no source has.
 
-    Raises InvalidRequest where `wanted` has a name that nobody has.
+    Args:
+        local: names of the sources inside the verifier.
+        remote: the remote sources that can follow the target.
+        turn: any counter; it rotates among equally loaded sources.
     """
-    names = source_names(local, fitting)
+    names = source_names(local, remote)
     if unknown := [name for name in wanted if name not in names]:
         raise InvalidRequest(
             f"speculation.sources names {unknown[0]!r}, which does not draft for this model; "
@@ -144,17 +152,21 @@ def choose_sources(
     for name in names:
         if wanted and name not in wanted:
             continue
-        address = "" if name in local else _least_loaded([d for d in fitting if d.name == name], turn).address
+        same_name = [source for source in remote if source.name == name]
+        address = "" if name in local else _least_loaded(same_name, turn).address
         chosen.append(ChosenSource(name, address))
     return tuple(chosen)
 
 
-def replaced(
-    chosen: Sequence[ChosenSource], fitting: Sequence[Drafting], *, turn: int = 0
+def replace_sources(
+    chosen: Sequence[ChosenSource], remote: Sequence[SourceInfo], *, turn: int = 0
 ) -> tuple[ChosenSource, ...]:
-    """The same names. What is gone, out of reach or about to end gives way to another of its name, if there
-    is one that is none of this; what serves well stays."""
-    usable = [it for it in fitting if it.usable]
+    """The same names, with another source for each one that is gone, out of reach or draining, if there is
+    one.
+
+    Sources that serve well stay.
+    """
+    usable = [it for it in remote if it.usable]
     there = {(it.name, it.address) for it in usable}
     found = []
     for source in chosen:
@@ -165,8 +177,8 @@ def replaced(
     return tuple(found)
 
 
-def _least_loaded(same_name: Sequence[Drafting], turn: int) -> Drafting:
+def _least_loaded(same_name: Sequence[SourceInfo], turn: int) -> SourceInfo:
     start = turn % len(same_name)
     rotated = [*same_name[start:], *same_name[:start]]
-    burdens = Burdens(rotated)
-    return min(rotated, key=lambda it: (not it.usable, burdens.of(it)))
+    score = LoadScore(rotated)
+    return min(rotated, key=lambda it: (not it.usable, score.of(it)))

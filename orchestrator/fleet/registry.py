@@ -1,8 +1,8 @@
-"""Where workers register: they announce themselves here, orchestrators with one store tell one another, and
-the fleet dials whom it hears of.
+"""The registry: workers announce themselves here, orchestrators that share a store share what they hear, and
+the fleet dials the workers.
 
-Served on an address of its own: whoever can call it can have prompts sent to a process of theirs, which
-clients must not.
+The registry has an address of its own. A process that can call it can have prompts sent to itself, so clients
+must not be able to.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from speculative.errors import Unavailable
 log = logging.getLogger(__name__)
 
 TIDY_S = 0.5
+"""Pause between two rounds of applying the directory to the fleet, in seconds."""
 STOP_S = 0.2
 ANNOUNCEMENT_MB = 1
 
@@ -35,14 +36,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RegistryServer(RegistryServicer):
-    """Listens; `start` to `stop` on one event loop.
+    """Listens for workers, from `start` to `stop` on one event loop. Raises Unavailable where `bind` is
+    taken.
 
     Args:
-        bind: host:port; port 0 picks one. Raises Unavailable where nobody can listen there.
-        store: that other orchestrators share; None: there is none.
-        credentials: that it shows; None: it is plain. Else whoever announces a worker shows a certificate
-            of that worker's role: one of another cannot call a verifier away, or say that it drains.
-        interceptors: that say who may register.
+        store: the store that other orchestrators share; None: no other orchestrator shares one.
+        bind: host:port; port 0 picks a free port.
+        credentials: the registry's certificate; None: connections are in plain. With a certificate, a worker
+            needs a certificate of the role that it announces: a worker of another role cannot call a verifier
+            away, or announce that it drains.
+        interceptors: decide who may register.
     """
 
     def __init__(
@@ -72,16 +75,16 @@ class RegistryServer(RegistryServicer):
         except RuntimeError as error:
             raise Unavailable(f"cannot listen for workers on {bind}: {error}") from error
         self.address = f"{bind.rpartition(':')[0]}:{port}"
-        """host:port where it listens."""
+        """host:port where the registry listens."""
 
     async def start(self) -> None:
-        """Begin to listen, and to share."""
+        """Begin to listen, and to share entries with other orchestrators."""
         await self._server.start()
-        work = [self._tidy()] if self._store is None else [self._tidy(), self._share(self._store)]
-        self._tasks = [asyncio.create_task(part, name="registry") for part in work]
+        loops = [self._tidy()] if self._store is None else [self._tidy(), self._share(self._store)]
+        self._tasks = [asyncio.create_task(loop, name="registry") for loop in loops]
 
     async def stop(self) -> None:
-        """Workers go on announcing themselves elsewhere."""
+        """Stop listening; workers announce themselves to other orchestrators."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -91,7 +94,7 @@ class RegistryServer(RegistryServicer):
     async def Announce(
         self, request: registry_pb2.AnnounceRequest, context: Context
     ) -> registry_pb2.AnnounceResponse:
-        """See the contract."""
+        """Take a worker's announcement; the answer says why the worker is not used, if so."""
         entry = entry_from_wire(request)
         if self._secured:
             check_role(context, entry.role)
@@ -120,8 +123,8 @@ class RegistryServer(RegistryServicer):
             try:
                 await store.announce(self.directory.take_fresh())
                 self.directory.learnt(await store.announced(), self._now())
-            except StoreUnavailable as error:  # who is still there says so again
+            except StoreUnavailable as error:  # workers announce themselves again
                 log.debug("not shared", extra={"fields": {"why": str(error)}})
-            except Exception:  # whatever is wrong there, those that register here are used
+            except Exception:  # whatever is wrong with the store, workers that register here are used
                 log.exception("other orchestrators' workers are left out")
             await asyncio.sleep(EVERY_S)

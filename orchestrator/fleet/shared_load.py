@@ -1,6 +1,7 @@
-"""What verifiers bear that several orchestrators share: each reports its own sessions and reads the others'.
+"""The load of verifiers that several orchestrators share: each reports its own sessions and reads the
+others'.
 
-Placement counts them in. A store that is away leaves what this orchestrator sees itself.
+Placement counts all of them. Without the store it counts the sessions of this orchestrator alone.
 """
 
 import asyncio
@@ -18,8 +19,8 @@ log = logging.getLogger(__name__)
 EVERY_S = 1.0
 
 
-class Loads:
-    """`start` and `stop` it; it tells the fleet what the others have where."""
+class SharedLoad:
+    """Keeps the fleet's count of other orchestrators' sessions up to date, from `start` to `stop`."""
 
     def __init__(self, fleet: Fleet, store: SessionStore) -> None:
         self._fleet = fleet
@@ -32,7 +33,7 @@ class Loads:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """The last report ends by itself."""
+        """Stop reporting; the last report expires by itself."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -46,14 +47,14 @@ class Loads:
                 self._fleet.elsewhere = elsewhere(await self._store.workers(), self._reporter)
             except StoreUnavailable:
                 self._fleet.elsewhere = {}
-            except Exception:  # whatever is wrong with the reports, placement works without
+            except Exception:  # whatever is wrong with the reports, placement works without them
                 log.exception("the others' loads are left out")
                 self._fleet.elsewhere = {}
             await asyncio.sleep(EVERY_S)
 
 
 def elsewhere(reports: Iterable[WorkerReport], reporter: str) -> dict[str, int]:
-    """Sessions by verifier that others than this reporter have there."""
+    """Sessions that other orchestrators than `reporter` have at each verifier, by its address."""
     found: Counter[str] = Counter()
     for report in reports:
         if report.reporter != reporter:

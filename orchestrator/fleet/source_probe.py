@@ -1,7 +1,7 @@
-"""What the remote sources at the listed addresses can draft for; asked again and again, for routing alone.
+"""Probes a remote source again and again for what it can draft for, for routing alone.
 
-Sessions reach a source through their verifier, which dials it. So one that is away is remembered as it
-described itself, and a session may still be sent its way. Knows nothing of drafts.
+Sessions reach a source through their verifier, which dials it. So a source that is away keeps its description
+here, and sessions may still be sent its way. Knows nothing of drafts.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from orchestrator.fleet.compatibility import Refusal, other_contract
-from orchestrator.fleet.placement import Drafting
+from orchestrator.fleet.compatibility import Refusal, contract_refusal
+from orchestrator.fleet.placement import SourceInfo
 from outrider.v1 import draft_source_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
@@ -28,22 +28,24 @@ log = logging.getLogger(__name__)
 
 DESCRIBE_S = 2.0
 ASK_UNKNOWN_S = 0.25
+"""Pause between two probes of a source that is out of reach, in seconds."""
 ASK_KNOWN_S = 2.0
+"""Pause between two probes of a source that answers, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class SourceName:
-    """What a source said of itself."""
+class DescribedSource:
+    """A source's own description."""
 
     names: tuple[str, ...]
-    """Under which it drafts; several where one process is several sources."""
+    """Names under which the source drafts; several where one process is several sources."""
     tokenizer_digest: str
     capacity: int
-    """Sessions that it follows; 0: not known."""
+    """The most sessions that the source follows; 0: unknown."""
 
 
-class SourceLink:
-    """One remote source. `run` for as long as it is to be known."""
+class SourceProbe:
+    """Knows one remote source. `run` it for as long as the source is wanted."""
 
     def __init__(
         self,
@@ -53,48 +55,51 @@ class SourceLink:
         certificates: Certificates | None = None,
     ) -> None:
         self.address = address
-        self.said: SourceName | None = None
-        """None until it has described itself once, and while its name cannot be one."""
+        self.described: DescribedSource | None = None
+        """The source's description; None before the first one, and while its name is invalid."""
         self.reachable = False
+        """Whether the source answered the last probe."""
         self.sessions = 0
-        """Sessions that this orchestrator has sent its way and that still run."""
+        """Running sessions that this orchestrator has sent to the source."""
         self.refusal: Refusal | None = None
-        """Why no session is sent its way, where what it says of itself is the reason."""
+        """Why no session is sent to the source, where its own description is the reason."""
         self._channel = open_channel(address, max_message_mb, certificates=certificates, role=SOURCE)
         self._stub: DraftSourceAsyncStub = DraftSourceStub(self._channel)
 
-    def drafting(self) -> list[Drafting]:
-        """As placement sees it, under each of its names; none while nobody knows what it is."""
-        said = self.said
-        if said is None:
+    def infos(self) -> list[SourceInfo]:
+        """The source as placement sees it, once for each of its names; empty before it has described
+        itself."""
+        known = self.described
+        if known is None:
             return []
+        digest, capacity = known.tokenizer_digest, known.capacity
         return [
-            Drafting(self.address, name, said.tokenizer_digest, self.sessions, self.reachable, said.capacity)
-            for name in said.names
+            SourceInfo(self.address, name, digest, self.sessions, self.reachable, capacity)
+            for name in known.names
         ]
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Probe the source until cancelled."""
         try:
             while True:
-                await self._ask()
+                await self._probe()
                 await asyncio.sleep(ASK_KNOWN_S if self.reachable else ASK_UNKNOWN_S)
         finally:
             await self._channel.close()
 
-    def ignored(self, refusal: Refusal) -> None:
-        """No session is sent its way for this reason; it is logged when it is a new one."""
+    def refuse(self, refusal: Refusal) -> None:
+        """Send no session to the source for this reason; log the reason if it is new."""
         if refusal != self.refusal:
             self.refusal = refusal
             log.warning(
                 "source ignored: %s", peer_text(refusal.why), extra={"fields": {"peer": self.address}}
             )
 
-    async def _ask(self) -> None:
+    async def _probe(self) -> None:
         was = self.reachable
         try:
-            said = await self._stub.Describe(draft_source_pb2.SourceDescribeRequest(), timeout=DESCRIBE_S)
-            self.said = self._checked(said)
+            message = await self._stub.Describe(draft_source_pb2.SourceDescribeRequest(), timeout=DESCRIBE_S)
+            self.described = self._checked(message)
             self.reachable = True
         except grpc.aio.AioRpcError as error:
             self.reachable = False
@@ -105,16 +110,18 @@ class SourceLink:
                 "source %s", "reached" if self.reachable else "lost", extra={"fields": {"peer": self.address}}
             )
 
-    def _checked(self, said: draft_source_pb2.SourceDescription) -> SourceName | None:
-        if (refusal := other_contract(said.contract)) is not None:
-            self.ignored(refusal)
+    def _checked(self, message: draft_source_pb2.SourceDescription) -> DescribedSource | None:
+        """The description; None where the source cannot be used, and is refused."""
+        if (refusal := contract_refusal(message.contract)) is not None:
+            self.refuse(refusal)
             return None
         try:
-            names = tuple(dict.fromkeys(checked_source_name(name) for name in said.names or (said.name,)))
+            given = message.names or (message.name,)
+            names = tuple(dict.fromkeys(checked_source_name(name) for name in given))
         except InvalidRequest as error:
-            self.ignored(Refusal("name", str(error)))
+            self.refuse(Refusal("name", str(error)))
             return None
-        found = SourceName(names, said.tokenizer_digest, said.max_sessions)
-        if found != self.said:
+        found = DescribedSource(names, message.tokenizer_digest, message.max_sessions)
+        if found != self.described:
             self.refusal = None
         return found

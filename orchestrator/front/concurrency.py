@@ -1,4 +1,4 @@
-"""How many requests are answered here at once, whichever front they came through."""
+"""The bound on requests that this orchestrator answers at once, whichever front they come through."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from speculative.errors import InvalidRequest, Overloaded, Unavailable
 
 RETRY_AFTER_S = 1.0
 CANCELS_S = 0.2
-"""Once streams have been cut, how long their cancels may take to leave."""
+"""How long cancels may take to leave this process once streams have been cut, in seconds."""
 
 
-class Room:
-    """Lets requests in until there are `most`, and ends those of `relay` when the process stops."""
+class ConcurrencyLimit:
+    """Admits requests until there are `most`, and ends those of `relay` when the process stops."""
 
     def __init__(self, relay: Relay, most: int) -> None:
         self._relay = relay
@@ -25,8 +25,11 @@ class Room:
 
     @contextmanager
     def enter(self, count: int = 1) -> Iterator[None]:
-        """So many requests are answered inside. Raises Overloaded, Unavailable where the process stops, and
-        InvalidRequest where there never is so much room."""
+        """Count this many requests for as long as the context lasts.
+
+        Raises Overloaded, Unavailable where the process stops, and InvalidRequest where `count` is above the
+        bound itself.
+        """
         self._check(count)
         self._inside += count
         self._idle.clear()
@@ -38,7 +41,7 @@ class Room:
                 self._idle.set()
 
     async def stop(self, grace: float) -> None:
-        """Take no more requests; what runs may go on for `grace` seconds."""
+        """Admit no more requests; those that run may go on for `grace` seconds."""
         self._stopping = True
         try:
             async with asyncio.timeout(grace):

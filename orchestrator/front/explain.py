@@ -1,4 +1,4 @@
-"""Asks the verifiers how a session's rounds went: all of them, as one that was recovered had several."""
+"""Asks all verifiers how a session's rounds went: a session that was recovered ran on several of them."""
 
 import asyncio
 
@@ -10,14 +10,14 @@ from outrider.wire.status import peer_text
 from speculative.errors import OutriderError, Unavailable, UnknownSession
 
 
-async def explained(fleet: Fleet, key: SessionKey) -> explain_pb2.ExplainResponse:
-    """What is known of it, the latest epoch last.
+async def explain(fleet: Fleet, key: SessionKey) -> explain_pb2.ExplainResponse:
+    """The session's incarnations, in the order of their epochs.
 
-    Raises UnknownSession where all verifiers say that they know nothing of it, Unavailable where some do not
-    say so.
+    Raises UnknownSession where every verifier answers that it does not know the session, Unavailable where
+    none knows it and some do not answer.
     """
     links = list(fleet.verifiers.values())
-    answers = await asyncio.gather(*(_asked(link, key) for link in links))
+    answers = await asyncio.gather(*(_ask(link, key) for link in links))
     incarnations = [one for answer in answers if not isinstance(answer, str) for one in answer]
     if not incarnations:
         silent = [answer for answer in answers if isinstance(answer, str)]
@@ -30,8 +30,8 @@ async def explained(fleet: Fleet, key: SessionKey) -> explain_pb2.ExplainRespons
     return explain_pb2.ExplainResponse(incarnations=sorted(incarnations, key=lambda one: one.epoch))
 
 
-async def _asked(link: VerifierLink, key: SessionKey) -> list[explain_pb2.Incarnation] | str:
-    """What a verifier says, or why it says nothing."""
+async def _ask(link: VerifierLink, key: SessionKey) -> list[explain_pb2.Incarnation] | str:
+    """The incarnations that one verifier knows, or why it does not answer."""
     try:
         incarnations = list((await link.explain(key)).incarnations)
     except OutriderError as error:

@@ -1,22 +1,23 @@
-"""The Generation service: messages in, messages out; what happens between is the relay's.
+"""The Generation service over gRPC: clients' messages in, responses out.
 
-Knows nothing of verifiers or sources but their names.
+Knows of verifiers and sessions only their names; what happens in between is the relay's.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing, suppress
 
 import grpc.aio
 
+from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.front.admission import Admitted, Target, admit, check_text, choose_target, session_key
-from orchestrator.front.concurrency import Room
-from orchestrator.front.explain import explained
-from orchestrator.front.gate import Caller, Gate, shown_by
-from orchestrator.front.prediction import prediction_ids
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.admission import Admission
+from orchestrator.front.auth import Caller, Gate, credentials_of
+from orchestrator.front.concurrency import ConcurrencyLimit
+from orchestrator.front.explain import explain
 from orchestrator.metrics import RequestMeasure, RequestMetrics
-from orchestrator.relay.events import Delivered, Finished, Recovered, Started
+from orchestrator.relay.delivery import Delivered, Finished, Recovered, Started
 from orchestrator.relay.relay import Relay
 from outrider.v1 import explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
@@ -25,7 +26,8 @@ from outrider.wire.status import guarded
 from speculative.errors import InvalidRequest, OutriderError
 
 FIRST_MESSAGE_S = 30.0
-ARRIVING_S = 0.2
+REFUSAL_DELAY_S = 0.2
+"""How long a refusal waits for the client's request, in seconds."""
 
 GenerateContext = grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
 CancelContext = grpc.aio.ServicerContext[generation_pb2.CancelRequest, generation_pb2.CancelResponse]
@@ -34,44 +36,44 @@ ModelsContext = grpc.aio.ServicerContext[generation_pb2.ListModelsRequest, gener
 
 
 class GenerationServer(GenerationServicer):
-    """Answers clients."""
+    """Answers gRPC clients."""
 
     def __init__(
         self,
         fleet: Fleet,
+        admission: Admission,
         relay: Relay,
         metrics: RequestMetrics,
-        room: Room,
+        limit: ConcurrencyLimit,
         gate: Gate,
-        default_max_tokens: int,
     ) -> None:
         self._fleet = fleet
+        self._admission = admission
         self._relay = relay
         self._metrics = metrics
-        self._room = room
+        self._limit = limit
         self._gate = gate
-        self._default_max_tokens = default_max_tokens
 
     @guarded
     async def Generate(  # type: ignore[override]  # of grpc.aio's two styles the one that writes
         self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: GenerateContext
     ) -> None:
-        with ExitStack() as inside:
+        with ExitStack() as stack:
             try:
-                caller = inside.enter_context(self._gate.entered(*shown_by(context)))
+                caller = stack.enter_context(self._gate.entered(*credentials_of(context)))
             except OutriderError:
                 await _arrived(requests)
                 raise
             start = await _first(requests)
             start.tenant = caller.tenant(start.tenant)
-            with self._room.enter(), caller.asking(), self._metrics.begin() as measure:
+            with self._limit.enter(), caller.within_quota(), self._metrics.begin() as measure:
                 await self._generate(start, context, measure, caller)
 
     @guarded
     async def Cancel(
         self, request: generation_pb2.CancelRequest, context: CancelContext
     ) -> generation_pb2.CancelResponse:
-        with self._gate.entered(*shown_by(context)) as caller:
+        with self._gate.entered(*credentials_of(context)) as caller:
             tenant = caller.tenant(checked_tenant(request.tenant))
             key = SessionKey(tenant, checked_session(request.session))
             return generation_pb2.CancelResponse(found=await self._relay.cancel(key))
@@ -80,15 +82,15 @@ class GenerationServer(GenerationServicer):
     async def Explain(
         self, request: explain_pb2.ExplainRequest, context: ExplainContext
     ) -> explain_pb2.ExplainResponse:
-        with self._gate.entered(*shown_by(context)) as caller:
+        with self._gate.entered(*credentials_of(context)) as caller:
             key = key_from_wire(request.key)
-            return await explained(self._fleet, key._replace(tenant=caller.tenant(key.tenant)))
+            return await explain(self._fleet, key._replace(tenant=caller.tenant(key.tenant)))
 
     @guarded
     async def ListModels(
         self, request: generation_pb2.ListModelsRequest, context: ModelsContext
     ) -> generation_pb2.ListModelsResponse:
-        with self._gate.entered(*shown_by(context)):
+        with self._gate.entered(*credentials_of(context)):
             return self._models()
 
     def _models(self) -> generation_pb2.ListModelsResponse:
@@ -113,15 +115,10 @@ class GenerationServer(GenerationServicer):
         measure: RequestMeasure,
         caller: Caller,
     ) -> None:
-        key = session_key(start)
-        target = choose_target(start.model, self._fleet.targets(), self._fleet.unreached())
-        ids = await _prompt_ids(start, target)
-        await self._relay.fill_have(start, key, ids)
-        prediction = await prediction_ids(start.speculation.prediction, target)
-        request = admit(start, key, ids, target, self._default_max_tokens, prediction)
+        request, target = await self._admission.admit(start)
         measure.admitted(request, target)
         answer = self._relay.answer(request, target, context.time_remaining())
-        async with aclosing(caller.paying(answer, len(ids))) as events:
+        async with aclosing(caller.charged(answer, len(request.ids))) as events:
             epoch = 0
             async for event in events:
                 measure.note(event)
@@ -132,15 +129,18 @@ class GenerationServer(GenerationServicer):
 
 
 async def _arrived(requests: AsyncIterator[generation_pb2.GenerateRequest]) -> None:
-    """Until the request is here, if it is under way: where a refusal overtakes it, gRPC's client for asyncio
-    may take that for a fault of its own, and tell INTERNAL in its place."""
+    """Wait for the request, if it is under way, before the client is refused.
+
+    gRPC's client for asyncio may take a refusal that overtakes its request for a fault of its own, and report
+    INTERNAL instead.
+    """
     with suppress(TimeoutError):
-        async with asyncio.timeout(ARRIVING_S):
+        async with asyncio.timeout(REFUSAL_DELAY_S):
             await anext(aiter(requests), None)
 
 
 async def _first(requests: AsyncIterator[generation_pb2.GenerateRequest]) -> generation_pb2.GenerateStart:
-    """The request itself. Raises InvalidRequest where the client sends something else, or nothing."""
+    """The client's request. Raises InvalidRequest where the client sends another message, or none."""
     try:
         async with asyncio.timeout(FIRST_MESSAGE_S):
             first = await anext(aiter(requests), None)
@@ -151,20 +151,10 @@ async def _first(requests: AsyncIterator[generation_pb2.GenerateRequest]) -> gen
     return first.start
 
 
-async def _prompt_ids(start: generation_pb2.GenerateStart, target: Target) -> Sequence[int]:
-    """As given, or tokenized: in a thread, as a long text takes a while."""
-    if start.WhichOneof("prompt") is None:
-        raise InvalidRequest("there is no prompt: give text or ids")
-    if start.HasField("ids"):
-        return start.ids.ids
-    tokens = check_text(start.text, target)
-    return await asyncio.to_thread(tokens.encode, start.text)
-
-
 def _message(
     event: Started | Delivered | Finished,
-    request: Admitted,
-    target: Target,
+    request: AdmittedRequest,
+    target: TargetModel,
     return_prompt_ids: bool,
     known_epoch: int,
 ) -> generation_pb2.GenerateResponse:

@@ -1,8 +1,8 @@
-"""How much of the service one key may use. Pure: the caller says the time, in seconds that only rise.
+"""How much of the service one API key may use. Pure: the caller passes the time, in seconds that only rise.
 
-Requests are paid for when they begin, prompts when they are read, tokens as they are given. An answer may
-overdraw its bucket, and what comes after it waits until that is made up: nothing is cut off halfway, and
-nobody gets more than the rate for long.
+A request is charged when it begins, its prompt when it is read, its tokens as they are delivered. An answer
+may overdraw its bucket, and what comes after it waits until the bucket is full enough again: no answer is cut
+off halfway, and no key gets more than its rate for long.
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ LEAST_RETRY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What there may be; None: as much as there is."""
+    """The bounds of one key; None: no bound."""
 
     streams: int | None = None
-    """Requests at once."""
+    """The most requests at once."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Ids of prompts and answers together."""
+    """The most tokens of prompts and answers together."""
 
 
 class Bucket:
-    """Holds a minute's worth, full at first, and fills at an even pace."""
+    """A token bucket: holds a minute's worth, begins full, and fills at an even pace."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self._most = float(per_minute)
@@ -34,18 +34,18 @@ class Bucket:
         self._filled_at = now
 
     def take(self, amount: float, now: float) -> None:
-        """Below nothing, if need be."""
+        """Take this amount; the level may fall below zero."""
         self._fill(now)
         self._level -= amount
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Until it holds so much, or is full; 0: it does."""
+        """Seconds until the bucket holds this amount or is full; 0: it holds the amount now."""
         self._fill(now)
         missing = min(amount, self._most) - self._level
         return max(0.0, missing) * MINUTE_S / self._most
 
     def resize(self, per_minute: int, now: float) -> None:
-        """What it holds stays, as far as it fits."""
+        """Change the bucket's size and rate; its level stays, as far as it fits."""
         self._fill(now)
         self._most = float(per_minute)
         self._level = min(self._level, self._most)
@@ -56,7 +56,7 @@ class Bucket:
 
 
 class Allowance:
-    """What one key has left."""
+    """How much of its quota one key has left."""
 
     def __init__(self, quota: Quota, now: float) -> None:
         self._quota = quota
@@ -65,7 +65,7 @@ class Allowance:
         self._tokens = _bucket(None, quota.tokens_per_minute, now)
 
     def change(self, quota: Quota, now: float) -> None:
-        """From now on there is so much; what is used stays used."""
+        """Replace the quota; what the key has used stays used."""
         if quota == self._quota:
             return
         self._quota = quota
@@ -73,7 +73,10 @@ class Allowance:
         self._tokens = _bucket(self._tokens, quota.tokens_per_minute, now)
 
     def begin(self, count: int, now: float) -> None:
-        """So many requests; `end` them. Raises QuotaExceeded, and InvalidRequest where it never could be."""
+        """Begin this many requests, to be followed by `end`.
+
+        Raises QuotaExceeded, and InvalidRequest where the quota could never allow so many.
+        """
         quota = self._quota
         for name, most in (("streams", quota.streams), ("requests_per_minute", quota.requests_per_minute)):
             if most is not None and count > most:
@@ -93,11 +96,11 @@ class Allowance:
             self._requests.take(count, now)
 
     def end(self, count: int) -> None:
-        """So many of them have."""
+        """This many of the key's requests have ended."""
         self._running -= count
 
     def spend(self, tokens: int, now: float) -> None:
-        """So many ids were read or given."""
+        """Charge this many tokens, read or delivered."""
         if self._tokens is not None:
             self._tokens.take(tokens, now)
 

@@ -1,7 +1,8 @@
-"""Epochs: which incarnation of a session's placement a message speaks of.
+"""Epochs: each names one incarnation of a session's placement.
 
-64 bits: the upper 44 are milliseconds, or one above the epoch that is to be passed where the clock is behind
-it; the lower 20 are random, so that two takers do not share one. Pure but for clock and randomness.
+An epoch has 64 bits. The upper 44 are milliseconds, or one more than those of the epoch to pass where the
+clock is behind it; the lower 20 are random, so that two takers never share an epoch. Pure but for clock and
+randomness.
 """
 
 import logging
@@ -13,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Epochs:
-    """Hands out epochs."""
+    """Draws epochs."""
 
     def __init__(self, clock_ms: Callable[[], int], random_bits: Callable[[int], int]) -> None:
         self._clock_ms = clock_ms
@@ -21,10 +22,10 @@ class Epochs:
         self._last_ms = 0
 
     def next(self) -> int:
-        """A new epoch, above all that this gave before, unless the clock was set back by half a day or more.
+        """A new epoch, above all earlier ones of this process.
 
-        Then it begins again at the clock, as no verifier would take one so far ahead; a session that has a
-        higher one says so when it is opened.
+        Where the clock was set back by half a day or more, epochs begin again at the clock: no verifier would
+        take one so far ahead. A session that has a higher epoch says so when it is opened.
         """
         now_ms = self._clock_ms()
         if self._last_ms - now_ms > MOST_AHEAD_MS // 2:
@@ -36,16 +37,17 @@ class Epochs:
         return self._made(self._last_ms)
 
     def above(self, highest: int) -> int:
-        """One above an epoch that somebody else gave to a session.
+        """An epoch above one that another process gave to a session.
 
-        What other sessions get does not move: that number is a stranger's. Raises InvalidRequest where it is
-        so far ahead of this clock that no verifier would take one above it.
+        Epochs of other sessions do not move, since `highest` may be a stranger's number. Raises
+        InvalidRequest where it is so far ahead of this clock that no verifier would take an epoch above it.
         """
         now_ms = self._clock_ms()
         return checked_epoch(self._made(max((highest >> RANDOM_BITS) + 1, now_ms)), now_ms)
 
     def passes(self, highest: int) -> bool:
-        """Whether `above` has one for this: not where it is too far ahead of this clock."""
+        """Whether `above` can go above this epoch, which it cannot where that is too far ahead of this
+        clock."""
         return (highest >> RANDOM_BITS) + 1 - self._clock_ms() <= MOST_AHEAD_MS
 
     def _made(self, upper: int) -> int:

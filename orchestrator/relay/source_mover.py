@@ -1,6 +1,6 @@
 """Gives running requests other sources where theirs are gone, out of reach, or about to end.
 
-A session decodes without drafts meanwhile, so nothing waits for this and nothing depends on it but speed.
+A session decodes without drafts meanwhile, so nothing waits for this, and only speed depends on it.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import logging
 
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.placement import ChosenSource
-from orchestrator.relay.request import Answer
+from orchestrator.relay.request import RelayedRequest
 from outrider.wire.status import peer_text
 from speculative.errors import OutriderError
 
@@ -18,27 +18,27 @@ EVERY_S = 0.25
 
 
 class SourceMover:
-    """`start` and `stop` it; it looks after the answers that it is given."""
+    """Checks the sources of all its requests every EVERY_S seconds, from `start` to `stop`."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._answers: dict[Answer, None] = {}
+        self._requests: dict[RelayedRequest, None] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, answer: Answer) -> None:
-        """Its request begins."""
-        self._answers[answer] = None
+    def add(self, request: RelayedRequest) -> None:
+        """Check the sources of this request from now on."""
+        self._requests[request] = None
 
-    def drop(self, answer: Answer) -> None:
-        """It has ended."""
-        self._answers.pop(answer, None)
+    def drop(self, request: RelayedRequest) -> None:
+        """Stop checking the sources of this request."""
+        self._requests.pop(request, None)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to check."""
         self._task = asyncio.create_task(self._run(), name="sources")
 
     async def stop(self) -> None:
-        """Answers keep what they have."""
+        """Stop checking; requests keep the sources that they have."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -52,23 +52,24 @@ class SourceMover:
                 log.exception("sources were not changed")
 
     async def move(self) -> None:
-        """Once, for all of them."""
+        """Replace the lost sources of all requests, once."""
         moves = []
-        for answer in self._answers:
-            before = answer.sources
-            if (instead := self._fleet.sources_instead(answer.target, before)) != before:
-                answer.use(instead)  # counted before the next one chooses
-                moves.append(_tell(answer, before))
+        for request in self._requests:
+            before = request.sources
+            if (instead := self._fleet.sources_instead(request.target, before)) != before:
+                request.use(instead)  # counted before the next request chooses
+                moves.append(_send(request, before))
         await asyncio.gather(*moves)
 
 
-async def _tell(answer: Answer, before: tuple[ChosenSource, ...]) -> None:
-    told = answer.sources
-    fields = {"sources": ", ".join(f"{it.name} {it.address}".strip() for it in told)}
+async def _send(request: RelayedRequest, before: tuple[ChosenSource, ...]) -> None:
+    """Name the new sources to the request's verifier; go back to those before where that fails."""
+    sources = request.sources
+    fields = {"sources": ", ".join(f"{it.name} {it.address}".strip() for it in sources)}
     try:
-        await answer.tell_sources()
+        await request.send_sources()
         log.info("sources changed", extra={"fields": fields})
     except OutriderError as error:
         log.debug("sources not changed", extra={"fields": {**fields, "why": peer_text(str(error))}})
-        if answer.sources == told:  # and not chosen anew since
-            answer.use(before)
+        if request.sources == sources:  # and not chosen anew since
+            request.use(before)

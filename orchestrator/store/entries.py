@@ -1,7 +1,8 @@
-"""How entries of a shared store are named and written. Pure.
+"""Names and encodings of the entries of a shared store. Pure.
 
-All of a session lies under one hash tag, hence in one slot. Epochs are texts of fixed width, as Lua's numbers
-are exact to 53 bits only. VERSION is in every entry: one of another version is somebody else's, to be left.
+All entries of a session share one hash tag, hence one slot. Epochs are texts of fixed width, since Lua's
+numbers are exact to 53 bits only. Every entry carries VERSION: an entry of another version is not ours, and
+is left alone.
 """
 
 import dataclasses
@@ -19,9 +20,10 @@ from speculative.errors import InvalidRequest
 
 VERSION = b"1"
 HEADER = 17
-"""Bytes before the ids of a record of tokens: version and epoch. Ids follow, four bytes each, low first."""
+"""Bytes before the token ids of a record of tokens: version and epoch. Ids follow, four bytes each, low
+first."""
 MOST = 2**31
-"""Of sessions, so that nobody's sums overflow."""
+"""An upper bound of counts of sessions, so that no sum overflows."""
 WORKERS = "outrider:{workers}"
 REGISTERED = "outrider:{workers}:registered"
 
@@ -31,37 +33,38 @@ class ForeignEntry(Exception):
 
 
 class BrokenEntry(Exception):
-    """An entry of this version that cannot be one."""
+    """An entry of this version that is not valid."""
 
 
 def session_name(key: SessionKey, kind: str) -> str:
-    """The name of a session's entry: tenants and sessions are any text, braces too, so their digest."""
+    """The name of a session's entry. It holds a digest, since tenants and sessions may be any text, braces
+    too."""
     text = json.dumps([key.tenant, key.session])
     return f"outrider:{{{blake2b(text.encode(), digest_size=16).hexdigest()}}}:{kind}"
 
 
 def record_name(key: SessionKey) -> str:
-    """Of the session's record, a hash."""
+    """The name of the session's record, a Redis hash."""
     return session_name(key, "record")
 
 
 def handle_name(key: SessionKey) -> str:
-    """Of the session's handle, a hash."""
+    """The name of the session's handle, a Redis hash."""
     return session_name(key, "handle")
 
 
 def tokens_name(key: SessionKey) -> str:
-    """Of a choice's record of tokens, a string."""
+    """The name of a choice's record of tokens, a Redis string."""
     return session_name(key, f"tokens:{key.choice}")
 
 
 def prefix_name(scope: str, hash_: int) -> str:
-    """Of a prefix's verifier; those of one scope are asked for together, so they share a slot."""
+    """The name of a prefix's entry. Entries of one scope are looked up together, so they share a slot."""
     return f"outrider:{{{blake2b(scope.encode(), digest_size=16).hexdigest()}}}:prefix:{hash_:016x}"
 
 
 def ids_to_bytes(ids: Sequence[int]) -> bytes:
-    """Four bytes each, low first."""
+    """Token ids as bytes, four each, low first."""
     packed = array("I", ids)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -69,7 +72,7 @@ def ids_to_bytes(ids: Sequence[int]) -> bytes:
 
 
 def tokens_from(data: bytes) -> Tokens:
-    """Raises ForeignEntry, BrokenEntry."""
+    """The tokens of an entry. Raises ForeignEntry, BrokenEntry."""
     if not data.startswith(VERSION):
         raise ForeignEntry(data[:1].decode(errors="replace"))
     if len(data) < HEADER or (len(data) - HEADER) % 4:
@@ -81,7 +84,7 @@ def tokens_from(data: bytes) -> Tokens:
 
 
 def record_from(key: SessionKey, fields: Mapping[bytes, bytes]) -> SessionRecord | None:
-    """None where there are no fields. Raises ForeignEntry, BrokenEntry."""
+    """The record of an entry; None: the entry has no fields. Raises ForeignEntry, BrokenEntry."""
     if not _ours(fields):
         return None
     choices = _number(fields, b"choices")
@@ -98,7 +101,7 @@ def record_from(key: SessionKey, fields: Mapping[bytes, bytes]) -> SessionRecord
 
 
 def handle_from(key: SessionKey, fields: Mapping[bytes, bytes]) -> Handle | None:
-    """None where there are no fields. Raises ForeignEntry, BrokenEntry."""
+    """The handle of an entry; None: the entry has no fields. Raises ForeignEntry, BrokenEntry."""
     if not _ours(fields):
         return None
     return Handle(
@@ -111,12 +114,12 @@ def handle_from(key: SessionKey, fields: Mapping[bytes, bytes]) -> Handle | None
 
 
 def report_to_bytes(report: WorkerReport) -> bytes:
-    """JSON behind the version."""
+    """The report as the version and JSON."""
     return VERSION + json.dumps(report._asdict()).encode()
 
 
 def report_from(data: bytes) -> WorkerReport:
-    """Raises ForeignEntry, BrokenEntry."""
+    """The report of an entry. Raises ForeignEntry, BrokenEntry."""
     if not data.startswith(VERSION):
         raise ForeignEntry(data[:1].decode(errors="replace"))
     try:
@@ -133,17 +136,17 @@ def report_from(data: bytes) -> WorkerReport:
 
 
 def entry_to_bytes(entry: WorkerEntry) -> bytes:
-    """JSON behind the version."""
+    """A registered worker as the version and JSON."""
     return VERSION + json.dumps(dataclasses.asdict(entry)).encode()
 
 
 def entry_from(data: bytes) -> WorkerEntry:
-    """Raises ForeignEntry, BrokenEntry."""
+    """The registered worker of an entry. Raises ForeignEntry, BrokenEntry."""
     if not data.startswith(VERSION):
         raise ForeignEntry(data[:1].decode(errors="replace"))
     try:
-        told = json.loads(data[1:])
-        entry = WorkerEntry(**told | {"state": WorkerState(**told["state"])})
+        fields = json.loads(data[1:])
+        entry = WorkerEntry(**fields | {"state": WorkerState(**fields["state"])})
         _check_kinds(entry, WorkerEntry("", "", WorkerState()))
         _check_kinds(entry.state, WorkerState())
         return checked(entry)
@@ -152,15 +155,18 @@ def entry_from(data: bytes) -> WorkerEntry:
 
 
 def _check_kinds(given: object, blank: object) -> None:
-    """Dataclasses take anything; JSON has to bring what the fields are of."""
-    for field in dataclasses.fields(blank):  # type: ignore[arg-type]  # both are
+    """Check the types of a dataclass's fields, which the dataclass itself does not. Raises TypeError.
+
+    `blank` has a value of the right type in each field.
+    """
+    for field in dataclasses.fields(blank):  # type: ignore[arg-type]  # it is a dataclass
         kind, value = type(getattr(blank, field.name)), getattr(given, field.name)
         if type(value) is not kind:
             raise TypeError(f"{field.name} is {value!r}")
 
 
 def epoch_to_bytes(epoch: int) -> bytes:
-    """Fixed width."""
+    """The epoch as text of fixed width."""
     return epoch_to_text(epoch).encode()
 
 

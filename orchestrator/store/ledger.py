@@ -1,8 +1,8 @@
-"""What this orchestrator tells the store of its sessions, and asks it.
+"""The ledger: what this orchestrator records of its sessions in the store, and what it looks up there.
 
-On a token's way there is `grew` alone, which names the session in a set. A task writes what has changed,
-coalesced; what a store that was away has missed or lost is written again. A question is given a short time,
-and its answer is a hint: without one everything goes on.
+On a token's way there is only `grew`, which puts the session's key into a set. A task writes what has
+changed, in batches, and writes again what the store has missed or lost. A lookup has a short time, and its
+answer is a hint: without an answer every request goes on.
 """
 
 import asyncio
@@ -13,62 +13,66 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from orchestrator.front.admission import Admitted
+from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.store import LEASE_S, Handle, SessionRecord, SessionStore, StoreUnavailable
-from orchestrator.store.outbox import Batch, Ending, Outbox
-from orchestrator.store.prefixes import hashes
+from orchestrator.store.outbox import EndedRequest, StoreOutbox, WriteBatch
+from orchestrator.store.prefixes import begins_with, hashes_off_loop, scope_of
 from outrider.wire.codec import SessionKey
 from speculative.hashing import prefix_hash
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 0.02
-"""Between two batches: what comes meanwhile is coalesced."""
+"""Pause between two batches, in seconds; changes of that time go into one batch."""
 AGAIN_S = 0.2
-"""After a batch that could not be written."""
+"""Pause after a batch that could not be written, in seconds."""
 RENEW_S = LEASE_S / 3
 HINT_S = 0.1
-"""How long an opening waits for a place that is only a better one."""
+"""How long an opening waits for the store to name a better verifier, in seconds."""
 CANCEL_S = 1.0
-"""How long a Cancel of what runs elsewhere waits, and who needs recorded ids; a takeover half of it."""
-TOLD_S = 5.0
-"""How long a store may take to be told of a session's new place until nobody waits for that."""
-MANY_IDS = 8192
+"""How long a Cancel of a request that runs elsewhere waits for the store, in seconds, and so does a lookup of
+recorded tokens; a takeover waits half as long."""
+RECORD_S = 5.0
+"""How long a request waits for the store to have its new verifier on record, in seconds."""
 
-Answer = TypeVar("Answer")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """What is known of a session that is to be opened."""
+    """Where a session that is to be opened was before."""
 
     verifier: str = ""
-    """That has the session itself."""
+    """Address of the verifier that has the session itself, or empty."""
     near: str = ""
-    """That has a long prefix of its ids."""
+    """Address of a verifier that has a long prefix of the session's tokens, or empty."""
     cancelled: bool = False
-    """Whether its client gave up the request that this one would go on with."""
+    """Whether the client cancelled the request that this one resumes."""
     epoch: int = 0
-    """The highest under which it is on record; 0: none."""
+    """The highest epoch on record of the session; 0: none."""
 
 
 class Ledger:
-    """`start` and `stop` it; `seconds` is told how long each call on a token's way took."""
+    """Writes to one store, from `start` to `stop`.
+
+    Args:
+        seconds: is called with the duration of each call on a token's way, in seconds.
+    """
 
     def __init__(self, store: SessionStore, seconds: Callable[[float], None]) -> None:
         self._store = store
         self._seconds = seconds
-        self._outbox = Outbox()
+        self._outbox = StoreOutbox()
         self._work = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self.failures = 0
-        """Batches that could not be written so far."""
+        """Number of batches that could not be written so far."""
         self.well = True
-        """Whether the last one was."""
+        """Whether the last batch was written."""
 
     @property
     def waiting(self) -> int:
-        """Sessions that are kept track of."""
+        """Number of sessions whose records are kept up to date."""
         return len(self._outbox)
 
     def start(self) -> None:
@@ -76,7 +80,7 @@ class Ledger:
         self._writer = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Write what is left, if the store takes it, and let go of it."""
+        """Write what is left, if the store takes it, and close the store."""
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
@@ -87,36 +91,45 @@ class Ledger:
         await self._store.close()
 
     def opened(self, record: SessionRecord, lifts: int, ids: dict[int, Sequence[int]]) -> None:
-        """It is being opened; `ids` are its generated ones by choice, in lists that will grow."""
+        """Record that a session is being opened.
+
+        Args:
+            lifts: recorded Cancels of epochs below this one are lifted; 0: none.
+            ids: generated token ids by choice, in lists that will grow.
+        """
         self._outbox.opened(record, lifts, ids)
         self._work.set()
 
     def grew(self, key: SessionKey) -> None:
-        """Its client has more ids."""
+        """The session's client has more tokens."""
         began = time.perf_counter()
         self._outbox.grew(key)
         if not self._work.is_set():
             self._work.set()
         self._seconds(time.perf_counter() - began)
 
-    def ended(self, request: Admitted, model: str, epoch: int, whole: bool) -> None:
-        """The request has, or was not opened; where `whole`, its verifier keeps its KV for a while."""
-        self._outbox.ended(request.key, epoch, _scope(request.key, model), request.ids if whole else ())
+    def ended(self, request: AdmittedRequest, model: str, epoch: int, whole: bool) -> None:
+        """The request has ended, or was not opened.
+
+        Args:
+            whole: whether every choice ended; its verifier keeps the keys and values for a while then.
+        """
+        self._outbox.ended(request.key, epoch, scope_of(request.key, model), request.ids if whole else ())
         self._work.set()
 
     def left(self, key: SessionKey, epoch: int) -> None:
-        """It goes on without this orchestrator, for whoever comes for it."""
+        """The session goes on without this orchestrator, and its client may resume it anywhere."""
         self._outbox.left(key, epoch)
         self._work.set()
 
-    async def whereabouts(self, request: Admitted, model: str) -> Whereabouts:
-        """Where it would best be opened. Takes HINT_S at most."""
+    async def whereabouts(self, request: AdmittedRequest, model: str) -> Whereabouts:
+        """Where the request's session was before, as far as is known. Takes HINT_S seconds at most."""
         key = request.key
         if (live := self._outbox.get(key)) is not None:
             gave_up = self._gave_up(live.record, request)
             return Whereabouts(live.record.verifier, cancelled=gave_up, epoch=live.record.epoch)
-        prefixes = await _hashes(request.ids)
-        scope = _scope(key, model)
+        prefixes = await hashes_off_loop(request.ids)
+        scope = scope_of(key, model)
         record, handle, near = await asyncio.gather(
             self._ask(lambda: self._store.find(key), HINT_S),
             self._ask(lambda: self._store.handle(key), HINT_S),
@@ -130,14 +143,16 @@ class Ledger:
         return Whereabouts(verifier, "" if near is None else near[1], cancelled, epoch)
 
     async def is_cancelled(self, key: SessionKey, epoch: int, request: int) -> bool:
-        """Whether a Cancel is recorded of the request with this mark, which had this epoch."""
+        """Whether a Cancel is on record of the request with this mark, which had this epoch."""
         record = await self._ask(lambda: self._store.find(key), CANCEL_S / 2)
         return record is not None and record.cancelled and record.epoch >= epoch and record.may_be(request)
 
     async def was_cancelled_meanwhile(self, key: SessionKey, epoch: int) -> bool:
-        """Whether a Cancel went to where the session was before it was placed under this epoch: asked once
-        the store knows of that, as later ones find the way."""
-        for _ in range(round(TOLD_S / EVERY_S)):
+        """Whether a Cancel went to the verifier that the session left when it was opened under this epoch.
+
+        Looks once the store has the new epoch on record: later Cancels go to the new verifier.
+        """
+        for _ in range(round(RECORD_S / EVERY_S)):
             live = self._outbox.get(key)
             if live is None or live.record.epoch != epoch:
                 return False
@@ -147,7 +162,7 @@ class Ledger:
         return False
 
     async def recorded(self, key: SessionKey) -> Sequence[int]:
-        """Generated ids of a choice, as far as is known."""
+        """Generated token ids of a choice, as far as they are on record."""
         live = self._outbox.get(key._replace(choice=0))
         if live is not None and key.choice in live.ids:
             return live.ids[key.choice]
@@ -155,7 +170,10 @@ class Ledger:
         return () if tokens is None else tokens.ids
 
     async def cancel(self, key: SessionKey) -> SessionRecord | None:
-        """Record that the client gave it up, as well as can be; its record before, where there was one."""
+        """Record that the client cancelled the session's request, if the store can be reached.
+
+        Returns the session's record as it was before, if any.
+        """
         live = self._outbox.get(key)
         if live is None:
             return await self._ask(lambda: self._store.cancel(key), CANCEL_S)
@@ -165,15 +183,15 @@ class Ledger:
         return record
 
     @staticmethod
-    def _gave_up(record: SessionRecord, request: Admitted) -> bool:
+    def _gave_up(record: SessionRecord, request: AdmittedRequest) -> bool:
         goes_on = request.have is not None and record.epoch >= request.seen_epoch
         return record.cancelled and goes_on and record.may_be(request.mark)
 
-    async def _ask(self, question: Callable[[], Awaitable[Answer]], seconds: float) -> Answer | None:
-        """None where there is no answer in time. A question that nobody waits for any more is not asked."""
+    async def _ask(self, lookup: Callable[[], Awaitable[Found]], seconds: float) -> Found | None:
+        """The result of a lookup; None where the store does not answer in time."""
         try:
             async with asyncio.timeout(seconds):
-                return await question()
+                return await lookup()
         except (StoreUnavailable, TimeoutError):
             return None
 
@@ -193,7 +211,10 @@ class Ledger:
             await asyncio.sleep(EVERY_S if well else AGAIN_S)
 
     async def _flush(self) -> bool:
-        """Write a batch; whether it was. If not, all is written again: a store may come back empty."""
+        """Write a batch; whether that succeeded.
+
+        After a failure every session is written again, since a store may come back empty.
+        """
         batch = self._outbox.take()
         try:
             await self._write(batch)
@@ -203,12 +224,12 @@ class Ledger:
             self._outbox.put_back(batch)
             self._outbox.repeat_all()
             return False
-        except Exception:  # a fault of this code costs a batch, never the writer
+        except Exception:  # a fault of this code costs a batch, never the writing task
             log.exception("a batch could not be written; its sessions go on without")
             self.failures += 1
         return True
 
-    async def _write(self, batch: Batch) -> None:
+    async def _write(self, batch: WriteBatch) -> None:
         kept = await self._store.put(batch.puts)
         lengths = await self._store.append(batch.appends)
         ends = await asyncio.gather(*map(self._end, batch.endings), return_exceptions=True)
@@ -216,29 +237,14 @@ class Ledger:
             raise error
         self._outbox.wrote(batch, kept, lengths)
 
-    async def _end(self, ending: Ending) -> None:
+    async def _end(self, ending: EndedRequest) -> None:
         record = ending.record
-        if record.cancelled:  # it may have ended before this was written
+        if record.cancelled:  # the request may have ended before the Cancel was written
             await self._store.put([(record, 0)])
         if ending.ids:
             hash_ = prefix_hash(ending.ids)
             await self._store.put_handle(
                 Handle(record.key, record.epoch, record.verifier, len(ending.ids), hash_)
             )
-            await self._store.put_prefixes(ending.scope, await _hashes(ending.ids), record.verifier)
+            await self._store.put_prefixes(ending.scope, await hashes_off_loop(ending.ids), record.verifier)
         await self._store.forget(record.key, record.epoch)
-
-
-async def _hashes(ids: Sequence[int]) -> list[int]:
-    """In a thread where there are many: a hundred thousand take several milliseconds."""
-    return hashes(ids) if len(ids) < MANY_IDS else await asyncio.to_thread(hashes, ids)
-
-
-def _scope(key: SessionKey, model: str) -> str:
-    """Who may meet whose prefixes: those of one tenant and model."""
-    return f"{key.tenant}\0{model}"
-
-
-def begins_with(ids: Sequence[int], handle: Handle) -> bool:
-    """Whether these are the ids of which a verifier has the KV, or more."""
-    return 0 < handle.length <= len(ids) and prefix_hash(ids[: handle.length]) == handle.prefix_hash

@@ -5,28 +5,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from orchestrator.store import (
-    LEASE_S,
-    REPORT_S,
-    STALE,
-    Append,
-    Handle,
-    SessionRecord,
-    Tokens,
-    WorkerReport,
-)
+from orchestrator.store import LEASE_S, REPORT_S, STALE, Append, Handle, SessionRecord, Tokens, WorkerReport
 from outrider.wire.codec import SessionKey
 from outrider.wire.workers import BELIEVED_S, WorkerEntry
 
 MOST = 65_536
-"""Entries of a kind; the one renewed longest ago makes room."""
+"""The most entries of a kind; beyond it the entry that was renewed longest ago is dropped."""
 
 Name = TypeVar("Name")
 Value = TypeVar("Value")
 
 
 class Leases(Generic[Name, Value]):
-    """A dict whose entries end; `now` is any monotonic clock in seconds."""
+    """A dict whose entries expire `lease_s` seconds after they were put; `now` is any monotonic clock."""
 
     def __init__(self, lease_s: float, now: Callable[[], float]) -> None:
         self._lease_s = lease_s
@@ -34,12 +25,12 @@ class Leases(Generic[Name, Value]):
         self._entries: OrderedDict[Name, tuple[float, Value]] = OrderedDict()
 
     def get(self, name: Name) -> Value | None:
-        """The value, where its lease has not ended."""
+        """The value of this name, if its lease has not ended."""
         ends, value = self._entries.get(name, (0.0, None))
         return value if value is not None and self._now() < ends else None
 
     def put(self, name: Name, value: Value) -> None:
-        """With a new lease. All have the same, so the first to end stand first."""
+        """Keep a value with a new lease. All leases are equally long, so the first to end stand first."""
         now = self._now()
         self._entries[name] = (now + self._lease_s, value)
         self._entries.move_to_end(name)
@@ -50,17 +41,17 @@ class Leases(Generic[Name, Value]):
             del self._entries[oldest]
 
     def drop(self, name: Name) -> None:
-        """Where it is there."""
+        """Drop the entry of this name, if any."""
         self._entries.pop(name, None)
 
     def values(self) -> list[Value]:
-        """Of all whose lease has not ended."""
+        """All values whose leases have not ended."""
         now = self._now()
         return [value for ends, value in self._entries.values() if now < ends]
 
 
 class MemoryStore:
-    """Dicts behind the store interface."""
+    """A store of dicts."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._records: Leases[SessionKey, SessionRecord] = Leases(LEASE_S, now)
@@ -127,7 +118,7 @@ class MemoryStore:
         return self._announced.values()
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def _put(self, record: SessionRecord, lifts: int) -> bool:
         known = self._records.get(record.key)

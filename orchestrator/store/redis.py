@@ -1,6 +1,6 @@
 """Session records in a Redis server (6.2 or later, or Valkey) that several orchestrators share.
 
-Soft state, as everywhere: nothing waits for it but takeovers and Cancels, and for a short while only.
+Soft state, as in every store: only takeovers and Cancels wait for it, and only for a short while.
 """
 
 import logging
@@ -39,15 +39,15 @@ Dated = TypeVar("Dated", SessionRecord | None, Handle | None, Tokens)
 
 
 class RedisStore:
-    """The server at a redis://, rediss:// or unix:// URL. Raises ValueError where it is none."""
+    """The server at a redis://, rediss:// or unix:// URL. Raises ValueError for an invalid URL."""
 
     def __init__(self, url: str) -> None:
         self._connection = RedisConnection(url)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def reachable(self) -> bool:
-        """Whether it answered when last asked, or nearly so."""
+        """Whether the server has answered lately."""
         return self._connection.breaker.closed
 
     async def put(self, records: Sequence[tuple[SessionRecord, int]]) -> list[bool]:
@@ -69,7 +69,7 @@ class RedisStore:
             )
             for record, lifts in records
         ]
-        # What lies there and is not ours stays; the session goes on without a record, as if one were kept.
+        # An entry that is not ours stays; the session goes on without a record, as if its record were kept.
         return [bool(answer) for answer in await self._run(scripts.PUT, calls)]
 
     async def find(self, key: SessionKey) -> SessionRecord | None:
@@ -168,15 +168,15 @@ class RedisStore:
 
     async def announced(self) -> list[WorkerEntry]:
         (found,) = await self._run(scripts.WORKERS, [(entries.REGISTERED, (VERSION,))])
-        told = found if isinstance(found, list) else []
-        read = [self._read(entries.REGISTERED, partial(entries.entry_from, data)) for data in told]
+        stored = found if isinstance(found, list) else []
+        read = [self._read(entries.REGISTERED, partial(entries.entry_from, data)) for data in stored]
         return [entry for entry in read if entry is not None]
 
     async def close(self) -> None:
         await self._connection.close()
 
     async def _run(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
-        """Each call's answer; FOREIGN where its key holds what is not ours."""
+        """The answer to each call; FOREIGN where its key holds an entry that is not ours."""
         answers = await self._connection.run(script, calls) if calls else []
         for (name, _), answer in zip(calls, answers, strict=True):
             if answer == scripts.FOREIGN or is_wrong_kind(answer):
@@ -187,7 +187,7 @@ class RedisStore:
         return await self._ask(name, lambda redis: redis.hgetall(name)) or {}
 
     async def _ask(self, name: str, command: Callable[[Any], Awaitable[Any]]) -> Any:
-        """None where the key holds what is not ours."""
+        """The answer to a command; None where the key holds an entry of another type."""
 
         async def asked(redis: Any) -> Any:
             try:
@@ -201,7 +201,8 @@ class RedisStore:
         return await self._connection.ask(asked)
 
     def _read(self, name: str, read: Callable[[], Entry]) -> Entry | None:
-        """None for what is not ours, or is broken; that one is written over when its session is next put."""
+        """The entry; None where it is not ours, or broken. A broken entry is written over with its
+        session."""
         try:
             return read()
         except ForeignEntry as error:
@@ -211,15 +212,16 @@ class RedisStore:
         return None
 
     def _ignored(self, name: str, why: str) -> None:
-        """Logged once for each name, as long as there are not too many."""
-        if name not in self._told and len(self._told) < 1000:
-            self._told.add(name)
+        """Log that an entry is ignored, once for each name and a thousand names at most."""
+        if name not in self._logged and len(self._logged) < 1000:
+            self._logged.add(name)
             what = "a store's entry is ignored; delete it where nobody else needs it"
             log.warning(what, extra={"fields": {"name": name, "why": why}})
 
 
 def _of_now(entry: Dated) -> Dated:
-    """Raises BrokenEntry for an epoch that no clock can have made: it would outlast whatever comes."""
+    """The entry. Raises BrokenEntry where no clock can have made its epoch, which no later epoch would
+    pass."""
     if entry is not None and (epoch := epoch_to_bytes(entry.epoch)) > _ceiling():
         raise BrokenEntry(f"epoch {epoch.decode()} is of the far future")
     return entry

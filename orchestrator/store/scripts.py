@@ -1,10 +1,10 @@
-"""What a Redis server runs as one step each, in its Lua.
+"""Lua scripts that a Redis server runs, each in one step.
 
-Every script touches one key and takes constant time, but those of the workers, which take as many steps as
-there are workers.
+Every script touches one key and takes constant time, except the scripts of workers, which take as many steps
+as there are workers.
 
-An epoch that is no 16 hexadecimal digits, or is above `ceiling` (the latest that a clock can have made), is
-rubbish: it is replaced. An entry of another version is left as it is, and FOREIGN the answer.
+An epoch that is not 16 hexadecimal digits, or is above `ceiling` (the latest epoch that a clock can have
+made), is invalid and replaced. An entry of another version is left as it is, and the script answers FOREIGN.
 """
 
 FOREIGN = -2
@@ -37,7 +37,7 @@ return 1
 """
 )
 """KEYS: record. ARGV: version, epoch, verifier, choices, cancelled, lifts, lease in ms, ceiling, request.
-1: kept."""
+Answers 1: kept."""
 
 CANCEL = """
 local version = redis.call('HGET', KEYS[1], 'version')
@@ -48,7 +48,7 @@ if version == ARGV[1] then
 end
 return before
 """
-"""KEYS: record. ARGV: version, lease in ms. Answers what was there before, as a list."""
+"""KEYS: record. ARGV: version, lease in ms. Answers the record as it was before, as a list."""
 
 FORGET = """
 local known = redis.call('HMGET', KEYS[1], 'version', 'epoch', 'cancelled')
@@ -106,7 +106,7 @@ for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ends .. ARGV[i + 1])
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
-"""KEYS: workers. ARGV: life in ms, then names and reports. The server's clock alone says when one ends."""
+"""KEYS: workers. ARGV: lease in ms, then names and reports. Reports end by the server's own clock."""
 
 WORKERS = """
 local now = redis.call('TIME')
@@ -124,4 +124,5 @@ for i = 1, #all, 2 do
 end
 return alive
 """
-"""KEYS: workers. ARGV: version. Answers the reports that still stand; a ? for each that never was one."""
+"""KEYS: workers. ARGV: version. Answers the reports that have not ended, and a ? for each that is not a
+report."""

@@ -123,11 +123,32 @@ LAYERS = {
         ("numpy", "faiss", "safetensors", "sentence_transformers"),
     ),
     "orchestrator": Layer(
-        (*SHARED, "orchestrator.front.http", "orchestrator.store.redis"),
+        (
+            *SHARED,
+            *(
+                f"orchestrator.{room}"
+                for room in ("admitted_request", "store", "fleet", "relay", "front.http")
+            ),
+        ),
         (*RPC, "pydantic", "prometheus_client", "tokenizers"),
     ),
-    "orchestrator.store.redis": Layer((*SHARED, "orchestrator", "orchestrator.store.connection"), ("redis",)),
-    "orchestrator.store.connection": Layer(("orchestrator",), ("redis",)),
+    "orchestrator.admitted_request": Layer(("speculative", "outrider.wire"), ()),
+    "orchestrator.store": Layer(
+        (
+            "speculative",
+            "outrider.wire",
+            "outrider.runtime.backoff",
+            "orchestrator.admitted_request",
+            "orchestrator.store.redis",
+        ),
+        (),
+    ),
+    "orchestrator.store.redis": Layer((*SHARED, "orchestrator.store"), ("redis",)),
+    "orchestrator.store.connection": Layer(("orchestrator.store",), ("redis",)),
+    "orchestrator.fleet": Layer((*SHARED, "orchestrator.store"), RPC),
+    "orchestrator.relay": Layer(
+        (*SHARED, "orchestrator.admitted_request", "orchestrator.fleet", "orchestrator.store"), ()
+    ),
     "orchestrator.front.http": Layer(
         (
             "speculative",
@@ -201,6 +222,11 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("orchestrator.store.ledger", "import redis"),
         ("orchestrator.front.grpc", "import fastapi"),
         ("orchestrator.front.http.app", "import torch"),
+        ("orchestrator.fleet.fleet", "from orchestrator.relay.relay import Relay"),
+        ("orchestrator.fleet.fleet", "from orchestrator.admitted_request import Speculation"),
+        ("orchestrator.relay.relay", "from orchestrator.front.admission import admit"),
+        ("orchestrator.relay.relay", "from orchestrator.metrics import RequestMetrics"),
+        ("orchestrator.store.ledger", "from orchestrator.fleet.fleet import Fleet"),
         ("speculative.grammar", "import llguidance"),
         ("orchestrator.front.grpc", "from outrider.lm.packed import PackedLM"),
         ("orchestrator.front.grpc", "from transformers import AutoTokenizer"),

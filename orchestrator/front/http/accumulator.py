@@ -1,11 +1,11 @@
-"""What has been answered so far, of every prompt and choice; events in, pieces and counts out. Pure."""
+"""Accumulates the answers to a body, of every prompt and choice: events in, pieces and usage out. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.front.admission import Admitted
-from orchestrator.relay.events import Delivered, Event, Finished
+from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.relay.delivery import Delivered, Event, Finished
 from outrider.v1 import common_pb2
 from speculative.commit import FinishReason
 from speculative.errors import OutriderError, Unavailable
@@ -15,16 +15,16 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of one choice, or the whole of it."""
+    """A part of one choice's text, or all of it."""
 
     index: int
-    """Of the choice among all prompts' choices."""
+    """Index of the choice among the choices of all prompts."""
     text: str
     ids: tuple[int, ...] = ()
     logprobs: tuple[common_pb2.TokenLogprob, ...] = ()
-    """One per id where they were asked for."""
+    """Log-probabilities, one entry per token, where the body asks for them."""
     finish: str | None = None
-    """stop or length, where it is the last."""
+    """stop or length in the choice's last piece; None in all others."""
 
 
 @dataclass(slots=True)
@@ -34,24 +34,25 @@ class _Choice:
     usage: common_pb2.Usage | None = None
 
 
-class Answers:
-    """All choices of a body's requests; `add` every event of each."""
+class AnswerAccumulator:
+    """The answers of all choices of a body's requests; `add` every event of each request."""
 
-    def __init__(self, requests: Sequence[Admitted]) -> None:
+    def __init__(self, requests: Sequence[AdmittedRequest]) -> None:
         self._requests = requests
         self._choices = [_Choice() for request in requests for _ in range(request.choices)]
 
     def prompt_of(self, index: int) -> tuple[int, ...]:
-        """Ids of the prompt that a choice answers."""
+        """Token ids of the prompt that a choice answers."""
         return self._requests[index // self._requests[0].choices].ids
 
-    @property
-    def size(self) -> int:
-        """Choices in all."""
-        return len(self._choices)
-
     def add(self, place: int, event: Event) -> Piece | None:
-        """What this event of the request at `place` adds. Raises OutriderError where it has failed."""
+        """The piece that an event adds; None for an event without text.
+
+        Raises OutriderError where the choice failed.
+
+        Args:
+            place: index of the event's request.
+        """
         if not isinstance(event, Delivered | Finished):
             return None
         index = place * self._requests[0].choices + event.choice
@@ -66,11 +67,11 @@ class Answers:
         return piece
 
     def whole(self) -> list[Piece]:
-        """Every choice, ended."""
+        """The whole text of every choice, once all have ended."""
         return [_joined(choice.pieces) for choice in self._choices]
 
     def usage(self) -> dict[str, Any]:
-        """In OpenAI's words; a prompt with several choices counts once."""
+        """The usage in OpenAI's fields; a prompt with several choices counts once."""
         prompt = sum(len(request.ids) for request in self._requests)
         completion = sum(len(piece.ids) for choice in self._choices for piece in choice.pieces)
         accepted, admitted = self._accepted(), self._admitted()
@@ -85,13 +86,16 @@ class Answers:
         }
 
     def metrics(self, *, detailed: bool) -> dict[str, Any]:
-        """In vLLM's words, of all choices together; a step is a pass that committed something of a choice."""
+        """Speculative-decoding metrics of all choices together, in vLLM's fields.
+
+        A step is a pass that committed tokens of a choice.
+        """
         steps = [count for choice in self._choices for count in accepted_by_step(choice.credits)]
         accepted, drafted = self._accepted(), self._admitted()
         histogram = [0] * (max(steps, default=0) + 1)
         for count in steps:
             histogram[count] += 1
-        told = {
+        metrics = {
             "mean_acceptance_length": 1 + accepted / len(steps) if steps else 0.0,
             "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
             "acceptance_histogram": histogram,
@@ -100,8 +104,8 @@ class Answers:
             "num_draft_tokens": drafted,
         }
         if detailed:
-            told["per_step_accepted"] = steps
-        return {"speculative_decoding": told}
+            metrics["per_step_accepted"] = steps
+        return {"speculative_decoding": metrics}
 
     def _accepted(self) -> int:
         return sum(1 for choice in self._choices for credit in choice.credits if credit)
@@ -111,7 +115,10 @@ class Answers:
 
 
 def accepted_by_step(credits: bytes | bytearray) -> list[int]:
-    """Drafted ids of each pass, in order; the target's own id ends one, unless the answer ends before it."""
+    """Numbers of accepted tokens of each pass, in order.
+
+    The target's own token ends a pass, unless the answer ends before it.
+    """
     runs = [len(run) for run in bytes(bool(credit) for credit in credits).split(b"\0")]
     return runs if runs[-1] else runs[:-1]
 
@@ -121,13 +128,13 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
         pieces[-1].index,
         "".join(piece.text for piece in pieces),
         tuple(id_ for piece in pieces for id_ in piece.ids),
-        tuple(told for piece in pieces for told in piece.logprobs),
+        tuple(entry for piece in pieces for entry in piece.logprobs),
         pieces[-1].finish,
     )
 
 
 def _reason(event: Finished) -> str:
-    """Raises what a reason stands for that is no end of an answer."""
+    """OpenAI's finish reason. Raises the error that a reason stands for, where the choice failed."""
     if event.reason is FinishReason.ERROR:
         raise OutriderError(event.message or "the request failed without a word")
     if event.reason is FinishReason.CANCELLED:

@@ -1,7 +1,7 @@
-"""Conversations to prompts: a tokenizer's chat template, run in a sandbox and for so long only.
+"""Renders conversations as prompts: a tokenizer's chat template, run in a sandbox and with a time limit.
 
-Templates come with models. The sandbox keeps them from everything but the messages; one that does not come to
-an end is ended.
+Templates come with models. The sandbox keeps a template from everything but the messages, and a template that
+does not end in time is stopped.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from jinja2.ext import loopcontrols
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from orchestrator.front.admission import Target
+from orchestrator.fleet.target_model import TargetModel
 from orchestrator.front.http.errors import FieldRefused
 from outrider.tokens import ChatTemplate
 
@@ -28,16 +28,16 @@ LONGEST_S = 2.0
 MOST_CHARACTERS = 1 << 24
 
 
-async def conversation(
-    target: Target,
+async def render_conversation(
+    target: TargetModel,
     messages: Sequence[Mapping[str, str]],
     *,
     add_generation_prompt: bool = True,
     longest_s: float = LONGEST_S,
 ) -> str:
-    """The conversation as the target reads it.
+    """The conversation as the target's prompt.
 
-    Raises FieldRefused where there is no template, or where it cannot take these messages.
+    Raises FieldRefused where the target has no template, or its template cannot take these messages.
     """
     if target.chat is None or target.tokens is None:
         raise FieldRefused(
@@ -71,8 +71,10 @@ def _render(
 
 @contextmanager
 def _no_longer_than(seconds: float) -> Iterator[None]:
-    """Ends Python code that is called inside after so long: every line of it looks at the clock, as a thread
-    cannot be ended from outside."""
+    """Stops the Python code inside after this many seconds.
+
+    Every line of that code looks at the clock, because a thread cannot be stopped from outside.
+    """
     deadline, before = time.monotonic() + seconds, sys.gettrace()
 
     def look(frame: FrameType, event: str, argument: object) -> Any:
@@ -88,12 +90,12 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Lets no single step make something huge, either."""
+    """A sandbox in which no single step can make a huge string, either."""
 
     intercepted_binops = frozenset(("*", "**"))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Every `*` and `**` of a template."""
+        """Evaluates `*` and `**` of a template."""
         if operator == "**":
             raise jinja2.TemplateError("** is not possible here")
         for one, other in ((left, right), (right, left)):
@@ -104,7 +106,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> jinja2.Template:
-    """With what templates of published tokenizers expect beside the language itself."""
+    """The compiled template, with the filters and functions that templates of published tokenizers expect."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

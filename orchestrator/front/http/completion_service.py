@@ -1,124 +1,166 @@
-"""Requests of the HTTP front on their way: the same room, counters and relay that those over gRPC have."""
+"""Answers the bodies of HTTP requests, through the same limit, counters and relay as requests over gRPC."""
 
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
+from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.front.admission import Admitted, Target, check_text, choose_target
-from orchestrator.front.concurrency import Room
-from orchestrator.front.gate import Caller
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.admission import Admission, encode_prompt, prediction_ids
+from orchestrator.front.auth import Caller
+from orchestrator.front.concurrency import ConcurrencyLimit
 from orchestrator.front.http import translate
-from orchestrator.front.http.accumulator import Answers
-from orchestrator.front.http.chat import conversation
-from orchestrator.front.http.fields import ChatRequest, CompletionRequest, Generation
-from orchestrator.front.http.merge_streams import merged
-from orchestrator.front.http.openai_format import ChatShape, Shape, TextShape
-from orchestrator.front.prediction import prediction_ids
+from orchestrator.front.http.accumulator import AnswerAccumulator
+from orchestrator.front.http.chat import render_conversation
+from orchestrator.front.http.fields import ChatRequest, CompletionRequest, GenerationFields
+from orchestrator.front.http.openai_format import ChatCompletionFormat, CompletionFormat, TextCompletionFormat
 from orchestrator.metrics import RequestMetrics
-from orchestrator.relay.events import Event
+from orchestrator.relay.delivery import Event
 from orchestrator.relay.relay import Relay
 from speculative.errors import InvalidRequest
 
 SEED_BITS = 53
-"""Of seeds that are drawn here: whole numbers of which every JSON reader keeps all digits."""
+"""Bits of a seed that is drawn here: every JSON reader keeps all digits of such a whole number."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A body that can be answered."""
+class CompletionJob:
+    """A body that passed every check."""
 
-    asked: Generation
+    body: GenerationFields
     caller: Caller
-    target: Target
-    shape: Shape
-    requests: tuple[Admitted, ...]
-    """One for each prompt."""
-    answers: Answers
+    target: TargetModel
+    format: CompletionFormat
+    requests: tuple[AdmittedRequest, ...]
+    """One request for each prompt."""
+    answers: AnswerAccumulator
     seed: int
     id: str
 
 
-class Desk:
-    """Takes bodies in, and answers them."""
+class CompletionService:
+    """Checks bodies and runs their requests."""
 
     def __init__(
         self,
         fleet: Fleet,
+        admission: Admission,
         relay: Relay,
         metrics: RequestMetrics,
-        room: Room,
-        default_max_tokens: int,
+        limit: ConcurrencyLimit,
     ) -> None:
         self._fleet = fleet
+        self._admission = admission
         self._relay = relay
         self._metrics = metrics
-        self._room = room
-        self._default_max_tokens = default_max_tokens
+        self._limit = limit
 
-    def served(self) -> list[Target]:
-        """Models that a request can be opened for now."""
+    def served(self) -> list[TargetModel]:
+        """The models that a request can be opened for now."""
         return self._fleet.served()
 
-    def target(self, name: str | None) -> Target:
-        """See choose_target."""
-        return choose_target(name or "", self._fleet.targets(), self._fleet.unreached())
+    def target(self, name: str | None) -> TargetModel:
+        """The served model of this name; see choose_target."""
+        return self._admission.target(name or "")
 
-    async def job(self, asked: CompletionRequest | ChatRequest, caller: Caller) -> Job:
-        """The body, checked, its prompts tokenized. Raises OutriderError."""
+    async def job(self, body: CompletionRequest | ChatRequest, caller: Caller) -> CompletionJob:
+        """The body, checked, with its prompts tokenized. Raises OutriderError."""
         try:
-            return await self._job(asked, caller)
+            return await self._job(body, caller)
         except Exception as error:
-            with self._metrics.begin():  # a request that is refused is one, too
+            with self._metrics.begin():  # a refused request counts as a request, too
                 if isinstance(error, InvalidRequest):
-                    raise translate.blamed(error, asked) from error
+                    raise translate.renamed(error, body) from error
                 raise
 
-    async def events(self, job: Job) -> AsyncGenerator[tuple[int, Event], None]:
-        """What becomes of each of its requests, by place. Closing it ends them. Raises OutriderError."""
+    async def events(self, job: CompletionJob) -> AsyncGenerator[tuple[int, Event], None]:
+        """The events of the job's requests, each with the index of its request.
+
+        Closing the generator ends the requests. Raises OutriderError.
+        """
         count = len(job.requests)
-        with self._room.enter(count), job.caller.asking(count):
+        with self._limit.enter(count), job.caller.within_quota(count):
             streams = [self._answer(request, job) for request in job.requests]
-            async with aclosing(merged(streams)) as events:
+            async with aclosing(merge_streams(streams)) as events:
                 try:
                     async for event in events:
                         yield event
                 except InvalidRequest as error:
-                    raise translate.blamed(error, job.asked) from error
+                    raise translate.renamed(error, job.body) from error
 
-    async def encode(self, text: str, target: Target, *, add_special: bool = True) -> list[int]:
-        """In a thread, as a long text takes a while. Raises InvalidRequest where it cannot be a prompt."""
-        tokens = check_text(text, target)
-        return await asyncio.to_thread(tokens.encode, text, add_special=add_special)
-
-    async def _job(self, asked: CompletionRequest | ChatRequest, caller: Caller) -> Job:
-        translate.check_together(asked)
-        target = self.target(asked.model)
-        shape: Shape
-        if isinstance(asked, ChatRequest):
-            shape = ChatShape(target.tokens)
-            plain = [message.plain() for message in asked.messages]
-            text = await conversation(target, plain)
-            prompts: Sequence[Sequence[int]] = [await self.encode(text, target, add_special=False)]
+    async def _job(self, body: CompletionRequest | ChatRequest, caller: Caller) -> CompletionJob:
+        translate.check_together(body)
+        target = self.target(body.model)
+        format_: CompletionFormat
+        if isinstance(body, ChatRequest):
+            format_ = ChatCompletionFormat(target.tokens)
+            text = await render_conversation(target, [message.plain() for message in body.messages])
+            prompts: Sequence[Sequence[int]] = [await encode_prompt(text, target, add_special=False)]
         else:
-            shape = TextShape(target.tokens)
-            given = translate.prompts_of(asked)
-            prompts = [p if isinstance(p, list) else await self.encode(p, target) for p in given]
-        seed = secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed % 2**64
-        name = f"{shape.id_prefix}-{secrets.token_hex(12)}"
-        told = "" if asked.prediction is None else asked.prediction.plain()
-        prediction = await prediction_ids(told, target)
-        default, tenant = self._default_max_tokens, caller.tenant()
-        requests = translate.admitted(asked, prompts, target, seed, tenant, name, default, prediction)
-        return Job(asked, caller, target, shape, tuple(requests), Answers(requests), seed, name)
+            format_ = TextCompletionFormat(target.tokens)
+            given = translate.prompts_of(body)
+            prompts = [p if isinstance(p, list) else await encode_prompt(p, target) for p in given]
+        seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed % 2**64
+        name = f"{format_.id_prefix}-{secrets.token_hex(12)}"
+        predicted = "" if body.prediction is None else body.prediction.plain()
+        prediction = await prediction_ids(predicted, target)
+        default, tenant = self._admission.default_max_tokens, caller.tenant()
+        requests = translate.admitted(body, prompts, target, seed, tenant, name, default, prediction)
+        return CompletionJob(
+            body, caller, target, format_, tuple(requests), AnswerAccumulator(requests), seed, name
+        )
 
-    async def _answer(self, request: Admitted, job: Job) -> AsyncGenerator[Event, None]:
+    async def _answer(self, request: AdmittedRequest, job: CompletionJob) -> AsyncGenerator[Event, None]:
         with self._metrics.begin() as measure:
             measure.admitted(request, job.target)
             answer = self._relay.answer(request, job.target, None)
-            async with aclosing(job.caller.paying(answer, len(request.ids))) as events:
+            async with aclosing(job.caller.charged(answer, len(request.ids))) as events:
                 async for event in events:
                     measure.note(event)
                     yield event
+
+
+class _End:
+    """A stream has no more items."""
+
+
+async def merge_streams(
+    streams: Sequence[AsyncGenerator[Item, None]],
+) -> AsyncGenerator[tuple[int, Item], None]:
+    """Items of all streams as they come, each with the index of its stream.
+
+    The first error ends all streams, and so does closing the generator.
+    """
+    queue: asyncio.Queue[tuple[int, Item | _End | Exception]] = asyncio.Queue(len(streams))
+
+    async def pump(index: int, stream: AsyncGenerator[Item, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    await queue.put((index, item))
+        except Exception as error:
+            await queue.put((index, error))
+        else:
+            await queue.put((index, _End()))
+
+    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    left = len(pumps)
+    try:
+        while left:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if isinstance(item, _End):
+                left -= 1
+            else:
+                yield index, item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

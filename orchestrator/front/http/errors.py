@@ -16,15 +16,15 @@ from speculative.errors import InvalidRequest, QuotaExceeded
 
 
 class FieldRefused(InvalidRequest):
-    """A field of the body that cannot be what it is, by the field's name; None for all of it."""
+    """A refused body; `param` names the field that is wrong, or is None where the body as a whole is."""
 
     def __init__(self, param: str | None, message: str) -> None:
         super().__init__(message)
         self.param = param
 
 
-class Kind(NamedTuple):
-    """How a gRPC status is told over HTTP."""
+class ErrorKind(NamedTuple):
+    """The HTTP status, error type and error code that stand for a gRPC status."""
 
     status: int
     type: str
@@ -32,20 +32,20 @@ class Kind(NamedTuple):
 
 
 _KINDS = {
-    grpc.StatusCode.INVALID_ARGUMENT: Kind(400, "invalid_request_error", None),
-    grpc.StatusCode.UNAUTHENTICATED: Kind(401, "invalid_request_error", "invalid_api_key"),
-    grpc.StatusCode.PERMISSION_DENIED: Kind(403, "invalid_request_error", "permission_denied"),
-    grpc.StatusCode.NOT_FOUND: Kind(404, "invalid_request_error", "model_not_found"),
-    grpc.StatusCode.ABORTED: Kind(409, "conflict_error", "superseded"),
-    grpc.StatusCode.FAILED_PRECONDITION: Kind(409, "conflict_error", "failed_precondition"),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Kind(429, "rate_limit_error", "overloaded"),
-    grpc.StatusCode.UNAVAILABLE: Kind(503, "service_unavailable_error", "unavailable"),
+    grpc.StatusCode.INVALID_ARGUMENT: ErrorKind(400, "invalid_request_error", None),
+    grpc.StatusCode.UNAUTHENTICATED: ErrorKind(401, "invalid_request_error", "invalid_api_key"),
+    grpc.StatusCode.PERMISSION_DENIED: ErrorKind(403, "invalid_request_error", "permission_denied"),
+    grpc.StatusCode.NOT_FOUND: ErrorKind(404, "invalid_request_error", "model_not_found"),
+    grpc.StatusCode.ABORTED: ErrorKind(409, "conflict_error", "superseded"),
+    grpc.StatusCode.FAILED_PRECONDITION: ErrorKind(409, "conflict_error", "failed_precondition"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind(429, "rate_limit_error", "overloaded"),
+    grpc.StatusCode.UNAVAILABLE: ErrorKind(503, "service_unavailable_error", "unavailable"),
 }
-_QUOTA = Kind(429, "rate_limit_error", "rate_limit_exceeded")
-_INTERNAL = Kind(500, "server_error", "internal_error")
+_QUOTA = ErrorKind(429, "rate_limit_error", "rate_limit_exceeded")
+_INTERNAL = ErrorKind(500, "server_error", "internal_error")
 
-# What the checks that both fronts share call a field, where the body has another name for it. They quote what
-# clients wrote, which may have any words in it: the field is what a message begins with, where that is one.
+# Fields by the names that the checks of both fronts give them, where the body has another name. The messages
+# quote what clients wrote, which may hold any words: a message is about the field that it begins with.
 _NAMES = (
     (r"^(an id in )?stop_ids\b", "stop_token_ids"),
     (r"^(an id in )?logit_bias\b", "logit_bias"),
@@ -59,7 +59,7 @@ _NAMES = (
     (r"^[Tt]he prompt\b|give ids, not text", "prompt"),
 )
 _FIELD = re.compile(r"([a-z_]+) (?:is|has|names|cannot)\b")
-# What a field of several kinds takes; the library tells a fault for each of them.
+# What a field of several types takes; the library reports a fault for each of the types.
 _TAKES = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists, of at least one",
     "stop": "a string or a list of strings",
@@ -72,7 +72,7 @@ _TAKES = {
 
 
 def param_of(message: str) -> str | None:
-    """The field that a refusal speaks of, as the body calls it; None where it names none."""
+    """The field that a refusal is about, by its name in the body; None where the refusal names none."""
     for pattern, name in _NAMES:
         if re.search(pattern, message):
             return name
@@ -80,8 +80,8 @@ def param_of(message: str) -> str | None:
     return found[1] if found else None
 
 
-def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Status, body and headers of an error; one that is a bug keeps its text to the log."""
+def describe_error(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, body and headers of an error; the text of a bug goes to the log alone."""
     status = status_of(error)
     kind = _QUOTA if isinstance(error, QuotaExceeded) else _KINDS.get(status.code, _INTERNAL)
     param, message = None, status.message
@@ -94,50 +94,53 @@ def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             message = re.sub(r"^speculation\.node_limit\b", "speculation.nodes", message)
     elif kind.status == 404:
         param = "model"
-    headers = _later(float(dict(status.metadata).get(RETRY_KEY, "0")))
+    headers = _retry_headers(float(dict(status.metadata).get(RETRY_KEY, "0")))
     if kind.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return kind.status, shape(message, kind.type, param, kind.code), headers
+    return kind.status, openai_error(message, kind.type, param, kind.code), headers
 
 
-def _later(seconds: float) -> dict[str, str]:
-    """When to come back: whole seconds, as HTTP has no others, and what OpenAI's clients look at first."""
+def _retry_headers(seconds: float) -> dict[str, str]:
+    """Headers that say when to retry: in whole seconds, as HTTP has it, and in OpenAI's own header, which its
+    clients read first."""
     if not seconds:
         return {}
     return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
 
 
-def shape(message: str, type_: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def openai_error(
+    message: str, type_: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
     """OpenAI's error object."""
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
 def error_response(error: Exception) -> JSONResponse:
-    """The answer that says it."""
-    status, body, headers = told(error)
+    """The response that reports an error."""
+    status, body, headers = describe_error(error)
     return JSONResponse(body, status, headers)
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
-    """For whatever a route raises."""
+    """Handles every error that a route raises."""
     return error_response(error)
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
-    """For what the framework refuses: no such path, no such method, a body that is no JSON."""
+    """Handles what the framework refuses: an unknown path or method, a body that is not JSON."""
     assert isinstance(error, HTTPException)
     type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
-    return JSONResponse(shape(str(error.detail), type_), error.status_code, dict(error.headers or {}))
+    return JSONResponse(openai_error(str(error.detail), type_), error.status_code, dict(error.headers or {}))
 
 
 async def on_invalid_body(request: Request, error: Exception) -> JSONResponse:
-    """For a body whose fields are not what they may be: the first fault, by name."""
+    """Handles a body with invalid fields: reports the first fault, by the field's name."""
     assert isinstance(error, RequestValidationError)
     return error_response(field_refused(error.errors()))
 
 
 def field_refused(faults: Sequence[Mapping[str, Any]]) -> FieldRefused:
-    """The first of what pydantic found to be wrong."""
+    """The refusal for the first fault that pydantic found."""
     fault = faults[0]
     place = _place(_without_tags(fault["loc"][1:]))
     last = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
@@ -154,12 +157,12 @@ def field_refused(faults: Sequence[Mapping[str, Any]]) -> FieldRefused:
 
 
 def _without_tags(parts: Sequence[str | int]) -> list[str | int]:
-    """The library tells the kind that `type` named, as one more step into a response_format."""
+    """The path without the type of a response_format, which the library inserts as a step of its own."""
     return [part for at, part in enumerate(parts) if at != 1 or parts[0] != "response_format"]
 
 
 def _place(parts: Sequence[str | int]) -> str:
-    """Names and numbers without the kinds that the library tried: `messages[0].content`."""
+    """A path such as `messages[0].content`, without the types that the library tried."""
     place = ""
     for part in parts:
         if isinstance(part, int):

@@ -1,6 +1,6 @@
-"""What may stand in a request's body, by name and kind; whatever else stands there is refused.
+"""The fields that a request's body may have, with their types; every other field is refused.
 
-Ranges that depend on the target, or that requests over gRPC have too, are checked where those are.
+Ranges that depend on the target, or that requests over gRPC have too, are checked by the admission.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from speculative.logprobs import MAX_TOP_LOGPROBS
 
 
 def _writable(text: str) -> str:
-    """JSON can name halves of characters, which no text has."""
+    """The text, if it can be written as UTF-8: JSON can name halves of characters."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -22,14 +22,15 @@ def _writable(text: str) -> str:
 
 
 def _truth(value: Any) -> Any:
-    """A Literal compares, and to Python 0 is False and 1 is True; in JSON they are not."""
+    """The value, if it is true or false: a Literal compares, and for Python 0 equals False and 1 equals
+    True."""
     if not isinstance(value, bool):
         raise ValueError("it is neither true nor false")
     return value
 
 
 def _whole(value: Any) -> Any:
-    """The same the other way round, and as elsewhere 1.0 is no whole number."""
+    """The value, if it is a whole number, which neither true nor 1.0 is."""
     if type(value) is not int:
         raise ValueError("it is no whole number")
     return value
@@ -47,27 +48,27 @@ OnlyOne = Annotated[Literal[1], BeforeValidator(_whole)]
 
 
 class Fields(BaseModel):
-    """Base of all bodies: nothing unknown, and no kind taken for another."""
+    """Base of all bodies: unknown fields are refused, and no type is converted to another."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 class StreamOptions(Fields):
-    """What a stream tells beside the answer."""
+    """What a stream sends beside the answer."""
 
     include_usage: bool | None = None
-    """Whether one more event with the usage comes before the end."""
+    """Whether one more event, with the usage, comes before the end of the stream."""
 
 
 class SpeculationFields(Fields):
-    """How the request is drafted for; the text is the same in any case."""
+    """How sources draft for the request; its text is the same in any case."""
 
     enabled: bool | None = None
-    """Default true."""
+    """Whether sources draft at all; default true."""
     sources: list[Text] | None = None
     """Names of the sources to draft from; default all."""
     nodes: Whole | None = None
-    """The most drafted nodes in one round; 0 is plain decoding."""
+    """The most drafted tokens that one round verifies; 0 is plain decoding."""
     learn: bool | None = None
     """Whether the answer may be kept to draft from, for the same tenant; default true."""
     corpora: list[Text] | None = None
@@ -75,12 +76,12 @@ class SpeculationFields(Fields):
 
 
 class JsonSchema(Fields):
-    """A schema by name."""
+    """A JSON schema with a name."""
 
     name: str
-    """For the reader; it changes nothing."""
+    """A name for readers; it changes nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    """What the text has to be."""
+    """The schema that the text has to match."""
     strict: OnlyTrue | None = None
     """The schema is enforced in any case."""
 
@@ -108,12 +109,12 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class StructuredOutputs(Fields):
-    """What the text has to be, in vLLM's words; one of these."""
+    """What the text has to match, under vLLM's names; give one of these."""
 
     json_: Annotated[Text | dict[str, Any] | None, Field(alias="json")] = None
     """A schema, as an object or as text."""
     regex: Text | None = None
-    """Matched by the text as a whole."""
+    """A regular expression that the whole text has to match."""
     json_object: OnlyTrue | None = None
 
 
@@ -125,68 +126,69 @@ class TextPart(Fields):
 
 
 class Prediction(Fields):
-    """What the answer may resemble; it is drafted from, and changes nothing."""
+    """Text that the answer may resemble; it serves as a draft, and does not change the answer."""
 
     type: Literal["content"]
     content: Text | list[TextPart]
     """Parts are joined by line ends."""
 
     def plain(self) -> str:
-        """As one text."""
+        """The predicted text."""
         return joined(self.content)
 
 
 def joined(content: str | Sequence[TextPart]) -> str:
-    """Parts as one text."""
+    """The parts as one text."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-class Generation(Fields):
-    """What both kinds of completion take."""
+class GenerationFields(Fields):
+    """Fields of text and chat completions alike."""
 
     model: Text | None = None
-    """May be left out where one model is served."""
+    """Name of the model; may be left out where one model is served."""
     max_tokens: Whole | None = None
-    """The most ids to generate; default: the server's."""
+    """The most tokens to generate; default: the server's."""
     temperature: Number | None = None
     """Default 1; 0 is greedy."""
     top_p: Number | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    """0 and -1 keep all."""
+    """How many of the likeliest tokens to keep; 0 and -1 keep all."""
     min_p: Number | None = None
     repetition_penalty: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Number] | None = None
-    """Token id, as a string, to a number that is added to its logit."""
+    """Numbers to add to the logits of tokens, by token id, which is written as a string."""
     min_tokens: Whole | None = None
     ignore_eos: bool | None = None
     stop: Text | list[Text] | None = None
-    """At most 16, which the text leaves out."""
+    """At most 16 stop strings; the text leaves them out."""
     stop_token_ids: list[Id] | None = None
     seed: Seed | None = None
-    """The same request with the same seed has the same answer; default: drawn, and told in the answer."""
+    """The same request with the same seed has the same answer; default: drawn, and returned with the
+    answer."""
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    """The same for what response_format has no name for; give one of them."""
+    """What the text has to match, where response_format has no name for it; give one of the two."""
     prediction: Prediction | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationFields | None = None
     return_token_ids: bool | None = None
-    """Whether the ids of prompt and answer are told."""
+    """Whether the answer holds the token ids of prompt and answer."""
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] | None = None
-    """How much of `metrics.speculative_decoding` is told; default none."""
+    """How much of `metrics.speculative_decoding` the answer holds; default none."""
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(GenerationFields):
     """Body of /v1/completions."""
 
     prompt: Text | list[Text] | list[Id] | list[list[Id]]
-    """A text, several, a text's ids, or those of several."""
+    """A text, several texts, token ids, or several lists of token ids."""
     logprobs: Top | None = None
-    """How many of the likeliest ids are told beside each generated one."""
+    """How many of the likeliest tokens to return beside each generated token."""
     echo: OnlyFalse | None = None
     best_of: OnlyOne | None = None
 
@@ -198,20 +200,20 @@ class Message(Fields):
     content: Text | list[TextPart]
     """Parts are joined by line ends."""
     name: Text | None = None
-    """For templates that use it."""
+    """A name for chat templates that use one."""
 
     def plain(self) -> dict[str, str]:
-        """As a template takes it."""
+        """The message as a chat template takes it."""
         named = {} if self.name is None else {"name": self.name}
         return {"role": self.role, "content": joined(self.content), **named}
 
 
-class ChatRequest(Generation):
+class ChatRequest(GenerationFields):
     """Body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Whole | None = None
-    """The same as max_tokens; give one of them."""
+    """The same as max_tokens; give one of the two."""
     logprobs: bool | None = None
     top_logprobs: Top | None = None
     """Needs logprobs."""
@@ -224,7 +226,7 @@ class TokenizeRequest(Fields):
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds what it adds to a prompt; default true, with messages false."""
+    """Whether the tokenizer adds its special tokens, as to a prompt; default true, with messages false."""
     add_generation_prompt: bool | None = None
     """With messages: whether an answer is to follow; default true."""
     return_token_strs: bool | None = None

@@ -1,4 +1,4 @@
-"""Pieces of answers as the two kinds of completion tell them. Pure."""
+"""Formats pieces of answers as OpenAI's text and chat completions. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,27 +11,29 @@ LEAST = -9999.0
 """Stands for a probability of 0, which JSON has no logarithm of."""
 
 
-class Shape(Protocol):
-    """How one kind is told."""
+class CompletionFormat(Protocol):
+    """The format of one kind of completion."""
 
     whole_object: str
-    """What `object` says of a whole answer."""
+    """The value of `object` in a whole answer."""
     chunk_object: str
-    """What it says of an event."""
+    """The value of `object` in an event of a stream."""
     id_prefix: str
+    """The beginning of the answer's id."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """A choice before there is anything of it, where that is told."""
+        """A choice as a stream opens it, before any of its text; None: the format has no such event."""
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
-        """A choice in an event."""
+        """A choice in an event of a stream."""
 
     def whole(self, piece: Piece) -> dict[str, Any]:
         """A choice in a whole answer."""
 
 
-class TextShape:
-    """Completions. It is of one request: it counts where in the text an id stands."""
+class TextCompletionFormat:
+    """The format of text completions. One object serves one body: it counts where in the text each token
+    begins."""
 
     whole_object = "text_completion"
     chunk_object = "text_completion"
@@ -42,15 +44,15 @@ class TextShape:
         self._offsets: dict[int, int] = {}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """A text begins with its first piece."""
+        """None: a text begins with its first piece."""
         return None
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
-        """The same as a whole one."""
+        """A choice in an event, in the same format as in a whole answer."""
         return self.whole(piece)
 
     def whole(self, piece: Piece) -> dict[str, Any]:
-        """One of `choices`."""
+        """A choice in a whole answer."""
         return {
             "index": piece.index,
             "text": piece.text,
@@ -67,25 +69,25 @@ class TextShape:
         self._offsets[piece.index] = offset
         return {
             "tokens": texts,
-            "token_logprobs": [_finite(told.logprob) for told in piece.logprobs],
+            "token_logprobs": [_finite(entry.logprob) for entry in piece.logprobs],
             "top_logprobs": [
-                self._likeliest(text, told) for text, told in zip(texts, piece.logprobs, strict=True)
+                self._likeliest(text, entry) for text, entry in zip(texts, piece.logprobs, strict=True)
             ],
             "text_offset": offsets,
         }
 
-    def _likeliest(self, text: str, told: common_pb2.TokenLogprob) -> dict[str, float]:
-        """By text, so that of several ids with one text the likeliest is told; the generated one is among
-        them."""
+    def _likeliest(self, text: str, entry: common_pb2.TokenLogprob) -> dict[str, float]:
+        """Log-probabilities by text, the generated token's among them; of tokens with one text the
+        likeliest's."""
         found: dict[str, float] = {}
-        for id_, logprob in zip(told.top_ids, told.top_logprobs, strict=True):
+        for id_, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
             found.setdefault(token_text(self._tokens, id_), _finite(logprob))
-        found.setdefault(text, _finite(told.logprob))
+        found.setdefault(text, _finite(entry.logprob))
         return found
 
 
-class ChatShape:
-    """Chat completions."""
+class ChatCompletionFormat:
+    """The format of chat completions."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -95,31 +97,31 @@ class ChatShape:
         self._tokens = tokens
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The role comes first."""
+        """The event that names the choice's role."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
-        """One of an event's `choices`."""
+        """A choice in an event of a stream."""
         delta = {"content": piece.text} if piece.text or piece.ids else {}
         return {"index": piece.index, "delta": delta, **self._ending(piece)}
 
     def whole(self, piece: Piece) -> dict[str, Any]:
-        """One of `choices`."""
+        """A choice in a whole answer."""
         message = {"role": "assistant", "content": piece.text, "refusal": None}
         return {"index": piece.index, "message": message, **self._ending(piece)}
 
     def _ending(self, piece: Piece) -> dict[str, Any]:
         logprobs = None
         if piece.logprobs:
-            content = [self._told(id_, each) for id_, each in zip(piece.ids, piece.logprobs, strict=True)]
+            content = [self._logprob(id_, each) for id_, each in zip(piece.ids, piece.logprobs, strict=True)]
             logprobs = {"content": content, "refusal": None}
         return {"logprobs": logprobs, "finish_reason": piece.finish}
 
-    def _told(self, id_: int, told: common_pb2.TokenLogprob) -> dict[str, Any]:
-        top: Sequence[tuple[int, float]] = list(zip(told.top_ids, told.top_logprobs, strict=True))
+    def _logprob(self, id_: int, entry: common_pb2.TokenLogprob) -> dict[str, Any]:
+        top: Sequence[tuple[int, float]] = list(zip(entry.top_ids, entry.top_logprobs, strict=True))
         return {
-            **self._token(id_, told.logprob),
+            **self._token(id_, entry.logprob),
             "top_logprobs": [self._token(other, logprob) for other, logprob in top],
         }
 
@@ -130,7 +132,7 @@ class ChatShape:
 
 
 def token_text(tokens: TokenTable | None, id_: int) -> str:
-    """An id as a reader sees it: its text, the name of a special one, or its number where it has neither."""
+    """A token as a reader sees it: its text, a special token's name, or its id where it has neither."""
     if tokens is not None:
         data = tokens.token_bytes(id_)
         if data:

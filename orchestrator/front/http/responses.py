@@ -1,4 +1,5 @@
-"""A job's answer on its way to the client: whole, or as a stream of events; either ends with its client."""
+"""Sends a job's answer to the client, whole or as a stream of events. A client that goes away cancels the
+job."""
 
 import asyncio
 import json
@@ -11,24 +12,24 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.front.http.accumulator import Piece
-from orchestrator.front.http.completion_service import Desk, Job
-from orchestrator.front.http.errors import error_response, told
+from orchestrator.front.http.completion_service import CompletionJob, CompletionService
+from orchestrator.front.http.errors import describe_error, error_response
 from orchestrator.front.http.translate import wants_usage
 
 Result = TypeVar("Result")
 
 
-class Answer(Response):
-    """Answers the job once it is called; a client that goes away cancels it."""
+class CompletionResponse(Response):
+    """The response to one body. Its call runs the job; a client that goes away cancels the job."""
 
-    def __init__(self, desk: Desk, job: Job) -> None:
+    def __init__(self, service: CompletionService, job: CompletionJob) -> None:
         super().__init__()
-        self._desk = desk
+        self._service = service
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends one response, whatever happens to the job."""
-        work = self._stream(send) if self._job.asked.stream else self._whole()
+        """Send one response, whatever happens to the job."""
+        work = self._stream(send) if self._job.body.stream else self._whole()
         try:
             response = await unless_gone(receive, work)
         except Exception as error:
@@ -38,16 +39,17 @@ class Answer(Response):
 
     async def _whole(self) -> Response | None:
         answers = self._job.answers
-        async with aclosing(self._desk.events(self._job)) as events:
+        async with aclosing(self._service.events(self._job)) as events:
             async for place, event in events:
                 answers.add(place, event)
-        body = _head(self._job, self._job.shape.whole_object)
+        body = _head(self._job, self._job.format.whole_object)
         body["choices"] = [self._choice(piece, whole=True) for piece in answers.whole()]
         body["usage"] = answers.usage()
         return JSONResponse(body | _metrics(self._job))
 
     async def _stream(self, send: Send) -> Response | None:
-        """None once it has begun: then errors are events, too."""
+        """Send the stream; errors after its first event are events, too. Returns None: nothing is left to
+        send."""
         begun = False
         async with aclosing(self._events()) as chunks:
             try:
@@ -60,18 +62,18 @@ class Answer(Response):
             except Exception as error:
                 if not begun:
                     raise
-                await _send(send, _json(told(error)[1]))
+                await _send(send, _json(describe_error(error)[1]))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return None
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        """One for each round of each choice, before and after it what the request asks for."""
+        """Yield an event for each message of each choice, and those that open and end the stream."""
         job = self._job
-        head = _head(job, job.shape.chunk_object)
-        if wants_usage(job.asked):
+        head = _head(job, job.format.chunk_object)
+        if wants_usage(job.body):
             head["usage"] = None
         opened = set[int]()
-        async with aclosing(self._desk.events(job)) as events:
+        async with aclosing(self._service.events(job)) as events:
             async for place, event in events:
                 if place not in opened:  # the first event of a request says that all of its choices are open
                     opened.add(place)
@@ -79,7 +81,7 @@ class Answer(Response):
                         yield _json(head | {"choices": [choice]})
                 if (piece := job.answers.add(place, event)) is not None:
                     yield _json(head | {"choices": [self._choice(piece, whole=False)]})
-        if wants_usage(job.asked):
+        if wants_usage(job.body):
             last = {"choices": [], "usage": job.answers.usage()}
             yield _json(head | last | _metrics(job))
 
@@ -89,18 +91,18 @@ class Answer(Response):
         indices = range(place * count, (place + 1) * count)
         found = []
         for index in indices:
-            choice = job.shape.opening(index)
-            if choice is None and job.asked.return_token_ids:
-                choice = job.shape.chunk(Piece(index, ""))
+            choice = job.format.opening(index)
+            if choice is None and job.body.return_token_ids:
+                choice = job.format.chunk(Piece(index, ""))
             if choice is not None:
-                if job.asked.return_token_ids:
+                if job.body.return_token_ids:
                     choice["prompt_token_ids"] = job.requests[place].ids
                 found.append(choice)
         return found
 
     def _choice(self, piece: Piece, *, whole: bool) -> dict[str, Any]:
-        choice = self._job.shape.whole(piece) if whole else self._job.shape.chunk(piece)
-        if self._job.asked.return_token_ids:
+        choice = self._job.format.whole(piece) if whole else self._job.format.chunk(piece)
+        if self._job.body.return_token_ids:
             choice["token_ids"] = piece.ids
             if whole:
                 choice["prompt_token_ids"] = self._job.answers.prompt_of(piece.index)
@@ -108,7 +110,7 @@ class Answer(Response):
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The work's result; None where the client went away, which cancels it."""
+    """The result of the work; None where the client went away, which cancels the work."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_gone(receive))
     try:
@@ -144,7 +146,7 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _head(job: Job, object_: str) -> dict[str, Any]:
+def _head(job: CompletionJob, object_: str) -> dict[str, Any]:
     return {
         "id": job.id,
         "object": object_,
@@ -154,8 +156,8 @@ def _head(job: Job, object_: str) -> dict[str, Any]:
     }
 
 
-def _metrics(job: Job) -> dict[str, Any]:
-    level = job.asked.per_request_spec_decode_metrics
+def _metrics(job: CompletionJob) -> dict[str, Any]:
+    level = job.body.per_request_spec_decode_metrics
     if level in (None, "none"):
         return {}
     return {"metrics": job.answers.metrics(detailed=level == "detailed")}

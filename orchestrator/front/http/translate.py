@@ -1,16 +1,18 @@
-"""A body's fields into the message that a client over gRPC would have sent, so that one set of checks serves
+"""Translates a body into the message that a gRPC client would have sent, so that one set of checks serves
 both fronts. Pure."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.front.admission import Admitted, Target, admit, session_key
+from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.admission import admit, session_key
 from orchestrator.front.http.errors import FieldRefused, param_of
 from orchestrator.front.http.fields import (
     ChatRequest,
     CompletionRequest,
-    Generation,
+    GenerationFields,
     JsonObjectFormat,
     JsonSchemaFormat,
     StructuredOutputs,
@@ -23,9 +25,9 @@ from speculative.grammar import Grammar, GrammarKind
 Prompt = str | list[int]
 
 
-def prompts_of(asked: CompletionRequest) -> list[Prompt]:
-    """One or several, each a text or ids. Raises FieldRefused where there is none."""
-    prompt = asked.prompt
+def prompts_of(body: CompletionRequest) -> list[Prompt]:
+    """The body's prompts, each a text or token ids. Raises FieldRefused where there is none."""
+    prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -36,120 +38,123 @@ def prompts_of(asked: CompletionRequest) -> list[Prompt]:
     return [ids] if ids else [*texts, *lists]
 
 
-def check_together(asked: Generation) -> None:
-    """Raises FieldRefused where fields mean nothing without one another."""
-    if asked.stream_options is not None and not asked.stream:
+def check_together(body: GenerationFields) -> None:
+    """Check that no field is given without the field that gives it a meaning. Raises FieldRefused."""
+    if body.stream_options is not None and not body.stream:
         raise FieldRefused("stream_options", "stream_options is given without stream: true")
-    told = asked.per_request_spec_decode_metrics not in (None, "none")
-    if asked.stream and told and not wants_usage(asked):
+    metrics_wanted = body.per_request_spec_decode_metrics not in (None, "none")
+    if body.stream and metrics_wanted and not wants_usage(body):
         raise FieldRefused(
             "per_request_spec_decode_metrics",
             "per_request_spec_decode_metrics is told with the usage; give stream_options.include_usage: true",
         )
-    if isinstance(asked, ChatRequest):
-        if asked.top_logprobs is not None and not asked.logprobs:
+    if isinstance(body, ChatRequest):
+        if body.top_logprobs is not None and not body.logprobs:
             raise FieldRefused("top_logprobs", "top_logprobs is given without logprobs: true")
-        if None not in (asked.max_tokens, asked.max_completion_tokens):
+        if None not in (body.max_tokens, body.max_completion_tokens):
             raise FieldRefused("max_tokens", "max_tokens is given beside max_completion_tokens; give one")
 
 
-def wants_usage(asked: Generation) -> bool:
-    """Whether a stream ends with it."""
-    return bool(asked.stream_options and asked.stream_options.include_usage)
+def wants_usage(body: GenerationFields) -> bool:
+    """Whether the client wants a stream to end with the usage."""
+    return bool(body.stream_options and body.stream_options.include_usage)
 
 
 def admitted(
-    asked: Generation,
+    body: GenerationFields,
     prompts: Sequence[Sequence[int]],
-    target: Target,
+    target: TargetModel,
     seed: int,
     tenant: str,
     name: str,
     default: int,
     prediction: Sequence[int] = (),
-) -> list[Admitted]:
-    """The requests that answer it, one for each prompt, checked. Raises InvalidRequest.
+) -> list[AdmittedRequest]:
+    """The body's requests, one for each prompt, checked. Raises InvalidRequest.
 
-    `name` begins their sessions' names; `default` is max_tokens where it is left out; `prediction` is what
-    was asked with, tokenized.
+    Args:
+        prompts: token ids of each prompt.
+        name: the beginning of the sessions' names.
+        default: max_tokens where the body leaves it out.
+        prediction: token ids of the client's prediction.
     """
-    found = []
-    for place, ids in enumerate(prompts):
-        start = _start(asked, seed, tenant, f"{name}-{place}")
-        found.append(admit(start, session_key(start), ids, target, default, prediction))
-    return found
+    requests = []
+    for index, ids in enumerate(prompts):
+        start = _start(body, seed, tenant, f"{name}-{index}")
+        requests.append(admit(start, session_key(start), ids, target, default, prediction))
+    return requests
 
 
-def blamed(error: InvalidRequest, asked: Generation) -> InvalidRequest:
-    """The refusal under the name that the body has for what it is about, where that has two names."""
-    if asked.structured_outputs is None or param_of(str(error)) != "response_format":
+def renamed(error: InvalidRequest, body: GenerationFields) -> InvalidRequest:
+    """The refusal with the field's name as the body has it, where a field has two names."""
+    if body.structured_outputs is None or param_of(str(error)) != "response_format":
         return error
     return FieldRefused("structured_outputs", str(error))
 
 
-def _start(asked: Generation, seed: int, tenant: str, session: str) -> generation_pb2.GenerateStart:
-    stops = asked.stop
+def _start(body: GenerationFields, seed: int, tenant: str, session: str) -> generation_pb2.GenerateStart:
+    stops = body.stop
     return generation_pb2.GenerateStart(
         tenant=tenant,
         session=session,
-        sampling=_sampling(asked),
-        max_tokens=_max_tokens(asked),
+        sampling=_sampling(body),
+        max_tokens=_max_tokens(body),
         stop=[stops] if isinstance(stops, str) else stops,
         seed=seed,
-        speculation=_speculation(asked),
-        n=asked.n,
-        logprobs=_logprobs(asked),
-        grammar=_grammar(asked),
+        speculation=_speculation(body),
+        n=body.n,
+        logprobs=_logprobs(body),
+        grammar=_grammar(body),
     )
 
 
-def _max_tokens(asked: Generation) -> int | None:
-    if isinstance(asked, ChatRequest) and asked.max_completion_tokens is not None:
-        return asked.max_completion_tokens
-    return asked.max_tokens
+def _max_tokens(body: GenerationFields) -> int | None:
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        return body.max_completion_tokens
+    return body.max_tokens
 
 
-def _sampling(asked: Generation) -> common_pb2.Sampling:
-    biases = {int(id_): bias for id_, bias in (asked.logit_bias or {}).items()}
+def _sampling(body: GenerationFields) -> common_pb2.Sampling:
+    biases = {int(id_): bias for id_, bias in (body.logit_bias or {}).items()}
     if wrong := [id_ for id_ in biases if id_ >= 2**32]:
         raise InvalidRequest(f"logit_bias names id {wrong[0]}, which no vocabulary has")
     return common_pb2.Sampling(
-        temperature=asked.temperature,
-        top_k=None if asked.top_k is None else max(0, asked.top_k),
-        top_p=asked.top_p,
-        min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
+        temperature=body.temperature,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
         logit_bias=biases,
-        min_tokens=asked.min_tokens,
-        ignore_eos=asked.ignore_eos,
-        stop_ids=asked.stop_token_ids,
+        min_tokens=body.min_tokens,
+        ignore_eos=body.ignore_eos,
+        stop_ids=body.stop_token_ids,
     )
 
 
-def _speculation(asked: Generation) -> generation_pb2.Speculation | None:
-    told = asked.speculation
-    if told is None:
+def _speculation(body: GenerationFields) -> generation_pb2.Speculation | None:
+    fields = body.speculation
+    if fields is None:
         return None
     return generation_pb2.Speculation(
-        enabled=told.enabled,
-        sources=told.sources,
-        node_limit=told.nodes,
-        learn=told.learn,
-        corpora=told.corpora,
+        enabled=fields.enabled,
+        sources=fields.sources,
+        node_limit=fields.nodes,
+        learn=fields.learn,
+        corpora=fields.corpora,
     )
 
 
-def _logprobs(asked: Generation) -> common_pb2.Logprobs | None:
-    if isinstance(asked, ChatRequest):
-        return common_pb2.Logprobs(top_logprobs=asked.top_logprobs) if asked.logprobs else None
-    assert isinstance(asked, CompletionRequest)
-    return None if asked.logprobs is None else common_pb2.Logprobs(top_logprobs=asked.logprobs)
+def _logprobs(body: GenerationFields) -> common_pb2.Logprobs | None:
+    if isinstance(body, ChatRequest):
+        return common_pb2.Logprobs(top_logprobs=body.top_logprobs) if body.logprobs else None
+    assert isinstance(body, CompletionRequest)
+    return None if body.logprobs is None else common_pb2.Logprobs(top_logprobs=body.logprobs)
 
 
-def _grammar(asked: Generation) -> common_pb2.Grammar | None:
-    wanted, structured = asked.response_format, asked.structured_outputs
+def _grammar(body: GenerationFields) -> common_pb2.Grammar | None:
+    wanted, structured = body.response_format, body.structured_outputs
     if structured is not None:
         if wanted is not None:
             raise FieldRefused("structured_outputs", "structured_outputs is given beside response_format")
@@ -161,17 +166,17 @@ def _grammar(asked: Generation) -> common_pb2.Grammar | None:
     return None
 
 
-def _structured(asked: StructuredOutputs) -> Grammar:
-    given = [name.rstrip("_") for name, value in asked if value is not None]
+def _structured(body: StructuredOutputs) -> Grammar:
+    given = [name.rstrip("_") for name, value in body if value is not None]
     if len(given) != 1:
         names = " and ".join(given) or "nothing"
         raise FieldRefused(
             "structured_outputs", f"structured_outputs has {names}; give one of json, regex, json_object"
         )
-    if asked.regex is not None:
-        return Grammar(GrammarKind.REGEX, asked.regex)
-    if asked.json_ is not None:
-        return _schema(asked.json_, "structured_outputs")
+    if body.regex is not None:
+        return Grammar(GrammarKind.REGEX, body.regex)
+    if body.json_ is not None:
+        return _schema(body.json_, "structured_outputs")
     return Grammar(GrammarKind.JSON_OBJECT)
 
 

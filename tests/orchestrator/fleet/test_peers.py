@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.fleet.peers import Change, Links, change
+from orchestrator.fleet.peers import PeerChanges, PeerSet, peer_changes
 from orchestrator.fleet.verifier_link import Patience
 from outrider.runtime.resolving import resolve
 from speculative.errors import Unavailable
@@ -55,17 +55,19 @@ class Resolver:
             await self._asked.wait()
 
 
-def links(resolver: Resolver, *peers: str) -> Links[ToyLink]:
-    return Links(peers, ToyLink, every_s=0.001, resolve=resolver)
+def links(resolver: Resolver, *peers: str) -> PeerSet[ToyLink]:
+    return PeerSet(peers, ToyLink, every_s=0.001, resolve=resolver)
 
 
 def test_a_link_with_sessions_leaves_and_one_without_goes() -> None:
-    assert change({"a:1": 2, "b:1": 0, "c:1": 1}, ["c:1", "d:1"]) == Change(("d:1",), ("a:1",), ("b:1",))
+    assert peer_changes({"a:1": 2, "b:1": 0, "c:1": 1}, ["c:1", "d:1"]) == PeerChanges(
+        ("d:1",), ("a:1",), ("b:1",)
+    )
 
 
 @given(st.dictionaries(addresses, st.integers(0, 2)), st.lists(addresses))
 def test_what_is_held_and_what_is_wanted_meet(held: dict[str, int], wanted: list[str]) -> None:
-    todo = change(held, wanted)
+    todo = peer_changes(held, wanted)
     after = set(held) | set(todo.added)
     assert not set(todo.added) & set(held)
     assert after - set(todo.leaving) - set(todo.gone) == set(wanted)

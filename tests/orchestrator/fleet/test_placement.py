@@ -4,12 +4,12 @@ import pytest
 
 from orchestrator.fleet.placement import (
     ChosenSource,
-    Drafting,
-    Worker,
+    SourceInfo,
+    VerifierInfo,
     choose_sources,
-    fitting_sources,
-    ranked,
-    replaced,
+    compatible_sources,
+    rank_verifiers,
+    replace_sources,
     source_names,
 )
 from speculative.errors import InvalidRequest
@@ -19,22 +19,26 @@ LOCAL = ("lookup",)
 
 def drafting(
     address: str, *, name: str = "drafter", digest: str = "d", sessions: int = 0, up: bool = True
-) -> Drafting:
-    return Drafting(address, name, digest, sessions, up)
+) -> SourceInfo:
+    return SourceInfo(address, name, digest, sessions, up)
 
 
 def test_the_verifier_with_the_fewest_sessions_comes_first() -> None:
-    workers = [Worker("a", "m", 3, True), Worker("b", "m", 1, True), Worker("c", "m", 2, True)]
-    assert [worker.address for worker in ranked(workers, "m")] == ["b", "c", "a"]
+    workers = [
+        VerifierInfo("a", "m", 3, True),
+        VerifierInfo("b", "m", 1, True),
+        VerifierInfo("c", "m", 2, True),
+    ]
+    assert [worker.address for worker in rank_verifiers(workers, "m")] == ["b", "c", "a"]
 
 
 def test_neither_other_models_nor_unreachable_verifiers_are_candidates() -> None:
-    assert ranked([Worker("a", "other", 0, True), Worker("b", "m", 0, False)], "m") == []
+    assert rank_verifiers([VerifierInfo("a", "other", 0, True), VerifierInfo("b", "m", 0, False)], "m") == []
 
 
 def test_a_source_fits_by_its_tokenizer_or_by_having_none() -> None:
     sources = [drafting("a"), drafting("b", digest="x"), drafting("c", digest="")]
-    assert [source.address for source in fitting_sources(sources, "d")] == ["a", "c"]
+    assert [source.address for source in compatible_sources(sources, "d")] == ["a", "c"]
 
 
 def test_one_source_is_chosen_per_name_and_the_verifiers_own_come_first() -> None:
@@ -70,52 +74,55 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
         choose_sources((), [], ["lookup"])
 
 
-def order(*workers: Worker, **how: str) -> list[str]:
-    return [worker.address for worker in ranked(workers, "m", **how)]
+def order(*workers: VerifierInfo, **how: str) -> list[str]:
+    return [worker.address for worker in rank_verifiers(workers, "m", **how)]
 
 
 def test_it_is_the_share_of_what_a_verifier_takes_that_counts() -> None:
-    assert order(Worker("a", "m", 8, True, 16), Worker("b", "m", 12, True, 64)) == ["b", "a"]
-    unknown, small = Worker("a", "m", 3, True), Worker("b", "m", 3, True, 8)
-    assert order(small, unknown, Worker("c", "m", 60, True, 64)) == ["a", "b", "c"]
+    assert order(VerifierInfo("a", "m", 8, True, 16), VerifierInfo("b", "m", 12, True, 64)) == ["b", "a"]
+    unknown, small = VerifierInfo("a", "m", 3, True), VerifierInfo("b", "m", 3, True, 8)
+    assert order(small, unknown, VerifierInfo("c", "m", 60, True, 64)) == ["a", "b", "c"]
 
 
 def test_one_that_is_full_comes_last_but_where_it_has_the_session() -> None:
-    full, busy = Worker("a", "m", 2, True, 2), Worker("b", "m", 63, True, 64, step_s=0.5)
-    other = Worker("c", "m", 0, True, 64, step_s=0.01)
+    full, busy = VerifierInfo("a", "m", 2, True, 2), VerifierInfo("b", "m", 63, True, 64, step_s=0.5)
+    other = VerifierInfo("c", "m", 0, True, 64, step_s=0.01)
     assert order(full, busy, other) == ["c", "b", "a"]
     assert order(full, busy, other, preferred="a")[0] == "a"
 
 
 def test_slower_steps_weigh_as_sessions_do_but_only_where_they_are_twice_as_long() -> None:
-    fast, slow = Worker("a", "m", 1, True, 8, 0.010), Worker("b", "m", 0, True, 8, 0.013)
+    fast, slow = VerifierInfo("a", "m", 1, True, 8, 0.010), VerifierInfo("b", "m", 0, True, 8, 0.013)
     assert order(fast, slow) == ["b", "a"], "that may be noise"
-    slow = Worker("b", "m", 0, True, 8, 0.040)
+    slow = VerifierInfo("b", "m", 0, True, 8, 0.040)
     assert order(fast, slow) == ["a", "b"]
-    new = Worker("c", "m", 0, True, 8)
+    new = VerifierInfo("c", "m", 0, True, 8)
     assert order(fast, slow, new) == ["c", "a", "b"], "who has not been measured counts as the fastest"
 
 
 def test_one_that_is_about_to_end_gets_no_session() -> None:
-    assert order(Worker("a", "m", 0, True, draining=True), Worker("b", "m", 9, True)) == ["b"]
-    assert order(Worker("a", "m", 0, True, draining=True), preferred="a") == []
+    assert order(VerifierInfo("a", "m", 0, True, draining=True), VerifierInfo("b", "m", 9, True)) == ["b"]
+    assert order(VerifierInfo("a", "m", 0, True, draining=True), preferred="a") == []
 
 
 def test_a_prefix_is_worth_some_sessions() -> None:
-    assert order(Worker("a", "m", 0, True), Worker("b", "m", 4, True), near="b") == ["b", "a"]
-    assert order(Worker("a", "m", 0, True), Worker("b", "m", 5, True), near="b") == ["a", "b"]
+    assert order(VerifierInfo("a", "m", 0, True), VerifierInfo("b", "m", 4, True), near="b") == ["b", "a"]
+    assert order(VerifierInfo("a", "m", 0, True), VerifierInfo("b", "m", 5, True), near="b") == ["a", "b"]
 
 
 def test_what_was_begun_goes_on_with_the_same_numerics_where_it_can() -> None:
-    gpu, cpu = Worker("a", "m", 0, True, numerics="cuda"), Worker("b", "m", 9, True, numerics="cpu")
+    gpu, cpu = (
+        VerifierInfo("a", "m", 0, True, numerics="cuda"),
+        VerifierInfo("b", "m", 9, True, numerics="cpu"),
+    )
     assert order(gpu, cpu, numerics="cpu") == ["b", "a"]
     assert order(gpu, cpu) == ["a", "b"]
 
 
 def test_drafters_are_taken_by_their_share_too() -> None:
-    small = Drafting("a", "drafter", "d", 4, True, capacity=8)
-    large = Drafting("b", "drafter", "d", 8, True, capacity=64)
-    ending = Drafting("c", "drafter", "d", 0, True, capacity=64, draining=True)
+    small = SourceInfo("a", "drafter", "d", 4, True, capacity=8)
+    large = SourceInfo("b", "drafter", "d", 8, True, capacity=64)
+    ending = SourceInfo("c", "drafter", "d", 0, True, capacity=64, draining=True)
     assert choose_sources((), [small, large, ending], ())[0].address == "b"
     assert choose_sources((), [ending], ())[0].address == "c", "better than none"
 
@@ -125,7 +132,7 @@ CHOSEN = (ChosenSource("lookup", ""), ChosenSource("drafter", "a"), ChosenSource
 
 def test_sources_that_serve_well_stay_whatever_others_there_are() -> None:
     fitting = [drafting("a", sessions=9), drafting("b"), drafting("r", name="corpus")]
-    assert replaced(CHOSEN, fitting) == CHOSEN
+    assert replace_sources(CHOSEN, fitting) == CHOSEN
 
 
 @pytest.mark.parametrize("how", ["gone", "away", "draining"])
@@ -133,13 +140,13 @@ def test_a_source_that_is_lost_gives_way_to_the_least_burdened_of_its_name(how: 
     lost = {
         "gone": [],
         "away": [drafting("a", up=False)],
-        "draining": [Drafting("a", "drafter", "d", 0, True, draining=True)],
+        "draining": [SourceInfo("a", "drafter", "d", 0, True, draining=True)],
     }[how]
     others = [drafting("b", sessions=2), drafting("c", sessions=1), drafting("x", up=False)]
-    after = replaced(CHOSEN, [*lost, *others, drafting("r", name="corpus")])
+    after = replace_sources(CHOSEN, [*lost, *others, drafting("r", name="corpus")])
     assert after == (CHOSEN[0], ChosenSource("drafter", "c"), CHOSEN[2])
 
 
 def test_a_lost_source_without_another_is_kept_in_case_it_comes_back() -> None:
-    assert replaced(CHOSEN, [drafting("b", up=False), drafting("a", up=False)]) == CHOSEN
-    assert replaced(CHOSEN, []) == CHOSEN
+    assert replace_sources(CHOSEN, [drafting("b", up=False), drafting("a", up=False)]) == CHOSEN
+    assert replace_sources(CHOSEN, []) == CHOSEN

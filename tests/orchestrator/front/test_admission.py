@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.front.admission import Target, admit, check_text, choose_target, session_key
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.admission import admit, check_text, choose_target, session_key
 from outrider.v1.generation_pb2 import GenerateStart
 from speculative.errors import InvalidRequest, Unavailable, UnknownModel
 
-BARE = Target("toy", 64, 96, "", None, ("lookup",))
+BARE = TargetModel("toy", 64, 96, "", None, ("lookup",))
 
 
 def admitted(ids: Any = (5, 6, 7), **fields: Any) -> Any:
@@ -17,8 +18,8 @@ def admitted(ids: Any = (5, 6, 7), **fields: Any) -> Any:
     return admit(start, session_key(start), ids, BARE, 128)
 
 
-def target(name: str) -> Target:
-    return Target(name, 64, 96, "", None, ())
+def target(name: str) -> TargetModel:
+    return TargetModel(name, 64, 96, "", None, ())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_prompt_that_cannot_be_decoded_is_refused(ids: Any, says: str) -> None
 def test_stop_strings_have_bounds(stops: list[str], says: str, table: Any) -> None:
     start = GenerateStart(stop=stops)
     with pytest.raises(InvalidRequest, match=says):
-        admit(start, session_key(start), [5], Target("toy", 64, 96, "d", table, ()), 128)
+        admit(start, session_key(start), [5], TargetModel("toy", 64, 96, "d", table, ()), 128)
 
 
 def test_the_limit_is_what_was_asked_for_or_the_default_or_what_is_left() -> None:
@@ -124,7 +125,7 @@ def test_no_nodes_means_no_speculation() -> None:
 
 
 def test_text_too_large_for_the_context_is_refused_unread(table: Any) -> None:
-    with_tokens = Target("toy", 64, 96, "d", table, ())
+    with_tokens = TargetModel("toy", 64, 96, "d", table, ())
     with pytest.raises(InvalidRequest, match=r"10000000 bytes.*at most 4096"):
         check_text("x" * 10_000_000, with_tokens)
     with pytest.raises(InvalidRequest, match="empty"):

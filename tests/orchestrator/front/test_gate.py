@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.front.gate import Gate, host_of
-from orchestrator.front.keys import watched_keys
+from orchestrator.front.auth import Gate, host_of, watched_keys
 from orchestrator.front.quota import LEAST_RETRY_S
 from outrider.wire.keys import bearer, new_key
 from speculative.errors import (
@@ -25,7 +24,7 @@ def header(key: str) -> str:
 
 @pytest.mark.parametrize("shown", [None, "Bearer any", "rubbish"])
 def test_without_configured_keys_anybody_is_let_in(shown: str | None) -> None:
-    with Gate(None).entered(shown, "here") as caller, caller.asking(1000):
+    with Gate(None).entered(shown, "here") as caller, caller.within_quota(1000):
         assert caller.tenant() == "default"
         assert caller.tenant("named") == "named"
 
@@ -64,7 +63,7 @@ def test_a_key_that_is_taken_back_lets_in_no_longer_and_what_began_goes_on(tmp_p
     (key,) = write_keys(path, ["ours"], streams=1)
     gate = Gate(watched_keys(path, every_s=0.0))
     before = path.read_text()
-    with gate.entered(header(key), "here") as caller, caller.asking():
+    with gate.entered(header(key), "here") as caller, caller.within_quota():
         write_keys(path, ["ours"])
         with pytest.raises(Unauthenticated), gate.entered(header(key), "here"):
             pass
@@ -73,7 +72,7 @@ def test_a_key_that_is_taken_back_lets_in_no_longer_and_what_began_goes_on(tmp_p
         with (
             gate.entered(header(key), "here") as again,
             pytest.raises(QuotaExceeded),
-            again.asking(),
+            again.within_quota(),
         ):
             pytest.fail("what it uses still counts")
 
@@ -83,19 +82,19 @@ def test_each_key_has_a_quota_of_its_own_that_can_be_changed(tmp_path: Path) -> 
     one, two = write_keys(path, ["ours", "ours"], requests_per_minute=1)
     gate = Gate(watched_keys(path, every_s=0.0), clock=lambda: now[0])
     for key in (one, two):
-        with gate.entered(header(key), "here") as caller, caller.asking():
+        with gate.entered(header(key), "here") as caller, caller.within_quota():
             pass
     with gate.entered(header(one), "here") as caller:
-        with pytest.raises(QuotaExceeded) as refused, caller.asking():
+        with pytest.raises(QuotaExceeded) as refused, caller.within_quota():
             pass
         assert LEAST_RETRY_S < refused.value.retry_after_s == pytest.approx(60.0)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("\n".join(json.dumps(line | {"requests_per_minute": 60}) for line in lines))
     now[0] = 1.0
-    with gate.entered(header(one), "here") as caller, pytest.raises(QuotaExceeded), caller.asking():
+    with gate.entered(header(one), "here") as caller, pytest.raises(QuotaExceeded), caller.within_quota():
         pass
     now[0] = 2.5
-    with gate.entered(header(one), "here") as caller, caller.asking():
+    with gate.entered(header(one), "here") as caller, caller.within_quota():
         pass
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.front.http import chat
-from orchestrator.front.http.completion_service import Job
+from orchestrator.front.http.completion_service import CompletionJob
 from outrider.tokens import TokenTable
 from tests.orchestrator.conftest import World
 from tests.orchestrator.front.test_http_completions import HI, asking
@@ -149,7 +149,7 @@ async def test_nothing_is_left_of_clients_that_went_away(world: World, table: To
             await come_and_go(20)
         await world.until(lambda: len(asyncio.all_tasks()) <= tasks + 2)
         gc.collect()
-        assert not [one for one in gc.get_objects() if type(one) is Job]
+        assert not [one for one in gc.get_objects() if type(one) is CompletionJob]
 
 
 async def test_a_template_without_an_end_keeps_nobody_waiting(

@@ -28,7 +28,7 @@ ANYTHING = st.recursive(
 )
 
 
-class Described:
+class DescribedVerifier:
     """A running front as its description tells it."""
 
     def __init__(self, url: str) -> None:
@@ -113,7 +113,7 @@ def _bounds(schema: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def described(table: TokenTable) -> Iterator[Described]:
+def described(table: TokenTable) -> Iterator[DescribedVerifier]:
     """A front with a fake verifier, on an event loop of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -131,14 +131,14 @@ def described(table: TokenTable) -> Iterator[Described]:
         return front.http
 
     stack = AsyncExitStack()
-    yield Described(on_loop(begin(stack)))
+    yield DescribedVerifier(on_loop(begin(stack)))
     on_loop(stack.aclose())
     loop.call_soon_threadsafe(loop.stop)
     thread.join(60)
     loop.close()
 
 
-def check(described: Described, path: str, body: Any, statuses: set[int]) -> int:
+def check(described: DescribedVerifier, path: str, body: Any, statuses: set[int]) -> int:
     status, told = described.ask("POST", path, json.dumps(body).encode())
     assert status in statuses, (status, told)
     if status != 200:
@@ -154,7 +154,7 @@ def check(described: Described, path: str, body: Any, statuses: set[int]) -> int
 @pytest.mark.parametrize("path", PATHS)
 @given(data=st.data())
 def test_what_the_description_allows_is_answered_or_refused_by_name(
-    described: Described, path: str, data: st.DataObject
+    described: DescribedVerifier, path: str, data: st.DataObject
 ) -> None:
     body = data.draw(described.values(described.body_of(path)))
     assert described.allows(path, body)
@@ -165,7 +165,7 @@ def test_what_the_description_allows_is_answered_or_refused_by_name(
 @pytest.mark.parametrize("path", PATHS)
 @given(data=st.data())
 def test_what_the_description_does_not_allow_is_refused(
-    described: Described, path: str, data: st.DataObject
+    described: DescribedVerifier, path: str, data: st.DataObject
 ) -> None:
     body = data.draw(described.values(described.body_of(path)))
     name = data.draw(st.sampled_from(sorted(body)) | st.text(max_size=6)) if body else "x"
@@ -174,7 +174,7 @@ def test_what_the_description_does_not_allow_is_refused(
     check(described, path, wrong, {400})
 
 
-def test_every_operation_is_described(described: Described) -> None:
+def test_every_operation_is_described(described: DescribedVerifier) -> None:
     paths = described.document["paths"]
     assert set(PATHS) == {path for path, operations in paths.items() if "post" in operations}
     for path in PATHS:

@@ -11,10 +11,11 @@ from typing import Any
 import openai
 import pytest
 
-from orchestrator.front.admission import Target
-from orchestrator.front.http.chat import conversation
-from orchestrator.front.http.errors import FieldRefused, param_of, told
-from orchestrator.front.http.limits import BodyLimit, SlowHeaders
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.http.chat import render_conversation
+from orchestrator.front.http.errors import FieldRefused, describe_error, param_of
+from orchestrator.front.http.middleware import BodyLimitMiddleware
+from orchestrator.front.http.server import SlowHeaders
 from outrider.tokens import ChatTemplate, TokenTable
 from speculative.errors import InvalidRequest, Overloaded
 from tests.orchestrator.conftest import World
@@ -323,7 +324,7 @@ async def test_headers_that_do_not_end_end_the_connection(
 async def test_a_body_that_does_not_end_is_refused(
     world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BodyLimit, "sending_s", 0.1)
+    monkeypatch.setattr(BodyLimitMiddleware, "sending_s", 0.1)
     async with asking(world, table) as (_, _, front):
         host, port = front.http.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -345,10 +346,10 @@ async def test_a_body_that_does_not_end_is_refused(
     ],
 )
 async def test_a_template_without_an_end_is_ended(table: TokenTable, template: str, why: str) -> None:
-    target = Target("toy", 64, 96, "", table, (), ChatTemplate(template))
+    target = TargetModel("toy", 64, 96, "", table, (), ChatTemplate(template))
     running = threading.active_count()
     with pytest.raises(FieldRefused, match=why):
-        await conversation(target, HI, longest_s=0.3 if why == "did not end" else 30)
+        await render_conversation(target, HI, longest_s=0.3 if why == "did not end" else 30)
     assert threading.active_count() <= running + 1, "no thread but the pool's own goes on"
 
 
@@ -365,7 +366,7 @@ def test_a_refusal_names_the_field_as_the_body_calls_it() -> None:
 )
 def test_what_a_client_wrote_is_not_taken_for_a_field_and_is_quoted_as_it_is(words: str) -> None:
     for field in ("sources", "corpora"):
-        _, body, _ = told(InvalidRequest(f"speculation.{field} names {words!r}, but is not to"))
+        _, body, _ = describe_error(InvalidRequest(f"speculation.{field} names {words!r}, but is not to"))
         assert body["error"]["param"] == f"speculation.{field}"
         assert repr(words) in body["error"]["message"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.front.keys import SETTING, KeyTable, read_keys, watched_keys
+from orchestrator.front.auth import SETTING, KeyTable, read_keys, watched_keys
 from orchestrator.front.quota import Quota
 from outrider.wire.keys import key_digest, new_key
 from speculative.errors import InvalidRequest

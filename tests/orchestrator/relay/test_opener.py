@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.front.admission import Admitted, Target
-from orchestrator.front.speculation import Speculation
+from orchestrator.admitted_request import AdmittedRequest, Speculation
+from orchestrator.fleet.target_model import TargetModel
 from orchestrator.relay.epochs import Epochs
-from orchestrator.relay.opener import Begun, Opener, Place
-from orchestrator.relay.request_state import Running
+from orchestrator.relay.opener import Opener, OpenPlan, Placement
+from orchestrator.relay.request_state import RequestState
 from orchestrator.store import SessionRecord
 from orchestrator.store.ledger import Ledger
 from orchestrator.store.memory import MemoryStore
@@ -25,8 +25,8 @@ from speculative.params import SamplingParams
 KEY = SessionKey("default", "mine")
 NOW_MS = 1_750_000_000_000
 AN_HOUR_AHEAD = (NOW_MS + 3_600_000) << RANDOM_BITS
-TARGET = Target("toy", 64, 64, "", None, ())
-REQUEST = Admitted(KEY, (5,), 9, SamplingParams(), 1, (), Speculation(True, (), None))
+TARGET = TargetModel("toy", 64, 64, "", None, ())
+REQUEST = AdmittedRequest(KEY, (5,), 9, SamplingParams(), 1, (), Speculation(True, (), None))
 
 
 class Link:
@@ -63,12 +63,13 @@ def ledger(store: MemoryStore) -> Ledger:
 
 @pytest.fixture
 def opener(ledger: Ledger) -> Opener:
-    return Opener(ledger, Epochs(lambda: NOW_MS, random.Random(7).getrandbits), Running())
+    epochs = Epochs(lambda: NOW_MS, random.Random(7).getrandbits)
+    return Opener(ledger, epochs, RequestState(), REQUEST, TARGET)
 
 
-async def opened(opener: Opener, link: Link, begun: Begun | None = None) -> Place:
+async def opened(opener: Opener, link: Link, plan: OpenPlan | None = None) -> Placement:
     there: Any = link
-    return await opener.open(there, REQUEST, TARGET, (), begun or Begun({0: []}), None)
+    return await opener.open(there, (), plan or OpenPlan({0: []}), None)
 
 
 async def test_a_new_request_goes_above_the_epoch_that_its_session_has_on_record(

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.store import STALE, Handle, SessionRecord
-from orchestrator.store.ledger import begins_with
 from orchestrator.store.memory import MemoryStore
-from orchestrator.store.outbox import MOST_AT_ONCE, MOST_IDS, MOST_LEFT, Batch, Outbox
-from orchestrator.store.prefixes import BLOCK, hashes, lengths
+from orchestrator.store.outbox import MOST_AT_ONCE, MOST_IDS, MOST_LEFT, StoreOutbox, WriteBatch
+from orchestrator.store.prefixes import BLOCK, begins_with, hashes, lengths
 from outrider.wire.codec import SessionKey
 from speculative.hashing import prefix_hash
 
@@ -19,13 +18,13 @@ KEY = SessionKey("", "mine")
 RECORD = SessionRecord(KEY, 7, "a:1")
 
 
-async def write(outbox: Outbox, store: MemoryStore) -> Batch:
+async def write(outbox: StoreOutbox, store: MemoryStore) -> WriteBatch:
     batch = outbox.take()
     outbox.wrote(batch, await store.put(batch.puts), await store.append(batch.appends))
     return batch
 
 
-async def write_all(outbox: Outbox, store: MemoryStore) -> int:
+async def write_all(outbox: StoreOutbox, store: MemoryStore) -> int:
     batches = 0
     while outbox:
         await write(outbox, store)
@@ -35,7 +34,7 @@ async def write_all(outbox: Outbox, store: MemoryStore) -> int:
 
 
 async def test_many_changes_are_one_append() -> None:
-    outbox, store, ids = Outbox(), MemoryStore(), [1]
+    outbox, store, ids = StoreOutbox(), MemoryStore(), [1]
     outbox.opened(RECORD, RECORD.epoch, {0: ids})
     for id_ in range(100):
         ids.append(id_)
@@ -51,7 +50,7 @@ async def test_many_changes_are_one_append() -> None:
 
 
 async def test_long_answers_are_told_in_pieces() -> None:
-    outbox, store, ids = Outbox(), MemoryStore(), list(range(2 * MOST_IDS + 1))
+    outbox, store, ids = StoreOutbox(), MemoryStore(), list(range(2 * MOST_IDS + 1))
     outbox.opened(RECORD, RECORD.epoch, {0: ids})
     assert await write_all(outbox, store) == 3
     tokens = await store.tokens(KEY)
@@ -60,7 +59,7 @@ async def test_long_answers_are_told_in_pieces() -> None:
 
 
 async def test_many_sessions_are_told_in_several_batches() -> None:
-    outbox, store = Outbox(), MemoryStore()
+    outbox, store = StoreOutbox(), MemoryStore()
     for place in range(3 * MOST_AT_ONCE):
         outbox.opened(RECORD._replace(key=SessionKey("", f"s{place}")), RECORD.epoch, {0: [place]})
     first = outbox.take()
@@ -72,7 +71,7 @@ async def test_many_sessions_are_told_in_several_batches() -> None:
 
 
 async def test_a_store_that_lost_everything_is_told_everything() -> None:
-    outbox, ids = Outbox(), [1, 2, 3]
+    outbox, ids = StoreOutbox(), [1, 2, 3]
     outbox.opened(RECORD, RECORD.epoch, {0: ids})
     await write_all(outbox, MemoryStore())
     empty = MemoryStore()
@@ -84,7 +83,7 @@ async def test_a_store_that_lost_everything_is_told_everything() -> None:
 
 
 async def test_a_session_that_others_have_is_left_to_them() -> None:
-    outbox, store = Outbox(), MemoryStore()
+    outbox, store = StoreOutbox(), MemoryStore()
     await store.put([(RECORD._replace(epoch=8), 8)])
     outbox.opened(RECORD, RECORD.epoch, {0: [1]})
     await write_all(outbox, store)
@@ -93,7 +92,7 @@ async def test_a_session_that_others_have_is_left_to_them() -> None:
 
 
 def test_ids_that_somebody_else_recorded_are_not_offered_again_and_again() -> None:
-    outbox, ids = Outbox(), [1]
+    outbox, ids = StoreOutbox(), [1]
     outbox.opened(RECORD, RECORD.epoch, {0: ids})
     batch = outbox.take()
     outbox.wrote(batch, [True], [STALE])
@@ -103,7 +102,7 @@ def test_ids_that_somebody_else_recorded_are_not_offered_again_and_again() -> No
 
 
 async def test_what_ends_is_told_with_all_its_ids() -> None:
-    outbox = Outbox()
+    outbox = StoreOutbox()
     outbox.opened(RECORD, RECORD.epoch, {0: [3, 4]})
     outbox.ended(KEY, 6, "scope", [1, 2])
     assert len(outbox) == 1, "that was another epoch"
@@ -114,14 +113,14 @@ async def test_what_ends_is_told_with_all_its_ids() -> None:
 
 
 def test_what_could_not_be_opened_is_told_without() -> None:
-    outbox = Outbox()
+    outbox = StoreOutbox()
     outbox.opened(RECORD, RECORD.epoch, {0: []})
     outbox.ended(KEY, 7, "scope", ())
     assert outbox.take().endings[0].ids == ()
 
 
 def test_endings_that_nobody_takes_are_bounded() -> None:
-    outbox = Outbox()
+    outbox = StoreOutbox()
     for place in range(MOST_LEFT + 10):
         key = SessionKey("", f"s{place}")
         outbox.opened(RECORD._replace(key=key), RECORD.epoch, {0: [1]})
@@ -130,7 +129,7 @@ def test_endings_that_nobody_takes_are_bounded() -> None:
 
 
 async def test_a_session_that_is_let_go_is_told_of_once_more() -> None:
-    outbox, store = Outbox(), MemoryStore()
+    outbox, store = StoreOutbox(), MemoryStore()
     outbox.opened(RECORD, RECORD.epoch, {0: [1, 2]})
     outbox.left(KEY, 7)
     await write_all(outbox, store)
@@ -139,7 +138,7 @@ async def test_a_session_that_is_let_go_is_told_of_once_more() -> None:
 
 
 def test_sessions_let_go_that_nobody_takes_are_bounded() -> None:
-    outbox = Outbox()
+    outbox = StoreOutbox()
     for place in range(MOST_LEFT + 10):
         key = SessionKey("", f"s{place}")
         outbox.opened(RECORD._replace(key=key), RECORD.epoch, {0: [1]})
@@ -148,7 +147,7 @@ def test_sessions_let_go_that_nobody_takes_are_bounded() -> None:
 
 
 async def test_a_cancel_is_told_again_to_a_store_that_lost_it() -> None:
-    outbox = Outbox()
+    outbox = StoreOutbox()
     outbox.opened(RECORD, RECORD.epoch, {0: [1]})
     await write_all(outbox, MemoryStore())
     outbox.cancelled(KEY)
@@ -163,7 +162,7 @@ def test_whatever_fails_the_store_has_all_in_the_end(seed: int, steps: int) -> N
     draw = random.Random(seed)
 
     async def run() -> None:
-        outbox, store = Outbox(), MemoryStore()
+        outbox, store = StoreOutbox(), MemoryStore()
         ids: dict[int, list[int]] = {0: [], 1: []}
         record = RECORD._replace(choices=2)
         outbox.opened(record, record.epoch, ids)
