@@ -14,7 +14,7 @@ from orchestrator.fleet.verifier_link import VerifierLink
 from orchestrator.relay.delivery import Delivery, PlacementCost
 from orchestrator.relay.epochs import Epochs
 from orchestrator.relay.opener import OpenPlan
-from orchestrator.relay.request import RelayedRequest
+from orchestrator.relay.relayed_request import RelayedRequest
 from orchestrator.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import key_to_wire
@@ -180,7 +180,7 @@ def seen_epoch_ignored() -> list[Substitute]:
     def fence(self: Registry, key: Any, epoch: int, now_ms: int) -> None:
         """The verifiers would notice; this is about the client."""
 
-    return [("orchestrator.relay.request", "OpenPlan", plan), (Registry, "fence", fence)]
+    return [("orchestrator.relay.relayed_request", "OpenPlan", plan), (Registry, "fence", fence)]
 
 
 def frozen_verifier_trusted() -> list[Substitute]:

@@ -16,7 +16,7 @@ from outrider.runtime.settings import DNS
 log = logging.getLogger(__name__)
 
 
-class Peer(Protocol):
+class PeerLink(Protocol):
     """A link to the process at one address."""
 
     @property
@@ -27,7 +27,7 @@ class Peer(Protocol):
         """Hold the link until cancelled."""
 
 
-P = TypeVar("P", bound=Peer)
+P = TypeVar("P", bound=PeerLink)
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 """Resolves dns:NAME:PORT to host:port of every address. Raises OSError where the name is unknown,
 UnicodeError where it is no valid name."""

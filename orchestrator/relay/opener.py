@@ -1,4 +1,5 @@
-"""Opens all choices of a request on one verifier, under one epoch, and keeps the record of where they are.
+"""Opens all choices of a request on one verifier, under one epoch, records where they are, and reads them
+together.
 
 Knows nothing of which verifier is best, nor of what becomes of the tokens.
 """
@@ -12,9 +13,9 @@ from typing import NoReturn
 from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.placement import ChosenSource
 from orchestrator.fleet.target_model import TargetModel
-from orchestrator.fleet.verifier_link import VerifierLink
+from orchestrator.fleet.verifier_link import SessionReader, VerifierLink
 from orchestrator.relay.epochs import Epochs
-from orchestrator.relay.request_state import ChoiceReaders, RequestState
+from orchestrator.relay.request_state import RequestState
 from orchestrator.store import SessionRecord
 from orchestrator.store.ledger import Ledger
 from outrider.v1 import verifier_pb2
@@ -26,7 +27,7 @@ from outrider.wire.codec import (
     logprobs_to_wire,
     sampling_to_wire,
 )
-from speculative.errors import InvalidRequest, StaleEpoch, Superseded
+from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded
 
 OPEN_S = 10.0
 OPEN_ATTEMPTS = 3
@@ -35,6 +36,75 @@ DEADLINE_MARGIN_MS = 250
 """How much later than the request's deadline its verifier's own deadline is. That one is a backstop for an
 orchestrator that is gone; this process cancels at the request's deadline."""
 MAX_MS = 2**32 - 1
+
+
+class ChoiceReaders:
+    """Readers of a request's choices that have not ended yet, all on one verifier under one epoch.
+
+    Args:
+        positions: by choice, where its client's tokens end, prompt included.
+    """
+
+    def __init__(
+        self, link: VerifierLink, keys: Sequence[SessionKey], epoch: int, positions: Mapping[int, int]
+    ) -> None:
+        self._link = link
+        self._wake = asyncio.Event()
+        self._readers: dict[int, SessionReader] = {
+            key.choice: link.read(key, epoch, positions[key.choice], self._wake) for key in keys
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self._readers)
+
+    def __contains__(self, choice: int) -> bool:
+        return choice in self._readers
+
+    def fail(self, error: OutriderError) -> None:
+        """Fail all readers with this error."""
+        for reader in self._readers.values():
+            reader.fail(error)
+
+    async def take(self) -> list[tuple[int, verifier_pb2.Committed]]:
+        """All messages since the last call, each with its choice; waits for the first.
+
+        Raises the error of a reader that failed, once all messages before it are taken.
+        """
+        await self._wake.wait()
+        self._wake.clear()
+        readers = self._readers.items()
+        arrived = [(choice, committed) for choice, reader in readers for committed in reader.take()]
+        error = next((reader.error for _, reader in readers if reader.error is not None), None)
+        if error is not None:
+            self._wake.set()
+            if not arrived:
+                raise error
+        return arrived
+
+    def take_urge(self) -> bool:
+        """Whether the verifier has asked, since the last call, for the sessions to move elsewhere."""
+        readers = self._readers.values()
+        urged = any(reader.should_move for reader in readers)
+        for reader in readers:
+            reader.should_move = False
+        return urged
+
+    def end(self, choice: int) -> None:
+        """Stop reading a choice that has ended."""
+        self._link.leave(self._readers.pop(choice))
+
+    def detach(self) -> None:
+        """Stop reading, and let the sessions decode on until a reader comes back or their time is over."""
+        for reader in self._readers.values():
+            self._link.leave(reader)
+        self._readers.clear()
+
+    def cancel(self) -> None:
+        """Stop reading, and end the sessions that have not ended."""
+        for reader in self._readers.values():
+            self._link.leave(reader)
+            self._link.cancel_soon(reader.key, reader.epoch)
+        self._readers.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from orchestrator.fleet.verifier_link import VerifierLink
 from orchestrator.relay.delivery import Event
 from orchestrator.relay.epochs import Epochs
 from orchestrator.relay.opener import Opener
-from orchestrator.relay.request import RelayedRequest
+from orchestrator.relay.relayed_request import RelayedRequest
 from orchestrator.relay.request_state import RequestDeadline, RequestState
 from orchestrator.relay.source_mover import SourceMover
 from orchestrator.store.ledger import Ledger

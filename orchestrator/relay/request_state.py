@@ -1,88 +1,15 @@
-"""The state of one request on its way: whether it was ended, who reads its tokens, how much time it has left.
+"""The state of one request on its way: whether it was ended, and how much time it has left.
 
 Knows nothing of how a request is opened, nor of what becomes of its tokens.
 """
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
-from orchestrator.fleet.verifier_link import SessionReader, VerifierLink
 from outrider.runtime.backoff import Backoff
-from outrider.v1 import verifier_pb2
-from outrider.wire.codec import SessionKey
 from speculative.errors import OutriderError
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
-
-
-class ChoiceReaders:
-    """Readers of a request's choices that have not ended yet, all on one verifier under one epoch.
-
-    Args:
-        positions: by choice, where its client's tokens end, prompt included.
-    """
-
-    def __init__(
-        self, link: VerifierLink, keys: Sequence[SessionKey], epoch: int, positions: Mapping[int, int]
-    ) -> None:
-        self._link = link
-        self._wake = asyncio.Event()
-        self._readers: dict[int, SessionReader] = {
-            key.choice: link.read(key, epoch, positions[key.choice], self._wake) for key in keys
-        }
-
-    def __bool__(self) -> bool:
-        return bool(self._readers)
-
-    def __contains__(self, choice: int) -> bool:
-        return choice in self._readers
-
-    def fail(self, error: OutriderError) -> None:
-        """Fail all readers with this error."""
-        for reader in self._readers.values():
-            reader.fail(error)
-
-    async def take(self) -> list[tuple[int, verifier_pb2.Committed]]:
-        """All messages since the last call, each with its choice; waits for the first.
-
-        Raises the error of a reader that failed, once all messages before it are taken.
-        """
-        await self._wake.wait()
-        self._wake.clear()
-        readers = self._readers.items()
-        arrived = [(choice, committed) for choice, reader in readers for committed in reader.take()]
-        error = next((reader.error for _, reader in readers if reader.error is not None), None)
-        if error is not None:
-            self._wake.set()
-            if not arrived:
-                raise error
-        return arrived
-
-    def take_urge(self) -> bool:
-        """Whether the verifier has asked, since the last call, for the sessions to move elsewhere."""
-        readers = self._readers.values()
-        urged = any(reader.should_move for reader in readers)
-        for reader in readers:
-            reader.should_move = False
-        return urged
-
-    def end(self, choice: int) -> None:
-        """Stop reading a choice that has ended."""
-        self._link.leave(self._readers.pop(choice))
-
-    def detach(self) -> None:
-        """Stop reading, and let the sessions decode on until a reader comes back or their time is over."""
-        for reader in self._readers.values():
-            self._link.leave(reader)
-        self._readers.clear()
-
-    def cancel(self) -> None:
-        """Stop reading, and end the sessions that have not ended."""
-        for reader in self._readers.values():
-            self._link.leave(reader)
-            self._link.cancel_soon(reader.key, reader.epoch)
-        self._readers.clear()
 
 
 class RequestState:
@@ -100,19 +27,19 @@ class RequestState:
         """The highest epoch that the session is known to have had; 0: none.
 
         An epoch counts as soon as this process sends an Open under it, since an Open can arrive late."""
-        self._readers: ChoiceReaders | None = None
+        self._fail_readers: Callable[[OutriderError], None] | None = None
 
     def end(self, error: OutriderError) -> None:
         """Give the client this error in place of all further tokens."""
         self.error = error
-        if self._readers is not None:
-            self._readers.fail(error)
+        if self._fail_readers is not None:
+            self._fail_readers(error)
 
-    def attach(self, readers: ChoiceReaders) -> None:
-        """From now on `end` reaches these readers."""
-        self._readers = readers
+    def attach(self, fail_readers: Callable[[OutriderError], None]) -> None:
+        """Have `end` fail the request's readers by this function from now on."""
+        self._fail_readers = fail_readers
         if self.error is not None:
-            readers.fail(self.error)
+            fail_readers(self.error)
 
     def opens(self, epoch: int) -> None:
         """Record that the request is about to be opened under this epoch.

@@ -8,7 +8,7 @@ import logging
 
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.placement import ChosenSource
-from orchestrator.relay.request import RelayedRequest
+from orchestrator.relay.relayed_request import RelayedRequest
 from outrider.wire.status import peer_text
 from speculative.errors import OutriderError
 

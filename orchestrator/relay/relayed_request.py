@@ -133,7 +133,7 @@ class RelayedRequest:
     async def _read(self, placement: Placement, first: Event) -> AsyncGenerator[Event, None]:
         """Yield `first`, then what the verifier commits, until it says why the last choice ended."""
         readers = placement.read({choice: it.position for choice, it in self._unfinished.items()})
-        self._state.attach(readers)
+        self._state.attach(readers.fail)
         self._placement = placement
         try:
             if self._state.cancelled:
