@@ -6,15 +6,15 @@ from outrider.runtime.lifeline import die_with_told_parent
 
 
 def main() -> None:
-    """Ties itself to its parent before it imports what takes seconds."""
+    """Run the orchestrator; tie it to its parent first, since imports take seconds."""
     die_with_told_parent(sys.argv[1:])
-    from orchestrator.front import front
+    from orchestrator.front.tls import grpc_listening
     from orchestrator.service import build
     from orchestrator.settings import OrchestratorSettings
     from outrider.runtime.serve import run
     from outrider.runtime.settings import settings_or_exit
 
-    run("orchestrator", build, settings_or_exit(OrchestratorSettings), front)
+    run("orchestrator", build, settings_or_exit(OrchestratorSettings), grpc_listening)
 
 
 if __name__ == "__main__":

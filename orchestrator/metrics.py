@@ -1,6 +1,6 @@
-"""What the orchestrator counts of its requests and of those it depends on.
+"""The orchestrator's metrics: of its requests, of the workers that it depends on, and of its store.
 
-What a client sees of its requests is counted here, under vLLM's names; what an engine does, by verifiers.
+What a client sees of its requests is counted here, under vLLM's names; verifiers count what their engines do.
 """
 
 import time
@@ -12,13 +12,14 @@ from typing import Self
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from orchestrator.drafters import SourceLink
-from orchestrator.events import Delivered, Event, Finished, Recovered
-from orchestrator.fleet import Fleet
-from orchestrator.ledger import Ledger
-from orchestrator.requests import Admitted, Target
-from orchestrator.telling import Telling
-from orchestrator.verifiers import VerifierLink
+from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.source_probe import SourceProbe
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.fleet.verifier_link import VerifierLink
+from orchestrator.relay.delivery import Delivered, Event, Finished, Recovered
+from orchestrator.store.ledger import Ledger
+from orchestrator.trace import RequestTrace
 from outrider.runtime.metrics import MODEL, PREFIX, REQUEST_SECONDS, Metrics
 from outrider.runtime.tracing import Tracing
 from speculative.commit import FinishReason
@@ -29,7 +30,7 @@ STORE_SECONDS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-
 
 
 class RequestMetrics:
-    """The counters, by model; `begin` measures one request, and traces it."""
+    """Counters and histograms of requests, by model; `begin` measures and traces one request."""
 
     def __init__(self, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self._tracing = tracing or Tracing()
@@ -60,16 +61,19 @@ class RequestMetrics:
         )
 
     def begin(self) -> "RequestMeasure":
-        """Of the request that this task is bound to; see `outrider.wire.origin`."""
-        return RequestMeasure(self, Telling(self._tracing))
+        """Begin to measure the request that this task is bound to; see `outrider.wire.origin`."""
+        return RequestMeasure(self, RequestTrace(self._tracing))
 
 
 class RequestMeasure:
-    """One request from its first message to its end, as a context manager; unless told, it was cancelled."""
+    """Measures one request from its first message to its end, as a context manager.
 
-    def __init__(self, metrics: RequestMetrics, telling: Telling) -> None:
+    A request that leaves the context without an end or an error was cancelled.
+    """
+
+    def __init__(self, metrics: RequestMetrics, trace: RequestTrace) -> None:
         self._metrics = metrics
-        self._telling = telling
+        self._trace = trace
         self._outcome = FinishReason.CANCELLED.value
         self._model = ""
         self._tokens = 0
@@ -78,11 +82,11 @@ class RequestMeasure:
 
     def __enter__(self) -> Self:
         self._metrics.running.inc()
-        self._telling.begin()
+        self._trace.begin()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         failed = isinstance(error, Exception)
         metrics, took = self._metrics, time.perf_counter() - self._began
@@ -93,17 +97,17 @@ class RequestMeasure:
         else:
             metrics.ended.labels(self._model, self._outcome).inc()
             metrics.whole.labels(self._model).observe(took)
-        self._telling.end(self._outcome, self._tokens, took, failed=failed)
+        self._trace.end(self._outcome, self._tokens, took, failed=failed)
 
-    def admitted(self, request: Admitted, target: Target) -> None:
-        """It can be decoded."""
+    def admitted(self, request: AdmittedRequest, target: TargetModel) -> None:
+        """The request passed every check."""
         self._model = target.name
         self._metrics.prompt_tokens.labels(target.name).inc(len(request.ids))
-        self._telling.admitted(request, target)
+        self._trace.admitted(request, target)
 
     def note(self, event: Event) -> None:
-        """This is on its way to the client."""
-        self._telling.note(event)
+        """An event of the request is on its way to the client."""
+        self._trace.note(event)
         if isinstance(event, Delivered):
             self._delivered(event.choice, len(event.delta.ids))
         elif isinstance(event, Recovered):
@@ -125,7 +129,7 @@ class RequestMeasure:
 
 
 class StoreMetrics:
-    """What the store costs and whether it works."""
+    """Metrics of what the store costs, and of whether it works."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._registry = metrics.registry
@@ -134,20 +138,21 @@ class StoreMetrics:
         )
 
     def watch(self, ledger: Ledger) -> None:
-        """What it has to tell is read whenever it is asked for."""
+        """Read the ledger's state whenever metrics are collected."""
         self._registry.register(_StoreCollector(ledger))
 
 
 def watch_fleet(metrics: Metrics, fleet: Fleet) -> None:
-    """Gauges that read the links, which come and go, whenever they are asked for."""
+    """Read the state of all workers, which come and go, whenever metrics are collected."""
     metrics.registry.register(_FleetCollector(fleet))
+    metrics.registry.register(_PeerCollector(fleet))
 
 
 class _Read(Collector):
-    """What is read whenever it is asked for."""
+    """A collector that reads state whenever metrics are collected."""
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is read at registration."""
+        """No metric: nothing is read at registration."""
         return iter(())
 
 
@@ -156,7 +161,7 @@ class _StoreCollector(_Read):
         self._ledger = ledger
 
     def collect(self) -> Iterator[Metric]:
-        """From the thread that serves metrics."""
+        """The store's metrics. Runs in the thread that serves metrics."""
         ledger = self._ledger
         yield GaugeMetricFamily(
             f"{OWN}store_up", "Whether the store took the last batch.", value=float(ledger.well)
@@ -174,8 +179,8 @@ class _FleetCollector(_Read):
         self._fleet = fleet
 
     def collect(self) -> Iterator[Metric]:
-        """From the thread that serves metrics, so from copies."""
-        verifiers: dict[str, VerifierLink | SourceLink] = {**self._fleet.verifiers}
+        """Metrics of links to workers. Runs in the thread that serves metrics, so it reads copies."""
+        verifiers: dict[str, VerifierLink | SourceProbe] = {**self._fleet.verifiers}
         peers = {**verifiers, **self._fleet.sources}
         answer = [address for address, link in verifiers.items() if link.reachable]
         yield GaugeMetricFamily(f"{OWN}verifiers_up", "Verifiers that answer.", value=len(answer))
@@ -190,3 +195,28 @@ class _FleetCollector(_Read):
             if isinstance(link, VerifierLink):
                 broken.add_metric((address,), link.broken)
         yield from (up, sessions, broken)
+
+
+class _PeerCollector(_Read):
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[Metric]:
+        """Metrics of which workers are used. Runs in the thread that serves metrics, so it reads copies."""
+        fleet = self._fleet
+        addresses = [*fleet.verifiers.copy(), *fleet.sources.copy()]
+        refused = GaugeMetricFamily(
+            f"{OWN}peer_refused", "Workers that are not used, 1 each, by why.", labels=("peer", "reason")
+        )
+        for address, refusal in dict(fleet.refused).items():
+            refused.add_metric((address, refusal.kind), 1.0)
+        draining = GaugeMetricFamily(
+            f"{OWN}peer_draining", "Whether a worker is about to end.", labels=("peer",)
+        )
+        registered = GaugeMetricFamily(
+            f"{OWN}peer_registered", "Whether a worker has registered, or was given.", labels=("peer",)
+        )
+        for address in addresses:
+            draining.add_metric((address,), float(fleet.draining(address)))
+            registered.add_metric((address,), float(fleet.is_registered(address)))
+        yield from (refused, draining, registered)

@@ -5,49 +5,52 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from orchestrator.epochs import Epochs
-from orchestrator.fleet import Fleet
-from orchestrator.front import front_certificates, make_gate, warn_of_open_doors
-from orchestrator.ledger import Ledger
-from orchestrator.loads import Loads
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.registry import RegistryServer
+from orchestrator.fleet.shared_load import SharedLoad
+from orchestrator.fleet.verifier_link import Patience
+from orchestrator.front.admission import Admission
+from orchestrator.front.auth import Gate, watched_keys
+from orchestrator.front.concurrency import ConcurrencyLimit
+from orchestrator.front.grpc import GenerationServer
+from orchestrator.front.tls import front_certificates, warn_of_open_doors
 from orchestrator.metrics import RequestMetrics, StoreMetrics, watch_fleet
-from orchestrator.peers import watch_peers
-from orchestrator.registry import RegistryServer
-from orchestrator.relay import Relay
-from orchestrator.room import Room
-from orchestrator.server import GenerationServer
-from orchestrator.settings import OrchestratorSettings
-from orchestrator.storing import chosen_store
-from orchestrator.verifiers import Patience
+from orchestrator.relay.epochs import Epochs
+from orchestrator.relay.relay import Relay
+from orchestrator.settings import FOR_NOTHING, NOWHERE, OrchestratorSettings
+from orchestrator.store import SessionStore, open_store
+from orchestrator.store.ledger import Ledger
 from outrider.runtime.security import certificates, inside
 from outrider.runtime.serve import ServiceContext
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 from outrider.wire.epochs import wall_clock_ms
+from speculative.errors import InvalidRequest, OutriderError
 
 if TYPE_CHECKING:
-    from orchestrator.http.front import HttpFront
+    from orchestrator.front.http.server import HttpServer
 
 
 class OrchestratorService:
-    """The service that `outrider.runtime` serves: ready at once, whoever can be reached."""
+    """The service that `outrider.runtime` serves. It is ready at once, whether any worker can be reached or
+    not."""
 
     def __init__(
         self,
         fleet: Fleet,
         ledger: Ledger,
-        loads: Loads,
+        shared_load: SharedLoad,
         server: GenerationServer,
-        room: Room,
-        http: "HttpFront | None",
+        limit: ConcurrencyLimit,
+        http: "HttpServer | None",
         relay: Relay,
         registry: RegistryServer | None,
     ) -> None:
         self._fleet = fleet
-        self._loads = loads
+        self._shared_load = shared_load
         self._ledger = ledger
         self._server = server
-        self._room = room
+        self._limit = limit
         self._http = http
         self._relay = relay
         self._registry = registry
@@ -62,72 +65,106 @@ class OrchestratorService:
             await self._registry.start()
         self._relay.start()
         self._ledger.start()
-        self._loads.start()
+        self._shared_load.start()
         if self._http is not None:
             self._http.start()
 
     async def stop(self, grace: float) -> None:
-        await self._room.stop(grace)
+        await self._limit.stop(grace)
         if self._http is not None:
             await self._http.stop()
         if self._registry is not None:
             await self._registry.stop()
         await self._relay.stop()
-        await self._loads.stop()
+        await self._shared_load.stop()
         await self._ledger.stop()
         await self._fleet.stop()
 
 
 async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorService:
-    """The parts, joined; nothing is dialled yet."""
+    """The service of these settings. It binds its ports, and dials no worker yet."""
     settings = context.settings
-    patience = Patience(settings.silent_s, settings.stalled_s)
-    sources = (*settings.drafter, *settings.retrieval)
     fleet = Fleet(
         settings.verifier,
-        sources,
-        patience,
+        (*settings.drafter, *settings.retrieval),
+        Patience(settings.silent_s, settings.stalled_s),
         settings.max_message_mb,
         resolve_s=settings.resolve_s,
         certificates=certificates(settings, serves=settings.registry_bind is not None),
     )
     watch_fleet(context.metrics, fleet)
-    watch_peers(context.metrics, fleet)
     store_metrics = StoreMetrics(context.metrics)
-    store = chosen_store(settings)
-    registry = None
-    if settings.registry_bind is not None:
-        shared = None if settings.store == "memory" else store
-        listening = inside(settings)
-        registry = RegistryServer(
-            fleet,
-            shared,
-            settings.registry_bind,
-            credentials=listening.credentials,
-            interceptors=listening.interceptors,
-        )
-        context.also["registry"] = registry.address
+    store = _store(settings)
+    registry = _registry(context, fleet, store)
     ledger = Ledger(store, store_metrics.seconds.observe)
     store_metrics.watch(ledger)
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
     metrics = RequestMetrics(context.metrics, context.tracing)
-    room = Room(relay, settings.max_streams)
-    gate = make_gate(settings, metrics)
+    limit = ConcurrencyLimit(relay, settings.max_streams)
+    gate = _gate(settings, metrics)
     warn_of_open_doors(settings)
-    server = GenerationServer(fleet, relay, metrics, room, gate, settings.default_max_tokens)
+    admission = Admission(fleet, ledger.recorded, settings.default_max_tokens)
+    server = GenerationServer(fleet, admission, relay, metrics, limit, gate)
     http = None
     if settings.http_bind is not None:
-        # Only here: a process without it starts sooner and is smaller.
-        from orchestrator.http.app import make_app
-        from orchestrator.http.desk import Desk
-        from orchestrator.http.front import HttpFront
+        # Imported only here: an orchestrator without an HTTP front starts sooner and is smaller.
+        from orchestrator.front.http.app import make_app
+        from orchestrator.front.http.completion_service import CompletionService
+        from orchestrator.front.http.server import HttpServer
 
-        desk = Desk(fleet, relay, metrics, room, settings.default_max_tokens)
-        http = HttpFront(
-            make_app(desk, gate, settings.max_message_mb * 2**20),
+        completions = CompletionService(fleet, admission, relay, metrics, limit)
+        http = HttpServer(
+            make_app(completions, gate, settings.max_message_mb * 2**20),
             settings.http_bind,
             front_certificates(settings),
             settings.max_connections,
         )
         context.also["http"] = http.url
-    return OrchestratorService(fleet, ledger, Loads(fleet, store), server, room, http, relay, registry)
+    return OrchestratorService(fleet, ledger, SharedLoad(fleet, store), server, limit, http, relay, registry)
+
+
+def _store(settings: OrchestratorSettings) -> SessionStore:
+    """The store that the settings name. Raises InvalidRequest where they contradict each other."""
+    url = "" if settings.redis_url is None else settings.redis_url.get_secret_value()
+    if settings.store == "memory":
+        if url:
+            raise InvalidRequest(FOR_NOTHING)
+        return open_store("memory")
+    if not url:
+        raise InvalidRequest(NOWHERE)
+    try:
+        return open_store("redis", url)
+    except ImportError as error:
+        raise InvalidRequest("store is redis, but redis-py is not installed here: install it") from error
+    except ValueError as error:  # its text may quote the URL, hence a password
+        raise InvalidRequest("the Redis URL is none: redis://, rediss:// and unix:// are possible") from error
+
+
+def _registry(
+    context: ServiceContext[OrchestratorSettings], fleet: Fleet, store: SessionStore
+) -> RegistryServer | None:
+    """The registry, bound; None where the settings want none."""
+    settings = context.settings
+    if settings.registry_bind is None:
+        return None
+    listening = inside(settings)
+    registry = RegistryServer(
+        fleet,
+        None if settings.store == "memory" else store,
+        settings.registry_bind,
+        credentials=listening.credentials,
+        interceptors=listening.interceptors,
+    )
+    context.also["registry"] = registry.address
+    return registry
+
+
+def _gate(settings: OrchestratorSettings, metrics: RequestMetrics) -> Gate:
+    """The gate, which counts the callers that it refuses. Raises InvalidRequest."""
+
+    def refused(error: OutriderError) -> None:
+        metrics.errors.labels(type(error).__name__).inc()
+
+    file = settings.api_keys_file
+    keys = None if file is None else watched_keys(file)
+    return Gate(keys, settings.max_streams_per_peer, refused)

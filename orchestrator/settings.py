@@ -1,4 +1,4 @@
-"""What an orchestrator can be told."""
+"""Settings of the orchestrator."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
@@ -20,47 +20,51 @@ class OrchestratorSettings(ServiceSettings):
     together: ClassVar[tuple[Together, ...]] = (TLS, FRONT)
 
     registry_bind: Address | None = None
-    """Where workers register, host:port; port 0 picks a free one. Who can call it can have prompts sent to
-    them, so keep clients away from it. Default: nowhere, and only workers that are given are used."""
+    """Where workers register, host:port; port 0 picks a free one. A process that can call it can have prompts
+    sent to itself, so keep clients away from it. Default: nowhere, and only workers that are given are
+    used."""
     verifier: Annotated[Peers, Field(validate_default=True)] = ()
-    """Addresses of verifiers, host:port, separated by commas; a request goes to one that serves its model.
-    dns:NAME:PORT is every address that the name resolves to, which may change while this runs."""
+    """Addresses of verifiers, host:port, separated by commas; a request goes to a verifier of its model.
+    dns:NAME:PORT stands for every address that the name resolves to, which may change at any time."""
     drafter: Peers = ()
-    """Addresses of sources that draft, host:port or dns:NAME:PORT, separated by commas; a session gets those
-    that have its target's tokenizer."""
+    """Addresses of drafters, host:port or dns:NAME:PORT, separated by commas; a session gets drafters that
+    have its target's tokenizer."""
     retrieval: Peers = ()
-    """Addresses of retrieval workers, likewise; each drafts under the names of its memories."""
+    """Addresses of retrieval workers, host:port or dns:NAME:PORT, separated by commas; each drafts under the
+    names of its memories."""
     resolve_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
     """How often a name (dns:NAME:PORT) is resolved again, in seconds."""
     http_bind: Address | None = None
     """Where to serve OpenAI's HTTP API, host:port; port 0 picks a free one. Default: nowhere."""
     front_cert: File = None
-    """The certificate that clients see, over gRPC and HTTP, in PEM with those that lead to its authority;
-    read again when it changes. With it goes front_key. Default: clients talk in plain."""
+    """The certificate that clients see, over gRPC and HTTP, in PEM with the certificates that lead to its
+    authority; read again when it changes. It needs front_key. Default: clients connect in plain."""
     front_key: File = None
     """The key of that certificate, without a passphrase."""
     front_client_ca: File = None
-    """Certificates of the authority of clients: only who shows one that it signed is let in."""
+    """Certificates of the clients' authority: only clients with a certificate that it signed are let in."""
     api_keys_file: File = None
-    """Who may ask, as which tenant and how much: a line of `outrider keys new` for each key; read again when
-    it changes. Default: whoever can connect may, as the tenant that the request names."""
+    """API keys with their tenants and quotas: a line of `outrider keys new` for each key; read again when it
+    changes. Default: no key is needed, and each request names its tenant."""
     max_streams_per_peer: Annotated[int, Field(ge=1)] | None = None
-    """Calls at once from one address; a balancer or proxy is one. Default: no bound but max_streams."""
+    """The most calls at once from one address; a balancer or proxy is one address. Default: max_streams
+    alone."""
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    """Connections at once, of gRPC and of HTTP each; what comes beyond is closed."""
+    """The most connections at once, of gRPC and of HTTP each; further ones are closed."""
     store: Literal["memory", "redis"] = "memory"
     """Where sessions are recorded: in this process, or in a Redis server that all orchestrators share."""
     redis_url: SecretStr | None = None
-    """That server: redis://, rediss:// or unix://, with its password where it has one."""
+    """URL of the Redis server: redis://, rediss:// or unix://, with its password where it has one."""
     max_streams: Annotated[int, Field(ge=1)] = 256
-    """Requests at once; more are refused with a time to try again."""
+    """The most requests at once; further ones are refused with a time to try again."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 128
-    """Ids to generate where a request does not say, or what the context leaves where that is less."""
+    """Tokens to generate where a request names no limit; fewer where the context leaves fewer."""
     silent_s: Annotated[float, Field(gt=0)] = 0.75
-    """A verifier that shows no sign of life for this long is given up, in seconds, and its requests go on
-    elsewhere; one without a peer is given three times as long."""
+    """How long a verifier may show no sign of life, in seconds, until it is given up and its requests go on
+    elsewhere; three times as long where no other verifier could take them."""
     stalled_s: Annotated[float, Field(gt=0)] = 60.0
-    """One that answers, but begins no step for this long (or five times the announced duration), likewise."""
+    """How long a verifier that answers may begin no step, in seconds (or five times the announced duration,
+    where that is longer), until it is given up."""
     recover_s: Annotated[float, Field(ge=0)] = 60.0
     """How long a request without a deadline that lost its verifier waits for another, in seconds."""
 

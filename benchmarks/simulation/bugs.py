@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from orchestrator.answer import Answer
-from orchestrator.epochs import Epochs
-from orchestrator.liveness import Judge, Verdict
-from orchestrator.opening import Begun
-from orchestrator.requests import Admitted
-from orchestrator.sessions import Cost, Delivery
-from orchestrator.stores.memory import MemoryStore
-from orchestrator.verifiers import VerifierLink
+from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.fleet.liveness import LivenessJudge, Verdict
+from orchestrator.fleet.verifier_link import VerifierLink
+from orchestrator.relay.delivery import Delivery, PlacementCost
+from orchestrator.relay.epochs import Epochs
+from orchestrator.relay.opener import OpenPlan
+from orchestrator.relay.relayed_request import RelayedRequest
+from orchestrator.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import key_to_wire
 from outrider.wire.epochs import RANDOM_BITS
@@ -60,7 +60,7 @@ def cursor_off_by_one() -> list[Substitute]:
             position=reader.position + 1,
         )
 
-    return [("orchestrator.verifiers", "_cursor", cursor)]
+    return [("orchestrator.fleet.verifier_link", "_cursor", cursor)]
 
 
 def repeated_delivery_kept() -> list[Substitute]:
@@ -79,7 +79,7 @@ def have_ignored() -> list[Substitute]:
     def have(start: Any, max_tokens: int, target: Any) -> Any:
         return tuple(() for _ in start.have) if start.have else None
 
-    return [("orchestrator.requests", "_have", have)]
+    return [("orchestrator.front.admission", "_have", have)]
 
 
 def end_forgotten() -> list[Substitute]:
@@ -88,7 +88,7 @@ def end_forgotten() -> list[Substitute]:
     def ended(start: Any) -> frozenset[int]:
         return frozenset()
 
-    return [("orchestrator.requests", "_ended", ended)]
+    return [("orchestrator.front.admission", "_ended", ended)]
 
 
 def woken_verifier_goes_on() -> list[Substitute]:
@@ -151,7 +151,7 @@ def credit_lost() -> list[Substitute]:
     """What a lost verifier cost is forgotten."""
 
     def lost(self: Delivery) -> None:
-        self._here = Cost()
+        self._here = PlacementCost()
         self._recoveries += 1
 
     return [(Delivery, "lost", lost)]
@@ -172,24 +172,24 @@ def epoch_reissued() -> list[Substitute]:
 
 def seen_epoch_ignored() -> list[Substitute]:
     """A request that is gone on with is given an epoch as if it were new, by a clock that may be behind."""
-    real = Begun
+    real = OpenPlan
 
-    def begun(ids: Any, epoch: int = 0, recovered: bool = False) -> Begun:
+    def plan(ids: Any, epoch: int = 0, recovered: bool = False) -> OpenPlan:
         return real(ids, 0, recovered)
 
     def fence(self: SessionTable, key: Any, epoch: int, now_ms: int) -> None:
         """The verifiers would notice; this is about the client."""
 
-    return [("orchestrator.answer", "Begun", begun), (SessionTable, "fence", fence)]
+    return [("orchestrator.relay.relayed_request", "OpenPlan", plan), (SessionTable, "fence", fence)]
 
 
 def frozen_verifier_trusted() -> list[Substitute]:
     """A verifier is never given up, however long it shows no sign of life."""
 
-    def verdict(self: Judge, now: float, lone: bool = False) -> Verdict:
+    def verdict(self: LivenessJudge, now: float, lone: bool = False) -> Verdict:
         return Verdict.ALIVE
 
-    return [(Judge, "verdict", verdict)]
+    return [(LivenessJudge, "verdict", verdict)]
 
 
 def orphans_kept() -> list[Substitute]:
@@ -204,20 +204,20 @@ def orphans_kept() -> list[Substitute]:
 def seeds_confused() -> list[Substitute]:
     """All choices draw from the request's own seed."""
 
-    def seed_of(self: Admitted, choice: int) -> int:
+    def seed_of(self: AdmittedRequest, choice: int) -> int:
         return self.seed
 
-    return [(Admitted, "seed_of", seed_of)]
+    return [(AdmittedRequest, "seed_of", seed_of)]
 
 
 def prompt_lost() -> list[Substitute]:
     """A recovery opens a session with what was generated alone, of all choices the first one's."""
 
-    def generated(self: Answer) -> dict[int, Sequence[int]]:
+    def generated(self: RelayedRequest) -> dict[int, Sequence[int]]:
         first = next(iter(self._unfinished.values())).ids
         return dict.fromkeys(self._unfinished, first)
 
-    return [(Answer, "_generated", generated)]
+    return [(RelayedRequest, "_generated", generated)]
 
 
 def readers_kept() -> list[Substitute]:

@@ -8,16 +8,17 @@ from benchmarks.simulation.calls import Server
 from benchmarks.simulation.clock import EPOCH_NS, Process
 from benchmarks.simulation.network import Network
 from benchmarks.simulation.stores import RemoteStore, StoreServer
-from orchestrator.epochs import Epochs
-from orchestrator.fleet import Fleet
-from orchestrator.gate import Gate
-from orchestrator.ledger import Ledger
-from orchestrator.loads import Loads
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.shared_load import SharedLoad
+from orchestrator.fleet.verifier_link import Patience
+from orchestrator.front.admission import Admission
+from orchestrator.front.auth import Gate
+from orchestrator.front.concurrency import ConcurrencyLimit
+from orchestrator.front.grpc import GenerationServer
 from orchestrator.metrics import RequestMetrics
-from orchestrator.relay import Relay
-from orchestrator.room import Room
-from orchestrator.server import GenerationServer
-from orchestrator.verifiers import Patience
+from orchestrator.relay.epochs import Epochs
+from orchestrator.relay.relay import Relay
+from orchestrator.store.ledger import Ledger
 from outrider.runtime.metrics import Metrics
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 
@@ -65,10 +66,11 @@ class Orchestrator:
         self.fleet = Fleet(verifiers, sources, Patience(silent_s=0.75, stalled_s=1.5))
         self._ledger = Ledger(remote, lambda seconds: None)
         self._relay = Relay(self.fleet, self._ledger, Epochs(self._clock_ms, chance.getrandbits), RECOVER_S)
-        self._loads = Loads(self.fleet, remote)
-        self._room = Room(self._relay, 256)
+        self._loads = SharedLoad(self.fleet, remote)
+        self._limit = ConcurrencyLimit(self._relay, 256)
         listening: Any = Server(network, self.process, self.process.name)
-        server = GenerationServer(self.fleet, self._relay, _metrics(), self._room, Gate(None), 128)
+        admission = Admission(self.fleet, self._ledger.recorded, 128)
+        server = GenerationServer(self.fleet, admission, self._relay, _metrics(), self._limit, Gate(None))
         add_GenerationServicer_to_server(server, listening)
         self.fleet.start()
         self._relay.start()
@@ -80,7 +82,7 @@ class Orchestrator:
 
     async def stop(self) -> None:
         """As SIGTERM does."""
-        await self._room.stop(0.3)
+        await self._limit.stop(0.3)
         await self._relay.stop()
         await self._loads.stop()
         await self._ledger.stop()

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.simulation.conversations import Conversation
 from benchmarks.simulation.plan import Plan
-from orchestrator.stores import Append
-from orchestrator.stores.memory import MemoryStore
+from orchestrator.store import Append
+from orchestrator.store.memory import MemoryStore
 
 
 def check_records(

@@ -11,15 +11,8 @@ from typing import Any
 
 from benchmarks.simulation.clock import Process, current
 from benchmarks.simulation.network import Network
-from orchestrator.stores import (
-    Append,
-    Handle,
-    SessionRecord,
-    StoreUnavailable,
-    Tokens,
-    WorkerReport,
-)
-from orchestrator.stores.memory import MemoryStore
+from orchestrator.store import Append, Handle, SessionRecord, StoreUnavailable, Tokens, WorkerReport
+from orchestrator.store.memory import MemoryStore
 from outrider.wire.codec import SessionKey
 
 COMMAND_S = 0.5

@@ -30,8 +30,8 @@ MOST_S = 120.0
 QUIET_S = 4 * (GRACE_S + LEASE_S)
 """Virtual seconds after the last request in which everything held for one has to be gone."""
 DIALS = (
-    "orchestrator.verifiers.open_channel",
-    "orchestrator.drafters.open_channel",
+    "orchestrator.fleet.verifier_link.open_channel",
+    "orchestrator.fleet.source_probe.open_channel",
     "verifier_service.remote_sources.stream.open_channel",
 )
 

@@ -12,10 +12,10 @@ from prometheus_client.core import Metric
 
 from drafter_service.service import build as build_drafter
 from drafter_service.settings import DrafterSettings
-from orchestrator.http.errors import FieldRefused, told
+from orchestrator.fleet.verifier_link import VerifierLost
+from orchestrator.front.http.errors import FieldRefused, describe_error
 from orchestrator.service import build as build_orchestrator
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.verifiers import VerifierLost
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
 from outrider.wire.status import status_of
@@ -167,4 +167,4 @@ def test_every_error_is_in_the_table_with_its_statuses() -> None:
     for name, (code, status) in table.items():
         error = MADE.get(name) or getattr(errors, name)("x")
         assert isinstance(error, Exception)
-        assert (status_of(error).code.name, told(error)[0]) == (code, status), name
+        assert (status_of(error).code.name, describe_error(error)[0]) == (code, status), name

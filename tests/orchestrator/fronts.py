@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.front import front
+from orchestrator.front.tls import grpc_listening
 from orchestrator.service import build
 from orchestrator.settings import OrchestratorSettings
 from outrider.runtime.serve import serve
@@ -19,7 +19,7 @@ async def orchestrator(**settings: Any) -> AsyncIterator[dict[str, str]]:
     """What it announces, once it is ready. Raises AssertionError where it gives up."""
     said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     told = OrchestratorSettings(**{"http_bind": "127.0.0.1:0", "grace_s": 0.0, **settings})
-    task = asyncio.create_task(serve("orchestrator", build, told, said.put_nowait, front))
+    task = asyncio.create_task(serve("orchestrator", build, told, said.put_nowait, grpc_listening))
     try:
         announced = await said.get()
         assert "error" not in announced, announced

@@ -138,14 +138,33 @@ LAYERS = {
         ("numpy", "faiss", "safetensors", "sentence_transformers"),
     ),
     "orchestrator": Layer(
-        (*SHARED, "orchestrator.http", "orchestrator.stores.redis"),
+        (
+            *SHARED,
+            *(
+                f"orchestrator.{room}"
+                for room in ("admitted_request", "store", "fleet", "relay", "front.http")
+            ),
+        ),
         (*RPC, "pydantic", "prometheus_client", "tokenizers"),
     ),
-    "orchestrator.stores.redis": Layer(
-        (*SHARED, "orchestrator", "orchestrator.stores.connection"), ("redis",)
+    "orchestrator.admitted_request": Layer(("speculative", "outrider.wire"), ()),
+    "orchestrator.store": Layer(
+        (
+            "speculative",
+            "outrider.wire",
+            "outrider.runtime.backoff",
+            "orchestrator.admitted_request",
+            "orchestrator.store.redis",
+        ),
+        (),
     ),
-    "orchestrator.stores.connection": Layer(("orchestrator",), ("redis",)),
-    "orchestrator.http": Layer(
+    "orchestrator.store.redis": Layer((*SHARED, "orchestrator.store"), ("redis",)),
+    "orchestrator.store.connection": Layer(("orchestrator.store",), ("redis",)),
+    "orchestrator.fleet": Layer((*SHARED, "orchestrator.store"), RPC),
+    "orchestrator.relay": Layer(
+        (*SHARED, "orchestrator.admitted_request", "orchestrator.fleet", "orchestrator.store"), ()
+    ),
+    "orchestrator.front.http": Layer(
         (
             "speculative",
             "outrider.wire",
@@ -213,15 +232,20 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("speculative.tree", "import asyncio"),
         ("speculative.tree", "import torch"),
         ("speculative.merge", "from outrider.wire import codec"),
-        ("orchestrator.server", "def f():\n    import torch"),
-        ("orchestrator.server", "import llguidance"),
-        ("orchestrator.ledger", "import redis"),
-        ("orchestrator.server", "import fastapi"),
-        ("orchestrator.http.app", "import torch"),
+        ("orchestrator.front.grpc", "def f():\n    import torch"),
+        ("orchestrator.front.grpc", "import llguidance"),
+        ("orchestrator.store.ledger", "import redis"),
+        ("orchestrator.front.grpc", "import fastapi"),
+        ("orchestrator.front.http.app", "import torch"),
+        ("orchestrator.fleet.fleet", "from orchestrator.relay.relay import Relay"),
+        ("orchestrator.fleet.fleet", "from orchestrator.admitted_request import Speculation"),
+        ("orchestrator.relay.relay", "from orchestrator.front.admission import admit"),
+        ("orchestrator.relay.relay", "from orchestrator.metrics import RequestMetrics"),
+        ("orchestrator.store.ledger", "from orchestrator.fleet.fleet import Fleet"),
         ("speculative.grammar", "import llguidance"),
-        ("orchestrator.server", "from outrider.lm.packed import PackedLM"),
-        ("orchestrator.server", "from transformers import AutoTokenizer"),
-        ("orchestrator.server", "import importlib\nimportlib.import_module('outrider.lm')"),
+        ("orchestrator.front.grpc", "from outrider.lm.packed import PackedLM"),
+        ("orchestrator.front.grpc", "from transformers import AutoTokenizer"),
+        ("orchestrator.front.grpc", "import importlib\nimportlib.import_module('outrider.lm')"),
         ("verifier_service.engine", "from drafter_service import worker"),
         ("verifier_service.engine", "TABLE = {'x': 'drafter_service.drafters.causal_lm:CausalLM'}"),
         ("drafter_service.worker", "from outrider.cli import app"),
@@ -258,7 +282,7 @@ def test_the_orchestrator_runs_without_torch() -> None:
     assert "grpc" in loaded
     assert not loaded & {"torch", "transformers", "outrider.lm", "redis"}
     assert "fastapi" not in loaded, "what has no HTTP front does not load one"
-    loaded |= loaded_by("import orchestrator.http.app, orchestrator.http.front")
+    loaded |= loaded_by("import orchestrator.front.http.app, orchestrator.front.http.server")
     assert not loaded & {"torch", "transformers", "outrider.lm"}
 
 

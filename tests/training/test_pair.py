@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from orchestrator.http.chat import conversation
-from orchestrator.requests import Target
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.http.chat import render_conversation
 from outrider.tokens import ChatTemplate, TokenTable
 from training import evaluate, heldout, model, prompts
 from training import tokenizer as bpe
@@ -48,8 +48,8 @@ async def test_a_conversation_with_the_pair_is_a_prompt(tokenizer: PreTrainedTok
     assert tokenizer.chat_template == bpe.CHAT
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "{{ 7 }}?"}]
     table = TokenTable.from_json(tokenizer.backend_tokenizer.to_str())
-    target = Target("target", 2048, 4096, table.digest, table, (), ChatTemplate(tokenizer.chat_template))
-    text = await conversation(target, messages)
+    target = TargetModel("target", 2048, 4096, table.digest, table, (), ChatTemplate(tokenizer.chat_template))
+    text = await render_conversation(target, messages)
     assert text == "system: Be brief.\nuser: {{ 7 }}?\nassistant:"
     assert text == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.stores.entries import BrokenEntry, ForeignEntry, entry_from, entry_to_bytes, report_from
+from orchestrator.store.entries import BrokenEntry, ForeignEntry, entry_from, entry_to_bytes, report_from
 from outrider.v1 import registry_pb2
 from outrider.wire.workers import (
     CONTRACT,

@@ -1,0 +1,184 @@
+"""Which verifier a session goes to, and which sources draft for it.
+
+Pure: drives no connection, reads no clock. Knows nothing of prompts, tokens or messages.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import log2
+
+from outrider.wire.names import PREDICTION
+from speculative.errors import InvalidRequest
+
+NEARNESS = 4
+"""How many sessions fewer another verifier needs to be preferred to the one that has a session's prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierInfo:
+    """A verifier as placement sees it."""
+
+    address: str
+    model: str
+    sessions: int
+    """Sessions that all orchestrators have there now, as far as this one knows."""
+    reachable: bool
+    capacity: int = 0
+    """The most sessions that the verifier takes; 0: unknown, and counted as the largest known capacity."""
+    step_s: float = 0.0
+    """Duration of a step in seconds; 0: unknown, and counted as the shortest known duration."""
+    draining: bool = False
+    """Whether the verifier is about to end."""
+    numerics: str = ""
+    """Description of the verifier's arithmetic."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """A remote source as placement sees it."""
+
+    address: str
+    name: str
+    tokenizer_digest: str
+    """Digest of the source's tokenizer; empty: it has none, or any tokenizer will do."""
+    sessions: int
+    """Sessions that all orchestrators send its way, as far as this one knows."""
+    reachable: bool
+    capacity: int = 0
+    """The most sessions that the source follows; 0: unknown, and counted as the largest known capacity."""
+    step_s: float = 0.0
+    """Duration of a step in seconds; 0: unknown, and counted as the shortest known duration."""
+    draining: bool = False
+    """Whether the source is about to end."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether a session is better off with this source than without it."""
+        return self.reachable and not self.draining
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSource:
+    """A source that Open names. An empty address means a source inside the verifier."""
+
+    name: str
+    address: str
+
+
+class LoadScore:
+    """Scores how much one more session would load each of several workers: less is better.
+
+    The score is the worker's sessions as a share of its capacity, times how much slower its steps are than
+    those of the fastest worker. Durations measured under load vary, so they count by doublings only.
+    """
+
+    def __init__(self, workers: Iterable[VerifierInfo | SourceInfo]) -> None:
+        workers = tuple(workers)
+        self._most = max((it.capacity for it in workers), default=0) or 1
+        self._fastest_s = min((it.step_s for it in workers if it.step_s > 0), default=0.0)
+
+    def of(self, worker: VerifierInfo | SourceInfo, fewer: int = 0) -> float:
+        """The score of a worker, as if it had `fewer` sessions less."""
+        slower = 2.0 ** round(log2(worker.step_s / self._fastest_s)) if worker.step_s > 0 else 1.0
+        return (max(0, worker.sessions - fewer) + 1) / (worker.capacity or self._most) * slower
+
+
+def rank_verifiers(
+    workers: Iterable[VerifierInfo], model: str, preferred: str = "", near: str = "", numerics: str = ""
+) -> list[VerifierInfo]:
+    """The verifiers of this model that can be reached and are not draining, the best place first.
+
+    The order is: the preferred verifier; then verifiers with these numerics, where some are given; then by
+    load score, full verifiers last. Ties keep their order.
+
+    Args:
+        preferred: address of the verifier that has the session itself, or empty.
+        near: address of the verifier that has a long prefix of the session, or empty. It counts as if it had
+            NEARNESS sessions fewer: a common prefix must not draw all sessions to one place.
+        numerics: arithmetic of the verifiers that decoded the session so far, or empty.
+    """
+    fitting = [it for it in workers if it.reachable and it.model == model and not it.draining]
+    score = LoadScore(fitting)
+
+    def rank(it: VerifierInfo) -> tuple[bool, bool, bool, float, bool]:
+        full = 0 < it.capacity <= it.sessions
+        return (
+            it.address != preferred,
+            bool(numerics) and it.numerics != numerics,
+            full,
+            score.of(it, fewer=NEARNESS * (it.address == near)),
+            it.address != near,
+        )
+
+    return sorted(fitting, key=rank)
+
+
+def compatible_sources(sources: Iterable[SourceInfo], tokenizer_digest: str) -> list[SourceInfo]:
+    """The remote sources that can follow a target with this tokenizer."""
+    return [source for source in sources if source.tokenizer_digest in ("", tokenizer_digest)]
+
+
+def usable_local_sources(local: Sequence[str], *, predicted: bool = False) -> tuple[str, ...]:
+    """Names of the sources inside a verifier that can draft for a request; one of them needs a prediction."""
+    return tuple(name for name in local if predicted or name != PREDICTION)
+
+
+def source_names(local: Sequence[str], remote: Iterable[SourceInfo]) -> tuple[str, ...]:
+    """Every name that a request may ask for, each once: first the names inside the verifier."""
+    return tuple(dict.fromkeys([*local, *(source.name for source in remote)]))
+
+
+def choose_sources(
+    local: Sequence[str], remote: Sequence[SourceInfo], wanted: Sequence[str], *, turn: int = 0
+) -> tuple[ChosenSource, ...]:
+    """One source for each name in `wanted`, or for every name where `wanted` is empty.
+
+    Of several sources with one name, the least loaded one that can be reached and is not draining is chosen.
+    A source that cannot be reached is chosen where there is no other: the verifier dials it until it is back.
+    Raises InvalidRequest where `wanted` has a name that no source has.
+
+    Args:
+        local: names of the sources inside the verifier.
+        remote: the remote sources that can follow the target.
+        turn: any counter; it rotates among equally loaded sources.
+    """
+    names = source_names(local, remote)
+    if unknown := [name for name in wanted if name not in names]:
+        raise InvalidRequest(
+            f"speculation.sources names {unknown[0]!r}, which does not draft for this model; "
+            f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
+        )
+    chosen = []
+    for name in names:
+        if wanted and name not in wanted:
+            continue
+        same_name = [source for source in remote if source.name == name]
+        address = "" if name in local else _least_loaded(same_name, turn).address
+        chosen.append(ChosenSource(name, address))
+    return tuple(chosen)
+
+
+def replace_sources(
+    chosen: Sequence[ChosenSource], remote: Sequence[SourceInfo], *, turn: int = 0
+) -> tuple[ChosenSource, ...]:
+    """The same names, with another source for each one that is gone, out of reach or draining, if there is
+    one.
+
+    Sources that serve well stay.
+    """
+    usable = [it for it in remote if it.usable]
+    there = {(it.name, it.address) for it in usable}
+    found = []
+    for source in chosen:
+        others = [it for it in usable if it.name == source.name]
+        if source.address and (source.name, source.address) not in there and others:
+            source = ChosenSource(source.name, _least_loaded(others, turn).address)
+        found.append(source)
+    return tuple(found)
+
+
+def _least_loaded(same_name: Sequence[SourceInfo], turn: int) -> SourceInfo:
+    start = turn % len(same_name)
+    rotated = [*same_name[start:], *same_name[:start]]
+    score = LoadScore(rotated)
+    return min(rotated, key=lambda it: (not it.usable, score.of(it)))

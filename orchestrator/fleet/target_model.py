@@ -1,0 +1,70 @@
+"""A target model as its verifier describes it: what requests are checked against and sessions are placed
+by."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outrider.tokens import ChatTemplate, TokenTable
+from outrider.v1 import verifier_pb2
+
+
+class ModelIdentity(NamedTuple):
+    """Which model a verifier serves, whatever dtype and device it computes with."""
+
+    tokenizer_digest: str
+    vocabulary_size: int
+    weights_digest: str
+    """Digest of the weights; empty: unknown, which agrees with any weights."""
+
+    def agrees(self, other: "ModelIdentity") -> bool:
+        """Whether a session can move from one of the two models to the other."""
+        weights = self.weights_digest, other.weights_digest
+        return self[:2] == other[:2] and (weights[0] == weights[1] or not all(weights))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModel:
+    """A model that a verifier serves."""
+
+    name: str
+    max_length: int
+    """The most tokens of a session, prompt included."""
+    vocabulary_size: int
+    tokenizer_digest: str
+    tokens: TokenTable | None
+    local_sources: tuple[str, ...]
+    """Names of the sources inside the verifier."""
+    chat: ChatTemplate | None = None
+    """The template that makes a prompt of a conversation; None: the model takes no conversations."""
+    weights_digest: str = ""
+    """Digest of the weights; empty: unknown."""
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """The model's identity."""
+        return ModelIdentity(self.tokenizer_digest, self.vocabulary_size, self.weights_digest)
+
+
+def target_from_wire(message: verifier_pb2.VerifierDescription, tokens: TokenTable | None) -> TargetModel:
+    """The model that a verifier describes, with the tokenizer that the verifier sent."""
+    chat = None
+    if message.HasField("chat_template"):
+        chat = ChatTemplate(message.chat_template.source, dict(message.chat_template.tokens))
+    return TargetModel(
+        name=message.model,
+        max_length=message.max_length,
+        vocabulary_size=message.vocabulary_size,
+        tokenizer_digest=message.tokenizer_digest,
+        tokens=tokens,
+        local_sources=tuple(message.local_sources),
+        chat=chat,
+        weights_digest=message.weights_digest,
+    )
+
+
+def read_tokenizer(data: bytes) -> TokenTable:
+    """The tokenizer in `data`. Call this in a thread: reading a large one and finding its longest token are
+    slow."""
+    table = TokenTable.from_json(data.decode())
+    _ = table.longest_token_bytes
+    return table

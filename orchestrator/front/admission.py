@@ -1,0 +1,351 @@
+"""Admission: what a client asks for, checked against the target model that will answer.
+
+Every mistake that a client can make is refused here, with the field, its value and what is possible. Checks
+are pure, except that they draw a seed and a session name where the client gave none; `Admission` runs them in
+order, tokenizes in threads and asks the record of sessions.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+
+from orchestrator.admitted_request import AdmittedRequest, Speculation
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.target_model import TargetModel
+from outrider.tokens import TokenTable
+from outrider.v1 import generation_pb2
+from outrider.wire.codec import (
+    MAX_CHOICES,
+    SessionKey,
+    checked_session,
+    checked_tenant,
+    grammar_from_wire,
+    logprobs_from_wire,
+    sampling_from_wire,
+)
+from outrider.wire.names import checked_corpora
+from speculative.commit import stop_bytes
+from speculative.errors import IdsNeeded, InvalidRequest, Unavailable, UnknownModel
+from speculative.grammar import Grammar
+from speculative.hashing import prefix_hash
+from speculative.params import SamplingParams
+
+LEAST_TOKEN_BYTES = 64
+"""A text is refused before it is tokenized only where tokens of this many bytes each would not fit the
+context: the text of a special token, or text that the tokenizer normalises away, may be longer than any
+token's bytes."""
+MAX_NODE_LIMIT = 256
+
+RecordedIds = Callable[[SessionKey], Awaitable[Sequence[int]]]
+"""Looks up the generated token ids on record of a choice; empty where there is no record."""
+
+
+class Admission:
+    """Turns clients' requests into admitted requests.
+
+    Args:
+        recorded_ids: looks up generated token ids for `have` that names them by count and hash.
+        default_max_tokens: the limit of an answer whose request gives none.
+    """
+
+    def __init__(self, fleet: Fleet, recorded_ids: RecordedIds, default_max_tokens: int) -> None:
+        self._fleet = fleet
+        self._recorded_ids = recorded_ids
+        self.default_max_tokens = default_max_tokens
+
+    def target(self, name: str) -> TargetModel:
+        """The served model of this name; see choose_target."""
+        return choose_target(name, self._fleet.targets(), self._fleet.unreached())
+
+    async def admit(self, start: generation_pb2.GenerateStart) -> tuple[AdmittedRequest, TargetModel]:
+        """The request, checked, and the model that will answer it. Raises OutriderError."""
+        key = session_key(start)
+        target = self.target(start.model)
+        ids = await _prompt_ids(start, target)
+        await fill_have(start, key, ids, self._recorded_ids)
+        prediction = await prediction_ids(start.speculation.prediction, target)
+        return admit(start, key, ids, target, self.default_max_tokens, prediction), target
+
+
+def session_key(start: generation_pb2.GenerateStart) -> SessionKey:
+    """The key of the session that the client names, or of a new session. Raises InvalidRequest for a bad
+    name."""
+    session = start.session or f"s-{secrets.token_hex(8)}"
+    return SessionKey(checked_tenant(start.tenant), checked_session(session))
+
+
+def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence[str]) -> TargetModel:
+    """The target of this name, or the only target where the name is empty.
+
+    `unreached` are addresses of verifiers that have not described themselves yet. Raises Unavailable where no
+    verifier has, UnknownModel where none serves the name, InvalidRequest where a name is needed.
+    """
+    served = {target.name: target for target in targets}
+    if not served:
+        raise Unavailable(f"no verifier can be reached ({', '.join(unreached)}); try again")
+    if name in served:
+        return served[name]
+    names = ", ".join(sorted(served))
+    if name:
+        silent = f"; not reached yet: {', '.join(unreached)}" if unreached else ""
+        raise UnknownModel(f"no model {name!r} here; served: {names}{silent}")
+    if len(served) > 1:
+        raise InvalidRequest(f"model must be given, as several are served: {names}")
+    return next(iter(served.values()))
+
+
+async def encode_prompt(text: str, target: TargetModel, *, add_special: bool = True) -> list[int]:
+    """Token ids of a prompt's text, tokenized in a thread. Raises InvalidRequest where it cannot be a
+    prompt."""
+    return await asyncio.to_thread(check_text(text, target).encode, text, add_special=add_special)
+
+
+def check_text(text: str, target: TargetModel) -> TokenTable:
+    """The tokenizer for this prompt. Raises InvalidRequest where the text cannot be a prompt of this
+    target."""
+    if target.tokens is None:
+        raise InvalidRequest(f"model {target.name!r} has no tokenizer: give ids, not text")
+    if not text:
+        raise InvalidRequest("the prompt's text is empty")
+    size, most = len(text.encode()), _most_bytes(target, target.tokens)
+    if size > most:
+        raise InvalidRequest(
+            f"the prompt's text has {size} bytes, more than the context of {target.max_length} ids can hold "
+            f"(at most {most})"
+        )
+    return target.tokens
+
+
+async def prediction_ids(text: str, target: TargetModel) -> Sequence[int]:
+    """Token ids of the answer that a client predicts; none where the text is empty.
+
+    Tokenizes in a thread. Raises InvalidRequest where the text is too long.
+    """
+    if not text:
+        return ()
+    if target.tokens is None:
+        raise InvalidRequest(f"prediction cannot be used: model {target.name!r} has no tokenizer")
+    size, most = len(text.encode()), _most_bytes(target, target.tokens)
+    if size > most:
+        raise InvalidRequest(
+            f"prediction has {size} bytes, more than the context of {target.max_length} ids can hold "
+            f"(at most {most})"
+        )
+    ids = await asyncio.to_thread(target.tokens.encode, text, add_special=False)
+    if len(ids) >= target.max_length:
+        raise InvalidRequest(
+            f"prediction has {len(ids)} ids; no answer in a context of {target.max_length} has so many"
+        )
+    return ids
+
+
+async def fill_have(
+    start: generation_pb2.GenerateStart, key: SessionKey, prompt: Sequence[int], recorded_ids: RecordedIds
+) -> None:
+    """Fills in the token ids of every `have` that names them by count and hash.
+
+    The record of tokens need not reach that far; then the client, which has the ids, is asked to send them.
+    Raises InvalidRequest where an entry gives ids and a count or there are more entries than choices can be,
+    IdsNeeded where the record lacks the ids.
+    """
+    for name, given in (("have", start.have), ("ended", start.ended)):
+        if len(given) > MAX_CHOICES:
+            raise InvalidRequest(
+                f"{name} has {len(given)} entries; a request has at most {MAX_CHOICES} choices"
+            )
+    for choice, have in enumerate(start.have):
+        if not have.count or choice in start.ended:
+            continue
+        if have.ids:
+            raise InvalidRequest(f"have[{choice}] has both ids and a count; give one of them")
+        recorded = tuple(await recorded_ids(key._replace(choice=choice)))[: have.count]
+        if len(recorded) < have.count or prefix_hash([*prompt, *recorded]) != have.prefix_hash:
+            raise IdsNeeded(
+                f"the first {have.count} ids of choice {choice} of session {key.session!r} are not on record "
+                "here as the request has them; ask again with the ids in `have`"
+            )
+        have.ids.extend(recorded)
+
+
+def admit(
+    start: generation_pb2.GenerateStart,
+    key: SessionKey,
+    ids: Sequence[int],
+    target: TargetModel,
+    default_max_tokens: int,
+    prediction: Sequence[int] = (),
+) -> AdmittedRequest:
+    """The request, checked. Raises InvalidRequest.
+
+    Args:
+        ids: token ids of the prompt.
+        prediction: token ids of the client's prediction.
+    """
+    _check_ids(ids, target)
+    max_tokens = _max_tokens(start, len(ids), target, default_max_tokens)
+    params = sampling_from_wire(start.sampling, target.vocabulary_size)
+    params.check_ending(max_tokens)
+    return AdmittedRequest(
+        key=key,
+        ids=tuple(ids),
+        limit=len(ids) + max_tokens,
+        params=params,
+        seed=start.seed if start.HasField("seed") else secrets.randbits(64),
+        stops=_stops(start.stop, target),
+        speculation=_speculation(start.speculation, prediction),
+        choices=_choices(start),
+        logprobs=logprobs_from_wire(start.logprobs) if start.HasField("logprobs") else None,
+        have=_have(start, max_tokens, target),
+        seen_epoch=start.seen_epoch,
+        ended=_ended(start),
+        resumable=start.resumable,
+        grammar=_grammar(start, params, target),
+    )
+
+
+def _speculation(asked: generation_pb2.Speculation, prediction: Sequence[int]) -> Speculation:
+    """How the request wants to be drafted for; `prediction` is the client's, as token ids.
+
+    Raises InvalidRequest for a value out of its range, and where a request that turns drafting off says how
+    to.
+    """
+    node_limit = asked.node_limit if asked.HasField("node_limit") else None
+    if node_limit is not None and not 0 <= node_limit <= MAX_NODE_LIMIT:
+        raise InvalidRequest(f"speculation.node_limit is {node_limit}; 0 to {MAX_NODE_LIMIT} are possible")
+    enabled = asked.enabled if asked.HasField("enabled") else True
+    if not enabled:
+        _check_nothing_to_draft(asked)
+    return Speculation(
+        enabled and node_limit != 0,
+        tuple(dict.fromkeys(asked.sources)),
+        node_limit,
+        learn=asked.learn if asked.HasField("learn") else True,
+        corpora=checked_corpora(asked.corpora),
+        prediction=tuple(prediction),
+    )
+
+
+def _check_nothing_to_draft(asked: generation_pb2.Speculation) -> None:
+    """Raises InvalidRequest where drafting is off, but the request says how to draft.
+
+    A node limit of 0 turns drafting off as well, and a prediction describes the answer, not the drafting.
+    """
+    says = ""
+    if asked.sources:
+        says = f"sources names {asked.sources[0]!r}"
+    elif asked.corpora:
+        says = f"corpora names {asked.corpora[0]!r}"
+    elif asked.node_limit:
+        says = f"node_limit is {asked.node_limit}"
+    if says:
+        raise InvalidRequest(
+            f"speculation.{says}, but speculation.enabled is false: leave one of the two out"
+        )
+
+
+def _most_bytes(target: TargetModel, tokens: TokenTable) -> int:
+    """The most bytes of text that could fit the target's context."""
+    return target.max_length * max(tokens.longest_token_bytes, LEAST_TOKEN_BYTES)
+
+
+async def _prompt_ids(start: generation_pb2.GenerateStart, target: TargetModel) -> Sequence[int]:
+    """Token ids of the prompt, as the client gave them or tokenized."""
+    if start.WhichOneof("prompt") is None:
+        raise InvalidRequest("there is no prompt: give text or ids")
+    if start.HasField("ids"):
+        return start.ids.ids
+    return await encode_prompt(start.text, target)
+
+
+def _check_ids(ids: Sequence[int], target: TargetModel) -> None:
+    if not ids:
+        raise InvalidRequest("the prompt is empty: it has no ids")
+    if len(ids) >= target.max_length:
+        raise InvalidRequest(
+            f"the prompt has {len(ids)} ids, which leaves no room in the context of {target.max_length}"
+        )
+    if max(ids) >= target.vocabulary_size:
+        place = next(place for place, id_ in enumerate(ids) if id_ >= target.vocabulary_size)
+        raise InvalidRequest(
+            f"the prompt's id {ids[place]} (number {place}) is outside the vocabulary: "
+            f"ids are below {target.vocabulary_size}"
+        )
+
+
+def _max_tokens(start: generation_pb2.GenerateStart, prompt: int, target: TargetModel, default: int) -> int:
+    possible = target.max_length - prompt
+    if not start.HasField("max_tokens"):
+        return min(default, possible)
+    if not 1 <= start.max_tokens <= possible:
+        raise InvalidRequest(
+            f"max_tokens is {start.max_tokens}; 1 to {possible} are possible: the context of "
+            f"{target.max_length} less the prompt's {prompt}"
+        )
+    return start.max_tokens
+
+
+def _choices(start: generation_pb2.GenerateStart) -> int:
+    if not start.HasField("n"):
+        return 1
+    if not 1 <= start.n <= MAX_CHOICES:
+        raise InvalidRequest(f"n is {start.n}; 1 to {MAX_CHOICES} are possible")
+    return start.n
+
+
+def _have(
+    start: generation_pb2.GenerateStart, max_tokens: int, target: TargetModel
+) -> tuple[tuple[int, ...], ...] | None:
+    """Generated token ids that the client has of each choice; None for a request that resumes no other."""
+    if not start.have:
+        if start.seen_epoch:
+            raise InvalidRequest("seen_epoch is given without `have`: it says where a request goes on")
+        return None
+    if not start.HasField("seed") or not start.session:
+        raise InvalidRequest("`have` needs the session and the seed that `started` named")
+    if len(start.have) != (choices := _choices(start)):
+        raise InvalidRequest(
+            f"`have` has {len(start.have)} entries; one is needed for each of {choices} choices"
+        )
+    have = tuple(tuple(ids.ids) for ids in start.have)
+    for choice, ids in enumerate(have):
+        if len(ids) > max_tokens:
+            raise InvalidRequest(f"have[{choice}] has {len(ids)} ids, more than max_tokens, {max_tokens}")
+        if wrong := [id_ for id_ in ids if id_ >= target.vocabulary_size]:
+            raise InvalidRequest(
+                f"have[{choice}] has {wrong[0]}; ids of {target.name} are below {target.vocabulary_size}"
+            )
+    return have
+
+
+def _ended(start: generation_pb2.GenerateStart) -> frozenset[int]:
+    """Choices whose end the client has, which are not resumed."""
+    ended, choices = frozenset(start.ended), _choices(start)
+    if not ended:
+        return ended
+    if not start.have:
+        raise InvalidRequest("ended is given without `have`: it says where a request goes on")
+    if max(ended) >= choices:
+        raise InvalidRequest(f"ended has {max(ended)}; the request has choices 0 to {choices - 1}")
+    if len(ended) == choices:
+        raise InvalidRequest(f"ended has all {choices} choices: the client has the whole answer")
+    return ended
+
+
+def _stops(stops: Sequence[str], target: TargetModel) -> tuple[str, ...]:
+    if stops and target.tokens is None:
+        raise InvalidRequest(f"model {target.name!r} has no tokenizer: stop strings are not possible")
+    stop_bytes(stops)
+    return tuple(stops)
+
+
+def _grammar(
+    start: generation_pb2.GenerateStart, params: SamplingParams, target: TargetModel
+) -> Grammar | None:
+    """The request's grammar, if any. Whether the grammar compiles is found out by the verifier."""
+    if not start.HasField("grammar"):
+        return None
+    grammar = grammar_from_wire(start.grammar)
+    grammar.check_with(params)
+    if target.tokens is None:
+        raise InvalidRequest(f"model {target.name!r} has no tokenizer: {grammar.kind} is not possible")
+    return grammar

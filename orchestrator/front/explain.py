@@ -1,0 +1,41 @@
+"""Asks all verifiers how a session's rounds went: a session that was recovered ran on several of them."""
+
+import asyncio
+
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.verifier_link import VerifierLink
+from outrider.v1 import explain_pb2
+from outrider.wire.codec import SessionKey
+from outrider.wire.status import peer_text
+from speculative.errors import OutriderError, Unavailable, UnknownSession
+
+
+async def explain(fleet: Fleet, key: SessionKey) -> explain_pb2.ExplainResponse:
+    """The session's incarnations, in the order of their epochs.
+
+    Raises UnknownSession where every verifier answers that it does not know the session, Unavailable where
+    none knows it and some do not answer.
+    """
+    links = list(fleet.verifiers.values())
+    answers = await asyncio.gather(*(_ask(link, key) for link in links))
+    incarnations = [one for answer in answers if not isinstance(answer, str) for one in answer]
+    if not incarnations:
+        silent = [answer for answer in answers if isinstance(answer, str)]
+        if silent or not links:
+            raise Unavailable(f"no verifier that answers knows session {key.session!r}: {'; '.join(silent)}")
+        raise UnknownSession(
+            f"no verifier knows session {key.session!r} of tenant {key.tenant!r}: rounds are kept while it "
+            "runs and for a while after"
+        )
+    return explain_pb2.ExplainResponse(incarnations=sorted(incarnations, key=lambda one: one.epoch))
+
+
+async def _ask(link: VerifierLink, key: SessionKey) -> list[explain_pb2.Incarnation] | str:
+    """The incarnations that one verifier knows, or why it does not answer."""
+    try:
+        incarnations = list((await link.explain(key)).incarnations)
+    except OutriderError as error:
+        return f"{link.address}: {peer_text(str(error))}"
+    for one in incarnations:
+        one.verifier = link.address
+    return incarnations

@@ -1,0 +1,166 @@
+"""Answers the bodies of HTTP requests, through the same limit, counters and relay as requests over gRPC."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.admission import Admission, encode_prompt, prediction_ids
+from orchestrator.front.auth import Caller
+from orchestrator.front.concurrency import ConcurrencyLimit
+from orchestrator.front.http import translate
+from orchestrator.front.http.accumulator import AnswerAccumulator
+from orchestrator.front.http.chat import render_conversation
+from orchestrator.front.http.fields import ChatRequest, CompletionRequest, GenerationFields
+from orchestrator.front.http.openai_format import ChatCompletionFormat, CompletionFormat, TextCompletionFormat
+from orchestrator.metrics import RequestMetrics
+from orchestrator.relay.delivery import Event
+from orchestrator.relay.relay import Relay
+from speculative.errors import InvalidRequest
+
+SEED_BITS = 53
+"""Bits of a seed that is drawn here: every JSON reader keeps all digits of such a whole number."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionJob:
+    """A body that passed every check."""
+
+    body: GenerationFields
+    caller: Caller
+    target: TargetModel
+    format: CompletionFormat
+    requests: tuple[AdmittedRequest, ...]
+    """One request for each prompt."""
+    answers: AnswerAccumulator
+    seed: int
+    id: str
+
+
+class CompletionService:
+    """Checks bodies and runs their requests."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        admission: Admission,
+        relay: Relay,
+        metrics: RequestMetrics,
+        limit: ConcurrencyLimit,
+    ) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._relay = relay
+        self._metrics = metrics
+        self._limit = limit
+
+    def served(self) -> list[TargetModel]:
+        """The models that a request can be opened for now."""
+        return self._fleet.served()
+
+    def target(self, name: str | None) -> TargetModel:
+        """The served model of this name; see choose_target."""
+        return self._admission.target(name or "")
+
+    async def job(self, body: CompletionRequest | ChatRequest, caller: Caller) -> CompletionJob:
+        """The body, checked, with its prompts tokenized. Raises OutriderError."""
+        try:
+            return await self._job(body, caller)
+        except Exception as error:
+            with self._metrics.begin():  # a refused request counts as a request, too
+                if isinstance(error, InvalidRequest):
+                    raise translate.renamed(error, body) from error
+                raise
+
+    async def events(self, job: CompletionJob) -> AsyncGenerator[tuple[int, Event], None]:
+        """The events of the job's requests, each with the index of its request.
+
+        Closing the generator ends the requests. Raises OutriderError.
+        """
+        count = len(job.requests)
+        with self._limit.enter(count), job.caller.within_quota(count):
+            streams = [self._answer(request, job) for request in job.requests]
+            async with aclosing(merge_streams(streams)) as events:
+                try:
+                    async for event in events:
+                        yield event
+                except InvalidRequest as error:
+                    raise translate.renamed(error, job.body) from error
+
+    async def _job(self, body: CompletionRequest | ChatRequest, caller: Caller) -> CompletionJob:
+        translate.check_together(body)
+        target = self.target(body.model)
+        format_: CompletionFormat
+        if isinstance(body, ChatRequest):
+            format_ = ChatCompletionFormat(target.tokens)
+            text = await render_conversation(target, [message.plain() for message in body.messages])
+            prompts: Sequence[Sequence[int]] = [await encode_prompt(text, target, add_special=False)]
+        else:
+            format_ = TextCompletionFormat(target.tokens)
+            given = translate.prompts_of(body)
+            prompts = [p if isinstance(p, list) else await encode_prompt(p, target) for p in given]
+        seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed % 2**64
+        name = f"{format_.id_prefix}-{secrets.token_hex(12)}"
+        predicted = "" if body.prediction is None else body.prediction.plain()
+        prediction = await prediction_ids(predicted, target)
+        default, tenant = self._admission.default_max_tokens, caller.tenant()
+        requests = translate.admitted(body, prompts, target, seed, tenant, name, default, prediction)
+        return CompletionJob(
+            body, caller, target, format_, tuple(requests), AnswerAccumulator(requests), seed, name
+        )
+
+    async def _answer(self, request: AdmittedRequest, job: CompletionJob) -> AsyncGenerator[Event, None]:
+        with self._metrics.begin() as measure:
+            measure.admitted(request, job.target)
+            answer = self._relay.answer(request, job.target, None)
+            async with aclosing(job.caller.charged(answer, len(request.ids))) as events:
+                async for event in events:
+                    measure.note(event)
+                    yield event
+
+
+class _End:
+    """A stream has no more items."""
+
+
+async def merge_streams(
+    streams: Sequence[AsyncGenerator[Item, None]],
+) -> AsyncGenerator[tuple[int, Item], None]:
+    """Items of all streams as they come, each with the index of its stream.
+
+    The first error ends all streams, and so does closing the generator.
+    """
+    queue: asyncio.Queue[tuple[int, Item | _End | Exception]] = asyncio.Queue(len(streams))
+
+    async def pump(index: int, stream: AsyncGenerator[Item, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    await queue.put((index, item))
+        except Exception as error:
+            await queue.put((index, error))
+        else:
+            await queue.put((index, _End()))
+
+    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    left = len(pumps)
+    try:
+        while left:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if isinstance(item, _End):
+                left -= 1
+            else:
+                yield index, item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

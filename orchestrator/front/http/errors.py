@@ -1,0 +1,177 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` under the status that fits."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from outrider.wire.status import RETRY_KEY, shortened, status_of
+from speculative.errors import InvalidRequest, QuotaExceeded
+
+
+class FieldRefused(InvalidRequest):
+    """A refused body; `param` names the field that is wrong, or is None where the body as a whole is."""
+
+    def __init__(self, param: str | None, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ErrorKind(NamedTuple):
+    """The HTTP status, error type and error code that stand for a gRPC status."""
+
+    status: int
+    type: str
+    code: str | None
+
+
+_KINDS = {
+    grpc.StatusCode.INVALID_ARGUMENT: ErrorKind(400, "invalid_request_error", None),
+    grpc.StatusCode.UNAUTHENTICATED: ErrorKind(401, "invalid_request_error", "invalid_api_key"),
+    grpc.StatusCode.PERMISSION_DENIED: ErrorKind(403, "invalid_request_error", "permission_denied"),
+    grpc.StatusCode.NOT_FOUND: ErrorKind(404, "invalid_request_error", "model_not_found"),
+    grpc.StatusCode.ABORTED: ErrorKind(409, "conflict_error", "superseded"),
+    grpc.StatusCode.FAILED_PRECONDITION: ErrorKind(409, "conflict_error", "failed_precondition"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind(429, "rate_limit_error", "overloaded"),
+    grpc.StatusCode.UNAVAILABLE: ErrorKind(503, "service_unavailable_error", "unavailable"),
+}
+_QUOTA = ErrorKind(429, "rate_limit_error", "rate_limit_exceeded")
+_INTERNAL = ErrorKind(500, "server_error", "internal_error")
+
+# Fields by the names that the checks of both fronts give them, where the body has another name. The messages
+# quote what clients wrote, which may hold any words: a message is about the field that it begins with.
+_NAMES = (
+    (r"^(an id in )?stop_ids\b", "stop_token_ids"),
+    (r"^(an id in )?logit_bias\b", "logit_bias"),
+    (r"^speculation\.node_limit\b", "speculation.nodes"),
+    (r"^speculation\.sources\b|^a source's name\b|cannot name a source:", "speculation.sources"),
+    (r"^speculation\.corpora\b|^there are \d+ corpora\b|cannot name a corpus:", "speculation.corpora"),
+    (r"^regex\b|: regex is not", "structured_outputs"),
+    (r"^(json_schema|json_object|grammar)\b|: json_(schema|object) is not", "response_format"),
+    (r"^model must be given|^no model\b", "model"),
+    (r"\bstop string", "stop"),
+    (r"^[Tt]he prompt\b|give ids, not text", "prompt"),
+)
+_FIELD = re.compile(r"([a-z_]+) (?:is|has|names|cannot)\b")
+# What a field of several types takes; the library reports a fault for each of the types.
+_TAKES = {
+    "prompt": "a string, a list of strings, a list of token ids or a list of such lists, of at least one",
+    "stop": "a string or a list of strings",
+    "content": "a string, or a list of parts of type text",
+    "echo": "false",
+    "best_of": "1",
+    "strict": "true",
+    "json_object": "true",
+}
+
+
+def param_of(message: str) -> str | None:
+    """The field that a refusal is about, by its name in the body; None where the refusal names none."""
+    for pattern, name in _NAMES:
+        if re.search(pattern, message):
+            return name
+    found = _FIELD.match(message)
+    return found[1] if found else None
+
+
+def describe_error(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, body and headers of an error; the text of a bug goes to the log alone."""
+    status = status_of(error)
+    kind = _QUOTA if isinstance(error, QuotaExceeded) else _KINDS.get(status.code, _INTERNAL)
+    param, message = None, status.message
+    if kind.status == 400:
+        if isinstance(error, FieldRefused):
+            param = error.param
+        else:
+            param = param_of(message)
+            message = re.sub(r"^(an id in )?stop_ids\b", r"\1stop_token_ids", message)
+            message = re.sub(r"^speculation\.node_limit\b", "speculation.nodes", message)
+    elif kind.status == 404:
+        param = "model"
+    headers = _retry_headers(float(dict(status.metadata).get(RETRY_KEY, "0")))
+    if kind.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return kind.status, openai_error(message, kind.type, param, kind.code), headers
+
+
+def _retry_headers(seconds: float) -> dict[str, str]:
+    """Headers that say when to retry: in whole seconds, as HTTP has it, and in OpenAI's own header, which its
+    clients read first."""
+    if not seconds:
+        return {}
+    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
+
+
+def openai_error(
+    message: str, type_: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+
+
+def error_response(error: Exception) -> JSONResponse:
+    """The response that reports an error."""
+    status, body, headers = describe_error(error)
+    return JSONResponse(body, status, headers)
+
+
+async def on_error(request: Request, error: Exception) -> JSONResponse:
+    """Handles every error that a route raises."""
+    return error_response(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Handles what the framework refuses: an unknown path or method, a body that is not JSON."""
+    assert isinstance(error, HTTPException)
+    type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
+    return JSONResponse(openai_error(str(error.detail), type_), error.status_code, dict(error.headers or {}))
+
+
+async def on_invalid_body(request: Request, error: Exception) -> JSONResponse:
+    """Handles a body with invalid fields: reports the first fault, by the field's name."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(field_refused(error.errors()))
+
+
+def field_refused(faults: Sequence[Mapping[str, Any]]) -> FieldRefused:
+    """The refusal for the first fault that pydantic found."""
+    fault = faults[0]
+    place = _place(_without_tags(fault["loc"][1:]))
+    last = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
+    if fault["type"] == "json_invalid":
+        return FieldRefused(None, f"the body is no JSON: {fault.get('ctx', {}).get('error', '')}")
+    if not fault["loc"][1:]:
+        return FieldRefused(None, "the body must be a JSON object, sent as application/json")
+    if fault["type"] == "extra_forbidden":
+        return FieldRefused(place, f"{place or 'a field without a name'} is not supported here; leave it out")
+    if fault["type"] == "missing":
+        return FieldRefused(place, f"{place} is missing")
+    wanted = f"it must be {_TAKES[last]}" if last in _TAKES else str(fault["msg"])
+    return FieldRefused(place, f"{place} is {shortened(repr(fault['input']), 80)}: {wanted}")
+
+
+def _without_tags(parts: Sequence[str | int]) -> list[str | int]:
+    """The path without the type of a response_format, which the library inserts as a step of its own."""
+    return [part for at, part in enumerate(parts) if at != 1 or parts[0] != "response_format"]
+
+
+def _place(parts: Sequence[str | int]) -> str:
+    """A path such as `messages[0].content`, without the types that the library tried."""
+    place = ""
+    for part in parts:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif re.fullmatch(r"[a-z][a-z_]*", part) and part not in _TRIED:
+            place += f".{part}" if place else part
+        elif not place:  # an unknown field may have any name
+            place = shortened(part, 80)
+    return place
+
+
+_TRIED = {"str", "int", "bool", "float", "dict", "list", "text_"}

@@ -1,0 +1,239 @@
+"""The fields that a request's body may have, with their types; every other field is refused.
+
+Ranges that depend on the target, or that requests over gRPC have too, are checked by the admission.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from outrider.wire.codec import MAX_CHOICES
+from speculative.logprobs import MAX_TOP_LOGPROBS
+
+
+def _writable(text: str) -> str:
+    """The text, if it can be written as UTF-8: JSON can name halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it has half a character at {error.start}") from error
+    return text
+
+
+def _truth(value: Any) -> Any:
+    """The value, if it is true or false: a Literal compares, and for Python 0 equals False and 1 equals
+    True."""
+    if not isinstance(value, bool):
+        raise ValueError("it is neither true nor false")
+    return value
+
+
+def _whole(value: Any) -> Any:
+    """The value, if it is a whole number, which neither true nor 1.0 is."""
+    if type(value) is not int:
+        raise ValueError("it is no whole number")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_writable)]
+Whole = Annotated[int, Field(ge=0, lt=2**31)]
+Id = Annotated[int, Field(ge=0, lt=2**32)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Top = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+OnlyTrue = Annotated[Literal[True], BeforeValidator(_truth)]
+OnlyFalse = Annotated[Literal[False], BeforeValidator(_truth)]
+OnlyOne = Annotated[Literal[1], BeforeValidator(_whole)]
+
+
+class Fields(BaseModel):
+    """Base of all bodies: unknown fields are refused, and no type is converted to another."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class StreamOptions(Fields):
+    """What a stream sends beside the answer."""
+
+    include_usage: bool | None = None
+    """Whether one more event, with the usage, comes before the end of the stream."""
+
+
+class SpeculationFields(Fields):
+    """How sources draft for the request; its text is the same in any case."""
+
+    enabled: bool | None = None
+    """Whether sources draft at all; default true."""
+    sources: list[Text] | None = None
+    """Names of the sources to draft from; default all."""
+    nodes: Whole | None = None
+    """The most drafted tokens that one round verifies; 0 is plain decoding."""
+    learn: bool | None = None
+    """Whether the answer may be kept to draft from, for the same tenant; default true."""
+    corpora: list[Text] | None = None
+    """Names of the corpora to draft from; default all."""
+
+
+class JsonSchema(Fields):
+    """A JSON schema with a name."""
+
+    name: str
+    """A name for readers; it changes nothing."""
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    """The schema that the text has to match."""
+    strict: OnlyTrue | None = None
+    """The schema is enforced in any case."""
+
+
+class TextFormat(Fields):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Fields):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Fields):
+    """JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Fields):
+    """What the text has to match, under vLLM's names; give one of these."""
+
+    json_: Annotated[Text | dict[str, Any] | None, Field(alias="json")] = None
+    """A schema, as an object or as text."""
+    regex: Text | None = None
+    """A regular expression that the whole text has to match."""
+    json_object: OnlyTrue | None = None
+
+
+class TextPart(Fields):
+    """A piece of a message, or of a prediction."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Prediction(Fields):
+    """Text that the answer may resemble; it serves as a draft, and does not change the answer."""
+
+    type: Literal["content"]
+    content: Text | list[TextPart]
+    """Parts are joined by line ends."""
+
+    def plain(self) -> str:
+        """The predicted text."""
+        return joined(self.content)
+
+
+def joined(content: str | Sequence[TextPart]) -> str:
+    """The parts as one text."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+class GenerationFields(Fields):
+    """Fields of text and chat completions alike."""
+
+    model: Text | None = None
+    """Name of the model; may be left out where one model is served."""
+    max_tokens: Whole | None = None
+    """The most tokens to generate; default: the server's."""
+    temperature: Number | None = None
+    """Default 1; 0 is greedy."""
+    top_p: Number | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """How many of the likeliest tokens to keep; 0 and -1 keep all."""
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Number] | None = None
+    """Numbers to add to the logits of tokens, by token id, which is written as a string."""
+    min_tokens: Whole | None = None
+    ignore_eos: bool | None = None
+    stop: Text | list[Text] | None = None
+    """At most 16 stop strings; the text leaves them out."""
+    stop_token_ids: list[Id] | None = None
+    seed: Seed | None = None
+    """The same request with the same seed has the same answer; default: drawn, and returned with the
+    answer."""
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """What the text has to match, where response_format has no name for it; give one of the two."""
+    prediction: Prediction | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: SpeculationFields | None = None
+    return_token_ids: bool | None = None
+    """Whether the answer holds the token ids of prompt and answer."""
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] | None = None
+    """How much of `metrics.speculative_decoding` the answer holds; default none."""
+
+
+class CompletionRequest(GenerationFields):
+    """Body of /v1/completions."""
+
+    prompt: Text | list[Text] | list[Id] | list[list[Id]]
+    """A text, several texts, token ids, or several lists of token ids."""
+    logprobs: Top | None = None
+    """How many of the likeliest tokens to return beside each generated token."""
+    echo: OnlyFalse | None = None
+    best_of: OnlyOne | None = None
+
+
+class Message(Fields):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart]
+    """Parts are joined by line ends."""
+    name: Text | None = None
+    """A name for chat templates that use one."""
+
+    def plain(self) -> dict[str, str]:
+        """The message as a chat template takes it."""
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": joined(self.content), **named}
+
+
+class ChatRequest(GenerationFields):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Whole | None = None
+    """The same as max_tokens; give one of the two."""
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+    """Needs logprobs."""
+
+
+class TokenizeRequest(Fields):
+    """Body of /tokenize: either a text or a conversation."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its special tokens, as to a prompt; default true, with messages false."""
+    add_generation_prompt: bool | None = None
+    """With messages: whether an answer is to follow; default true."""
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Fields):
+    """Body of /detokenize."""
+
+    model: Text | None = None
+    tokens: list[Id]

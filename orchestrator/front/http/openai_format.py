@@ -1,0 +1,146 @@
+"""Formats pieces of answers as OpenAI's text and chat completions. Pure."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from orchestrator.front.http.accumulator import Piece
+from outrider.tokens import TokenTable
+from outrider.v1 import common_pb2
+
+LEAST = -9999.0
+"""Stands for a probability of 0, which JSON has no logarithm of."""
+
+
+class CompletionFormat(Protocol):
+    """The format of one kind of completion."""
+
+    whole_object: str
+    """The value of `object` in a whole answer."""
+    chunk_object: str
+    """The value of `object` in an event of a stream."""
+    id_prefix: str
+    """The beginning of the answer's id."""
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """A choice as a stream opens it, before any of its text; None: the format has no such event."""
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        """A choice in an event of a stream."""
+
+    def whole(self, piece: Piece) -> dict[str, Any]:
+        """A choice in a whole answer."""
+
+
+class TextCompletionFormat:
+    """The format of text completions. One object serves one body: it counts where in the text each token
+    begins."""
+
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+    id_prefix = "cmpl"
+
+    def __init__(self, tokens: TokenTable | None) -> None:
+        self._tokens = tokens
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """None: a text begins with its first piece."""
+        return None
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        """A choice in an event, in the same format as in a whole answer."""
+        return self.whole(piece)
+
+    def whole(self, piece: Piece) -> dict[str, Any]:
+        """A choice in a whole answer."""
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": self._logprobs(piece) if piece.logprobs else None,
+            "finish_reason": piece.finish,
+        }
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+        texts = [token_text(self._tokens, id_) for id_ in piece.ids]
+        offsets, offset = [], self._offsets.get(piece.index, 0)
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[piece.index] = offset
+        return {
+            "tokens": texts,
+            "token_logprobs": [_finite(entry.logprob) for entry in piece.logprobs],
+            "top_logprobs": [
+                self._likeliest(text, entry) for text, entry in zip(texts, piece.logprobs, strict=True)
+            ],
+            "text_offset": offsets,
+        }
+
+    def _likeliest(self, text: str, entry: common_pb2.TokenLogprob) -> dict[str, float]:
+        """Log-probabilities by text, the generated token's among them; of tokens with one text the
+        likeliest's."""
+        found: dict[str, float] = {}
+        for id_, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+            found.setdefault(token_text(self._tokens, id_), _finite(logprob))
+        found.setdefault(text, _finite(entry.logprob))
+        return found
+
+
+class ChatCompletionFormat:
+    """The format of chat completions."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def __init__(self, tokens: TokenTable | None) -> None:
+        self._tokens = tokens
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The event that names the choice's role."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        """A choice in an event of a stream."""
+        delta = {"content": piece.text} if piece.text or piece.ids else {}
+        return {"index": piece.index, "delta": delta, **self._ending(piece)}
+
+    def whole(self, piece: Piece) -> dict[str, Any]:
+        """A choice in a whole answer."""
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": piece.index, "message": message, **self._ending(piece)}
+
+    def _ending(self, piece: Piece) -> dict[str, Any]:
+        logprobs = None
+        if piece.logprobs:
+            content = [self._logprob(id_, each) for id_, each in zip(piece.ids, piece.logprobs, strict=True)]
+            logprobs = {"content": content, "refusal": None}
+        return {"logprobs": logprobs, "finish_reason": piece.finish}
+
+    def _logprob(self, id_: int, entry: common_pb2.TokenLogprob) -> dict[str, Any]:
+        top: Sequence[tuple[int, float]] = list(zip(entry.top_ids, entry.top_logprobs, strict=True))
+        return {
+            **self._token(id_, entry.logprob),
+            "top_logprobs": [self._token(other, logprob) for other, logprob in top],
+        }
+
+    def _token(self, id_: int, logprob: float) -> dict[str, Any]:
+        data = b"" if self._tokens is None else self._tokens.token_bytes(id_)
+        text = token_text(self._tokens, id_)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(data) if data else None}
+
+
+def token_text(tokens: TokenTable | None, id_: int) -> str:
+    """A token as a reader sees it: its text, a special token's name, or its id where it has neither."""
+    if tokens is not None:
+        data = tokens.token_bytes(id_)
+        if data:
+            return data.decode("utf-8", "replace")
+        if name := tokens.token(id_):
+            return name
+    return f"token_id:{id_}"
+
+
+def _finite(logprob: float) -> float:
+    return max(LEAST, logprob)

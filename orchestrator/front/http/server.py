@@ -1,0 +1,198 @@
+"""The HTTP server: bound before any worker is dialled, run on the process's event loop.
+
+Its certificate may be replaced while it serves; connections are bounded in number, and end where a client
+does not finish sending a request's headers.
+"""
+
+import asyncio
+import json
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from orchestrator.front.http.errors import openai_error
+from orchestrator.front.http.middleware import SENDING_S, RequestIdMiddleware
+from outrider.wire.tls import Certificates, Pem, load_pair
+from speculative.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+MOST_CONNECTIONS = 10_000
+STOP_S = 1
+"""How long answers may stay on their way once all requests have ended, in seconds."""
+
+ContextFactory = Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the process."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves an application at `bind`, host:port. Raises Unavailable where it cannot be bound.
+
+    Args:
+        certificates: certificates that clients see; None: connections are in plain.
+        most: the most connections at once; further ones are closed.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        bind: str,
+        certificates: Certificates | None = None,
+        most: int = MOST_CONNECTIONS,
+    ) -> None:
+        host, _, port = bind.rpartition(":")
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise Unavailable(f"cannot serve HTTP on {bind}: {error}") from error
+        scheme = "http" if certificates is None else "https"
+        self.url = f"{scheme}://{host}:{self._socket.getsockname()[1]}"
+        self._server = _Server(
+            uvicorn.Config(
+                RequestIdMiddleware(app),
+                http=bounded(SlowHeaders, most),
+                ssl_context_factory=None if certificates is None else ssl_context_factory(certificates),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=STOP_S,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to answer, clients that have connected already included."""
+        self._task = asyncio.create_task(self._server.serve([self._socket]), name="http")
+
+    async def stop(self) -> None:
+        """Accept no more connections, and end those that are still open within seconds."""
+        self._server.should_exit = True
+        if self._task is None:
+            self._socket.close()
+            return
+        _, late = await asyncio.wait((self._task,), timeout=1.5 * STOP_S)
+        for task in late:
+            log.warning("the HTTP server did not stop")
+            task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class SlowHeaders(H11Protocol):
+    """Ends a connection whose client does not finish sending a request's headers in time."""
+
+    sending_s = SENDING_S
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A client has connected, and has to send headers from now on."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """A client has sent bytes; h11 knows whether the headers are complete."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is over."""
+        super().connection_lost(exc)
+        self._stop()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are not HTTP with an error in OpenAI's shape, where nothing was answered yet."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(openai_error(msg, "invalid_request_error")).encode()
+            length = str(len(body)).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+            response = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")])
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.sending_s, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def bounded(protocol: type[H11Protocol], most: int) -> type[H11Protocol]:
+    """The protocol, for at most this many connections at once; further connections are closed unread."""
+    connected = 0
+
+    class Bounded(protocol):  # type: ignore[misc, valid-type]  # a class made from a class
+        _counted = False
+
+        def connection_made(self, transport: Any) -> None:
+            nonlocal connected
+            if connected >= most:
+                transport.abort()
+                return
+            connected += 1
+            self._counted = True
+            super().connection_made(transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            nonlocal connected
+            if self._counted:
+                connected -= 1
+                super().connection_lost(exc)
+
+    return Bounded
+
+
+def ssl_context_factory(certificates: Certificates) -> ContextFactory:
+    """Makes uvicorn's TLS context, which shows each new connection what the certificate files hold then."""
+    shown = certificates.current()
+    newest = _context(shown)
+
+    def refresh(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        nonlocal shown, newest
+        if (pem := certificates.current()) is not shown:
+            shown, newest = pem, _context(pem)
+        connection.context = newest
+
+    def make(config: uvicorn.Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+        first = _context(shown)
+        first.sni_callback = refresh  # called whether the client sent a name or not
+        return first
+
+    return make
+
+
+def _context(pem: Pem) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_pair(context, pem)
+    if pem.ca:
+        context.load_verify_locations(cadata=pem.ca.decode())
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -1,0 +1,189 @@
+"""Translates a body into the message that a gRPC client would have sent, so that one set of checks serves
+both fronts. Pure."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.admission import admit, session_key
+from orchestrator.front.http.errors import FieldRefused, param_of
+from orchestrator.front.http.fields import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    StructuredOutputs,
+)
+from outrider.v1 import common_pb2, generation_pb2
+from outrider.wire.codec import grammar_to_wire
+from speculative.errors import InvalidRequest
+from speculative.grammar import Grammar, GrammarKind
+
+Prompt = str | list[int]
+
+
+def prompts_of(body: CompletionRequest) -> list[Prompt]:
+    """The body's prompts, each a text or token ids. Raises FieldRefused where there is none."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise FieldRefused("prompt", "prompt is an empty list; give a text, or ids")
+    texts = [part for part in prompt if isinstance(part, str)]
+    lists = [part for part in prompt if isinstance(part, list)]
+    ids = [part for part in prompt if isinstance(part, int)]
+    return [ids] if ids else [*texts, *lists]
+
+
+def check_together(body: GenerationFields) -> None:
+    """Check that no field is given without the field that gives it a meaning. Raises FieldRefused."""
+    if body.stream_options is not None and not body.stream:
+        raise FieldRefused("stream_options", "stream_options is given without stream: true")
+    metrics_wanted = body.per_request_spec_decode_metrics not in (None, "none")
+    if body.stream and metrics_wanted and not wants_usage(body):
+        raise FieldRefused(
+            "per_request_spec_decode_metrics",
+            "per_request_spec_decode_metrics is told with the usage; give stream_options.include_usage: true",
+        )
+    if isinstance(body, ChatRequest):
+        if body.top_logprobs is not None and not body.logprobs:
+            raise FieldRefused("top_logprobs", "top_logprobs is given without logprobs: true")
+        if None not in (body.max_tokens, body.max_completion_tokens):
+            raise FieldRefused("max_tokens", "max_tokens is given beside max_completion_tokens; give one")
+
+
+def wants_usage(body: GenerationFields) -> bool:
+    """Whether the client wants a stream to end with the usage."""
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+def admitted(
+    body: GenerationFields,
+    prompts: Sequence[Sequence[int]],
+    target: TargetModel,
+    seed: int,
+    tenant: str,
+    name: str,
+    default: int,
+    prediction: Sequence[int] = (),
+) -> list[AdmittedRequest]:
+    """The body's requests, one for each prompt, checked. Raises InvalidRequest.
+
+    Args:
+        prompts: token ids of each prompt.
+        name: the beginning of the sessions' names.
+        default: max_tokens where the body leaves it out.
+        prediction: token ids of the client's prediction.
+    """
+    requests = []
+    for index, ids in enumerate(prompts):
+        start = _start(body, seed, tenant, f"{name}-{index}")
+        requests.append(admit(start, session_key(start), ids, target, default, prediction))
+    return requests
+
+
+def renamed(error: InvalidRequest, body: GenerationFields) -> InvalidRequest:
+    """The refusal with the field's name as the body has it, where a field has two names."""
+    if body.structured_outputs is None or param_of(str(error)) != "response_format":
+        return error
+    return FieldRefused("structured_outputs", str(error))
+
+
+def _start(body: GenerationFields, seed: int, tenant: str, session: str) -> generation_pb2.GenerateStart:
+    stops = body.stop
+    return generation_pb2.GenerateStart(
+        tenant=tenant,
+        session=session,
+        sampling=_sampling(body),
+        max_tokens=_max_tokens(body),
+        stop=[stops] if isinstance(stops, str) else stops,
+        seed=seed,
+        speculation=_speculation(body),
+        n=body.n,
+        logprobs=_logprobs(body),
+        grammar=_grammar(body),
+    )
+
+
+def _max_tokens(body: GenerationFields) -> int | None:
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        return body.max_completion_tokens
+    return body.max_tokens
+
+
+def _sampling(body: GenerationFields) -> common_pb2.Sampling:
+    biases = {int(id_): bias for id_, bias in (body.logit_bias or {}).items()}
+    if wrong := [id_ for id_ in biases if id_ >= 2**32]:
+        raise InvalidRequest(f"logit_bias names id {wrong[0]}, which no vocabulary has")
+    return common_pb2.Sampling(
+        temperature=body.temperature,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=biases,
+        min_tokens=body.min_tokens,
+        ignore_eos=body.ignore_eos,
+        stop_ids=body.stop_token_ids,
+    )
+
+
+def _speculation(body: GenerationFields) -> generation_pb2.Speculation | None:
+    fields = body.speculation
+    if fields is None:
+        return None
+    return generation_pb2.Speculation(
+        enabled=fields.enabled,
+        sources=fields.sources,
+        node_limit=fields.nodes,
+        learn=fields.learn,
+        corpora=fields.corpora,
+    )
+
+
+def _logprobs(body: GenerationFields) -> common_pb2.Logprobs | None:
+    if isinstance(body, ChatRequest):
+        return common_pb2.Logprobs(top_logprobs=body.top_logprobs) if body.logprobs else None
+    assert isinstance(body, CompletionRequest)
+    return None if body.logprobs is None else common_pb2.Logprobs(top_logprobs=body.logprobs)
+
+
+def _grammar(body: GenerationFields) -> common_pb2.Grammar | None:
+    wanted, structured = body.response_format, body.structured_outputs
+    if structured is not None:
+        if wanted is not None:
+            raise FieldRefused("structured_outputs", "structured_outputs is given beside response_format")
+        return grammar_to_wire(_structured(structured))
+    if isinstance(wanted, JsonObjectFormat):
+        return grammar_to_wire(Grammar(GrammarKind.JSON_OBJECT))
+    if isinstance(wanted, JsonSchemaFormat):
+        return grammar_to_wire(_schema(wanted.json_schema.schema_, "response_format"))
+    return None
+
+
+def _structured(body: StructuredOutputs) -> Grammar:
+    given = [name.rstrip("_") for name, value in body if value is not None]
+    if len(given) != 1:
+        names = " and ".join(given) or "nothing"
+        raise FieldRefused(
+            "structured_outputs", f"structured_outputs has {names}; give one of json, regex, json_object"
+        )
+    if body.regex is not None:
+        return Grammar(GrammarKind.REGEX, body.regex)
+    if body.json_ is not None:
+        return _schema(body.json_, "structured_outputs")
+    return Grammar(GrammarKind.JSON_OBJECT)
+
+
+def _schema(schema: str | dict[str, Any], field: str) -> Grammar:
+    if isinstance(schema, str):
+        return Grammar(GrammarKind.JSON_SCHEMA, schema)
+    try:
+        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    except RecursionError as error:
+        raise FieldRefused(field, "the schema is nested too deeply") from error

@@ -1,0 +1,65 @@
+"""What the fronts show their clients: certificates, and warnings where a setting leaves a door open."""
+
+import ipaddress
+import logging
+
+from orchestrator.settings import FRONT, OrchestratorSettings
+from outrider.runtime.security import Listening
+from outrider.wire.tls import Certificates, Files, server_credentials
+from speculative.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
+
+NAMES = ("front_cert", "front_key", "front_client_ca")
+
+
+def front_certificates(settings: OrchestratorSettings) -> Certificates | None:
+    """The certificates that clients see; None: connections are in plain. Raises InvalidRequest."""
+    if problem := FRONT.problem(vars(settings)):
+        raise InvalidRequest(str(problem))
+    cert, key, ca = settings.front_cert, settings.front_key, settings.front_client_ca
+    return None if cert is None else Certificates(Files(cert, key, ca, NAMES))
+
+
+def grpc_listening(settings: OrchestratorSettings) -> Listening:
+    """How the port that gRPC clients dial is secured and bounded. Raises InvalidRequest."""
+    options = (("grpc.max_allowed_incoming_connections", settings.max_connections),)
+    certificates = front_certificates(settings)
+    if certificates is None:
+        return Listening(options=options)
+    with_client_certificates = settings.front_client_ca is not None
+    return Listening(server_credentials(certificates, clients=with_client_certificates), options=options)
+
+
+def warn_of_open_doors(settings: OrchestratorSettings) -> None:
+    """Log a warning for each port that other machines can use without a key or a certificate.
+
+    Also warns where API keys travel in plain.
+    """
+    registry = settings.registry_bind
+    if registry is not None and settings.tls_cert is None and not is_loopback(registry):
+        log.warning(
+            "whoever can connect to %s may register as a worker, and is sent prompts: give tls_cert, tls_key "
+            "and tls_ca, or keep all but workers away from it",
+            registry,
+        )
+    binds = [bind for bind in (settings.bind, settings.http_bind) if bind and not is_loopback(bind)]
+    if not binds or settings.front_client_ca is not None:
+        return
+    where = ", ".join(binds)
+    if settings.api_keys_file is None:
+        log.warning("whoever can connect to %s may ask: give api_keys_file, or bind to 127.0.0.1", where)
+    elif settings.front_cert is None:
+        log.warning(
+            "API keys come to %s in plain: give front_cert and front_key, unless a proxy has TLS",
+            where,
+        )
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether only this machine can connect to `bind`, host:port."""
+    host = bind.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""What becomes of an admitted request: opened on a verifier, read, moved where that is lost, ended."""

@@ -1,0 +1,169 @@
+"""What the client of one request has been given: the events of its answer, and the tokens of each choice.
+
+Pure: knows nothing of connections. The caller feeds what verifiers commit, and sends on what comes out.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.v1 import common_pb2
+from speculative.commit import FinishReason
+from speculative.text import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Tokens of a choice that the client does not have yet."""
+
+    position: int
+    """Absolute position of the first token."""
+    ids: tuple[int, ...]
+    credits: bytes
+    """One byte per token: the index of its source, 0 for the target itself."""
+    text: str
+    logprobs: tuple[common_pb2.TokenLogprob, ...] = ()
+    """One entry per token where the request asked for log-probabilities; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """All choices of a request are open."""
+
+    epoch: int
+    source_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A choice has more tokens."""
+
+    choice: int
+    delta: Delta
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The verifier was lost and another has the choices. The client hears nothing of this event."""
+
+    silent_s: float
+    """Seconds from the loss until all choices were open again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A choice has ended."""
+
+    choice: int
+    reason: FinishReason
+    usage: common_pb2.Usage
+    text: str
+    """Text that was held back as a possible stop string and is none."""
+    message: str
+
+
+Event = Started | Delivered | Recovered | Finished
+
+
+@dataclass(slots=True)
+class PlacementCost:
+    """What a choice has cost on one verifier, as far as the verifier has reported."""
+
+    rounds: int = 0
+    admitted: int = 0
+    tokens: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)
+    """Accepted tokens by source index."""
+
+    def add(self, other: "PlacementCost") -> None:
+        """Add the cost on another verifier."""
+        self.rounds += other.rounds
+        self.admitted += other.admitted
+        self.tokens += other.tokens
+        self.accepted.update(other.accepted)
+
+
+class Delivery:
+    """The tokens that the client has of one choice: each once and in order, whatever verifiers send twice.
+
+    Args:
+        prompt_length: number of tokens of the prompt.
+        text: turns generated tokens into text; None: the client is sent token ids alone.
+        have: generated token ids that the client has from an earlier stream.
+    """
+
+    def __init__(self, prompt_length: int, text: TextStream | None, have: Sequence[int] = ()) -> None:
+        self.ids = list(have)
+        """Generated token ids that the client has."""
+        self._prompt_length = prompt_length
+        self._text = text
+        self._here = PlacementCost()
+        self._before = PlacementCost()
+        self._recoveries = 0
+        if text is not None:
+            text.push(have)
+
+    @property
+    def position(self) -> int:
+        """Number of tokens that the client has, prompt included."""
+        return self._prompt_length + len(self.ids)
+
+    def take(
+        self,
+        position: int,
+        ids: tuple[int, ...],
+        credits: bytes,
+        logprobs: Sequence[common_pb2.TokenLogprob] = (),
+    ) -> Delta | None:
+        """The tokens among these that are new to the client; None where none is.
+
+        Raises ValueError where they leave a gap after the client's last token, or lack a source index each.
+
+        Args:
+            position: absolute position of the first token.
+            logprobs: log-probabilities of the last tokens, or none at all.
+        """
+        if position > self.position:
+            raise ValueError(f"committed ids start at {position}, but the client has {self.position}")
+        if len(credits) != len(ids):
+            raise ValueError(f"{len(ids)} committed ids came with {len(credits)} credits")
+        known = self.position - position
+        fresh = ids[known:]
+        if not fresh:
+            return None
+        fresh_logprobs = tuple(logprobs[max(0, len(logprobs) - len(fresh)) :])
+        if fresh_logprobs and len(fresh_logprobs) < len(fresh):
+            raise ValueError(f"{len(fresh)} committed ids came with {len(fresh_logprobs)} logprobs")
+        text = self._text.push(fresh) if self._text is not None else ""
+        delta = Delta(self.position, fresh, credits[known:], text, fresh_logprobs)
+        self.ids += fresh
+        self._here.tokens += len(fresh)
+        self._here.accepted.update(source_index for source_index in delta.credits if source_index)
+        return delta
+
+    def costs(self, rounds: int, admitted: int) -> None:
+        """Set what the choice has cost on its present verifier so far."""
+        self._here.rounds, self._here.admitted = rounds, admitted
+
+    def lost(self) -> None:
+        """The choice leaves its verifier. The tokens from there stand, and their cost counts."""
+        self._before.add(self._here)
+        self._here = PlacementCost()
+        self._recoveries += 1
+
+    def usage(self, last: common_pb2.Usage, source_names: Sequence[str]) -> common_pb2.Usage:
+        """The usage of the choice on all its verifiers, `last` being the report of the last one."""
+        whole, before = common_pb2.Usage(), self._before
+        whole.CopyFrom(last)
+        whole.rounds += before.rounds
+        whole.admitted += before.admitted
+        whole.completion_tokens += before.tokens
+        for source_index, count in before.accepted.items():
+            whole.accepted_by_source[source_names[source_index - 1]] += count
+        whole.recoveries = self._recoveries
+        return whole
+
+    def finish(self, reason: FinishReason) -> str:
+        """Text that was held back and turned out to be no stop string."""
+        return self._text.finish(reason) if self._text is not None else ""

@@ -1,0 +1,295 @@
+"""Opens all choices of a request on one verifier, under one epoch, records where they are, and reads them
+together.
+
+Knows nothing of which verifier is best, nor of what becomes of the tokens.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.fleet.placement import ChosenSource
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.fleet.verifier_link import SessionReader, VerifierLink
+from orchestrator.relay.epochs import Epochs
+from orchestrator.relay.request_state import RequestState
+from orchestrator.store import SessionRecord
+from orchestrator.store.ledger import Ledger
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import (
+    SessionKey,
+    grammar_to_wire,
+    key_from_wire,
+    key_to_wire,
+    logprobs_to_wire,
+    sampling_to_wire,
+)
+from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded
+
+OPEN_S = 10.0
+OPEN_ATTEMPTS = 3
+CHANGE_S = 1.0
+DEADLINE_MARGIN_MS = 250
+"""How much later than the request's deadline its verifier's own deadline is. That one is a backstop for an
+orchestrator that is gone; this process cancels at the request's deadline."""
+MAX_MS = 2**32 - 1
+
+
+class ChoiceReaders:
+    """Readers of a request's choices that have not ended yet, all on one verifier under one epoch.
+
+    Args:
+        positions: by choice, where its client's tokens end, prompt included.
+    """
+
+    def __init__(
+        self, link: VerifierLink, keys: Sequence[SessionKey], epoch: int, positions: Mapping[int, int]
+    ) -> None:
+        self._link = link
+        self._wake = asyncio.Event()
+        self._readers: dict[int, SessionReader] = {
+            key.choice: link.read(key, epoch, positions[key.choice], self._wake) for key in keys
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self._readers)
+
+    def __contains__(self, choice: int) -> bool:
+        return choice in self._readers
+
+    def fail(self, error: OutriderError) -> None:
+        """Fail all readers with this error."""
+        for reader in self._readers.values():
+            reader.fail(error)
+
+    async def take(self) -> list[tuple[int, verifier_pb2.Committed]]:
+        """All messages since the last call, each with its choice; waits for the first.
+
+        Raises the error of a reader that failed, once all messages before it are taken.
+        """
+        await self._wake.wait()
+        self._wake.clear()
+        readers = self._readers.items()
+        arrived = [(choice, committed) for choice, reader in readers for committed in reader.take()]
+        error = next((reader.error for _, reader in readers if reader.error is not None), None)
+        if error is not None:
+            self._wake.set()
+            if not arrived:
+                raise error
+        return arrived
+
+    def take_urge(self) -> bool:
+        """Whether the verifier has asked, since the last call, for the sessions to move elsewhere."""
+        readers = self._readers.values()
+        urged = any(reader.should_move for reader in readers)
+        for reader in readers:
+            reader.should_move = False
+        return urged
+
+    def end(self, choice: int) -> None:
+        """Stop reading a choice that has ended."""
+        self._link.leave(self._readers.pop(choice))
+
+    def detach(self) -> None:
+        """Stop reading, and let the sessions decode on until a reader comes back or their time is over."""
+        for reader in self._readers.values():
+            self._link.leave(reader)
+        self._readers.clear()
+
+    def cancel(self) -> None:
+        """Stop reading, and end the sessions that have not ended."""
+        for reader in self._readers.values():
+            self._link.leave(reader)
+            self._link.cancel_soon(reader.key, reader.epoch)
+        self._readers.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request's sessions were opened."""
+
+    link: VerifierLink
+    epoch: int
+    keys: tuple[SessionKey, ...]
+    source_names: tuple[str, ...]
+    """Names of the sources that draft for them, in the verifier's order."""
+
+    def read(self, positions: Mapping[int, int]) -> ChoiceReaders:
+        """Readers of all sessions, each from its choice's position on."""
+        return ChoiceReaders(self.link, self.keys, self.epoch, positions)
+
+    def cancel_soon(self) -> None:
+        """End all sessions without waiting for the answers."""
+        for key in self.keys:
+            self.link.cancel_soon(key, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPlan:
+    """Which choices to open, and how much of them there is already."""
+
+    ids: Mapping[int, Sequence[int]]
+    """Generated token ids by choice."""
+    epoch: int = 0
+    """The highest epoch that was seen of the session; 0: the session is new."""
+    recovered: bool = False
+    """Whether a verifier had admitted the sessions before."""
+    moving: bool = False
+    """Whether another verifier keeps the sessions until this one has them."""
+
+
+class Opener:
+    """Opens one request, on whichever verifiers it comes to, and keeps the record of where it is."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        epochs: Epochs,
+        state: RequestState,
+        request: AdmittedRequest,
+        target: TargetModel,
+    ) -> None:
+        self._ledger = ledger
+        self._epochs = epochs
+        self._state = state
+        self._request = request
+        self._target = target
+        self.first = 0
+        """The first epoch that a verifier took this request under, or may have; 0: none yet. A recorded
+        Cancel of this epoch or a later one is meant for this request."""
+
+    def heard_of(self, epoch: int) -> None:
+        """Go above this epoch, under which the session is on record.
+
+        The record is a hint: an epoch that no clock could go above is ignored, and does not end the request.
+        """
+        if self._epochs.passes(epoch):
+            self._state.epoch = max(self._state.epoch, epoch)
+
+    async def open(
+        self,
+        link: VerifierLink,
+        sources: Sequence[ChosenSource],
+        plan: OpenPlan,
+        time_left: float | None,
+    ) -> Placement:
+        """Open the choices of the plan under a new epoch above all known ones; all of them or none.
+
+        An epoch that one verifier reports counts at the next verifier too, which may never have heard of the
+        session. Raises OutriderError, also the one that ended the request meanwhile.
+        """
+        messages = self._messages(plan.ids, sources, time_left, plan.recovered)
+        timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
+        known = max(plan.epoch, self._state.epoch)
+        epoch = self._above(known) if known else self._epochs.next()
+        keys = tuple(key_from_wire(message.key) for message in messages)
+        for _ in range(OPEN_ATTEMPTS):
+            self._state.opens(epoch)
+            self.first = self.first or epoch
+            for message in messages:
+                message.epoch = epoch
+            try:
+                with link.opening(len(messages)), self._recorded(link, keys, epoch, plan) as refused:
+                    answers = await asyncio.gather(
+                        *(link.open(message, timeout_s) for message in messages), return_exceptions=True
+                    )
+                    refused |= {
+                        key for key, it in zip(keys, answers, strict=True) if isinstance(it, StaleEpoch)
+                    }
+                    opened = [it for it in answers if not isinstance(it, BaseException)]
+                    if len(opened) < len(messages):
+                        _raise_first([it for it in answers if isinstance(it, BaseException)])
+                return Placement(link, epoch, keys, tuple(opened[0].source_names))
+            except StaleEpoch as error:
+                self.first = 0 if self.first == epoch else self.first
+                epoch = self._above(error.highest)
+        session = self._request.key.session
+        raise Superseded(f"others keep taking session {session!r}; end them, or use another name")
+
+    async def change_sources(
+        self, placement: Placement, sources: Sequence[ChosenSource], ids: Mapping[int, Sequence[int]]
+    ) -> None:
+        """Have these sources draft for the choices in `ids`, which stay where they are. Raises
+        OutriderError."""
+        messages = self._messages(ids, sources, None, recovered=True)
+        for message in messages:
+            message.epoch = placement.epoch
+        await asyncio.gather(*(placement.link.open(message, CHANGE_S) for message in messages))
+
+    @contextmanager
+    def _recorded(
+        self, link: VerifierLink, keys: Sequence[SessionKey], epoch: int, plan: OpenPlan
+    ) -> Iterator[set[SessionKey]]:
+        """Record where the sessions are opened, and undo it where that fails.
+
+        The caller puts the keys that the verifier refused into the set; all others are cancelled on failure,
+        since an Open that failed may have been carried out all the same. Sessions that move are recorded
+        under the new epoch only once they are open, because the old verifier has them until then.
+        """
+        request, refused = self._request, set[SessionKey]()
+        record = SessionRecord(request.key, epoch, link.address, request.choices, request=request.mark)
+        lifts = self.first if request.have is None else 0
+        if not plan.moving:
+            self._ledger.opened(record, lifts, dict(plan.ids))
+        try:
+            yield refused
+        except BaseException:
+            for key in keys:
+                if key not in refused:
+                    link.cancel_soon(key, epoch)
+            if not plan.moving:
+                self._ledger.ended(request, self._target.name, epoch, whole=False)
+            raise
+        if plan.moving:
+            self._ledger.opened(record, lifts, dict(plan.ids))
+
+    def _above(self, highest: int) -> int:
+        try:
+            return self._epochs.above(highest)
+        except InvalidRequest as error:
+            session = self._request.key.session
+            raise Superseded(f"session {session!r} cannot be taken over: {error}") from error
+
+    def _messages(
+        self,
+        ids: Mapping[int, Sequence[int]],
+        sources: Sequence[ChosenSource],
+        time_left: float | None,
+        recovered: bool,
+    ) -> list[verifier_pb2.OpenRequest]:
+        """One Open for each choice in `ids`, without an epoch."""
+        request, speculation = self._request, self._request.speculation
+        left_ms = 0 if time_left is None else min(MAX_MS, int(time_left * 1000) + DEADLINE_MARGIN_MS)
+        return [
+            verifier_pb2.OpenRequest(
+                key=key_to_wire(request.keys[choice]),
+                model=self._target.name,
+                ids=[*request.ids, *generated],
+                prompt_length=len(request.ids),
+                limit=request.limit,
+                sampling=sampling_to_wire(request.params),
+                seed=request.seed_of(choice),
+                stop=request.stops,
+                time_left_ms=left_ms,
+                speculate=speculation.enabled,
+                node_limit=speculation.node_limit,
+                sources=[verifier_pb2.Source(name=source.name, address=source.address) for source in sources],
+                logprobs=None if request.logprobs is None else logprobs_to_wire(request.logprobs),
+                recovered=recovered,
+                grammar=None if request.grammar is None else grammar_to_wire(request.grammar),
+                learn=speculation.learn,
+                corpora=speculation.corpora,
+                prediction=speculation.prediction if speculation.enabled else (),
+            )
+            for choice, generated in ids.items()
+        ]
+
+
+def _raise_first(errors: Sequence[BaseException]) -> NoReturn:
+    """Raise the StaleEpoch with the highest epoch, so that the next attempt is above all; else the first
+    error."""
+    stale = [error for error in errors if isinstance(error, StaleEpoch)]
+    raise max(stale, key=lambda error: error.highest) if stale else errors[0]

@@ -1,0 +1,109 @@
+"""All requests that this orchestrator answers now; a later request for a session ends the earlier one."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.fleet.verifier_link import VerifierLink
+from orchestrator.relay.delivery import Event
+from orchestrator.relay.epochs import Epochs
+from orchestrator.relay.opener import Opener
+from orchestrator.relay.relayed_request import RelayedRequest
+from orchestrator.relay.request_state import RequestDeadline, RequestState
+from orchestrator.relay.source_mover import SourceMover
+from orchestrator.store.ledger import Ledger
+from outrider.wire.codec import SessionKey
+from speculative.errors import OutriderError, StaleEpoch, Superseded
+
+
+class Relay:
+    """Answers admitted requests, one `answer` each.
+
+    Args:
+        patience_s: how long a request without a deadline that lost its verifier waits for another.
+    """
+
+    def __init__(self, fleet: Fleet, ledger: Ledger, epochs: Epochs, patience_s: float) -> None:
+        self._fleet = fleet
+        self._ledger = ledger
+        self._epochs = epochs
+        self._patience_s = patience_s
+        self._running: dict[SessionKey, RequestState] = {}
+        self._mover = SourceMover(fleet)
+
+    def start(self) -> None:
+        """Begin to replace sources that are lost."""
+        self._mover.start()
+
+    async def stop(self) -> None:
+        """Stop replacing sources."""
+        await self._mover.stop()
+
+    async def answer(
+        self, request: AdmittedRequest, target: TargetModel, time_left: float | None
+    ) -> AsyncGenerator[Event, None]:
+        """The request's events; see RelayedRequest.events. Raises OutriderError."""
+        deadline = RequestDeadline(time.monotonic, time_left, self._patience_s)
+        sources = self._fleet.sources_for(
+            target, request.speculation.sources, predicted=bool(request.speculation.prediction)
+        )
+        if not request.speculation.enabled:
+            sources = ()
+        state = self._take_over(request.key)
+        self._fleet.count_sessions(sources, request.choices)
+        opener = Opener(self._ledger, self._epochs, state, request, target)
+        relayed = RelayedRequest(self._fleet, opener, self._ledger, deadline, request, target, sources, state)
+        self._mover.add(relayed)
+        try:
+            known = await self._ledger.whereabouts(request, target.name)
+            state.cancelled = state.cancelled or known.cancelled
+            async with aclosing(relayed.events(known)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._mover.drop(relayed)
+            relayed.use(())
+            if self._running.get(request.key) is state:
+                del self._running[request.key]
+            if relayed.ended or not request.resumable:
+                self._ledger.ended(request, target.name, relayed.epoch, whole=relayed.ended)
+            else:
+                self._ledger.left(request.key, relayed.epoch)
+
+    async def cancel(self, key: SessionKey) -> bool:
+        """End the session's current request, here or where the record says it runs; whether one was
+        running."""
+        state = self._running.get(key)
+        if state is not None:
+            state.cancelled = True
+        record = await self._ledger.cancel(key)
+        link = self._fleet.verifiers.get(record.verifier) if record is not None else None
+        if record is None or link is None:
+            return state is not None
+        keys = [key._replace(choice=choice) for choice in range(record.choices)]
+        found = await asyncio.gather(*(_cancel(link, choice, record.epoch) for choice in keys))
+        return (any(found) and not record.cancelled) or state is not None
+
+    def end_all(self, error: OutriderError) -> None:
+        """Give every client this error in place of all further tokens."""
+        for state in self._running.values():
+            state.end(error)
+
+    def _take_over(self, key: SessionKey) -> RequestState:
+        """The state of a new request for this session; an earlier request ends."""
+        if (earlier := self._running.get(key)) is not None:
+            earlier.end(Superseded(f"a later request took over session {key.session!r}"))
+        state = self._running[key] = RequestState(earlier)
+        return state
+
+
+async def _cancel(link: VerifierLink, key: SessionKey, epoch: int) -> bool:
+    """End one session; whether it was running."""
+    try:
+        return await link.cancel(key, epoch)
+    except StaleEpoch:  # a later request has the session, and that one was not to be cancelled
+        return False

@@ -1,0 +1,284 @@
+"""The way of one admitted request: open it on a verifier, pass its tokens on, recover it on another verifier
+where that one is lost, and end it everywhere.
+
+Tokens are the truth: the tokens that the client has are all that another verifier needs to go on. This module
+knows nothing of how the request came in, nor of the stream that answers it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.placement import ChosenSource
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.fleet.verifier_link import VerifierLost
+from orchestrator.relay.delivery import Delivered, Delivery, Event, Finished, Recovered, Started
+from orchestrator.relay.opener import Opener, OpenPlan, Placement
+from orchestrator.relay.request_state import RecoveryPauses, RequestDeadline, RequestState
+from orchestrator.store.ledger import Ledger, Whereabouts
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import CommittedCode, finish_from_wire
+from outrider.wire.status import peer_text
+from speculative.commit import stop_bytes
+from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable
+from speculative.text import TextStream
+
+log = logging.getLogger(__name__)
+
+MOVE_S = 2.0
+"""The longest that a stream rests while another verifier is asked to take it over, in seconds."""
+
+
+class Moved(Exception):
+    """Another verifier has the sessions, at `placement`."""
+
+    def __init__(self, placement: Placement, took_s: float) -> None:
+        super().__init__(placement.link.address)
+        self.placement = placement
+        self.took_s = took_s
+
+
+class RelayedRequest:
+    """One request while it is answered; `sources` are those that draft for it at first."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        opener: Opener,
+        ledger: Ledger,
+        deadline: RequestDeadline,
+        request: AdmittedRequest,
+        target: TargetModel,
+        sources: tuple[ChosenSource, ...],
+        state: RequestState,
+    ) -> None:
+        self._fleet = fleet
+        self._opener = opener
+        self._ledger = ledger
+        self._deadline = deadline
+        self._request = request
+        self.target = target
+        """The model that answers."""
+        self.sources = sources
+        """The sources that draft for the request."""
+        self._state = state
+        self._placement: Placement | None = None
+        self._cancel_watch: asyncio.Task[None] | None = None
+        self.epoch = 0
+        """The latest epoch under which the request was opened; 0: none yet."""
+        self._numerics: set[str] = set()  # of all verifiers that had the request
+        self._unfinished = {
+            choice: Delivery(len(request.ids), _text_of(request, target), have)
+            for choice, have in enumerate(request.have or ((),) * request.choices)
+            if choice not in request.ended
+        }
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has ended."""
+        return not self._unfinished
+
+    def use(self, sources: tuple[ChosenSource, ...]) -> None:
+        """Have these sources draft for the request from its next opening on, or from `send_sources` on."""
+        self._fleet.count_sessions(self.sources, -self._request.choices)
+        self._fleet.count_sessions(sources, self._request.choices)
+        self.sources = sources
+
+    async def send_sources(self) -> None:
+        """Name the sources to the verifier that has the request, if one has. Raises OutriderError."""
+        if self._placement is not None:
+            await self._opener.change_sources(self._placement, self.sources, self._generated())
+
+    async def events(self, known: Whereabouts) -> AsyncGenerator[Event, None]:
+        """Yield Started, then what is delivered, then Finished for each choice.
+
+        Closing the generator early ends all choices, or detaches from them where the request is resumable.
+        Raises OutriderError.
+        """
+        resumes = self._request.have is not None
+        self._opener.heard_of(known.epoch)
+        placement = await self._open(OpenPlan(self._generated(), self._request.seen_epoch, resumes), known)
+        first: Event = Started(placement.epoch, placement.source_names)
+        try:
+            async with aclosing(self._across_verifiers(placement, first)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            if self._cancel_watch is not None:
+                self._cancel_watch.cancel()
+
+    async def _across_verifiers(self, placement: Placement, first: Event) -> AsyncGenerator[Event, None]:
+        """Yield `first`, then the events of this placement and of those that follow it."""
+        while True:
+            if (
+                placement.epoch != self._opener.first
+            ):  # a Cancel may have gone to where the session was before
+                self._cancel_watch = asyncio.create_task(self._heed_cancel(placement), name="cancels")
+            try:
+                async with aclosing(self._read(placement, first)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except VerifierLost as lost:
+                began = time.monotonic()
+                placement = await self._recover(placement, lost)
+                first = Recovered(time.monotonic() - began)
+            except Moved as moved:
+                placement, first = moved.placement, Recovered(moved.took_s)
+
+    async def _read(self, placement: Placement, first: Event) -> AsyncGenerator[Event, None]:
+        """Yield `first`, then what the verifier commits, until it says why the last choice ended."""
+        readers = placement.read({choice: it.position for choice, it in self._unfinished.items()})
+        self._state.attach(readers.fail)
+        self._placement = placement
+        try:
+            if self._state.cancelled:
+                placement.cancel_soon()
+            yield first
+            while readers:
+                for choice, committed in await readers.take():
+                    if choice in readers:
+                        for event in self._take(choice, committed, placement):
+                            if isinstance(event, Finished):
+                                readers.end(choice)
+                            yield event
+                if readers.take_urge():
+                    await self._move(placement)
+        except (GeneratorExit, asyncio.CancelledError):
+            if self._request.resumable:
+                readers.detach()
+            raise
+        finally:
+            self._placement = None
+            readers.cancel()
+
+    async def _heed_cancel(self, placement: Placement) -> None:
+        """Cancel the request where another orchestrator sent a Cancel to its old verifier while it moved
+        here."""
+        if await self._ledger.was_cancelled_meanwhile(self._request.key, placement.epoch):
+            self._state.cancelled = True
+            placement.cancel_soon()
+
+    async def _move(self, placement: Placement) -> None:
+        """Raise Moved once another verifier has what a draining one still has.
+
+        Where no other verifier takes the sessions, they go on where they are.
+        """
+        began = time.monotonic()
+        plan = OpenPlan(self._generated(), placement.epoch, recovered=True, moving=True)
+        try:
+            async with asyncio.timeout(MOVE_S):
+                if await self._ledger.is_cancelled(self._request.key, placement.epoch, self._request.mark):
+                    placement.cancel_soon()
+                    return
+                moved = await self._open(plan, Whereabouts())
+        except (OutriderError, TimeoutError) as error:
+            fields = {"session": self._request.key.session, "peer": placement.link.address, "why": str(error)}
+            log.info("not handed over", extra={"fields": fields})
+            return
+        for delivery in self._unfinished.values():
+            delivery.lost()
+        raise Moved(moved, time.monotonic() - began)
+
+    def _take(self, choice: int, committed: verifier_pb2.Committed, placement: Placement) -> list[Event]:
+        """The events that a message of the verifier gives the client."""
+        _raise_for(committed, placement.link.address)
+        delivery = self._unfinished[choice]
+        events: list[Event] = []
+        delta = delivery.take(committed.position, tuple(committed.ids), committed.credits, committed.logprobs)
+        delivery.costs(committed.rounds, committed.admitted)
+        if delta is not None:
+            self._ledger.grew(self._request.key)
+            events.append(Delivered(choice, delta, placement.epoch))
+        reason = finish_from_wire(committed.finished)
+        if reason is not None:
+            del self._unfinished[choice]
+            usage = delivery.usage(committed.usage, placement.source_names)
+            # Nothing says which verifiers decoded the tokens that the client had already.
+            usage.replay_identical &= len(self._numerics) == 1 and self._request.have is None
+            events.append(Finished(choice, reason, usage, delivery.finish(reason), committed.message))
+        return events
+
+    def _generated(self) -> dict[int, list[int]]:
+        """Generated token ids that the client has, by choice; the lists grow."""
+        return {choice: delivery.ids for choice, delivery in self._unfinished.items()}
+
+    async def _open(self, plan: OpenPlan, known: Whereabouts) -> Placement:
+        """Open the request on the first verifier that takes it. Raises the last verifier's error where none
+        does."""
+        name = self.target.name
+        refusal: OutriderError = Unavailable(f"no verifier of model {name!r} can be reached; retry")
+        if (instead := self._fleet.sources_instead(self.target, self.sources)) != self.sources:
+            self.use(instead)
+        numerics = next(iter(self._numerics)) if len(self._numerics) == 1 else ""
+        links = self._fleet.verifiers_for(
+            name,
+            known.verifier,
+            known.near,
+            like=self.target,
+            numerics=numerics,
+            limit=self._request.limit,
+        )
+        for link in links:
+            try:
+                placement = await self._opener.open(link, self.sources, plan, self._deadline.time_left())
+                self.epoch = placement.epoch
+                self._numerics.add(link.numerics)
+                return placement
+            except (Unavailable, Overloaded) as error:
+                log.info("not opened", extra={"fields": {"peer": link.address, "why": peer_text(str(error))}})
+                refusal = error
+        raise refusal
+
+    async def _recover(self, placement: Placement, lost: VerifierLost) -> Placement:
+        """Open the request on another verifier as soon as one takes it.
+
+        Raises Unavailable where none does in time, and the error that ended the request meanwhile.
+        """
+        fields = {"session": self._request.key.session, "peer": placement.link.address, "why": str(lost)}
+        log.warning("session lost its verifier", extra={"fields": fields})
+        for delivery in self._unfinished.values():
+            delivery.lost()
+        pauses = RecoveryPauses(self._deadline)
+        if await self._ledger.is_cancelled(self._request.key, placement.epoch, self._request.mark):
+            self._state.cancelled = True
+        while True:
+            if self._state.error is not None:
+                raise self._state.error
+            try:
+                plan = OpenPlan(self._generated(), placement.epoch, recovered=True)
+                return await self._open(plan, Whereabouts())
+            except (Unavailable, Overloaded) as refusal:
+                pause_s = pauses.next_s()
+                if pause_s is None:
+                    raise Unavailable(f"{lost}; since then: {refusal}") from refusal
+            await asyncio.sleep(pause_s)
+
+
+def _text_of(request: AdmittedRequest, target: TargetModel) -> TextStream | None:
+    """The text stream of one choice; None where the target has no tokenizer."""
+    tokens, params = target.tokens, request.params
+    if tokens is None:
+        return None
+    silent = frozenset(params.stop_ids)
+    return TextStream(
+        lambda id_: b"" if id_ in silent else tokens.token_bytes(id_),
+        stop_bytes(request.stops),
+        params.min_tokens,
+    )
+
+
+def _raise_for(committed: verifier_pb2.Committed, address: str) -> None:
+    """Raise the error that a message reports, if any; the failure of one session comes as a finish
+    instead."""
+    if committed.code == CommittedCode.UNKNOWN_SESSION:
+        why = committed.message or "it was started anew"
+        raise VerifierLost(f"verifier {address} lost the session ({why})")
+    if committed.code == CommittedCode.TAKEN_OVER:
+        raise Superseded(committed.message or "a later request took over the session")
+    if committed.code and not committed.finished:
+        raise OutriderError(f"verifier {address}: {committed.message} (status {committed.code})")

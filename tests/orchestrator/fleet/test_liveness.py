@@ -1,0 +1,45 @@
+"""The judge, on a clock of its own."""
+
+from orchestrator.fleet.liveness import LivenessJudge, Verdict
+
+
+def test_beats_keep_it_alive() -> None:
+    judge = LivenessJudge(0.0)
+    for tenth in range(100):
+        judge.beat(tenth / 10, 0)
+        assert judge.verdict(tenth / 10 + 0.4) is Verdict.ALIVE
+
+
+def test_silence_is_suspect_and_then_death() -> None:
+    judge = LivenessJudge(0.0)
+    assert judge.verdict(0.6) is Verdict.SUSPECT
+    assert judge.verdict(0.8) is Verdict.DEAD
+
+
+def test_a_verifier_without_a_peer_may_be_silent_for_longer() -> None:
+    judge = LivenessJudge(0.0)
+    assert judge.verdict(2.2, lone=True) is Verdict.SUSPECT
+    assert judge.verdict(2.3, lone=True) is Verdict.DEAD
+
+
+def test_an_answered_probe_buys_time_for_a_long_step() -> None:
+    judge = LivenessJudge(0.0)
+    for second in range(1, 50):
+        judge.answered(float(second))
+        assert judge.verdict(second + 0.7) is Verdict.SUSPECT
+    assert judge.silence(50.0) == 1.0
+
+
+def test_an_engine_that_does_not_step_for_a_minute_is_dead_though_it_answers() -> None:
+    judge = LivenessJudge(0.0)
+    judge.answered(61.0)
+    assert judge.verdict(61.0) is Verdict.DEAD
+
+
+def test_an_announced_step_may_take_five_times_as_long() -> None:
+    judge = LivenessJudge(0.0)
+    judge.beat(0.0, 30_000_000)
+    judge.answered(149.0)
+    assert judge.verdict(149.0) is Verdict.SUSPECT
+    judge.answered(151.0)
+    assert judge.verdict(151.0) is Verdict.DEAD

@@ -1,0 +1,152 @@
+"""Where a session goes, without any connection."""
+
+import pytest
+
+from orchestrator.fleet.placement import (
+    ChosenSource,
+    SourceInfo,
+    VerifierInfo,
+    choose_sources,
+    compatible_sources,
+    rank_verifiers,
+    replace_sources,
+    source_names,
+)
+from speculative.errors import InvalidRequest
+
+LOCAL = ("lookup",)
+
+
+def drafting(
+    address: str, *, name: str = "drafter", digest: str = "d", sessions: int = 0, up: bool = True
+) -> SourceInfo:
+    return SourceInfo(address, name, digest, sessions, up)
+
+
+def test_the_verifier_with_the_fewest_sessions_comes_first() -> None:
+    workers = [
+        VerifierInfo("a", "m", 3, True),
+        VerifierInfo("b", "m", 1, True),
+        VerifierInfo("c", "m", 2, True),
+    ]
+    assert [worker.address for worker in rank_verifiers(workers, "m")] == ["b", "c", "a"]
+
+
+def test_neither_other_models_nor_unreachable_verifiers_are_candidates() -> None:
+    assert rank_verifiers([VerifierInfo("a", "other", 0, True), VerifierInfo("b", "m", 0, False)], "m") == []
+
+
+def test_a_source_fits_by_its_tokenizer_or_by_having_none() -> None:
+    sources = [drafting("a"), drafting("b", digest="x"), drafting("c", digest="")]
+    assert [source.address for source in compatible_sources(sources, "d")] == ["a", "c"]
+
+
+def test_one_source_is_chosen_per_name_and_the_verifiers_own_come_first() -> None:
+    fitting = [drafting("a", sessions=2), drafting("b", sessions=1), drafting("c", name="corpus")]
+    assert source_names(LOCAL, fitting) == ("lookup", "drafter", "corpus")
+    assert choose_sources(LOCAL, fitting, ()) == (
+        ChosenSource("lookup", ""),
+        ChosenSource("drafter", "b"),
+        ChosenSource("corpus", "c"),
+    )
+
+
+def test_equals_take_turns() -> None:
+    fitting = [drafting("a"), drafting("b")]
+    chosen = [choose_sources((), fitting, (), turn=turn)[0].address for turn in range(4)]
+    assert chosen == ["a", "b", "a", "b"]
+
+
+def test_one_that_cannot_be_reached_is_named_only_where_there_is_no_other() -> None:
+    away, there = drafting("a", up=False), drafting("b", sessions=9)
+    assert choose_sources((), [away, there], ())[0].address == "b"
+    assert choose_sources((), [away], ())[0].address == "a"
+
+
+def test_only_the_wanted_names_are_used() -> None:
+    assert choose_sources(LOCAL, [drafting("a")], ["lookup"]) == (ChosenSource("lookup", ""),)
+
+
+def test_an_unknown_name_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InvalidRequest, match=r"'dreams'.*lookup, drafter"):
+        choose_sources(LOCAL, [drafting("a")], ["lookup", "dreams"])
+    with pytest.raises(InvalidRequest, match="none"):
+        choose_sources((), [], ["lookup"])
+
+
+def order(*workers: VerifierInfo, **how: str) -> list[str]:
+    return [worker.address for worker in rank_verifiers(workers, "m", **how)]
+
+
+def test_it_is_the_share_of_what_a_verifier_takes_that_counts() -> None:
+    assert order(VerifierInfo("a", "m", 8, True, 16), VerifierInfo("b", "m", 12, True, 64)) == ["b", "a"]
+    unknown, small = VerifierInfo("a", "m", 3, True), VerifierInfo("b", "m", 3, True, 8)
+    assert order(small, unknown, VerifierInfo("c", "m", 60, True, 64)) == ["a", "b", "c"]
+
+
+def test_one_that_is_full_comes_last_but_where_it_has_the_session() -> None:
+    full, busy = VerifierInfo("a", "m", 2, True, 2), VerifierInfo("b", "m", 63, True, 64, step_s=0.5)
+    other = VerifierInfo("c", "m", 0, True, 64, step_s=0.01)
+    assert order(full, busy, other) == ["c", "b", "a"]
+    assert order(full, busy, other, preferred="a")[0] == "a"
+
+
+def test_slower_steps_weigh_as_sessions_do_but_only_where_they_are_twice_as_long() -> None:
+    fast, slow = VerifierInfo("a", "m", 1, True, 8, 0.010), VerifierInfo("b", "m", 0, True, 8, 0.013)
+    assert order(fast, slow) == ["b", "a"], "that may be noise"
+    slow = VerifierInfo("b", "m", 0, True, 8, 0.040)
+    assert order(fast, slow) == ["a", "b"]
+    new = VerifierInfo("c", "m", 0, True, 8)
+    assert order(fast, slow, new) == ["c", "a", "b"], "who has not been measured counts as the fastest"
+
+
+def test_one_that_is_about_to_end_gets_no_session() -> None:
+    assert order(VerifierInfo("a", "m", 0, True, draining=True), VerifierInfo("b", "m", 9, True)) == ["b"]
+    assert order(VerifierInfo("a", "m", 0, True, draining=True), preferred="a") == []
+
+
+def test_a_prefix_is_worth_some_sessions() -> None:
+    assert order(VerifierInfo("a", "m", 0, True), VerifierInfo("b", "m", 4, True), near="b") == ["b", "a"]
+    assert order(VerifierInfo("a", "m", 0, True), VerifierInfo("b", "m", 5, True), near="b") == ["a", "b"]
+
+
+def test_what_was_begun_goes_on_with_the_same_numerics_where_it_can() -> None:
+    gpu, cpu = (
+        VerifierInfo("a", "m", 0, True, numerics="cuda"),
+        VerifierInfo("b", "m", 9, True, numerics="cpu"),
+    )
+    assert order(gpu, cpu, numerics="cpu") == ["b", "a"]
+    assert order(gpu, cpu) == ["a", "b"]
+
+
+def test_drafters_are_taken_by_their_share_too() -> None:
+    small = SourceInfo("a", "drafter", "d", 4, True, capacity=8)
+    large = SourceInfo("b", "drafter", "d", 8, True, capacity=64)
+    ending = SourceInfo("c", "drafter", "d", 0, True, capacity=64, draining=True)
+    assert choose_sources((), [small, large, ending], ())[0].address == "b"
+    assert choose_sources((), [ending], ())[0].address == "c", "better than none"
+
+
+CHOSEN = (ChosenSource("lookup", ""), ChosenSource("drafter", "a"), ChosenSource("corpus", "r"))
+
+
+def test_sources_that_serve_well_stay_whatever_others_there_are() -> None:
+    fitting = [drafting("a", sessions=9), drafting("b"), drafting("r", name="corpus")]
+    assert replace_sources(CHOSEN, fitting) == CHOSEN
+
+
+@pytest.mark.parametrize("how", ["gone", "away", "draining"])
+def test_a_source_that_is_lost_gives_way_to_the_least_burdened_of_its_name(how: str) -> None:
+    lost = {
+        "gone": [],
+        "away": [drafting("a", up=False)],
+        "draining": [SourceInfo("a", "drafter", "d", 0, True, draining=True)],
+    }[how]
+    others = [drafting("b", sessions=2), drafting("c", sessions=1), drafting("x", up=False)]
+    after = replace_sources(CHOSEN, [*lost, *others, drafting("r", name="corpus")])
+    assert after == (CHOSEN[0], ChosenSource("drafter", "c"), CHOSEN[2])
+
+
+def test_a_lost_source_without_another_is_kept_in_case_it_comes_back() -> None:
+    assert replace_sources(CHOSEN, [drafting("b", up=False), drafting("a", up=False)]) == CHOSEN
+    assert replace_sources(CHOSEN, []) == CHOSEN

@@ -1,0 +1,97 @@
+"""Opens under way at a verifier that may be given up before it answers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.fleet.verifier_link import VerifierLink
+from outrider.v1 import verifier_pb2
+from speculative.errors import StaleEpoch, Unavailable
+
+ANSWER = verifier_pb2.OpenResponse(source_names=["lookup"])
+
+
+class Stub:
+    """A verifier whose Open answers as it is told to."""
+
+    def __init__(self, answer: Callable[[], Awaitable[verifier_pb2.OpenResponse]]) -> None:
+        self.answer = answer
+
+    async def Open(self, message: verifier_pb2.OpenRequest, **how: Any) -> verifier_pb2.OpenResponse:
+        return await self.answer()
+
+
+async def link_to(answer: Callable[[], Awaitable[verifier_pb2.OpenResponse]]) -> VerifierLink:
+    link: Any = VerifierLink("127.0.0.1:1")
+    link.has_peer = lambda: True
+    await link._channel.close()
+    link._stub = Stub(answer)
+    opened: VerifierLink = link
+    return opened
+
+
+def opening(link: VerifierLink) -> Awaitable[verifier_pb2.OpenResponse]:
+    return link.open(verifier_pb2.OpenRequest(), 60.0)
+
+
+async def later() -> verifier_pb2.OpenResponse:
+    await asyncio.sleep(0.01)
+    return ANSWER
+
+
+async def test_an_answer_and_an_error_come_as_they_are() -> None:
+    async def refused() -> verifier_pb2.OpenResponse:
+        await asyncio.sleep(0.01)
+        raise StaleEpoch("old", 9)
+
+    assert await opening(await link_to(later)) == ANSWER
+    with pytest.raises(StaleEpoch):
+        await opening(await link_to(refused))
+    link = await link_to(later)
+    link._give_up("is gone")
+    assert await opening(link) == ANSWER, "what begins afterwards has its own chance"
+
+
+async def test_nobody_waits_for_a_peer_that_is_given_up() -> None:
+    async def never() -> verifier_pb2.OpenResponse:
+        await asyncio.Event().wait()
+        return ANSWER
+
+    link = await link_to(never)
+    waiting = [asyncio.ensure_future(opening(link)) for _ in range(2)]
+    await asyncio.sleep(0)
+    link._give_up("is frozen")
+    link._give_up("is frozen again")
+    for task in waiting:
+        with pytest.raises(Unavailable, match=r"127.0.0.1:1 is frozen$"):
+            await task
+
+
+async def test_a_verifier_without_a_peer_may_be_back_in_time() -> None:
+    link = await link_to(later)
+    link.has_peer = lambda: False
+    task = asyncio.ensure_future(opening(link))
+    await asyncio.sleep(0)
+    link._give_up("is frozen")
+    assert await task == ANSWER
+
+
+async def test_whoever_goes_away_takes_the_call_along() -> None:
+    ended: list[str] = []
+
+    async def endless() -> verifier_pb2.OpenResponse:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("call")
+        return ANSWER
+
+    task = asyncio.ensure_future(opening(await link_to(endless)))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert ended == ["call"]

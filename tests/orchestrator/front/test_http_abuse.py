@@ -1,0 +1,169 @@
+"""What clients over HTTP do wrong, or to do harm: others are answered, and nothing is left of it."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import time
+from typing import Any
+
+import pytest
+
+from orchestrator.front.http import chat
+from orchestrator.front.http.completion_service import CompletionJob
+from outrider.tokens import TokenTable
+from tests.orchestrator.conftest import World
+from tests.orchestrator.front.test_http_completions import HI, asking
+from tests.orchestrator.front.test_http_refusals import TEXT, send
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+BODY = json.dumps(TEXT).encode()
+CONNECTIONS = 1500
+
+
+async def raw(url: str, data: bytes) -> bytes:
+    """All that a front answers to these bytes, until it closes."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(data)
+        async with asyncio.timeout(60):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def said(answer: bytes) -> dict[str, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400"), answer
+    parsed: dict[str, Any] = json.loads(body)
+    return parsed
+
+
+NOT_HTTP = {
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "a line end in a name": b"GET /health HTTP/1.1\r\nhost: x\r\nx\n-a: b\r\n\r\n",
+    "a bare line end in a value": b"GET /health HTTP/1.1\r\nhost: x\r\nx: a\rset-cookie: b\r\n\r\n",
+    "a zero byte in a value": b"GET /health HTTP/1.1\r\nhost: x\r\nx: a\0b\r\n\r\n",
+    "a space before the colon": b"GET /health HTTP/1.1\r\nhost : x\r\n\r\n",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two lengths": HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\n{}",
+    "a negative length": HEAD + b"content-length: -1\r\n\r\n{}",
+    "headers without an end": b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 40_000,
+    "an unknown coding": HEAD + b"transfer-encoding: gzip\r\n\r\n{}",
+    "no size of a chunk": HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+    "a space in the path": b"GET /a b HTTP/1.1\r\nhost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", NOT_HTTP)
+async def test_what_is_no_http_is_refused_in_the_shape(world: World, table: TokenTable, what: str) -> None:
+    async with asking(world, table) as (_, verifier, front):
+        answer = await raw(front.http, NOT_HTTP[what])
+        error = said(answer)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        status, *_ = await asyncio.to_thread(send, front.http, "/health", b"", "GET")
+    assert status == 200
+    assert not verifier.opened
+
+
+async def test_nothing_of_a_request_gets_into_a_header(world: World, table: TokenTable) -> None:
+    nasty = "toy\r\nset-cookie: a=b\r\n\r\n<html>"
+    body = json.dumps(TEXT | {"model": nasty}).encode()
+    length = f"content-length: {len(body)}\r\nconnection: close\r\nx-request-id: a\tb\r\n\r\n".encode()
+    async with asking(world, table) as (_, _, front):
+        answers = [
+            await raw(front.http, HEAD + length + body),
+            await raw(
+                front.http,
+                b"GET /v1/models/a%0d%0aset-cookie:b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+            ),
+            await raw(
+                front.http, b"GET /%0d%0aset-cookie:b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            ),
+        ]
+    for answer in answers:
+        head, _, told = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 404")
+        assert b"set-cookie" not in head.lower()
+        assert json.loads(told)["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_request_behind_a_whole_one_is_answered_in_turn(world: World, table: TokenTable) -> None:
+    request = HEAD + f"content-length: {len(BODY)}\r\n\r\n".encode() + BODY
+    last = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    async with asking(world, table) as (_, verifier, front):
+        answer = await raw(front.http, request + request + last)
+    assert answer.count(b"HTTP/1.1 200") == 3
+    assert len(verifier.opened) == 2
+
+
+async def test_a_body_in_chunks_that_grows_too_large_is_refused(world: World, table: TokenTable) -> None:
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    async with asking(world, table, {"max_message_mb": 1}) as (_, _, front):
+        host, port = front.http.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        async with asyncio.timeout(60):
+            with contextlib.suppress(ConnectionError):  # the answer does not wait for the rest
+                for _ in range(20):
+                    writer.write(chunk)
+                    await writer.drain()
+            assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+async def test_thousands_of_idle_connections_keep_nobody_out(world: World, table: TokenTable) -> None:
+    async with asking(world, table, {"max_streams": 1}) as (client, _, front):
+        host, port = front.http.removeprefix("http://").split(":")
+        held = [await asyncio.open_connection(host, int(port)) for _ in range(CONNECTIONS)]
+        for _, writer in held[::2]:
+            writer.write(HEAD)  # and no more
+        answer = await client.completions.create(model="toy", prompt="abc", max_tokens=4)
+        assert answer.choices[0].finish_reason == "length"
+        for _, writer in held:
+            writer.close()
+
+
+async def test_nothing_is_left_of_clients_that_went_away(world: World, table: TokenTable) -> None:
+    async with asking(world, table, per_tick=0) as (client, verifier, _):
+
+        async def come_and_go(count: int) -> None:
+            """Half of them amid a stream, half while they wait for the whole answer."""
+            opened = len(verifier.opened)
+            ask = client.completions.create
+            asked = [
+                asyncio.create_task(ask(model="toy", prompt="abc", max_tokens=60, stream=number % 2 == 0))
+                for number in range(count)
+            ]
+            await world.until(lambda: len(verifier.opened) == opened + count)
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            await world.until(lambda: len(verifier.cancelled) == len(verifier.opened))
+
+        await come_and_go(6)
+        tasks = len(asyncio.all_tasks())
+        for _ in range(5):
+            await come_and_go(20)
+        await world.until(lambda: len(asyncio.all_tasks()) <= tasks + 2)
+        gc.collect()
+        assert not [one for one in gc.get_objects() if type(one) is CompletionJob]
+
+
+async def test_a_template_without_an_end_keeps_nobody_waiting(
+    world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    body = json.dumps({"messages": HI}).encode()
+    assert chat.LONGEST_S <= 2.0
+    async with asking(world, table, chat=endless) as (client, _, front):
+        chatting = asyncio.create_task(asyncio.to_thread(send, front.http, "/v1/chat/completions", body))
+        began = time.monotonic()
+        await client.completions.create(model="toy", prompt="abc", max_tokens=4)
+        answered = time.monotonic() - began
+        status, told, _ = await chatting
+    assert (status, told["error"]["param"]) == (400, "messages")
+    assert "did not end" in told["error"]["message"]
+    assert answered < 2.0, "the loop went on in a thread"

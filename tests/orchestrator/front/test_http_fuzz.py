@@ -1,0 +1,181 @@
+"""Bodies made from the front's own description: allowed ones are answered, others refused by name."""
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from outrider.tokens import TokenTable
+from tests.orchestrator.conftest import World
+from tests.orchestrator.front.test_http_completions import PLAIN
+
+PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+QUICK = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+class DescribedVerifier:
+    """A running front as its description tells it."""
+
+    def __init__(self, url: str) -> None:
+        self._host = url.removeprefix("http://")
+        self.document = self.ask("GET", "/openapi.json", b"")[1]
+        self._schemas: dict[str, Any] = self.document["components"]["schemas"]
+
+    def ask(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(self._host, timeout=100)
+        try:
+            connection.request(method, path, body, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            status, told = answer.status, answer.read()
+            if answer.headers.get_content_type() == "text/event-stream":
+                events = told.decode().split("\n\n")
+                assert events[-1] == ""
+                return status, events[:-1]
+            return status, json.loads(told)
+        finally:
+            connection.close()
+
+    def body_of(self, path: str) -> dict[str, Any]:
+        """The schema of what is posted there."""
+        content = self.document["paths"][path]["post"]["requestBody"]["content"]
+        schema: dict[str, Any] = content["application/json"]["schema"]
+        return schema
+
+    def allows(self, path: str, body: Any) -> bool:
+        """Whether the schema does."""
+        schema = self.body_of(path) | {"components": self.document["components"]}
+        return bool(jsonschema.Draft202012Validator(schema).is_valid(body))
+
+    def values(self, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+        """Values that a schema allows, of the parts of JSON Schema that the document has."""
+        if "$ref" in schema:
+            return st.deferred(lambda: self.values(self._schemas[schema["$ref"].rpartition("/")[2]]))
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                return st.one_of([self.values(one) for one in schema[union]])
+        if "const" in schema:
+            return st.just(schema["const"])
+        if "enum" in schema:
+            return st.sampled_from(schema["enum"])
+        match schema.get("type"):
+            case "object":
+                return self._objects(schema)
+            case "array":
+                items = self.values(schema.get("items", {}))
+                return st.lists(items, min_size=schema.get("minItems", 0), max_size=3)
+            case "integer":
+                low, high = _bounds(schema)
+                near = st.integers(max(low, -1), min(high, 70))
+                return near | near | st.integers(low, high)
+            case "number":
+                return st.floats(-2, 2) | st.floats(allow_nan=False, allow_infinity=False)
+            case "string":
+                return st.text(max_size=12)
+            case "boolean":
+                return st.booleans()
+            case "null":
+                return st.none()
+        return ANYTHING
+
+    def _objects(self, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+        named = {name: self.values(one) for name, one in schema.get("properties", {}).items()}
+        needed = set(schema.get("required", ()))
+        if not named:
+            keys = st.integers(0, 99).map(str) if "patternProperties" in schema else st.text(max_size=4)
+            each = next(iter(schema.get("patternProperties", {}).values()), {})
+            return st.dictionaries(keys, self.values(each), max_size=3)
+        optional = st.lists(st.sampled_from(sorted(named)), max_size=4, unique=True)
+        return optional.flatmap(
+            lambda chosen: st.fixed_dictionaries({name: named[name] for name in {*needed, *chosen}})
+        )
+
+
+def _bounds(schema: dict[str, Any]) -> tuple[int, int]:
+    beyond = int(
+        schema.get("exclusiveMaximum", 2**63)
+    )  # a float in the document, of which one less is itself
+    return int(schema.get("minimum", -(2**63))), int(schema.get("maximum", beyond - 1))
+
+
+@pytest.fixture(scope="module")
+def described(table: TokenTable) -> Iterator[DescribedVerifier]:
+    """A front with a fake verifier, on an event loop of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def on_loop(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
+
+    async def begin(stack: AsyncExitStack) -> str:
+        await stack.__aenter__()
+        world = World(stack)
+        verifier = await world.verifier(tokens=table, chat=PLAIN, tick_s=0.001, per_tick=8)
+        front = await world.front([verifier.address], http_bind="127.0.0.1:0", max_message_mb=1)
+        await world.ready(front)
+        return front.http
+
+    stack = AsyncExitStack()
+    yield DescribedVerifier(on_loop(begin(stack)))
+    on_loop(stack.aclose())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(60)
+    loop.close()
+
+
+def check(described: DescribedVerifier, path: str, body: Any, statuses: set[int]) -> int:
+    status, told = described.ask("POST", path, json.dumps(body).encode())
+    assert status in statuses, (status, told)
+    if status != 200:
+        assert set(told["error"]) == {"message", "type", "param", "code"}
+        assert told["error"]["message"]
+        assert status != 400 or told["error"]["param"] is not None, told
+    elif isinstance(told, list):
+        assert told[-1] == "data: [DONE]" or '"error"' in told[-1]
+    return status
+
+
+@QUICK
+@pytest.mark.parametrize("path", PATHS)
+@given(data=st.data())
+def test_what_the_description_allows_is_answered_or_refused_by_name(
+    described: DescribedVerifier, path: str, data: st.DataObject
+) -> None:
+    body = data.draw(described.values(described.body_of(path)))
+    assert described.allows(path, body)
+    check(described, path, body, {200, 400, 404})
+
+
+@QUICK
+@pytest.mark.parametrize("path", PATHS)
+@given(data=st.data())
+def test_what_the_description_does_not_allow_is_refused(
+    described: DescribedVerifier, path: str, data: st.DataObject
+) -> None:
+    body = data.draw(described.values(described.body_of(path)))
+    name = data.draw(st.sampled_from(sorted(body)) | st.text(max_size=6)) if body else "x"
+    wrong = body | {name: data.draw(ANYTHING)}
+    assume(not described.allows(path, wrong))
+    check(described, path, wrong, {400})
+
+
+def test_every_operation_is_described(described: DescribedVerifier) -> None:
+    paths = described.document["paths"]
+    assert set(PATHS) == {path for path, operations in paths.items() if "post" in operations}
+    for path in PATHS:
+        assert described.body_of(path)["$ref"].startswith("#/components/schemas/")

@@ -1,0 +1,72 @@
+"""The HTTP front's other paths: models, tokens, health, its own description."""
+
+import asyncio
+import json
+from typing import Any
+
+import outrider
+from outrider.tokens import TokenTable
+from tests.orchestrator.conftest import MAX_LENGTH, World
+from tests.orchestrator.front.test_http_completions import HI, asking
+from tests.orchestrator.front.test_http_refusals import send
+
+
+async def test_models_are_listed_and_told_one_by_one(world: World, table: TokenTable) -> None:
+    async with asking(world, table, model="folder/toy") as (client, _, _):
+        listed = [model.id async for model in client.models.list()]
+        one = await client.models.retrieve("folder/toy")
+    assert listed == ["folder/toy"]
+    assert (one.object, one.owned_by) == ("model", "outrider")
+    assert one.model_extra == {"max_model_len": MAX_LENGTH}
+
+
+async def test_text_becomes_ids_and_ids_text(world: World, table: TokenTable) -> None:
+    async def post(path: str, **body: Any) -> dict[str, Any]:
+        status, said, _ = await asyncio.to_thread(send, front.http, path, json.dumps(body).encode())
+        assert status == 200, said
+        return said
+
+    async with asking(world, table) as (_, _, front):
+        told = await post("/tokenize", model="toy", prompt="abc", return_token_strs=True)
+        chat = await post("/tokenize", messages=HI, add_generation_prompt=False)
+        back = await post("/detokenize", model="toy", tokens=told["tokens"])
+    assert told["tokens"] == table.encode("abc")
+    assert (told["count"], told["max_model_len"], told["token_strs"]) == (3, MAX_LENGTH, ["a", "b", "c"])
+    assert chat["tokens"] == table.encode("user:hi|")
+    assert back == {"prompt": "abc"}
+
+
+async def test_ids_beyond_the_vocabulary_have_no_text(world: World, table: TokenTable) -> None:
+    body = json.dumps({"tokens": [5, 96]}).encode()
+    async with asking(world, table) as (_, _, front):
+        status, said, _ = await asyncio.to_thread(send, front.http, "/detokenize", body)
+    assert (status, said["error"]["param"]) == (400, "tokens[1]")
+    assert said["error"]["message"] == "tokens[1] is 96; ids are below 96"
+
+
+async def test_health_and_version_are_told(world: World, table: TokenTable) -> None:
+    async with asking(world, table) as (_, _, front):
+        health = await asyncio.to_thread(send, front.http, "/health", b"", "GET")
+        version = await asyncio.to_thread(send, front.http, "/version", b"", "GET")
+    assert health[:2] == (200, {"status": "ok"})
+    assert version[:2] == (200, {"version": outrider.__version__})
+
+
+async def test_the_description_knows_no_422(world: World, table: TokenTable) -> None:
+    async with asking(world, table) as (_, _, front):
+        status, said, _ = await asyncio.to_thread(send, front.http, "/openapi.json", b"", "GET")
+    assert status == 200
+    assert "422" not in json.dumps(said)
+    assert {"/v1/completions", "/v1/chat/completions", "/tokenize"} <= set(said["paths"])
+    assert "ValidationError" not in json.dumps(said)
+
+
+async def test_what_leaves_the_front_is_no_more_than_asked_for(world: World, table: TokenTable) -> None:
+    body = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
+    async with asking(world, table) as (_, _, front):
+        status, said, headers = await asyncio.to_thread(
+            send, front.http, "/v1/completions", body, authorization="Bearer x", **{"x-request-id": "a\tb"}
+        )
+    assert status == 200
+    assert "server" not in headers
+    assert set(said) == {"id", "object", "created", "model", "seed", "choices", "usage"}

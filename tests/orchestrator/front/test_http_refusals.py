@@ -1,0 +1,383 @@
+"""What the HTTP front refuses, and how: OpenAI's shape, the field's name, no 422, nothing that hangs."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import random
+import threading
+from typing import Any
+
+import openai
+import pytest
+
+from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.http.chat import render_conversation
+from orchestrator.front.http.errors import FieldRefused, describe_error, param_of
+from orchestrator.front.http.middleware import BodyLimitMiddleware
+from orchestrator.front.http.server import SlowHeaders
+from outrider.tokens import ChatTemplate, TokenTable
+from speculative.errors import InvalidRequest, Overloaded
+from tests.orchestrator.conftest import World
+from tests.orchestrator.front.test_http_completions import HI, asking
+
+
+def send(
+    url: str, path: str, body: bytes, method: str = "POST", **headers: str
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=100)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, {"content-type": "application/json", **headers})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read()), dict(response.getheaders())
+
+
+TEXT: dict[str, Any] = {"model": "toy", "prompt": "abc", "max_tokens": 4}
+CHAT: dict[str, Any] = {"model": "toy", "messages": HI, "max_tokens": 4}
+BOTH: list[tuple[dict[str, Any], str]] = [
+    ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
+    ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": "x" * 64}}, "prediction"),
+    ({"prediction": {"type": "content", "content": "x" * 100_000}}, "prediction"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"regex": ""}}, "structured_outputs"),
+    ({"structured_outputs": {"json": "[]"}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, "structured_outputs"),
+    ({"structured_outputs": {"json_object": True}, "ignore_eos": True}, "ignore_eos"),
+    ({"speculation": {"corpora": ["../x"]}}, "speculation.corpora"),
+    ({"speculation": {"corpora": ["x"] * 17}}, "speculation.corpora"),
+    ({"speculation": {"learn": "no"}}, "speculation.learn"),
+    ({"tools": []}, "tools"),
+    ({"user": "me"}, "user"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 65}, "max_tokens"),
+    ({"max_tokens": "4"}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"temperature": 101}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 97}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 101}, "presence_penalty"),
+    ({"frequency_penalty": "x"}, "frequency_penalty"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"96": 1}}, "logit_bias"),
+    ({"logit_bias": {"9999999999": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"min_tokens": 5}, "min_tokens"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop_token_ids": [96]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"seed": 2**64}, "seed"),
+    ({"n": 0}, "n"),
+    ({"n": 17}, "n"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
+    ({"stream": True, "per_request_spec_decode_metrics": "summary"}, "per_request_spec_decode_metrics"),
+    ({"speculation": {"sources": ["nobody"]}}, "speculation.sources"),
+    ({"speculation": {"nodes": 257}}, "speculation.nodes"),
+    ({"speculation": {"device": 1}}, "speculation.device"),
+    ({"speculation": {"enabled": False, "sources": ["lookup"]}}, "speculation.sources"),
+    ({"speculation": {"enabled": False, "corpora": ["code"]}}, "speculation.corpora"),
+    ({"speculation": {"enabled": False, "nodes": 1}}, "speculation.nodes"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {}, "strict": False},
+            }
+        },
+        "response_format.json_schema.strict",
+    ),
+    ({"response_format": {"type": "text", "json_schema": {}}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+]
+ONLY_TEXT: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": [96]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": "x" * 65}, "prompt"),
+    ({"prompt": "x" * 100_000}, "prompt"),
+    ({"prompt": ["x"] * 300}, "prompt"),
+    ({"echo": True}, "echo"),
+    ({"echo": 0}, "echo"),
+    ({"best_of": 2}, "best_of"),
+    ({"best_of": True}, "best_of"),
+    ({"best_of": 1.0}, "best_of"),
+    ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
+    ({"logprobs": 21}, "logprobs"),
+]
+ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "x" * 100}]}, "messages"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"max_completion_tokens": 3}, "max_tokens"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "base", "cases"),
+    [("completions", TEXT, BOTH + ONLY_TEXT), ("chat/completions", CHAT, BOTH + ONLY_CHAT)],
+)
+async def test_every_invalid_value_is_refused_by_name(
+    world: World, table: TokenTable, path: str, base: dict[str, Any], cases: list[tuple[dict[str, Any], str]]
+) -> None:
+    async with asking(world, table) as (_, verifier, front):
+        wrong = {}
+        for fields, param in cases:
+            body = json.dumps(base | fields).encode()
+            status, said, _ = await asyncio.to_thread(send, front.http, f"/v1/{path}", body)
+            told = said["error"]
+            named = told["param"] or ""
+            if (status, told["type"]) != (400, "invalid_request_error") or not named.startswith(param):
+                wrong[str(fields)[:100]] = (status, told)
+    assert not wrong
+    assert not verifier.opened, "nothing was begun"
+    assert front.sample("request_errors_total", reason="InvalidRequest") + front.sample(
+        "request_errors_total", reason="FieldRefused"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop_token_ids": [96]}, "stop_token_ids has 96; ids are below 96"),
+        ({"speculation": {"nodes": 257}}, "speculation.nodes is 257; 0 to 256 are possible"),
+    ],
+)
+async def test_a_message_calls_a_field_what_the_body_calls_it(
+    world: World, table: TokenTable, fields: dict[str, Any], message: str
+) -> None:
+    async with asking(world, table) as (_, _, front):
+        body = json.dumps(TEXT | fields).encode()
+        _, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body)
+    assert said["error"]["message"] == message
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"", b"\xff"])
+async def test_a_body_that_is_no_object_names_no_field(world: World, table: TokenTable, body: bytes) -> None:
+    async with asking(world, table) as (_, _, front):
+        status, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body)
+    assert (status, said["error"]["param"]) == (400, None)
+
+
+ODD: list[Any] = [None, True, 0, -1, 1.5, 1e308, 2**63, "", "x", "\u0000", [], [0], ["x"], [[]], [None], {}]
+ODD += [{"type": "text"}, {"enabled": False}, {"0": 1}, {"include_usage": True}, {"\u0000": None}]
+
+
+async def test_whatever_a_body_holds_it_is_answered_or_refused(world: World, table: TokenTable) -> None:
+    chosen = random.Random(5)
+    async with asking(world, table) as (_, _, front):
+        for path, base in (("completions", TEXT), ("chat/completions", CHAT)):
+            _, described, _ = await asyncio.to_thread(send, front.http, "/openapi.json", b"", "GET")
+            kind = "CompletionRequest" if base is TEXT else "ChatRequest"
+            names = sorted(described["components"]["schemas"][kind]["properties"])
+            for _ in range(150):
+                odd = {name: chosen.choice(ODD) for name in chosen.sample(names, 2) if name != "stream"}
+                body = json.dumps(base | odd).encode()
+                status, said, _ = await asyncio.to_thread(send, front.http, f"/v1/{path}", body)
+                assert status in (200, 400, 404), (odd, said)
+                assert status == 200 or said["error"]["param"], (odd, said)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"", 400),
+        (b"[1]", 400),
+        (b'"x"', 400),
+        (b"\xff\xfe", 400),
+        (b'{"prompt": "\xff"}', 400),
+        (b'{"prompt": "\\ud800"}', 400),
+        (b'{"prompt": "a", "temperature": NaN}', 400),
+        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", 400),
+        (b"[" * 100_000, 400),
+        (b'{"prompt": "' + b"x" * 2**20 + b'"}', 413),
+        (b"null", 400),
+        (b'{"prompt": "a", "m\\u00f6del\\n": 1}', 400),
+    ],
+)
+async def test_a_body_that_is_none_is_refused(
+    world: World, table: TokenTable, body: bytes, status: int
+) -> None:
+    async with asking(world, table, {"max_message_mb": 1}) as (_, _, front):
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+            got, said, _ = await asyncio.to_thread(send, front.http, path, body)
+            assert (got, set(said["error"])) == (status, {"message", "type", "param", "code"}), said
+
+
+async def test_unknown_models_paths_and_methods_have_the_shape_too(world: World, table: TokenTable) -> None:
+    async with asking(world, table) as (client, _, front):
+        with pytest.raises(openai.NotFoundError, match="no model 'other'") as refused:
+            await client.completions.create(model="other", prompt="abc")
+        assert (refused.value.param, refused.value.code) == ("model", "model_not_found")
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("other")
+        with pytest.raises(openai.NotFoundError):
+            await client.embeddings.create(model="toy", input="x")
+        status, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", b"", "GET")
+        assert (status, said["error"]["type"]) == (405, "invalid_request_error")
+
+
+async def test_a_full_front_says_when_to_come_back(world: World, table: TokenTable) -> None:
+    async with asking(world, table, {"max_streams": 1}, per_tick=0) as (client, _, front):
+        stream = await client.completions.create(
+            model="toy", prompt="abc", stream=True, n=1, extra_body={"return_token_ids": True}
+        )
+        async with stream:
+            await anext(aiter(stream))
+            with pytest.raises(openai.RateLimitError) as refused:
+                await client.completions.create(model="toy", prompt="abc")
+        assert float(refused.value.response.headers["retry-after"]) == 1
+        await world.until(lambda: front.sample("requests") == 0)
+
+
+async def test_what_a_verifier_refuses_is_told_before_the_stream_begins(
+    world: World, table: TokenTable
+) -> None:
+    async with asking(world, table, refusal=Overloaded("no room", 2.5)) as (client, _, _):
+        with pytest.raises(openai.RateLimitError, match="no room"):
+            await client.completions.create(model="toy", prompt="abc", stream=True)
+
+
+async def test_without_a_verifier_the_front_is_not_healthy(world: World) -> None:
+    front = await world.front(["127.0.0.1:1"], http_bind="127.0.0.1:0")
+    status, said, _ = await asyncio.to_thread(send, front.http, "/health", b"", "GET")
+    assert (status, said["error"]["code"]) == (503, "unavailable")
+    status, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", b'{"prompt": "a"}')
+    assert (status, said["error"]["type"]) == (503, "service_unavailable_error")
+
+
+async def test_a_lost_stream_ends_in_an_error(world: World, table: TokenTable) -> None:
+    async with asking(world, table, {"recover_s": 0.2}, per_tick=1, tick_s=0.02) as (client, verifier, _):
+        stream = await client.completions.create(model="toy", prompt="abc", max_tokens=50, stream=True)
+        events = aiter(stream)
+        await anext(events)
+        await verifier.server.stop(0)
+        with pytest.raises(openai.APIError, match=r"127\.0\.0\.1"):
+            async for _ in events:
+                pass
+
+
+async def test_a_session_that_fails_ends_in_an_error(world: World, table: TokenTable) -> None:
+    from outrider.v1 import common_pb2, verifier_pb2
+
+    fault = verifier_pb2.Committed(
+        position=3, finished=common_pb2.FINISH_REASON_ERROR, message="it broke", code=13
+    )
+    async with asking(world, table, fault=fault) as (client, _, _):
+        with pytest.raises(openai.InternalServerError, match="it broke"):
+            await client.completions.create(model="toy", prompt="abc")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_cancels(world: World, table: TokenTable, stream: bool) -> None:
+    async with asking(world, table, per_tick=0) as (client, verifier, front):
+        asked = asyncio.create_task(
+            client.completions.create(model="toy", prompt=["abc", "ab"], stream=stream, n=2)
+        )
+        await world.until(lambda: len(verifier.opened) == 4)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await world.until(lambda: len(verifier.cancelled) == 4)
+        await world.until(lambda: front.sample("requests") == 0)
+
+
+async def test_an_orchestrator_that_stops_tells_its_streams(world: World, table: TokenTable) -> None:
+    async with asking(world, table, per_tick=1, tick_s=0.02) as (client, _, front):
+        stream = await client.completions.create(model="toy", prompt="abc", max_tokens=60, stream=True)
+        events = aiter(stream)
+        await anext(events)
+        stopping = asyncio.create_task(front.service.stop(0.1))
+        with pytest.raises(openai.APIError, match="stopping"):
+            async for _ in events:
+                pass
+        await stopping
+
+
+async def test_headers_that_do_not_end_end_the_connection(
+    world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlowHeaders, "sending_s", 0.1)
+    async with asking(world, table) as (_, _, front):
+        host, port = front.http.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+        async with asyncio.timeout(60):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_body_that_does_not_end_is_refused(
+    world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BodyLimitMiddleware, "sending_s", 0.1)
+    async with asking(world, table) as (_, _, front):
+        host, port = front.http.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        writer.write(head + b"content-length: 100\r\n\r\n{")
+        async with asyncio.timeout(60):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "did not end"),
+        ("{% macro f() %}{% for a in messages %}{{ f() }}{% endfor %}{% endmacro %}{{ f() }}", "Recursion"),
+        ("{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "characters"),
+        ("{{ 'x' * 10000000000 }}", "characters"),
+        ("{{ 10 ** 10 ** 10 }}", "not possible"),
+    ],
+)
+async def test_a_template_without_an_end_is_ended(table: TokenTable, template: str, why: str) -> None:
+    target = TargetModel("toy", 64, 96, "", table, (), ChatTemplate(template))
+    running = threading.active_count()
+    with pytest.raises(FieldRefused, match=why):
+        await render_conversation(target, HI, longest_s=0.3 if why == "did not end" else 30)
+    assert threading.active_count() <= running + 1, "no thread but the pool's own goes on"
+
+
+def test_a_refusal_names_the_field_as_the_body_calls_it() -> None:
+    assert param_of("stop_ids has 99; ids are below 96") == "stop_token_ids"
+    assert param_of("speculation.node_limit is 300; 0 to 256 are possible") == "speculation.nodes"
+    assert param_of("temperature is 101; it must be a number from 0 to 100") == "temperature"
+    assert param_of("an id in stop_ids is -1; it must be 0 or more") == "stop_token_ids"
+    assert param_of("something else") is None
+
+
+@pytest.mark.parametrize(
+    "words", ["stop_ids", "sources", "corpora", "a stop string", "logit_bias", "the prompt"]
+)
+def test_what_a_client_wrote_is_not_taken_for_a_field_and_is_quoted_as_it_is(words: str) -> None:
+    for field in ("sources", "corpora"):
+        _, body, _ = describe_error(InvalidRequest(f"speculation.{field} names {words!r}, but is not to"))
+        assert body["error"]["param"] == f"speculation.{field}"
+        assert repr(words) in body["error"]["message"]
+
+
+@pytest.mark.parametrize("fields", [{"stop_ids": [1]}, {"speculation": {"node_limit": 4}}])
+async def test_a_field_that_only_the_other_front_has_is_refused_under_its_own_name(
+    world: World, table: TokenTable, fields: dict[str, Any]
+) -> None:
+    async with asking(world, table) as (_, _, front):
+        body = json.dumps(TEXT | fields).encode()
+        status, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body)
+    assert status == 400
+    assert said["error"]["message"].startswith(f"{said['error']['param']} is not supported here")
+    assert said["error"]["param"] in ("stop_ids", "speculation.node_limit")
