@@ -15,6 +15,7 @@ from outrider.cli.failures import CommandFailed
 from outrider.cli.joining import wait_until_joined
 from outrider.cli.said import Said
 from outrider.credentials import credentials_of
+from outrider.runtime.backoff import Backoff
 from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, reserved_address, stop_all
 from outrider.runtime.threads import cpu_limit
 from outrider.v1 import draft_source_pb2, verifier_pb2
@@ -112,9 +113,9 @@ class _Role:
 
 @dataclass(slots=True)
 class _Lost:
-    """A source that ended: when it is due to be started again, and how long the wait after that is."""
+    """A source whose process ended, and when the next one is due."""
 
-    wait_s: float = RESTART_S[0]
+    backoff: Backoff = field(default_factory=lambda: Backoff(*RESTART_S))
     due_s: float = 0.0
 
 
@@ -210,8 +211,8 @@ class Stack:
         child.stop(0.0)
         del self._children[child.role]
         lost = self._lost[child.role]
-        wait = lost.wait_s
-        lost.due_s, lost.wait_s = time.monotonic() + wait, min(2 * wait, RESTART_S[1])
+        wait = lost.backoff.next_s()
+        lost.due_s = time.monotonic() + wait
         return (
             f"{child.role} ended with exit status {status}; requests go on, it is started again in {wait:g} s"
         )
