@@ -5,6 +5,7 @@ sockets, sessions or models.
 """
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Literal, NamedTuple, get_args
 
 from outrider.v1 import common_pb2, draft_source_pb2
@@ -244,6 +245,19 @@ def finish_from_wire(number: common_pb2.FinishReason.ValueType) -> FinishReason 
     if number == common_pb2.FINISH_REASON_UNSPECIFIED:
         return None
     return _REASONS_BACK.get(number, FinishReason.ERROR)
+
+
+class CommittedCode(IntEnum):
+    """Values of `Committed.code`, gRPC's numbers: why the verifier sends no more tokens of a session."""
+
+    NONE = 0
+    """The session goes on, or ended as its finish reason says."""
+    UNKNOWN_SESSION = 5
+    """NOT_FOUND: this verifier has no such session."""
+    TAKEN_OVER = 10
+    """ABORTED: the session was opened under a higher epoch, here or elsewhere."""
+    BUG = 13
+    """INTERNAL: the verifier failed at this session; the message beside the code says how."""
 
 
 def epoch_to_text(epoch: int) -> str:

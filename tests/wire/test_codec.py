@@ -1,14 +1,16 @@
 """Messages and values: what is sent is what is received, within the bytes that are allowed for it."""
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.v1 import common_pb2, draft_source_pb2
 from outrider.wire import codec
-from outrider.wire.codec import SessionKey
+from outrider.wire.codec import CommittedCode, SessionKey
+from outrider.wire.status import status_of
 from speculative.commit import FinishReason
-from speculative.errors import InvalidRequest, MalformedDraft
+from speculative.errors import InvalidRequest, MalformedDraft, Superseded, UnknownSession
 from speculative.fragment import Fragment
 from speculative.grammar import Grammar, GrammarKind
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
@@ -298,3 +300,10 @@ def test_bytes_that_name_nothing_are_malformed(sources: bytes) -> None:
     response = draft_source_pb2.AttachResponse(drafts=[draft_source_pb2.Draft()] * 2, sources=sources)
     with pytest.raises(MalformedDraft):
         codec.credit_from_wire(response, 1, (4, 8, 9))
+
+
+def test_codes_beside_committed_tokens_are_those_of_the_same_errors_as_statuses() -> None:
+    assert status_of(UnknownSession("s")).code.value[0] == CommittedCode.UNKNOWN_SESSION
+    assert status_of(Superseded("s")).code.value[0] == CommittedCode.TAKEN_OVER
+    assert grpc.StatusCode.INTERNAL.value[0] == CommittedCode.BUG
+    assert grpc.StatusCode.OK.value[0] == CommittedCode.NONE
