@@ -102,7 +102,7 @@ def generate(
       outrider generate --address 127.0.0.1:50051 --prompt "class" --n 3 --logprobs --top-logprobs 5 --json
     """
     from outrider.cli.generate import check_drafting, parse_ids, parse_names, read_schema, run_generate
-    from outrider.options import Options
+    from outrider.client.options import Options
 
     if (prompt is None) == (ids is None):
         raise usage("give either --prompt or --ids")

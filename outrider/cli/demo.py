@@ -18,9 +18,9 @@ from outrider.cli.failures import CommandFailed
 from outrider.cli.stack import EMBEDDED, Stack, StackOptions, embedded
 from outrider.cli.up import Stopped, stoppable
 from outrider.client import Chunk, Client, Completion
-from outrider.completions import TARGET
-from outrider.options import Options
+from outrider.client.options import Options
 from outrider.tokens import TokenTable
+from outrider.wire.names import TARGET
 from speculative.text import TextStream
 
 PROMPTS = 8

@@ -20,7 +20,7 @@ def shown(ca: Ca = "", cert: Cert = "", cert_key: CertKey = "") -> None:
 
 def channel_to(role: str, address: str) -> "grpc.Channel":
     """Plain where no certificates were given; else the peer's must name the role. Raises InvalidRequest."""
-    from outrider.credentials import credentials_of
+    from outrider.client.endpoints import credentials_of
     from outrider.wire.channel import open_sync_channel
 
     ca, cert, cert_key = (Path(path) if path else None for path in _GIVEN.get())

@@ -14,7 +14,7 @@ import grpc
 from outrider.cli.failures import CommandFailed
 from outrider.cli.joining import wait_until_joined
 from outrider.cli.said import Said
-from outrider.credentials import credentials_of
+from outrider.client.endpoints import credentials_of
 from outrider.runtime.backoff import Backoff
 from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, reserved_address, stop_all
 from outrider.runtime.threads import cpu_limit

@@ -10,7 +10,7 @@ from rich.console import Console
 from outrider.cli.demo import WIDTH, Answer, Painter, Prompt, read_prompts, report
 from outrider.cli.failures import CommandFailed
 from outrider.client import Chunk, Completion
-from outrider.completions import Usage
+from outrider.client.completions import Usage
 from outrider.tokens import TokenTable
 from speculative.commit import FinishReason
 
