@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.failures import CommandFailed, usage
-from outrider.cli.flags import Json
+from outrider.cli.failures import CommandFailed, Json, usage
 
 if TYPE_CHECKING:
     from retrieval_service.corpus.layout import Header

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.failures import usage
-from outrider.cli.flags import Json
-from outrider.cli.operating import channel_to, shown
+from outrider.cli.access import operator_channel, take_operator_certificate
+from outrider.cli.failures import Json, usage
 
 if TYPE_CHECKING:
     from outrider.v1 import retrieval_pb2
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="What a running retrieval worker drafts from: listed, added to, forgotten.", rich_markup_mode=None
 )
-app.callback()(shown)
+app.callback()(take_operator_certificate)
 
 CALL_S = 60.0
 BUILD_S = 24 * 3600.0
@@ -240,7 +239,7 @@ def _worker(address: str) -> Iterator[Any]:
     from outrider.v1.retrieval_pb2_grpc import RetrievalStub
     from outrider.wire.status import rpc_errors
 
-    with channel_to("retrieval", address) as channel, rpc_errors():
+    with operator_channel("retrieval", address) as channel, rpc_errors():
         yield RetrievalStub(channel)
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.failures import FAILED, CommandFailed, usage
-from outrider.cli.flags import Json
+from outrider.cli.failures import FAILED, CommandFailed, Json, usage
 
 if TYPE_CHECKING:
     from outrider.pair.checking import Report, Side

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from outrider.cli.demo import WIDTH, Answer, Painter, Prompt, read_prompts, report
 from outrider.cli.failures import CommandFailed
+from outrider.cli.local.demo import WIDTH, Answer, Painter, Prompt, read_prompts, report
 from outrider.client import Chunk, Completion
 from outrider.client.completions import Usage
 from outrider.tokens import TokenTable

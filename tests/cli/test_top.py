@@ -10,8 +10,8 @@ import pytest
 
 from outrider.cli.app import main
 from outrider.cli.failures import CommandFailed
-from outrider.cli.gauges import Span, figures, read
-from outrider.cli.top import Watched, metrics_of, table, url_of
+from outrider.cli.observe.gauges import Span, figures, read
+from outrider.cli.observe.top import Watched, metrics_of, table, url_of
 from outrider.runtime.metrics import MODEL, Metrics, MetricsServer
 
 VERIFIER = """

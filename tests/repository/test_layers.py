@@ -198,7 +198,7 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("outrider.tokens", "import transformers"),
         ("outrider.client", "from outrider.runtime import serve"),
         ("outrider.cli.app", "import torch"),
-        ("outrider.cli.configuring", "from verifier_service import engine"),
+        ("outrider.cli.config_check", "from verifier_service import engine"),
         ("outrider.pair.checking", "from verifier_service import engine"),
         ("outrider.source.events", "from drafter_service import engine"),
         ("retrieval_service.engine", "import torch"),

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli.failures import CommandFailed
-from outrider.cli.stack import EMBEDDED, Stack, StackOptions, embedded
-from outrider.cli.up import Stopped, stoppable
+from outrider.cli.local.stack import Stack
+from outrider.cli.local.up import Stopped, stoppable
+from outrider.cli.local.up_settings import EMBEDDED, StackOptions, embedded
 from outrider.client import Chunk, Client, Completion
 from outrider.client.options import Options
 from outrider.tokens import TokenTable
@@ -134,7 +135,7 @@ class Painter:
 
 def _corpora(table: TokenTable, console: Console) -> tuple[str, ...]:
     """The corpus to draft from; none where it cannot be made, which costs speed alone."""
-    from outrider.cli.demo_corpus import demo_corpus
+    from outrider.cli.local.demo_corpus import demo_corpus
     from retrieval_service.corpus.errors import CorpusError
 
     began = time.perf_counter()

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from outrider.cli.failures import CommandFailed, usage
-from outrider.cli.gauges import Reading, Span, figures, read
+from outrider.cli.observe.gauges import Reading, Span, figures, read
 from outrider.runtime.log import escaped
 
 TIMEOUT_S = 2.0

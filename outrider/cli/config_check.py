@@ -10,7 +10,7 @@ from typing import Any
 
 from drafter_service.settings import DrafterSettings
 from orchestrator.settings import OrchestratorSettings
-from outrider.cli.up_settings import UpSettings
+from outrider.cli.local.up_settings import UpSettings
 from outrider.runtime.config_file import ConfigFile
 from outrider.runtime.gathering import Told, check, gather, take_table
 from outrider.runtime.problems import Problem
