@@ -15,11 +15,11 @@ from pydantic import Field
 from outrider.cli.failures import CommandFailed, usage
 from outrider.runtime.children import ROOT
 from outrider.runtime.config_file import ConfigFile
-from outrider.runtime.gathering import check, gather
 from outrider.runtime.log import Level
 from outrider.runtime.problems import Wrong
 from outrider.runtime.setting_names import ROLES, env_prefix, flag
 from outrider.runtime.settings import Address, Names, RoleSettings
+from outrider.runtime.settings_sources import check, gather
 from outrider.runtime.threads import cpu_limit
 
 EMBEDDED = ROOT / "models"
