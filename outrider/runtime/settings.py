@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from outrider.runtime import setting_names as names
 from outrider.runtime.log import Format, Level
-from outrider.runtime.problems import Together, Wrong
+from outrider.runtime.problems import Together, WrongSettings
 from outrider.runtime.secret_files import SUFFIX, SecretFiles
 from outrider.runtime.settings_sources import check, gather
 
@@ -185,7 +185,7 @@ def read_settings(
     given = gather(kind.role, kind, arguments, environment)
     settings = check(kind, given)
     if settings is None or given.problems:
-        raise Wrong(given.problems)
+        raise WrongSettings(given.problems)
     assert isinstance(settings, kind)
     return settings
 

@@ -28,10 +28,10 @@ SAME_NAME = set(
     """
     Answer Backoff Batch Cost Counts Drafting End Ending Engine
     EngineCollector Entry Fit Followed Follower Found Header Held Hello
-    How Job Judge Library Limits Links Message Node Outbox
-    Outgoing Place Progress Prompt Ranking Reader Readers Record Request
+    Job Judge Library Limits Links Message Node Outbox
+    Outgoing Place Progress Ranking Reader Readers Record Request
     Room Roster Rows Settings Shape Share Source SourceLink Span
-    Tally Target Worker Wrong
+    Tally Target Worker
     """.split()  # noqa: SIM905
 )
 

@@ -16,7 +16,7 @@ from outrider.cli.failures import CommandFailed, usage
 from outrider.runtime.children import ROOT
 from outrider.runtime.config_file import ConfigFile
 from outrider.runtime.log import Level
-from outrider.runtime.problems import Wrong
+from outrider.runtime.problems import WrongSettings
 from outrider.runtime.setting_names import ROLES, env_prefix, flag
 from outrider.runtime.settings import Address, Names, RoleSettings
 from outrider.runtime.settings_sources import check, gather
@@ -153,7 +153,7 @@ def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = No
         given = gather(UpSettings.role, UpSettings, list(_arguments(flagged)), environment)
         settings = check(UpSettings, given)
         if given.problems or settings is None:
-            raise Wrong(given.problems)
+            raise WrongSettings(given.problems)
     except ValueError as error:
         raise usage(str(error)) from error
     assert isinstance(settings, UpSettings)
