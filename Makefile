@@ -7,27 +7,13 @@ SEEDS ?= 100000
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run demonstration test test-slow kernel-check lint proto proto-check bench simulate chaos chaos-check clean
+.PHONY: help run test test-slow kernel-check lint proto proto-check bench simulate chaos chaos-check clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
 
-run: demonstration ## Serve the embedded pair and complete held-out prompts; status 1 unless all ids are right
-	$(if $(shell cat $(TOLD) 2>/dev/null && rm -f $(TOLD)),false)
-
-# Lines that begin with + run under -n, -q and -t too; asked for these, nothing is to run.
-ASKED := $(firstword -$(MAKEFLAGS))
-DRY := $(strip $(foreach flag,n q t,$(findstring $(flag),$(ASKED))))
-
-# A recipe that fails ends make with 2. In question mode (-q), lines that begin with + run all the same, and a
-# goal with anything left to do ends make with 1, silently: `run` has something left to do if it was told so.
-ifeq ($(MAKECMDGOALS),run)
-MAKEFLAGS += -q
-TOLD := $(shell mktemp -u)
-endif
-
-demonstration:
-	+@$(if $(DRY),echo scripts/run,scripts/run $(TOLD))
+run: ## Serve the embedded pair and complete held-out prompts; exits non-zero unless all ids are right
+	@scripts/run
 
 test: ## The tests, but those that take long
 	@scripts/setup test

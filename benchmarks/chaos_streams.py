@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 from chaos_figures import Track
 
-from outrider.asking import addresses_in, ping_patience_ms
-from outrider.async_client import AsyncClient, AsyncStream
-from outrider.options import build_request
-from outrider.resuming import Resuming
+from outrider.client.async_client import AsyncClient, AsyncStream
+from outrider.client.endpoints import addresses_in, ping_patience_ms
+from outrider.client.options import build_request
+from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel

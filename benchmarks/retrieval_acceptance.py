@@ -19,7 +19,7 @@ from envelope import REPOSITORY
 from retrieval_dense import DEPTH, NODES, Written, acceptance_length, continuations
 from tokenizers import Tokenizer
 
-from outrider.cli.demo_corpus import cache_folder, demo_corpus, installed_source, kept_out
+from outrider.cli.local.demo_corpus import cache_folder, demo_corpus, installed_source, kept_out
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import TokenizedText

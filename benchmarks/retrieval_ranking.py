@@ -14,7 +14,7 @@ from typing import Any
 
 from envelope import REPOSITORY
 
-from outrider.cli.demo_corpus import demo_corpus
+from outrider.cli.local.demo_corpus import demo_corpus
 from outrider.lm.packed import PackedLM
 from outrider.pair.simulation import Truth, continuation
 from outrider.tokens import TokenTable

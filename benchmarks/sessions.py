@@ -19,7 +19,7 @@ from stack import Stack
 from streams import quantile
 
 from outrider.client import AsyncClient
-from outrider.options import build_request
+from outrider.client.options import build_request
 from outrider.runtime.children import reserved_address
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from drafter_service.draft_tree import Growth
+from outrider.runtime.settings import WorkerSettings
 from outrider.runtime.threads import default_threads
-from outrider.runtime.worker_settings import WorkerSettings
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest
 

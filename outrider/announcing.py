@@ -17,8 +17,7 @@ import grpc.aio
 from outrider.runtime.resolving import resolve
 from outrider.runtime.security import certificates
 from outrider.runtime.serve import Service, ServiceContext
-from outrider.runtime.settings import DNS
-from outrider.runtime.worker_settings import WorkerSettings
+from outrider.runtime.settings import DNS, WorkerSettings
 from outrider.v1.registry_pb2_grpc import RegistryStub
 from outrider.wire.channel import open_channel
 from outrider.wire.status import peer_text

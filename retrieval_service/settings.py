@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from outrider.runtime.settings import Names
-from outrider.runtime.worker_settings import WorkerSettings
+from outrider.runtime.settings import Names, WorkerSettings
 from retrieval_service.ranking import DraftShape
 
 DEFAULT = DraftShape()

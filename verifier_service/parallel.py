@@ -16,13 +16,12 @@ from typing import NoReturn
 from outrider.lm.lead import Lead, follow
 from outrider.lm.packed import PackedLM
 from outrider.lm.ranks import Crew, Place, RankLost
+from outrider.runtime import gc_freeze
 from outrider.runtime.children import ServiceProcess
 from outrider.runtime.lifeline import die_with_parent
-from outrider.runtime.loaded import keep_what_is_loaded
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
-from outrider.runtime.settings import as_variables
-from outrider.runtime.worker_settings import OF_THIS_PROCESS
+from outrider.runtime.settings import OF_THIS_PROCESS, as_variables
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
@@ -146,7 +145,7 @@ def run_follower(settings: VerifierSettings, rank: Place) -> NoReturn:
         shard = _load_shard(settings, group)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        keep_what_is_loaded()
+        gc_freeze.freeze()
         log.info("follows rank 0")
         follow(shard, group)
         log.info("ends with rank 0")

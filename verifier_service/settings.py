@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from outrider.runtime.settings import WorkerSettings
 from outrider.runtime.threads import default_threads
-from outrider.runtime.worker_settings import WorkerSettings
 from verifier_service.open_sessions.request import MAX_NODES
 
 

@@ -12,9 +12,9 @@ from benchmarks.simulation.network import Network
 from benchmarks.simulation.plan import Turn
 from benchmarks.simulation.toy import MODEL, hash_of
 from benchmarks.simulation.watching import Watch
-from outrider.asking import SEVERAL_S
-from outrider.async_client import AsyncStream
-from outrider.resuming import Resuming
+from outrider.client.async_client import AsyncStream
+from outrider.client.endpoints import SEVERAL_S
+from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, generation_pb2, verifier_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.v1.verifier_pb2_grpc import VerifierStub
@@ -108,12 +108,12 @@ class Client:
 
         resuming = Resuming(request, len(self._stubs), SEVERAL_S, first, ends)
         if before is not None:
-            resuming.again(Unavailable("its user was away"), before._folding, loop.now)
+            resuming.again(Unavailable("its user was away"), before._builder, loop.now)
             if by_hash:
                 _by_hash(resuming.request.start, watch.prompt)
         stream = AsyncStream(ask, resuming, turn.n)
         if before is not None:
-            stream._folding = before._folding
+            stream._builder = before._builder
         return stream
 
     async def read(self, stream: AsyncStream, turn: Turn, watch: Watch) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.simulation.client import Client
 from benchmarks.simulation.plan import Turn
-from outrider.async_client import AsyncStream
+from outrider.client.async_client import AsyncStream
 from speculative.errors import IdsNeeded
 
 CANCELS_BY_S = 2.0

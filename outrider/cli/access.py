@@ -1,6 +1,7 @@
-"""How commands are let in by an orchestrator: what they show, and whom they believe."""
+"""Credentials that commands show to services: API keys and certificates of clients and of operators."""
 
 import os
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -9,19 +10,23 @@ import typer
 from outrider.cli.failures import usage
 
 if TYPE_CHECKING:
+    import grpc
+
     from outrider.client import Client
 
 API_KEY = "OUTRIDER_API_KEY"
-"""The variable that holds a key where no file does: arguments can be seen by others."""
+"""Environment variable with the API key where no file holds it: others can see a process's arguments."""
+PATIENCE_MS = 10_000
+"""Milliseconds that a service may leave a ping of an operator's command unanswered."""
 
-ApiKeyFile = Annotated[str, typer.Option(help="Holds the API key. Default: $OUTRIDER_API_KEY.")]
-Ca = Annotated[str, typer.Option(help="A file with whom to believe: connect with TLS.")]
-Cert = Annotated[str, typer.Option(help="With --ca: a file with the certificate to show.")]
-CertKey = Annotated[str, typer.Option(help="With --cert: a file with its key.")]
+ApiKeyFile = Annotated[str, typer.Option(help="File with the API key. Default: $OUTRIDER_API_KEY.")]
+Ca = Annotated[str, typer.Option(help="Connect with TLS and trust the certificates in this file.")]
+Cert = Annotated[str, typer.Option(help="With --ca: file with the certificate to show.")]
+CertKey = Annotated[str, typer.Option(help="With --cert: file with the key of the certificate.")]
 
 
 class Access(NamedTuple):
-    """How the client is let in; empty: not given."""
+    """Credentials of a client, as files; an empty one is not given."""
 
     api_key_file: str = ""
     ca: str = ""
@@ -29,7 +34,7 @@ class Access(NamedTuple):
     cert_key: str = ""
 
     def client(self, address: str) -> "Client":
-        """Raises OutriderError, CommandFailed."""
+        """A client of the orchestrator at host:port. Raises OutriderError, CommandFailed."""
         from outrider.client import Client
 
         ca, cert, cert_key = (path or None for path in (self.ca, self.cert, self.cert_key))
@@ -45,3 +50,24 @@ class Access(NamedTuple):
 
 
 NOTHING_TO_SHOW = Access()
+
+_OPERATOR: ContextVar[tuple[str, str, str]] = ContextVar("operator", default=("", "", ""))
+
+
+def take_operator_certificate(ca: Ca = "", cert: Cert = "", cert_key: CertKey = "") -> None:
+    """Callback of a group of commands: keeps the options that stand before a command's name."""
+    _OPERATOR.set((ca, cert, cert_key))
+
+
+def operator_channel(role: str, address: str) -> "grpc.Channel":
+    """A channel to a service of this role, with the operator's certificate where one was given.
+
+    Not encrypted without certificates; with them the service's certificate must name the role. Raises
+    InvalidRequest.
+    """
+    from outrider.client.endpoints import credentials_of
+    from outrider.wire.channel import open_sync_channel
+
+    ca, cert, cert_key = (Path(path) if path else None for path in _OPERATOR.get())
+    certificates = credentials_of(None, ca, cert, cert_key).certificates
+    return open_sync_channel(address, patience_ms=PATIENCE_MS, certificates=certificates, role=role)

@@ -1,4 +1,7 @@
-"""The commands and their flags. What they do is imported when they are called, so that `--help` is quick."""
+"""The program `outrider`: its commands and their flags, except those of groups such as `outrider index`.
+
+Modules that do a command's work are imported when it is called, so that `--help` is quick.
+"""
 
 import sys
 import traceback
@@ -10,16 +13,25 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from outrider.cli import asking, index, keys, looking, memory, models, roles
 from outrider.cli import config as config_commands
-from outrider.cli.failures import INTERRUPTED, OUTPUT_ERRORS, CommandFailed, fail, lose_output
-from outrider.cli.flags import Json
+from outrider.cli import index, keys, memory, models, roles
+from outrider.cli.access import Access, ApiKeyFile, Ca, Cert, CertKey
+from outrider.cli.failures import (
+    INTERRUPTED,
+    OUTPUT_ERRORS,
+    CommandFailed,
+    Json,
+    fail,
+    lose_output,
+    status_name,
+    usage,
+)
 from speculative.errors import OutriderError
 
 app = typer.Typer(
     name="outrider",
-    help="Speculative decoding split into services: the verifier decodes, all others ride ahead and draft.",
-    epilog="Begin with `outrider demo`, or with `outrider up`, and `outrider generate` in another terminal.",
+    help="Serve language models with speculative decoding: the verifier decodes, other services draft ahead.",
+    epilog="Start with `outrider demo`, or with `outrider up`, then `outrider generate` in another terminal.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -29,12 +41,14 @@ app.add_typer(index.app, name="index")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
-app.add_typer(asking.app)
-app.add_typer(looking.app)
 app.add_typer(memory.app, name="memory")
 
 
-class Level(StrEnum):
+Float = float | None
+Int = int | None
+
+
+class LogLevel(StrEnum):
     """The least severe events to log."""
 
     DEBUG = "debug"
@@ -44,48 +58,70 @@ class Level(StrEnum):
 
 
 class Dtype(StrEnum):
-    """What models compute in."""
+    """Number formats in which models compute."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
 
 
+class Switch(StrEnum):
+    """Values of a flag that turns a feature on or off."""
+
+    ON = "on"
+    OFF = "off"
+
+
+class Distribution(StrEnum):
+    """The distribution that log-probabilities are of."""
+
+    RAW = "raw"
+    PROCESSED = "processed"
+
+
 @app.command()
 def up(
     config: Annotated[
         Path | None,
-        typer.Option(help="A TOML file with a table per role, and [up]. Default: OUTRIDER_CONFIG."),
+        typer.Option(help="TOML file with a table per role, and [up]. Default: $OUTRIDER_CONFIG."),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="The target: a Hugging Face folder or id. Default: the embedded pair.")
+        str | None,
+        typer.Option(help="Target model: a Hugging Face folder or id. Default: the embedded pair."),
     ] = None,
     drafter: Annotated[
-        str | None, typer.Option(help="The drafter: a folder, an id, or `none`. Default: none with --target.")
+        str | None,
+        typer.Option(help="Drafter model: a folder, an id, or `none`. Default: none with --target."),
     ] = None,
     bind: Annotated[
-        str | None, typer.Option(help="host:port of the front door. Default: 127.0.0.1 and a free port.")
+        str | None, typer.Option(help="host:port for clients over gRPC. Default: 127.0.0.1 and a free port.")
     ] = None,
-    http_bind: Annotated[str | None, typer.Option(help="The same for OpenAI's API over HTTP.")] = None,
+    http_bind: Annotated[
+        str | None, typer.Option(help="host:port for OpenAI's API over HTTP. Default: as for --bind.")
+    ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Compute threads of verifier and drafter each. Default: by cores."),
+        typer.Option(min=1, help="Compute threads of the verifier, and of the drafter. Default: by cores."),
     ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="What the models compute in. Default: float32.")] = None,
-    device: Annotated[str | None, typer.Option(help="The torch device. Default: cpu.")] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Number format of the models. Default: float32.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Torch device. Default: cpu.")] = None,
     retrieval: Annotated[
-        str | None, typer.Option(help="`none` leaves the retrieval worker out. Default: it runs.")
+        str | None, typer.Option(help="`none` starts no retrieval worker. Default: start one.")
     ] = None,
     corpus: Annotated[
-        list[str] | None, typer.Option(help="A corpus of `outrider index build` to draft from; repeatable.")
+        list[str] | None, typer.Option(help="Draft from this corpus of `outrider index build`; repeatable.")
     ] = None,
     folder: Annotated[
-        str | None, typer.Option(help="Where past outputs are kept. Default: in memory.")
+        str | None, typer.Option(help="Keep past outputs in this folder. Default: in memory.")
     ] = None,
-    log_level: Annotated[Level | None, typer.Option(help="What the services log. Default: warning.")] = None,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(help="Least severe events to log. Default: warning.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Run verifier, drafter, retrieval and orchestrator on this machine, until SIGTERM or Ctrl-C.
+    """Run verifier, drafter, retrieval and orchestrator on this machine until SIGTERM or Ctrl-C.
 
     \b
     Examples:
@@ -94,10 +130,205 @@ def up(
       outrider up --config outrider.toml
     """
     flags = {name: value for name, value in locals().items() if name != "json_"}
-    from outrider.cli.up import run_up
-    from outrider.cli.up_settings import read_up
+    from outrider.cli.local.up import run_up
+    from outrider.cli.local.up_settings import read_up
 
     raise typer.Exit(run_up(read_up(flags), as_json=json_))
+
+
+@app.command()
+def generate(
+    address: Annotated[str, typer.Option(help="host:port of the orchestrator, as `outrider up` prints it.")],
+    prompt: Annotated[
+        str | None, typer.Option(help="Prompt as text; the target's tokenizer adds its special tokens.")
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="Prompt as token ids, such as 1,2,3; nothing is added to them.")
+    ] = None,
+    max_tokens: Annotated[Int, typer.Option(help="Generate at most this many tokens. Default: 128.")] = None,
+    temperature: Annotated[Float, typer.Option(help="Sampling temperature; 0 is greedy. Default: 1.")] = None,
+    top_k: Annotated[Int, typer.Option(help="Sample from the k likeliest tokens. Default: 0, all.")] = None,
+    top_p: Annotated[
+        Float, typer.Option(help="Sample from the likeliest tokens up to this probability mass. Default: 1.")
+    ] = None,
+    min_p: Annotated[
+        Float, typer.Option(help="Drop tokens less likely than this share of the likeliest. Default: 0.")
+    ] = None,
+    repetition_penalty: Annotated[
+        Float, typer.Option(help="Penalize tokens of prompt and output. Default: 1, off.")
+    ] = None,
+    presence_penalty: Annotated[
+        Float, typer.Option(help="Subtract from the score of every token in the output. Default: 0.")
+    ] = None,
+    frequency_penalty: Annotated[
+        Float, typer.Option(help="The same for each time that a token occurred. Default: 0.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the answer before this string; repeatable.")
+    ] = None,
+    stop_ids: Annotated[str, typer.Option(help="End the answer at these token ids: 1,2,3.")] = "",
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Continue past end-of-sequence tokens.")
+    ] = False,
+    min_tokens: Annotated[Int, typer.Option(help="Generate at least this many tokens. Default: 0.")] = None,
+    json_schema: Annotated[
+        str, typer.Option(help="Answer with JSON of this schema: a file, or the schema itself, {...}.")
+    ] = "",
+    regex: Annotated[
+        str | None, typer.Option(help="Answer with text that this regular expression matches as a whole.")
+    ] = None,
+    json_object: Annotated[bool, typer.Option("--json-object", help="Answer with a JSON object.")] = False,
+    n: Annotated[Int, typer.Option(help="Generate this many answers, 1 to 16. Default: 1.")] = None,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="With --json: print each token's log-probability.")
+    ] = False,
+    top_logprobs: Annotated[
+        Int, typer.Option(help="With --logprobs: also print the k likeliest tokens, up to 20. Default: 0.")
+    ] = None,
+    logprobs_of: Annotated[
+        Distribution | None,
+        typer.Option(
+            help="With --logprobs: of the model's softmax, or of the distribution sampled from. Default: raw."
+        ),
+    ] = None,
+    seed: Annotated[
+        Int, typer.Option(help="Seed of the noise, unsigned 64 bits. Default: drawn at random, and printed.")
+    ] = None,
+    speculation: Annotated[
+        Switch, typer.Option(help="off: decode without drafts. The tokens are the same.")
+    ] = Switch.ON,
+    sources: Annotated[
+        str | None,
+        typer.Option(help="Use drafts of these sources alone, such as lookup,drafter. Default: all."),
+    ] = None,
+    nodes: Annotated[
+        Int, typer.Option(help="Verify at most this many drafted tokens a round; 0: none.")
+    ] = None,
+    learn: Annotated[
+        Switch, typer.Option(help="off: do not keep the answer to draft from. Default: on.")
+    ] = Switch.ON,
+    corpora: Annotated[
+        str | None, typer.Option(help="Draft from these corpora alone, such as A,B. Default: all.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Name of the target, where the orchestrator serves several.")
+    ] = "",
+    session: Annotated[str, typer.Option(help="Name of the session. Default: a new name.")] = "",
+    tenant: Annotated[str, typer.Option(help="Tenant that the request belongs to.")] = "",
+    timeout: Annotated[Float, typer.Option(help="Give up after this many seconds. Default: never.")] = None,
+    api_key_file: ApiKeyFile = "",
+    ca: Ca = "",
+    cert: Cert = "",
+    cert_key: CertKey = "",
+    json_: Json = False,
+) -> None:
+    """Complete a prompt.
+
+    \b
+    Examples:
+      outrider generate --address 127.0.0.1:50051 --prompt "def fibonacci(n):" --temperature 0
+      outrider generate --address 127.0.0.1:50051 --ids 12,7,99 --max-tokens 32 --seed 7 --json
+      outrider generate --address 127.0.0.1:50051 --prompt "class" --n 3 --logprobs --top-logprobs 5 --json
+    """
+    from outrider.cli.generate import check_drafting, parse_ids, parse_names, read_schema, run_generate
+    from outrider.client.options import Options
+
+    if (prompt is None) == (ids is None):
+        raise usage("give either --prompt or --ids")
+    if logprobs and not json_:
+        raise usage("--logprobs needs --json")
+    options = Options(
+        ids=None if ids is None else parse_ids(ids, "--ids"),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        stop=stop or (),
+        stop_ids=parse_ids(stop_ids, "--stop-ids"),
+        ignore_eos=ignore_eos,
+        min_tokens=min_tokens,
+        json_schema=read_schema(json_schema),
+        regex=regex,
+        json_object=json_object,
+        n=n,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        logprobs_of=None if logprobs_of is None else logprobs_of.value,
+        seed=seed,
+        speculation=speculation is Switch.ON,
+        sources=parse_names(sources, "--sources"),
+        nodes=nodes,
+        learn=learn is Switch.ON,
+        corpora=parse_names(corpora, "--corpora"),
+        model=model,
+        session=session,
+        tenant=tenant,
+        timeout=timeout,
+    )
+    check_drafting(options)
+    run_generate(address, prompt, options, Access(api_key_file, ca, cert, cert_key), as_json=json_)
+
+
+@app.command()
+def top(
+    addresses: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ADDRESS",
+            help="host:port of each process's metrics, or a file with the output of `outrider up --json`; "
+            "- reads that output from standard input.",
+        ),
+    ],
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds between two readings; rates are over this time.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False,
+    json_: Json = False,
+) -> None:
+    """Show requests, tokens per second, acceptance by source, memory and step time of each process, live.
+
+    \b
+    Examples:
+      outrider top 127.0.0.1:9464 127.0.0.1:9465
+      outrider up --json > up.json & outrider top up.json
+      outrider top up.json --once --json
+    """
+    from outrider.cli.observe.top import run_top
+
+    raise typer.Exit(run_top(addresses, interval_s=interval, once=once, as_json=json_))
+
+
+@app.command()
+def explain(
+    session: Annotated[
+        str,
+        typer.Argument(help="Name of the session, as `generate --json` prints it; over HTTP: `id`-0."),
+    ],
+    address: Annotated[str, typer.Option(help="host:port of the orchestrator, as `outrider up` prints it.")],
+    tenant: Annotated[str, typer.Option(help="Tenant that the session belongs to.")] = "",
+    choice: Annotated[
+        int, typer.Option(min=0, help="Number of the answer, where the request had several.")
+    ] = 0,
+    api_key_file: ApiKeyFile = "",
+    ca: Ca = "",
+    cert: Cert = "",
+    cert_key: CertKey = "",
+    json_: Json = False,
+) -> None:
+    """Print the rounds of a session: tokens drafted, verified and accepted, and the time that each took.
+
+    \b
+    Example:
+      outrider explain s-1f2e3d4c5b6a7988 --address 127.0.0.1:50051
+    """
+    from outrider.cli.observe.explain import run_explain
+
+    access = Access(api_key_file, ca, cert, cert_key)
+    run_explain(address, session, tenant=tenant, choice=choice, access=access, as_json=json_)
 
 
 @app.command(
@@ -105,10 +336,10 @@ def up(
 )
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Which benchmark; a wrong name lists them.")],
+    name: Annotated[str, typer.Argument(help="Name of the benchmark; a wrong name prints them all.")],
     json_: Json = False,
 ) -> None:
-    """Run a benchmark of the clone; what follows NAME is passed on to it.
+    """Run a benchmark of the clone, with the flags that follow NAME.
 
     \b
     Example:
@@ -124,11 +355,11 @@ def bench(
 
 @app.command()
 def demo() -> None:
-    """Watch the embedded pair: held-out prompts, every token coloured by who drafted it, then the figures.
+    """Complete held-out prompts with the embedded pair, tokens coloured by source, and compare speeds.
 
-    Exits 1 unless every completion is, id for id, what plain decoding gives.
+    Exits 1 unless every completion has exactly the tokens of plain decoding.
     """
-    from outrider.cli.demo import run_demo
+    from outrider.cli.local.demo import run_demo
 
     raise typer.Exit(run_demo())
 
@@ -145,12 +376,12 @@ def version(json_: Json = False) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command and ends the process: 0, 1 (failed), 2 (usage) or 130 (Ctrl-C)."""
-    told = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
-    as_json = "--json" in told
+    words = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
+    as_json = "--json" in words
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show must not end an answer
+        sys.stdout.reconfigure(errors="replace")  # a character that the terminal lacks must not end an answer
     try:
-        status = app(told, prog_name="outrider", standalone_mode=False)
+        status = app(words, prog_name="outrider", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except typer.TyperException as error:
@@ -160,8 +391,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except CommandFailed as failure:
         fail(failure, as_json=as_json)
     except OutriderError as error:
-        from outrider.cli.statuses import status_name
-
         fail(CommandFailed(str(error), status_name(error)), as_json=as_json)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in OUTPUT_ERRORS:

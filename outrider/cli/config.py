@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.failures import FAILED, CommandFailed, usage
-from outrider.cli.flags import Json
+from outrider.cli.failures import FAILED, CommandFailed, Json, usage
 
 app = typer.Typer(help="The configuration file, and the settings that come of it.", rich_markup_mode=None)
 
@@ -26,7 +25,7 @@ def check_config(
     Example:
       outrider config check outrider.toml
     """
-    from outrider.cli.configuring import check_file
+    from outrider.cli.config_check import check_file
 
     try:
         checked = check_file(file)
@@ -54,7 +53,7 @@ def show_config(
       outrider config show verifier --config outrider.toml
       outrider config show drafter --model models/drafter --kv-mb 64 --json
     """
-    from outrider.cli.configuring import kinds, show
+    from outrider.cli.config_check import kinds, show
 
     if role not in kinds():
         raise usage(f"no role {role!r}; there are: {', '.join(kinds())}")

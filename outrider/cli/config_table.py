@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from outrider.cli.configuring import kinds
+from outrider.cli.config_check import kinds
 from outrider.runtime.setting_names import Setting, settings_of
 from outrider.runtime.settings import RoleSettings, ServiceSettings
 

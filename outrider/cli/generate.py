@@ -7,7 +7,7 @@ from pathlib import Path
 from outrider.cli.access import NOTHING_TO_SHOW, Access
 from outrider.cli.failures import CommandFailed, usage
 from outrider.client import Choice, Client, Completion, Logprob, Usage
-from outrider.options import Options
+from outrider.client.options import Options
 
 
 def parse_ids(text: str, flag: str) -> list[int]:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.failures import CommandFailed, usage
-from outrider.cli.flags import Json
+from outrider.cli.failures import CommandFailed, Json, usage
 
 if TYPE_CHECKING:
     from retrieval_service.corpus.layout import CorpusHeader
@@ -33,13 +32,13 @@ ShardTokens = Annotated[
 
 @app.command("build")
 def build_index(
-    out: Annotated[Path, typer.Argument(help="The corpus' folder; a corpus that is there is replaced.")],
-    sources: Annotated[list[Path] | None, typer.Argument(help="Files, and folders with all below.")] = None,
+    out: Annotated[Path, typer.Argument(help="Folder of the corpus; a corpus in it is replaced.")],
+    sources: Annotated[list[Path] | None, typer.Argument(help="Files, and folders to read whole.")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="The target's tokenizer.json, or a folder that has one.")
     ] = None,
     glob: Annotated[
-        list[str] | None, typer.Option(help="Of folders, files that fit this, such as '*.py'; repeatable.")
+        list[str] | None, typer.Option(help="Read files of folders that match, such as '*.py'; repeatable.")
     ] = None,
     jsonl_field: Annotated[
         str | None, typer.Option(help="Every line is a JSON object with its text under this name.")
@@ -50,11 +49,13 @@ def build_index(
         typer.Option(help="Leave near-copies of the text in this file or folder out; repeatable."),
     ] = None,
     shard_tokens: ShardTokens = None,
-    tenant: Annotated[str | None, typer.Option(help="Whose it is. Default: everybody's.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="Everybody's, said aloud.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="Tenant that owns the corpus. Default: public.")] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Every tenant may use the corpus: the default.")
+    ] = False,
     json_: Json = False,
 ) -> None:
-    """Make a corpus of text; one that was interrupted goes on where it was.
+    """Build a corpus from text; an interrupted build continues where it stopped.
 
     \b
     Examples:
@@ -88,7 +89,7 @@ def build_index(
 def info_of_index(
     path: Annotated[Path, typer.Argument(help="The corpus' folder.")], json_: Json = False
 ) -> None:
-    """Say what is there: a complete corpus, an unfinished build, or both.
+    """Print what a folder holds: a complete corpus, an unfinished build, or both.
 
     \b
     Example:
@@ -162,7 +163,7 @@ def merge_indexes(
 def remove_index(
     path: Annotated[Path, typer.Argument(help="The corpus' folder.")], json_: Json = False
 ) -> None:
-    """Remove a corpus or an unfinished build; whoever has it open can go on using it.
+    """Remove a corpus or an unfinished build; processes that have it open can continue to use it.
 
     \b
     Example:

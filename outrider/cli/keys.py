@@ -8,7 +8,7 @@ import typer
 from outrider.cli.failures import usage
 
 app = typer.Typer(help="Keys for clients of an orchestrator.", rich_markup_mode=None)
-Whole = Annotated[int | None, typer.Option(min=1, help="The most of it for this key. Default: no bound.")]
+Whole = Annotated[int | None, typer.Option(min=1, help="Limit for this key. Default: none.")]
 
 
 @app.callback()
@@ -18,7 +18,7 @@ def keys() -> None:
 
 @app.command("new")
 def new(
-    tenant: Annotated[str, typer.Option(help="Whose requests those with this key are.")],
+    tenant: Annotated[str, typer.Option(help="Tenant of the requests that come with this key.")],
     streams: Whole = None,
     requests_per_minute: Whole = None,
     tokens_per_minute: Whole = None,

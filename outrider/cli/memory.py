@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.failures import usage
-from outrider.cli.flags import Json
-from outrider.cli.operating import channel_to, shown
+from outrider.cli.access import operator_channel, take_operator_certificate
+from outrider.cli.failures import Json, usage
 
 if TYPE_CHECKING:
     from outrider.v1 import retrieval_pb2
@@ -22,25 +21,25 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="What a running retrieval worker drafts from: listed, added to, forgotten.", rich_markup_mode=None
 )
-app.callback()(shown)
+app.callback()(take_operator_certificate)
 
 CALL_S = 60.0
 BUILD_S = 24 * 3600.0
 LONGEST_NAME = 128
 
 Address = Annotated[str, typer.Option(help="host:port of the worker, as `outrider up` prints it.")]
-Tenant = Annotated[str, typer.Option(help="Whose. Default: the tenant that has no name.")]
-Owner = Annotated[str, typer.Option(help="The tenant whose it is.")]
-Public = Annotated[bool, typer.Option("--public", help="It is everybody's.")]
-Sources = Annotated[list[Path], typer.Argument(help="Files, and folders with all below.")]
+Tenant = Annotated[str, typer.Option(help="Tenant. Default: the tenant without a name.")]
+Owner = Annotated[str, typer.Option(help="Tenant that owns the corpus.")]
+Public = Annotated[bool, typer.Option("--public", help="Every tenant may use the corpus.")]
+Sources = Annotated[list[Path], typer.Argument(help="Files, and folders to read whole.")]
 Globs = Annotated[
-    list[str] | None, typer.Option(help="Of folders, files that fit this, such as '*.py'; repeatable.")
+    list[str] | None, typer.Option(help="Read files of folders that match, such as '*.py'; repeatable.")
 ]
 
 
 @app.command("list")
 def list_corpora(address: Address, tenant: Tenant = "", json_: Json = False) -> None:
-    """Say which corpora a tenant draws on: its own and everybody's.
+    """List the corpora that a tenant may use: its own and the public ones.
 
     \b
     Example:
@@ -59,7 +58,7 @@ def list_corpora(address: Address, tenant: Tenant = "", json_: Json = False) -> 
 
 @app.command("stats")
 def show_stats(address: Address, json_: Json = False) -> None:
-    """Say how much it holds, of all tenants together.
+    """Print how much the worker holds, of all tenants together.
 
     \b
     Example:
@@ -75,9 +74,9 @@ def show_stats(address: Address, json_: Json = False) -> None:
 
 @app.command("build")
 def build_corpus(
-    name: Annotated[str, typer.Argument(help="What it is to be called; one of that name is replaced.")],
+    name: Annotated[str, typer.Argument(help="Name of the corpus; a corpus of this name is replaced.")],
     address: Address,
-    sources: Annotated[list[Path] | None, typer.Argument(help="Files, and folders with all below.")] = None,
+    sources: Annotated[list[Path] | None, typer.Argument(help="Files, and folders to read whole.")] = None,
     tenant: Owner = "",
     public: Public = False,
     glob: Globs = None,
@@ -140,7 +139,7 @@ def unload_corpus(
     remove: Annotated[bool, typer.Option("--remove", help="Delete its files too, damaged or not.")] = False,
     json_: Json = False,
 ) -> None:
-    """Draft from a corpus no longer.
+    """Stop drafting from a corpus.
 
     \b
     Example:
@@ -187,9 +186,11 @@ def add_references(
 @app.command("drop")
 def drop_references(
     address: Address,
-    names: Annotated[list[str] | None, typer.Argument(help="As they were added.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names under which the documents were added.")
+    ] = None,
     tenant: Tenant = "",
-    everything: Annotated[bool, typer.Option("--all", help="All of the tenant's.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all references of the tenant.")] = False,
     json_: Json = False,
 ) -> None:
     """Remove documents from a tenant's references, from disk too.
@@ -212,9 +213,11 @@ def drop_references(
 def forget(
     address: Address,
     tenant: Tenant = "",
-    session: Annotated[str, typer.Option(help="Its past output, with all of its choices.")] = "",
+    session: Annotated[
+        str, typer.Option(help="Session whose past output to forget, in all of its choices.")
+    ] = "",
     everything: Annotated[
-        bool, typer.Option("--all", help="All past output and all references of the tenant.")
+        bool, typer.Option("--all", help="Forget all past output and all references of the tenant.")
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -240,7 +243,7 @@ def _worker(address: str) -> Iterator[Any]:
     from outrider.v1.retrieval_pb2_grpc import RetrievalStub
     from outrider.wire.status import rpc_errors
 
-    with channel_to("retrieval", address) as channel, rpc_errors():
+    with operator_channel("retrieval", address) as channel, rpc_errors():
         yield RetrievalStub(channel)
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.failures import FAILED, CommandFailed, usage
-from outrider.cli.flags import Json
+from outrider.cli.failures import FAILED, CommandFailed, Json, usage
 
 if TYPE_CHECKING:
     from outrider.pair.checking import Report, Side
@@ -28,19 +27,19 @@ def models() -> None:
 @app.command("check")
 def check_models(
     target: Annotated[str, typer.Argument(help="A Hugging Face folder, or ORG/NAME, or ORG/NAME@REVISION.")],
-    drafter: Annotated[str, typer.Argument(help="The same of the model that drafts.")],
+    drafter: Annotated[str, typer.Argument(help="Drafter: a folder or an id, in the same form.")],
     text: Annotated[
         Path | None,
-        typer.Option(help="What to continue: a text, or .jsonl with prompts. Default: a few of our own."),
+        typer.Option(help="Text to continue, or .jsonl with prompts. Default: built-in prompts."),
     ] = None,
-    prompts: Annotated[int, typer.Option(min=1, max=1000, help="The most prompts.")] = 8,
-    tokens: Annotated[int, typer.Option(min=2, max=4096, help="Ids that each is continued by.")] = 48,
+    prompts: Annotated[int, typer.Option(min=1, max=1000, help="Continue at most this many prompts.")] = 8,
+    tokens: Annotated[int, typer.Option(min=2, max=4096, help="Tokens to generate for each prompt.")] = 48,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
     device: Annotated[str, typer.Option(help="The torch device.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: by cores.")] = None,
     json_: Json = False,
 ) -> None:
-    """Say whether two models can be served together, and recommend settings from what is measured here.
+    """Check whether two models can be served together, and recommend settings measured on this machine.
 
     Exits 1 where they cannot.
 
@@ -52,14 +51,14 @@ def check_models(
     if text is not None and not text.expanduser().is_file():
         raise usage(f"there is no text {str(text)!r}")
     try:
-        from outrider.pair.checking import How, check
+        from outrider.pair.checking import CheckOptions, check
     except ModuleNotFoundError as error:
         raise CommandFailed(
             f"{error.name} is not installed: pip install 'outrider[verifier,drafter]'"
         ) from error
     from outrider.runtime.threads import default_threads
 
-    how = How(
+    how = CheckOptions(
         dtype=dtype,
         device=device,
         threads=threads or default_threads(),

@@ -33,7 +33,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class CheckOptions:
     """What is measured, and on what."""
 
     dtype: str = "float32"
@@ -65,7 +65,7 @@ class Side:
 class Report:
     """What was found out."""
 
-    how: How
+    how: CheckOptions
     target: Side
     drafter: Side
     tokenizers: Fit
@@ -115,7 +115,7 @@ class Report:
         }
 
 
-def check(target: str, drafter: str, how: How, tell: Tell) -> Report:
+def check(target: str, drafter: str, how: CheckOptions, tell: Tell) -> Report:
     """Loads both, one after the other, and measures what can be measured.
 
     Raises InvalidRequest where there is no such model, or no such text: then nothing can be said. That one of
@@ -141,7 +141,7 @@ def _find(source: str) -> None:
     where.check_whole()
 
 
-def _load(source: str, how: How) -> tuple[PackedLM | None, Side]:
+def _load(source: str, how: CheckOptions) -> tuple[PackedLM | None, Side]:
     try:
         lm = PackedLM.load(source, device=how.device, dtype=how.dtype, threads=how.threads, kv_mb=KV_MB)
     except ModelRefused as error:

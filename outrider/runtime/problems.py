@@ -53,7 +53,7 @@ class Together:
         return Problem(given[0], what, repr(str(values[given[0]])))
 
 
-class Wrong(ValueError):
+class WrongSettings(ValueError):
     """Settings that cannot be used, with everything that is wrong with them."""
 
     def __init__(self, problems: list[Problem]) -> None:

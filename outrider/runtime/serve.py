@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from outrider.runtime import gc_freeze
 from outrider.runtime.lifeline import die_with_parent
-from outrider.runtime.loaded import keep_what_is_loaded
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics, MetricsServer
 from outrider.runtime.security import Listening, inside
@@ -153,7 +153,7 @@ async def _serve(
     try:
         log.info("bound", extra={"fields": {"address": address, "settings": settings.model_dump()}})
         if await _unless(ending.requested, service.start()):
-            keep_what_is_loaded()
+            gc_freeze.freeze()
             ready = True
             await _set(health, names, ready)
             metrics_address = f"{_host(settings.metrics_bind)}:{http.port}"

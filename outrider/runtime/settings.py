@@ -16,14 +16,14 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outrider.runtime import setting_names as names
-from outrider.runtime.gathering import check, gather
 from outrider.runtime.log import Format, Level
-from outrider.runtime.problems import Together, Wrong
+from outrider.runtime.problems import Together, WrongSettings
 from outrider.runtime.secret_files import SUFFIX, SecretFiles
+from outrider.runtime.settings_sources import check, gather
 
 
 class Group(SecretFiles):
-    """Base of nested settings: as strict as the settings themselves."""
+    """Base of nested settings; refuses unknown fields as the settings themselves do."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True
@@ -39,10 +39,10 @@ def _split(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-"""A list written as A,B."""
+"""A list of strings, written as A,B."""
 
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
-"""The same of what must not be shown."""
+"""A list of secrets, written as A,B."""
 
 
 def _named(path: Any) -> Any:
@@ -50,7 +50,7 @@ def _named(path: Any) -> Any:
 
 
 File = Annotated[Path | None, BeforeValidator(_named)]
-"""A file's path; an empty one is none, as variables are that a compose file passes on and nobody has set."""
+"""A file's path. An empty string is None: a compose file passes unset variables on as empty ones."""
 
 _ADDRESS = re.compile(r"(?:[^\s:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _HIGHEST_PORT = 65535
@@ -68,7 +68,7 @@ Address = Annotated[str, AfterValidator(partial(checked_address, lowest=0))]
 
 TLS = Together(("tls_cert", "tls_key", "tls_ca"))
 DNS = "dns:"
-"""What a peer begins with that is a name for as many addresses as it resolves to."""
+"""Prefix of a peer whose name resolves to any number of addresses."""
 
 
 def _checked_peer(peer: str) -> str:
@@ -83,7 +83,7 @@ Peers = Annotated[
 
 
 class RoleSettings(SecretFiles, BaseSettings):
-    """What all that have a table in the configuration file share; a class of settings names its `role`."""
+    """Base of all settings with a table in the configuration file; each class sets its `role`."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
@@ -99,7 +99,7 @@ class RoleSettings(SecretFiles, BaseSettings):
     role: ClassVar[str]
 
     config: Path | None = None
-    """A TOML file with a table per role, which counts below variables and flags. Default: the one that
+    """TOML file with a table per role; variables and flags win over its values. Default: the file that
     OUTRIDER_CONFIG names, if any."""
 
     @classmethod
@@ -117,40 +117,62 @@ class RoleSettings(SecretFiles, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """A call takes what it is given; `read_settings` is what looks around."""
+        """Constructors take their arguments alone; `read_settings` reads flags, variables and files."""
         return (init_settings,)
 
 
 class ServiceSettings(RoleSettings):
-    """What every process can be told. A service's own settings derive from it and name their `role`."""
+    """Settings of every service. Each service derives its own class and sets its `role`."""
 
     together: ClassVar[tuple[Together, ...]] = (TLS,)
 
     bind: Address = "127.0.0.1:0"
-    """Where to serve gRPC; port 0 picks a free one."""
+    """host:port to serve gRPC on; port 0 picks a free port."""
     metrics_bind: Address = "127.0.0.1:0"
-    """Where to serve /metrics, /healthz and /readyz over HTTP."""
+    """host:port to serve /metrics, /healthz and /readyz on, over HTTP."""
     log_level: Level = "info"
     """The least severe events to log."""
     log_format: Format = "plain"
     """One event per line, as text or as a JSON object."""
     trace_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/]+:\d+/?$")] | None = None
-    """Where spans of requests go, over OTLP: http://host:port of a collector. Default: nowhere."""
+    """OTLP collector that gets the spans of requests, as http://host:port. Default: none."""
     trace_sample: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Of requests that come without a trace of their own, the share that is traced."""
+    """Share of requests to trace, among those that come without a trace of their own."""
     max_message_mb: Annotated[int, Field(ge=1, le=1024)] = 32
-    """The largest message taken from a peer, in MiB."""
+    """Largest message to accept from a peer, in MiB."""
     tls_cert: File = None
-    """This process's certificate inside, in PEM, with its role in its names (docs/security.md); read again
-    when it changes. With it go tls_key and tls_ca. Default: services talk to one another in plain."""
+    """PEM file with the certificate that this process shows to other services; its names hold the role
+    (docs/security.md). Read again when it changes; needs tls_key and tls_ca. Default: services talk to one
+    another without encryption."""
     tls_key: File = None
-    """The key of that certificate, without a passphrase."""
+    """PEM file with the key of tls_cert, without a passphrase."""
     tls_ca: File = None
-    """Certificates of the authority inside: who shows none that it signed is not talked to."""
+    """PEM file with the certificates of the authority: services without a certificate that it signed are
+    refused."""
     grace_s: Annotated[float, Field(ge=0, le=3600)] = 2.0
-    """How long calls in flight may go on after a signal to stop, in seconds."""
+    """Seconds that running calls may take to finish after a signal to stop."""
     parent_pid: int | None = None
-    """End as soon as this process, which must be the parent, has ended."""
+    """Process id of the parent: this process ends as soon as the parent has ended."""
+
+
+Reached = Annotated[str, AfterValidator(partial(checked_address, lowest=1))]
+"""host:port that others dial."""
+
+
+class WorkerSettings(ServiceSettings):
+    """Base of the settings of verifier, drafter and retrieval."""
+
+    role: ClassVar[str] = "worker"
+
+    register_with: Peers = ()
+    """Orchestrators to register with: their --registry-bind, host:port or dns:NAME:PORT, separated by commas.
+    They use this worker without listing it, and move its sessions when it ends. Default: none."""
+    advertise: Reached | None = None
+    """host:port at which orchestrators and verifiers reach this worker. Default: its bound address."""
+
+
+OF_THIS_PROCESS = frozenset({"register_with", "advertise"})
+"""Settings of one process that further processes of the same worker do not take over."""
 
 
 Settings = TypeVar("Settings", bound=RoleSettings)
@@ -160,16 +182,16 @@ def read_settings(
     kind: type[Settings], arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Settings:
     """Reads flags, variables and the configuration file. Raises ValueError with every fault."""
-    told = gather(kind.role, kind, arguments, environment)
-    settings = check(kind, told)
-    if settings is None or told.problems:
-        raise Wrong(told.problems)
+    given = gather(kind.role, kind, arguments, environment)
+    settings = check(kind, given)
+    if settings is None or given.problems:
+        raise WrongSettings(given.problems)
     assert isinstance(settings, kind)
     return settings
 
 
 def settings_or_exit(kind: type[Settings], arguments: Sequence[str] | None = None) -> Settings:
-    """For a `__main__`: tells a fault on standard error and, as JSON, on standard output; exits with 2."""
+    """For a `__main__`: prints a fault on standard error and, as JSON, on standard output; exits with 2."""
     try:
         return read_settings(kind, sys.argv[1:] if arguments is None else arguments)
     except ValueError as error:
@@ -179,9 +201,9 @@ def settings_or_exit(kind: type[Settings], arguments: Sequence[str] | None = Non
 
 
 def as_variables(settings: RoleSettings, without: frozenset[str] = frozenset()) -> dict[str, str]:
-    """The environment from which a further process of the role reads the same settings.
+    """Environment variables that give a further process of the role the same settings.
 
-    `without` leaves fields out. A secret that came from a file is named by that file alone.
+    `without` names fields to leave out. A secret from a file is passed on as that file alone.
     """
     given: dict[str, str] = {}
     for setting in names.settings_of(type(settings)):

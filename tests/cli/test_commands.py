@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli import stack
 from outrider.cli.failures import CommandFailed
+from outrider.cli.local import up_settings
 from outrider.cli.modules import find_benchmark
 from tests.cli.inside import Ended, Run, ended
 
@@ -174,8 +174,8 @@ def test_a_missing_model_fails_by_name(tmp_path: Path, run: Run) -> None:
 
 
 def test_an_installed_wheel_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(up_settings, "EMBEDDED", tmp_path)
     with pytest.raises(CommandFailed, match="--target"):
-        stack.StackOptions().models()
+        up_settings.StackOptions().models()
     with pytest.raises(CommandFailed, match="clone"):
         find_benchmark("offline", tmp_path)

@@ -7,28 +7,30 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from outrider.cli.demo import WIDTH, Answer, Painter, Prompt, read_prompts, report
 from outrider.cli.failures import CommandFailed
+from outrider.cli.local.demo import WIDTH, HeldOutPrompt, Painter, TimedCompletion, read_prompts, report
 from outrider.client import Chunk, Completion
-from outrider.completions import Usage
+from outrider.client.completions import Usage
 from outrider.tokens import TokenTable
 from speculative.commit import FinishReason
 
 
 def answer(
     ids: tuple[int, ...], *, rounds: int, seconds: float, accepted: dict[str, int] | None = None
-) -> Answer:
+) -> TimedCompletion:
     usage = Usage(
         prompt_tokens=3, completion_tokens=len(ids), rounds=rounds, accepted_by_source=accepted or {}
     )
-    return Answer(Completion(ids, "", FinishReason.LENGTH, 1, "s", usage, ("target",) * len(ids)), seconds)
+    return TimedCompletion(
+        Completion(ids, "", FinishReason.LENGTH, 1, "s", usage, ("target",) * len(ids)), seconds
+    )
 
 
-PROMPTS = [Prompt("one.py", "x", 0.0, 1), Prompt("two.py", "y", 0.8, 2)]
+PROMPTS = [HeldOutPrompt("one.py", "x", 0.0, 1), HeldOutPrompt("two.py", "y", 0.8, 2)]
 PLAIN = [answer((5,) * 100, rounds=100, seconds=1.0), answer((6,) * 100, rounds=100, seconds=1.0)]
 
 
-def printed(plain: list[Answer], speculative: list[Answer]) -> tuple[int, str]:
+def printed(plain: list[TimedCompletion], speculative: list[TimedCompletion]) -> tuple[int, str]:
     out = io.StringIO()
     status = report(PROMPTS, plain, speculative, Console(file=out, width=WIDTH, highlight=False))
     return status, out.getvalue()

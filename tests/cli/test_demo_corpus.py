@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.demo_corpus import built_of, cache_folder, installed_source, kept_out
+from outrider.cli.local.demo_corpus import built_of, cache_folder, installed_source, kept_out
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.encoding import StoredDocuments
 from retrieval_service.corpus.layout import read_header

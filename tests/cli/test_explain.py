@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from outrider import client
-from outrider.cli import explain
+from outrider.cli.observe import explain
 from outrider.v1 import common_pb2, explain_pb2
 from outrider.wire.epochs import wall_clock_ms
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import Gauge
 
-from outrider.cli.joining import wait_until_joined
+from outrider.cli.local.stack import wait_until_joined
 from outrider.runtime.metrics import Metrics, MetricsServer
 from speculative.errors import Unavailable
 

@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from outrider.cli.failures import CommandFailed
-from outrider.cli.stack import Stack, StackOptions, check_pair
+from outrider.cli.local.stack import Stack, check_pair
+from outrider.cli.local.up_settings import StackOptions
 from outrider.v1.draft_source_pb2 import SourceDescription
 from outrider.v1.verifier_pb2 import VerifierDescription
 
@@ -30,7 +31,7 @@ def test_a_path_that_is_not_there_is_found_out_before_anything_starts() -> None:
 def test_compute_threads_leave_a_core_to_the_rest(
     cores: int, with_drafter: bool, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.cli.stack.cpu_limit", lambda: float(cores))
+    monkeypatch.setattr("outrider.cli.local.up_settings.cpu_limit", lambda: float(cores))
     assert StackOptions().thread_counts(with_drafter) == counts
     assert StackOptions(threads=5).thread_counts(with_drafter) == (5, 5)
 

@@ -10,8 +10,8 @@ import pytest
 
 from outrider.cli.app import main
 from outrider.cli.failures import CommandFailed
-from outrider.cli.gauges import Span, figures, read
-from outrider.cli.top import Watched, metrics_of, table, url_of
+from outrider.cli.observe.gauges import ReadingPair, figures, read
+from outrider.cli.observe.top import Watched, metrics_of, table, url_of
 from outrider.runtime.metrics import MODEL, Metrics, MetricsServer
 
 VERIFIER = """
@@ -43,7 +43,7 @@ def verifier(at_s: float, **values: float) -> Any:
 def test_a_verifier_s_rates_are_of_the_time_between_two_readings() -> None:
     before = verifier(10.0, committed=100, rounds=50, seconds=1.0, drafted=10, accepted=5)
     after = verifier(12.0, committed=220, rounds=90, seconds=1.2, drafted=50, accepted=25)
-    said = figures(Span(before, after))
+    said = figures(ReadingPair(before, after))
     assert said == {
         "role": "verifier",
         "requests": 3,
@@ -61,20 +61,22 @@ def test_a_verifier_s_rates_are_of_the_time_between_two_readings() -> None:
 
 def test_a_process_that_does_nothing_has_no_means() -> None:
     still = verifier(10.0, committed=100, rounds=50)
-    said = figures(Span(still, verifier(11.0, committed=100, rounds=50)))
+    said = figures(ReadingPair(still, verifier(11.0, committed=100, rounds=50)))
     assert (said["tokens_per_second"], said["acceptance_length"], said["step_s"]) == (0, None, None)
     assert said["sources"] == {}
 
 
 def test_counters_that_began_anew_are_no_negative_rates() -> None:
-    said = figures(Span(verifier(10.0, committed=900, rounds=300), verifier(11.0, committed=30, rounds=10)))
+    said = figures(
+        ReadingPair(verifier(10.0, committed=900, rounds=300), verifier(11.0, committed=30, rounds=10))
+    )
     assert (said["tokens_per_second"], said["acceptance_length"]) == (30, 3)
 
 
 def test_metrics_of_another_program_are_refused_by_what_they_lack() -> None:
     strange = read("up 1\n", 0.0)
     with pytest.raises(ValueError, match="no outrider_info"):
-        figures(Span(strange, strange))
+        figures(ReadingPair(strange, strange))
 
 
 @pytest.mark.parametrize(

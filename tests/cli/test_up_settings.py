@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from outrider.cli.failures import CommandFailed
-from outrider.cli.stack import Stack, StackOptions
-from outrider.cli.up_settings import read_up
+from outrider.cli.local.stack import Stack
+from outrider.cli.local.up_settings import StackOptions, read_up
 
 
 def up(tmp_path: Path, text: str = "", variables: dict[str, str] | None = None, **flags: Any) -> StackOptions:
@@ -47,7 +47,7 @@ def test_what_the_file_says_to_a_service_goes_before_what_up_decides(tmp_path: P
     assert (drafter["--model"], drafter["--dtype"]) == ("a/s", "float16")
     assert "--threads" not in drafter
     assert flags_of(options, "orchestrator")["--verifier"] == "127.0.0.1:7001"
-    assert options.said.environment() == {"OUTRIDER_CONFIG": str((tmp_path / "outrider.toml").resolve())}
+    assert options.overrides.environment() == {"OUTRIDER_CONFIG": str((tmp_path / "outrider.toml").resolve())}
 
 
 def test_a_flag_of_up_holds_for_every_service(tmp_path: Path) -> None:
@@ -70,6 +70,6 @@ def test_a_flag_of_up_holds_for_every_service(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(
     tmp_path: Path, text: str, variables: dict[str, str], flags: dict[str, str], says: str
 ) -> None:
-    with pytest.raises(CommandFailed, match=says) as told:
+    with pytest.raises(CommandFailed, match=says) as refused:
         up(tmp_path, text, variables, **flags)
-    assert told.value.status == 2
+    assert refused.value.status == 2

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from outrider.client import Client
-from outrider.options import build_request
+from outrider.client.options import build_request
 from outrider.runtime.children import ServiceProcess
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub

@@ -19,7 +19,7 @@ from orchestrator.service import build as build_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from outrider.cli.generate import run_generate
 from outrider.client import AsyncClient
-from outrider.options import Options
+from outrider.client.options import Options
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
 from outrider.wire.channel import server_options

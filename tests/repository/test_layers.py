@@ -19,19 +19,6 @@ class Layer(NamedTuple):
 TORCH = ("torch", "transformers", "safetensors")
 SHARED = ("speculative", "outrider.wire", "outrider.runtime", "outrider.tokens", "outrider.v1")
 RPC = ("grpc", "google")
-CLIENT = Layer(
-    (
-        "speculative",
-        "outrider.wire",
-        "outrider.v1",
-        "outrider.completions",
-        "outrider.options",
-        "outrider.asking",
-        "outrider.resuming",
-        "outrider.credentials",
-    ),
-    RPC,
-)
 MEMORY = ("speculative", "retrieval_service.trie")
 SERVICES = ("verifier_service", "drafter_service", "retrieval_service", "orchestrator")
 # The longest name that a module's begins with counts.
@@ -65,22 +52,19 @@ LAYERS = {
         ),
         (*RPC, "prometheus_client"),
     ),
-    "outrider.completions": Layer(("speculative", "outrider.wire", "outrider.v1"), RPC),
-    "outrider.option_checks": Layer(("speculative",), ()),
-    "outrider.options": Layer(("speculative", "outrider.wire", "outrider.v1", "outrider.option_checks"), RPC),
-    "outrider.resuming": Layer(("speculative", "outrider.v1", "outrider.completions"), ()),
-    "outrider.asking": Layer(("speculative", "outrider.v1", "outrider.options"), ()),
-    "outrider.credentials": Layer(("speculative", "outrider.wire"), ()),
-    "outrider.blocking_client": CLIENT,
-    "outrider.async_client": CLIENT,
     "outrider.client": Layer(
         (
-            "outrider.asking",
-            "outrider.completions",
-            "outrider.blocking_client",
-            "outrider.async_client",
+            "speculative",
+            "outrider.wire",
+            "outrider.v1",
+            "outrider.client.option_checks",
+            "outrider.client.resuming",
         ),
-        (),
+        RPC,
+    ),
+    "outrider.client.option_checks": Layer(("speculative",), ()),
+    "outrider.client.resuming": Layer(
+        ("speculative", "outrider.v1", "outrider.client.completions"), (), ("asyncio", "time")
     ),
     "outrider.lm": Layer(
         ("speculative", "outrider.tokens"), ("numpy", "tokenizers", "huggingface_hub", "triton", *TORCH)
@@ -90,8 +74,6 @@ LAYERS = {
             *SHARED,
             "outrider",
             "outrider.client",
-            "outrider.completions",
-            "outrider.options",
             "outrider.pair",
             "retrieval_service.corpus",
             *(f"{service}.settings" for service in SERVICES),
@@ -255,7 +237,7 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("outrider.tokens", "import transformers"),
         ("outrider.client", "from outrider.runtime import serve"),
         ("outrider.cli.app", "import torch"),
-        ("outrider.cli.configuring", "from verifier_service import engine"),
+        ("outrider.cli.config_check", "from verifier_service import engine"),
         ("outrider.pair.checking", "from verifier_service import engine"),
         ("outrider.source.events", "from drafter_service import worker"),
         ("retrieval_service.worker", "import torch"),

@@ -5,14 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from source import ROOT
 
-# In place of the demonstration: ends with $STATUS at once, or waits for one signal and tells of it.
+# In place of the demonstration: ends with $STATUS at once, or waits for an interrupt and counts them.
 FAKE = """
 import os, signal, sys, time
 count = 0
@@ -37,26 +36,28 @@ def _not_below_another_make(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def executable(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """The Makefile and its launcher, with a stand-in for the demonstration and nothing to install."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "Makefile", tmp_path)
-    shutil.copy(ROOT / "scripts/told.py", tmp_path / "scripts")
+    shutil.copy(ROOT / "scripts/run", tmp_path / "scripts")
     (tmp_path / "fake.py").write_text(FAKE)
-    script = tmp_path / "scripts/run"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} scripts/told.py "$1" {sys.executable} fake.py\n')
-    script.chmod(0o755)
+    executable(tmp_path / "scripts/setup", "#!/bin/sh\n")
+    executable(tmp_path / ".venv/bin/outrider", f"#!/bin/sh\nexec {sys.executable} fake.py\n")
     return tmp_path
 
 
-@pytest.mark.parametrize("flags", [[], ["-s"], ["-j2"], ["TORCH_INDEX_URL=x"]], ids=" ".join)
-@pytest.mark.parametrize(("status", "ended"), [(0, 0), (1, 1), (2, 1)])
-def test_make_run_ends_with_1_where_the_demonstration_fails(
-    clone: Path, flags: list[str], status: int, ended: int
-) -> None:
+def ended(clone: Path, status: int, *command: str) -> tuple[int, str]:
+    """Exit status and output of a command whose demonstration ends with this status."""
     run = subprocess.run(
-        ["make", *flags, "run"],
+        command,
         cwd=clone,
         env={**os.environ, "STATUS": str(status)},
         capture_output=True,
@@ -64,19 +65,29 @@ def test_make_run_ends_with_1_where_the_demonstration_fails(
         timeout=200,
         check=False,
     )
-    assert (run.returncode, run.stdout) == (ended, "running\n")
+    return run.returncode, run.stdout
+
+
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_the_launcher_ends_with_the_status_of_the_demonstration(clone: Path, status: int) -> None:
+    assert ended(clone, status, "scripts/run") == (status, "running\n")
+
+
+@pytest.mark.parametrize("flags", [[], ["-s"], ["-j2"], ["TORCH_INDEX_URL=x"]], ids=" ".join)
+@pytest.mark.parametrize(("status", "of_make"), [(0, 0), (1, 2), (2, 2)])
+def test_make_run_fails_as_make_does_where_the_demonstration_fails(
+    clone: Path, flags: list[str], status: int, of_make: int
+) -> None:
+    assert ended(clone, status, "make", *flags, "run") == (of_make, "running\n")
 
 
 @pytest.mark.parametrize("flag", ["-n", "-q", "-t"])
 def test_make_run_starts_nothing_where_it_is_only_asked(clone: Path, flag: str) -> None:
-    run = subprocess.run(
-        ["make", flag, "run"], cwd=clone, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert "running" not in run.stdout
+    assert "running" not in ended(clone, 0, "make", flag, "run")[1]
 
 
 def heed_interrupts() -> None:
-    """Whoever runs these tests in the background of a shell has interrupts ignored, by all children too."""
+    """A shell has its background jobs ignore interrupts, and all children of these tests with them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -92,17 +103,15 @@ def running(clone: Path) -> Iterator["subprocess.Popen[str]"]:
     ) as make:
         assert make.stdout is not None
         assert make.stdout.readline() == "running\n"
-        time.sleep(0.3)  # until the launcher looks at make
         yield make
         if make.poll() is None:
             os.killpg(make.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["to make alone", "to all, as a terminal does"])
-def test_an_interrupt_arrives_once_and_make_ends_as_interrupted(
-    running: "subprocess.Popen[str]", send: Callable[[int, int], None]
+def test_an_interrupt_from_a_terminal_arrives_once_and_make_ends_as_interrupted(
+    running: "subprocess.Popen[str]",
 ) -> None:
-    send(running.pid, signal.SIGINT)
+    os.killpg(running.pid, signal.SIGINT)
     out, _ = running.communicate(timeout=200)
     assert out == "interrupted 1\n"
     assert running.returncode == -signal.SIGINT  # a shell says 130
@@ -115,7 +124,7 @@ def test_a_request_to_terminate_reaches_the_demonstration(running: "subprocess.P
 
 
 @pytest.mark.parametrize("python", ["false", "/nowhere/python3"])
-def test_a_python_that_does_not_fit_is_told_in_one_line(tmp_path: Path, python: str) -> None:
+def test_a_python_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, python: str) -> None:
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     for file in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / file, tmp_path)

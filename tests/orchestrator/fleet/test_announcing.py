@@ -8,8 +8,7 @@ import pytest
 from outrider.announcing import AnnouncedWorker, announced
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.serve import ServiceContext
-from outrider.runtime.settings import read_settings
-from outrider.runtime.worker_settings import WorkerSettings
+from outrider.runtime.settings import WorkerSettings, read_settings
 from outrider.wire.workers import WorkerState
 from speculative.errors import InvalidRequest
 from tests.orchestrator.fleet.test_registry import ANY, used

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from outrider.async_client import AsyncStream
-from outrider.blocking_client import Stream
-from outrider.completions import Folding
-from outrider.resuming import Resuming
+from outrider.client.async_client import AsyncStream
+from outrider.client.blocking_client import Stream
+from outrider.client.completions import CompletionBuilder
+from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, generation_pb2
 from speculative.errors import Superseded, Unavailable
 
@@ -21,28 +21,31 @@ def request() -> generation_pb2.GenerateRequest:
 
 def test_the_next_orchestrator_is_asked_until_patience_ends() -> None:
     resuming = Resuming(request(), 2, patience_s=1.0)
-    assert resuming.again(LOST, Folding(), now=10.0) is not None
+    assert resuming.again(LOST, CompletionBuilder(), now=10.0) is not None
     assert resuming.orchestrator == 1
-    assert resuming.again(LOST, Folding(), now=10.9) is not None
+    assert resuming.again(LOST, CompletionBuilder(), now=10.9) is not None
     assert resuming.orchestrator == 0
-    assert resuming.again(LOST, Folding(), now=11.0) is None
+    assert resuming.again(LOST, CompletionBuilder(), now=11.0) is None
 
 
 def test_a_request_whose_time_is_over_is_not_asked_again() -> None:
     resuming = Resuming(request(), 2, patience_s=30.0, ends=12.0)
-    assert resuming.again(LOST, Folding(), now=11.9) is not None
-    assert resuming.again(LOST, Folding(), now=12.0) is None
+    assert resuming.again(LOST, CompletionBuilder(), now=11.9) is not None
+    assert resuming.again(LOST, CompletionBuilder(), now=12.0) is None
 
 
 def test_one_that_lost_a_race_is_not_asked_again() -> None:
-    assert Resuming(request(), 2, patience_s=30.0).again(Superseded("later"), Folding(), now=0.0) is None
+    assert (
+        Resuming(request(), 2, patience_s=30.0).again(Superseded("later"), CompletionBuilder(), now=0.0)
+        is None
+    )
 
 
 def test_one_that_was_lost_before_may_take_the_session_back_once() -> None:
     resuming = Resuming(request(), 2, patience_s=30.0)
-    assert resuming.again(LOST, Folding(), now=0.0) is not None
-    assert resuming.again(Superseded("by the one that was lost"), Folding(), now=0.1) is not None
-    assert resuming.again(Superseded("by somebody else"), Folding(), now=0.2) is None
+    assert resuming.again(LOST, CompletionBuilder(), now=0.0) is not None
+    assert resuming.again(Superseded("by the one that was lost"), CompletionBuilder(), now=0.1) is not None
+    assert resuming.again(Superseded("by somebody else"), CompletionBuilder(), now=0.2) is None
 
 
 def ended(choice: int) -> generation_pb2.GenerateResponse:
@@ -57,14 +60,14 @@ def one_id(choice: int) -> generation_pb2.GenerateResponse:
 
 
 def test_an_end_is_told_and_stands_whatever_comes_after_it() -> None:
-    folding, resuming = Folding(2), Resuming(request(), 2, patience_s=30.0)
-    folding.add(generation_pb2.GenerateResponse(started=generation_pb2.GenerateStarted(epoch=9)))
-    folding.add(ended(1))
-    assert resuming.again(LOST, folding, now=0.0) is not None
+    builder, resuming = CompletionBuilder(2), Resuming(request(), 2, patience_s=30.0)
+    builder.add(generation_pb2.GenerateResponse(started=generation_pb2.GenerateStarted(epoch=9)))
+    builder.add(ended(1))
+    assert resuming.again(LOST, builder, now=0.0) is not None
     assert resuming.request.start.ended == [1]
-    assert folding.add(one_id(1)) is None
-    assert folding.add(one_id(0)) is not None
-    assert folding.have() == [(5,), ()]
+    assert builder.add(one_id(1)) is None
+    assert builder.add(one_id(0)) is not None
+    assert builder.have() == [(5,), ()]
 
 
 def breaks(resuming: Resuming) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What a client gets: responses into chunks and a completion.
+"""What a client receives: responses into chunks and a completion, and models.
 
 Pure; shared by the blocking and the asyncio client, which only move the messages.
 """
@@ -13,37 +13,34 @@ from outrider.wire.names import TARGET
 from speculative.commit import FinishReason
 from speculative.errors import OutriderError, Unavailable
 
-__all__ = ["TARGET", "Choice", "Chunk", "Completion", "Folding", "Logprob", "Usage"]
-
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """What one generated id was to the target; natural logarithms of probabilities."""
+    """A generated token's log-probability under the target, a natural logarithm."""
 
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
-    """The likeliest ids at its place and their own, likeliest first."""
+    """The likeliest token ids at this position with their log-probabilities, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What was committed of one choice since the last one."""
+    """The tokens of one choice that were committed since that choice's last chunk."""
 
     ids: tuple[int, ...]
     text: str
-    """What these ids complete; incomplete characters and possible stop strings are held back."""
+    """Text that these tokens complete; unfinished characters and stop strings wait for a later chunk."""
     sources: tuple[str, ...]
-    """Per id: who drafted it; "target" for the target's own."""
+    """Per token: the name of the source that drafted it, or "target" where the target chose it alone."""
     choice: int = 0
     logprobs: tuple[Logprob, ...] = ()
-    """Per id, where the request asked for them."""
+    """Per token, where the request asked for log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost and what speculation gave it; of one that went on at another orchestrator, what it
-    cost there."""
+    """What a request cost, and what speculation saved. After a move to another orchestrator, counted anew."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -51,9 +48,9 @@ class Usage:
     """Target passes that committed at least one token."""
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
     recoveries: int = 0
-    """How often it went on elsewhere after its verifier was lost."""
+    """How often the request moved to another verifier because it had lost its own."""
     replay_identical: bool = False
-    """Whether every verifier of the same numerics gives these ids; see docs/exactness.md."""
+    """Whether every verifier with the same numerics generates these tokens; see docs/exactness.md."""
 
     @property
     def acceptance_length(self) -> float:
@@ -66,56 +63,81 @@ class Choice:
     """One of a request's answers."""
 
     ids: tuple[int, ...]
-    """Generated ids, an end-of-sequence id included."""
+    """Generated token ids, an end-of-sequence id included."""
     text: str
     finish_reason: FinishReason
     seed: int
-    """A request with n = 1 and this seed gives the same ids."""
+    """A request with n = 1 and this seed generates the same tokens."""
     usage: Usage
     sources: tuple[str, ...]
-    """Per id, as in Chunk."""
+    """Per token, as in Chunk."""
     logprobs: tuple[Logprob, ...] = ()
-    """Per id, where the request asked for them."""
+    """Per token, where the request asked for log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer; of several, the first one's ids and text are here and all are in `choices`."""
+    """A whole answer. With n above 1 its fields are those of the first choice; all are in `choices`."""
 
     ids: tuple[int, ...]
-    """Generated ids, an end-of-sequence id included."""
+    """Generated token ids, an end-of-sequence id included."""
     text: str
     finish_reason: FinishReason
     seed: int
     session: str
     usage: Usage
-    """Of all choices together; prompt ids are counted once."""
+    """Of all choices together; prompt tokens are counted once."""
     sources: tuple[str, ...]
-    """Per id, as in Chunk."""
+    """Per token, as in Chunk."""
     logprobs: tuple[Logprob, ...] = ()
-    """Per id, where the request asked for them."""
+    """Per token, where the request asked for log-probabilities."""
     choices: tuple[Choice, ...] = ()
-    """All answers, this one first."""
+    """All answers, the first of which is repeated in the fields above."""
 
 
-class Folding:
-    """One answer as it arrives: `add` every response; `completion` once it has ended."""
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A target model that an orchestrator serves."""
+
+    name: str
+    max_length: int
+    """The most tokens in prompt and answer together."""
+    vocabulary_size: int
+    has_tokenizer: bool
+    """Whether text prompts and stop strings are possible."""
+    sources: tuple[str, ...]
+    """Names of the sources that draft for this model."""
+
+
+def model_from_wire(model: generation_pb2.Model) -> Model:
+    """The model that an orchestrator's message describes."""
+    return Model(
+        name=model.name,
+        max_length=model.max_length,
+        vocabulary_size=model.vocabulary_size,
+        has_tokenizer=model.has_tokenizer,
+        sources=tuple(model.sources),
+    )
+
+
+class CompletionBuilder:
+    """Builds a completion from a stream of responses: `add` each one, then take `completion`."""
 
     def __init__(self, choices: int = 1) -> None:
         self.session = ""
         self.seed = 0
         self.epoch = 0
-        """The highest that was told; 0 before the answer has started."""
+        """The highest epoch received; 0 before the answer has started."""
         self._names: tuple[str, ...] = (TARGET,)
         self._prompt_length = 0
         self._asked = choices
         self._choices: defaultdict[int, _Folded] = defaultdict(_Folded)
 
     def add(self, response: generation_pb2.GenerateResponse) -> Chunk | None:
-        """The chunk in this response, if there is one.
+        """The chunk in this response; None where it holds no tokens or text.
 
-        Raises OutriderError where the request has failed, Unavailable where ids do not join those before:
-        another orchestrator may go on with those.
+        Raises OutriderError where the request has failed, Unavailable where tokens do not join those before:
+        another orchestrator may continue from those.
         """
         match response.WhichOneof("body"):
             case "started":
@@ -128,7 +150,7 @@ class Folding:
             case "finished":
                 finished = response.finished
                 if self._choices[finished.choice].finished is not None:
-                    return None  # told before the stream was lost, and again after it
+                    return None  # sent before the stream was lost, and again after
                 self._choices[finished.choice].finished = finished
                 if finished.reason == common_pb2.FINISH_REASON_ERROR:
                     raise OutriderError(finished.message or "the request failed without a word")
@@ -137,20 +159,20 @@ class Folding:
         return None
 
     def have(self) -> list[tuple[int, ...]]:
-        """Ids so far, by choice."""
+        """Token ids received so far, by choice."""
         return [self._choices[choice].ids() for choice in range(self._asked)]
 
     def ended(self) -> list[int]:
-        """Choices of which nothing more will come."""
+        """Numbers of the choices that have finished."""
         return [choice for choice in range(self._asked) if self._choices[choice].finished is not None]
 
     @property
     def whole(self) -> bool:
-        """Whether every choice has ended."""
+        """Whether every choice has finished."""
         return len(self.ended()) == self._asked
 
     def completion(self) -> Completion:
-        """The whole. Raises OutriderError where the stream ended before the answer did."""
+        """The whole answer. Raises OutriderError where the stream ended before the answer did."""
         choices = tuple(self._choices[choice].choice() for choice in range(self._asked))
         first = choices[0]
         return Completion(
@@ -167,7 +189,7 @@ class Folding:
 
     def _tokens(self, tokens: generation_pb2.GeneratedTokens) -> Chunk | None:
         if self._choices[tokens.choice].finished is not None:
-            return None  # an end stands, whatever another orchestrator goes on with
+            return None  # an end stands, whatever another orchestrator continues with
         due = self._prompt_length + self._choices[tokens.choice].length
         if tokens.position != due:
             raise Unavailable(
@@ -176,7 +198,7 @@ class Folding:
         self.epoch = max(self.epoch, tokens.epoch)
         sources = tuple(self._names[credit] for credit in tokens.credits)
         ids = tuple(tokens.ids)
-        logprobs = tuple(_logprob(id_, told) for id_, told in zip(ids, tokens.logprobs, strict=False))
+        logprobs = tuple(_logprob(id_, sent) for id_, sent in zip(ids, tokens.logprobs, strict=False))
         return self._chunk(Chunk(ids, tokens.text, sources, tokens.choice, logprobs))
 
     def _chunk(self, chunk: Chunk) -> Chunk:
@@ -185,7 +207,7 @@ class Folding:
 
 
 class _Folded:
-    """One choice so far."""
+    """The chunks of one choice so far."""
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
@@ -215,8 +237,8 @@ class _Folded:
         )
 
 
-def _logprob(id_: int, told: common_pb2.TokenLogprob) -> Logprob:
-    return Logprob(id_, told.logprob, tuple(zip(told.top_ids, told.top_logprobs, strict=True)))
+def _logprob(id_: int, sent: common_pb2.TokenLogprob) -> Logprob:
+    return Logprob(id_, sent.logprob, tuple(zip(sent.top_ids, sent.top_logprobs, strict=True)))
 
 
 def _usage(usage: common_pb2.Usage) -> Usage:
@@ -231,7 +253,7 @@ def _usage(usage: common_pb2.Usage) -> Usage:
 
 
 def _total(usages: Sequence[Usage]) -> Usage:
-    """Of all choices: they have one prompt."""
+    """The sum over all choices, which share one prompt."""
     accepted: dict[str, int] = {}
     for usage in usages:
         for source, count in usage.accepted_by_source.items():

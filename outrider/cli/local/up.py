@@ -9,7 +9,8 @@ from contextlib import closing, contextmanager
 from types import FrameType
 
 from outrider.cli.failures import INTERRUPTED
-from outrider.cli.stack import Stack, StackOptions
+from outrider.cli.local.stack import Stack
+from outrider.cli.local.up_settings import StackOptions
 
 LOOK_EVERY_S = 0.1
 

@@ -59,7 +59,7 @@ def read(text: str, at_s: float) -> Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ReadingPair:
     """Two readings of one process."""
 
     before: Reading
@@ -85,7 +85,7 @@ class Span:
         return self.grown(f"{name}_sum", **labels) / count if count else None
 
 
-def figures(span: Span) -> dict[str, Any]:
+def figures(span: ReadingPair) -> dict[str, Any]:
     """What there is to say of a process; counts are of now, rates of the time between the readings."""
     role = span.after.role
     tell = _TELLERS.get(role)
@@ -94,7 +94,7 @@ def figures(span: Span) -> dict[str, Any]:
     return {"role": role, **_rounded(tell(span))}
 
 
-def _orchestrator(span: Span) -> dict[str, Any]:
+def _orchestrator(span: ReadingPair) -> dict[str, Any]:
     now = span.after
     errors = {
         reason: span.grown("orchestrator_request_errors_total", reason=reason)
@@ -116,7 +116,7 @@ def _orchestrator(span: Span) -> dict[str, Any]:
     }
 
 
-def _verifier(span: Span) -> dict[str, Any]:
+def _verifier(span: ReadingPair) -> dict[str, Any]:
     now = span.after
     committed, rounds = span.grown("verifier_committed_total"), span.grown("verifier_rounds_total")
     return {
@@ -133,7 +133,7 @@ def _verifier(span: Span) -> dict[str, Any]:
     }
 
 
-def _sources(span: Span) -> dict[str, dict[str, Any]]:
+def _sources(span: ReadingPair) -> dict[str, dict[str, Any]]:
     """Nodes verified and accepted meanwhile, by source."""
     found = {}
     for source in sorted(span.after.by("spec_decode_num_draft_tokens_total", "source")):
@@ -144,7 +144,7 @@ def _sources(span: Span) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _drafter(span: Span) -> dict[str, Any]:
+def _drafter(span: ReadingPair) -> dict[str, Any]:
     now = span.after
     drafted = span.grown("drafter_nodes_drafted_total")
     return {
@@ -157,7 +157,7 @@ def _drafter(span: Span) -> dict[str, Any]:
     }
 
 
-def _retrieval(span: Span) -> dict[str, Any]:
+def _retrieval(span: ReadingPair) -> dict[str, Any]:
     now = span.after
     lookups = span.grown("retrieval_lookups_total")
     return {
@@ -171,7 +171,7 @@ def _retrieval(span: Span) -> dict[str, Any]:
     }
 
 
-_TELLERS: Mapping[str, Callable[[Span], dict[str, Any]]] = {
+_TELLERS: Mapping[str, Callable[[ReadingPair], dict[str, Any]]] = {
     "orchestrator": _orchestrator,
     "verifier": _verifier,
     "drafter": _drafter,

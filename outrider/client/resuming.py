@@ -1,11 +1,11 @@
-"""A request whose orchestrator is lost, asked again of another: where, when, and with what the client has.
+"""Retries a request at another orchestrator: where, when, and from which token.
 
-Pure: knows nothing of connections; the caller says the time.
+Pure: knows nothing of connections; the caller passes the time.
 """
 
 import secrets
 
-from outrider.completions import Folding
+from outrider.client.completions import CompletionBuilder
 from outrider.v1 import generation_pb2
 from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable
 
@@ -13,14 +13,14 @@ PAUSE_S = 0.1
 
 
 class Resuming:
-    """One request and the orchestrators that it may go to.
+    """One request, and which orchestrator to send it to next.
 
     Args:
-        request: as the user asked it.
-        orchestrators: how many there are; each is asked in turn.
-        patience_s: how long it is asked again after each loss; 0: never.
-        first: number of the orchestrator that is asked first.
-        ends: when the request's time is over, on the clock of `again`; None: never.
+        request: the message that the user's options make.
+        orchestrators: how many orchestrators there are; the request goes to each in turn.
+        patience_s: seconds of retries after each loss; 0: no retries.
+        first: number of the orchestrator that gets the request first.
+        ends: the request's deadline on the clock of `again`; None: no deadline.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Resuming:
         self._gives_up: float | None = None
         self._resumed = False
         if patience_s > 0:
-            # Drawn here, so that a request that is asked again is the same one wherever it had come to.
+            # Drawn here, so that a retry is the same request, however far the first attempt had come.
             start = self._request.start
             start.session = start.session or f"c-{secrets.token_hex(8)}"
             if not start.HasField("seed"):
@@ -48,23 +48,23 @@ class Resuming:
 
     @property
     def request(self) -> generation_pb2.GenerateRequest:
-        """What is asked."""
+        """The message to send now; after a loss it holds the tokens received so far."""
         return self._request
 
     @property
     def orchestrator(self) -> int:
-        """The number of the one to ask."""
+        """Number of the orchestrator to send the request to."""
         return self._asked
 
     def answered(self) -> None:
-        """Something came: the next loss has all the patience again."""
+        """A response came: the next loss starts with all the patience again."""
         self._gives_up = None
 
-    def again(self, error: OutriderError, folding: Folding, now: float) -> float | None:
-        """After an error: seconds to wait before `request` goes to `orchestrator`; None where it is final.
+    def again(self, error: OutriderError, builder: CompletionBuilder, now: float) -> float | None:
+        """Seconds to wait after an error before `request` goes to `orchestrator`; None: the error is final.
 
-        To be taken over is final, but once after each loss: the orchestrator that was lost may not have heard
-        of it, and have moved the session elsewhere, away from the one that was asked next.
+        Superseded is final, except once after each loss: the orchestrator that was lost may not know of the
+        retry, and may have moved the session away from the orchestrator that got the retry.
         """
         final = not isinstance(error, Unavailable | Overloaded | Superseded) or not self._patience_s
         if final or (isinstance(error, Superseded) and not self._resumed):
@@ -76,9 +76,9 @@ class Resuming:
         self._resumed = not isinstance(error, Superseded)
         self._asked = (self._asked + 1) % self._orchestrators
         start = self._request.start
-        if folding.epoch:
+        if builder.epoch:
             del start.have[:], start.ended[:]
-            start.have.extend(generation_pb2.TokenIds(ids=ids) for ids in folding.have())
-            start.ended.extend(folding.ended())
-            start.seen_epoch = folding.epoch
+            start.have.extend(generation_pb2.TokenIds(ids=ids) for ids in builder.have())
+            start.ended.extend(builder.ended())
+            start.seen_epoch = builder.epoch
         return error.retry_after_s if isinstance(error, Overloaded) else PAUSE_S

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.completions import Folding, Logprob
-from outrider.options import Options, build_request
+from outrider.client.completions import CompletionBuilder, Logprob
+from outrider.client.options import Options, build_request
 from outrider.v1.generation_pb2 import GenerateResponse
 from speculative.errors import InvalidRequest, OutriderError, Unavailable
 
@@ -112,17 +112,17 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_an_answer_is_the_sum_of_its_chunks() -> None:
-    folding = Folding()
-    assert folding.add(STARTED) is None
-    first = folding.add(tokens([5, 6], "ab", b"\0\2"))
+    builder = CompletionBuilder()
+    assert builder.add(STARTED) is None
+    first = builder.add(tokens([5, 6], "ab", b"\0\2"))
     assert first is not None
     assert first.sources == ("target", "drafter")
-    folding.add(tokens([7], "", b"\1", 2))
+    builder.add(tokens([7], "", b"\1", 2))
     usage = {"completion_tokens": 3, "rounds": 2, "accepted_by_source": {"drafter": 1, "lookup": 1}}
-    last = folding.add(GenerateResponse(finished={"reason": 1, "text": "c", "usage": usage}))
+    last = builder.add(GenerateResponse(finished={"reason": 1, "text": "c", "usage": usage}))
     assert last is not None
     assert (last.ids, last.text) == ((), "c")
-    completion = folding.completion()
+    completion = builder.completion()
     assert (completion.ids, completion.text) == ((5, 6, 7), "abc")
     assert completion.sources == ("target", "drafter", "lookup")
     assert (completion.session, completion.seed, completion.finish_reason) == ("s", 7, "stop")
@@ -132,21 +132,21 @@ def test_an_answer_is_the_sum_of_its_chunks() -> None:
 
 @pytest.mark.parametrize("position", [5, 7, 8, 10])
 def test_ids_that_do_not_join_those_before_are_no_part_of_the_answer(position: int) -> None:
-    folding = Folding()
-    folding.add(GenerateResponse(started={"session": "s", "prompt_tokens": 6}))
-    folding.add(tokens([5, 6, 7], "abc", bytes(3), 6))
+    builder = CompletionBuilder()
+    builder.add(GenerateResponse(started={"session": "s", "prompt_tokens": 6}))
+    builder.add(tokens([5, 6, 7], "abc", bytes(3), 6))
     with pytest.raises(Unavailable, match=f"for position {position}, but 9 is next"):
-        folding.add(tokens([8], "d", b"\0", position))
-    assert folding.have() == [(5, 6, 7)], "with these it can be asked again"
-    folding.add(tokens([8], "d", b"\0", 9))
-    assert folding.have() == [(5, 6, 7, 8)]
+        builder.add(tokens([8], "d", b"\0", position))
+    assert builder.have() == [(5, 6, 7)], "with these it can be asked again"
+    builder.add(tokens([8], "d", b"\0", 9))
+    assert builder.have() == [(5, 6, 7, 8)]
 
 
 def test_a_request_that_failed_or_broke_off_is_no_completion() -> None:
-    failed = Folding()
+    failed = CompletionBuilder()
     with pytest.raises(OutriderError, match="NaN"):
         failed.add(GenerateResponse(finished={"reason": 4, "message": "NaN"}))
-    broken = Folding()
+    broken = CompletionBuilder()
     broken.add(STARTED)
     with pytest.raises(OutriderError, match="broke off after 0 tokens"):
         broken.completion()
@@ -164,13 +164,13 @@ def test_what_is_asked_beside_sampling_is_sent_as_it_is() -> None:
 
 
 def test_choices_are_folded_apart_and_their_prompt_is_counted_once() -> None:
-    folding = Folding(2)
-    folding.add(STARTED)
+    builder = CompletionBuilder(2)
+    builder.add(STARTED)
     for choice, id_, position in ((1, 8, 0), (0, 5, 0), (1, 9, 1)):
         told = [{"logprob": -id_, "top_ids": [id_, 3], "top_logprobs": [-id_, -50.0]}]
         said = {"ids": [id_], "text": "x", "credits": b"\2", "choice": choice, "logprobs": told}
         said["position"] = position
-        chunk = folding.add(GenerateResponse(tokens=said))
+        chunk = builder.add(GenerateResponse(tokens=said))
         assert chunk is not None
         assert chunk.choice == choice
         assert chunk.logprobs == (Logprob(id_, -id_, ((id_, -id_), (3, -50.0))),)
@@ -182,11 +182,11 @@ def test_choices_are_folded_apart_and_their_prompt_is_counted_once() -> None:
             "accepted_by_source": {"drafter": count},
         }
         with pytest.raises(OutriderError, match="broke off"):
-            folding.completion()
-        folding.add(
+            builder.completion()
+        builder.add(
             GenerateResponse(finished={"reason": 2, "choice": choice, "seed": choice, "usage": usage})
         )
-    completion = folding.completion()
+    completion = builder.completion()
     assert [choice.ids for choice in completion.choices] == [(5,), (8, 9)]
     assert [choice.seed for choice in completion.choices] == [0, 1]
     assert (completion.ids, [told.id for told in completion.choices[1].logprobs]) == ((5,), [8, 9])

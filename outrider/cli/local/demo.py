@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli.failures import CommandFailed
-from outrider.cli.stack import EMBEDDED, Stack, StackOptions, embedded
-from outrider.cli.up import Stopped, stoppable
+from outrider.cli.local.stack import Stack
+from outrider.cli.local.up import Stopped, stoppable
+from outrider.cli.local.up_settings import EMBEDDED, StackOptions, embedded
 from outrider.client import Chunk, Client, Completion
-from outrider.completions import TARGET
-from outrider.options import Options
+from outrider.client.options import Options
 from outrider.tokens import TokenTable
+from outrider.wire.names import TARGET
 from speculative.text import TextStream
 
 PROMPTS = 8
@@ -43,7 +44,7 @@ STYLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class HeldOutPrompt:
     """A held-out text, and how it is completed."""
 
     name: str
@@ -62,7 +63,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedCompletion:
     """A completion and how long it took, from the request to its last token."""
 
     completion: Completion
@@ -85,7 +86,7 @@ def run_demo() -> int:
     return report(prompts, plain, speculative, console)
 
 
-def read_prompts(path: Path, count: int = PROMPTS) -> list[Prompt]:
+def read_prompts(path: Path, count: int = PROMPTS) -> list[HeldOutPrompt]:
     """So many of the held-out prompts, spread over the file, each with its temperature and seed."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -93,7 +94,7 @@ def read_prompts(path: Path, count: int = PROMPTS) -> list[Prompt]:
         raise CommandFailed(f"there are no prompts at {path}: they come with a clone", "NOT_FOUND") from error
     chosen = lines[:: max(1, len(lines) // count)][:count]
     return [
-        Prompt(line["name"], line["prompt"], TEMPERATURES[place % len(TEMPERATURES)], seed=place + 1)
+        HeldOutPrompt(line["name"], line["prompt"], TEMPERATURES[place % len(TEMPERATURES)], seed=place + 1)
         for place, line in enumerate(chosen)
     ]
 
@@ -112,7 +113,7 @@ class Painter:
             self._console.out(f" {source}", style=style, end="", highlight=False)
         self._console.print()
 
-    def prompt(self, prompt: Prompt, number: int, count: int) -> None:
+    def prompt(self, prompt: HeldOutPrompt, number: int, count: int) -> None:
         """A heading, and the prompt's last lines."""
         how = f"temperature {prompt.temperature:g}" if prompt.temperature else "greedy"
         self._console.print(f"\n[bold]{number}/{count} {prompt.name}, {how}[/bold]", soft_wrap=True)
@@ -134,7 +135,7 @@ class Painter:
 
 def _corpora(table: TokenTable, console: Console) -> tuple[str, ...]:
     """The corpus to draft from; none where it cannot be made, which costs speed alone."""
-    from outrider.cli.demo_corpus import demo_corpus
+    from outrider.cli.local.demo_corpus import demo_corpus
     from retrieval_service.corpus.errors import CorpusError
 
     began = time.perf_counter()
@@ -159,8 +160,8 @@ def _start(stack: Stack, console: Console) -> None:
 
 
 def _decode_all(
-    client: Client, prompts: Sequence[Prompt], painter: Painter, console: Console
-) -> tuple[list[Answer], list[Answer]]:
+    client: Client, prompts: Sequence[HeldOutPrompt], painter: Painter, console: Console
+) -> tuple[list[TimedCompletion], list[TimedCompletion]]:
     """Every prompt with speculation, in colour; then every one again, plainly and silently."""
     for speculation in (True, False):
         warming = prompts[0].options(speculation=speculation, tokens=WARM_UP_TOKENS, learn=False)
@@ -178,17 +179,22 @@ def _decode_all(
     return speculative, plain
 
 
-def _decode(client: Client, prompt: Prompt, painter: Painter | None, *, speculation: bool) -> Answer:
+def _decode(
+    client: Client, prompt: HeldOutPrompt, painter: Painter | None, *, speculation: bool
+) -> TimedCompletion:
     began = time.perf_counter()
     stream = client.stream(prompt.text, **prompt.options(speculation=speculation))
     if painter is not None:
         painter.answer(stream)
     completion = stream.completion()
-    return Answer(completion, time.perf_counter() - began)
+    return TimedCompletion(completion, time.perf_counter() - began)
 
 
 def report(
-    prompts: Sequence[Prompt], plain: Sequence[Answer], speculative: Sequence[Answer], console: Console
+    prompts: Sequence[HeldOutPrompt],
+    plain: Sequence[TimedCompletion],
+    speculative: Sequence[TimedCompletion],
+    console: Console,
 ) -> int:
     """The table, and the verdict as the last line."""
     table = Table()
@@ -212,7 +218,9 @@ def report(
     return 0 if equal == len(prompts) else 1
 
 
-def _figures(plain: Sequence[Answer], speculative: Sequence[Answer], sources: Sequence[str]) -> list[str]:
+def _figures(
+    plain: Sequence[TimedCompletion], speculative: Sequence[TimedCompletion], sources: Sequence[str]
+) -> list[str]:
     """One row: sums over these answers, then ratios."""
     slow, fast = _rate(plain), _rate(speculative)
     usages = [answer.completion.usage for answer in speculative]
@@ -223,5 +231,5 @@ def _figures(plain: Sequence[Answer], speculative: Sequence[Answer], sources: Se
     return figures + [f"{share:.0%}" for share in shares]
 
 
-def _rate(answers: Sequence[Answer]) -> float:
+def _rate(answers: Sequence[TimedCompletion]) -> float:
     return sum(len(answer.completion.ids) for answer in answers) / sum(answer.seconds for answer in answers)

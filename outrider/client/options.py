@@ -1,4 +1,4 @@
-"""What a client asks: options into a request's message.
+"""What a client requests: options into a request's message.
 
 Pure; shared by the blocking and the asyncio client, which only move the messages.
 """
@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from outrider.option_checks import check_options
+from outrider.client.option_checks import check_options
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import grammar_to_wire, logprobs_to_wire
 from speculative.errors import InvalidRequest
@@ -16,12 +16,12 @@ from speculative.logprobs import Logprobs, LogprobsOf
 
 
 class Options(TypedDict, total=False):
-    """What `generate` and `stream` take beside a prompt. Left out or None: the default of the contract."""
+    """Arguments of `generate` and `stream` beside the prompt. Left out or None: the contract's default."""
 
     ids: Sequence[int] | None
-    """The prompt as token ids, taken as they are; in place of text."""
+    """The prompt as token ids in place of text; nothing is added to them."""
     max_tokens: int | None
-    """The most ids to generate; default 128, or what the context leaves."""
+    """The most tokens to generate; default 128, or as many as the context has room for."""
     temperature: float | None
     """0 is greedy; default 1."""
     top_k: int | None
@@ -36,46 +36,48 @@ class Options(TypedDict, total=False):
     stop_ids: Sequence[int] | None
     """Token ids that end the request beside the target's end-of-sequence ids."""
     ignore_eos: bool
-    """Whether end-of-sequence ids end nothing."""
+    """Whether to continue past end-of-sequence ids."""
     min_tokens: int | None
-    """The request does not end by what is generated before so many ids; default 0."""
+    """Tokens to generate before a stop string, a stop id or an end-of-sequence id may end the request."""
     json_schema: Mapping[str, Any] | str | None
-    """The text is JSON that this schema allows. Of this, `regex` and `json_object` at most one."""
+    """The answer is JSON that matches this schema. At most one of this, `regex` and `json_object`."""
     regex: str | None
-    """The whole text matches this regular expression."""
+    """The whole answer matches this regular expression."""
     json_object: bool
-    """The text is a JSON object."""
+    """Whether the answer must be a JSON object."""
     n: int | None
-    """How many answers; default 1."""
+    """How many answers to generate; default 1."""
     logprobs: bool
-    """Whether each id comes with its log-probability."""
+    """Whether each token comes with its log-probability."""
     top_logprobs: int | None
-    """With `logprobs`: how many of the likeliest ids come beside it, 0 to 20; default 0."""
+    """With `logprobs`: how many of the likeliest tokens to list at each position, 0 to 20; default 0."""
     logprobs_of: Literal["raw", "processed"] | None
-    """With `logprobs`: of the target's own distribution, or of the one that is sampled from; default raw."""
+    """With `logprobs`: of the target's own distribution, or of the processed one that is sampled from;
+    default raw."""
     seed: int | None
-    """Unsigned 64 bits; the same request with the same seed gives the same ids."""
+    """Unsigned 64 bits; the same request with the same seed generates the same tokens."""
     model: str
     session: str
     tenant: str
     speculation: bool
-    """False: decode plainly. The ids are the same."""
+    """False: decode without drafts. The tokens are the same."""
     sources: Sequence[str] | str | None
-    """Names of the sources to draft from; default all."""
+    """Names of the sources to use drafts of; default all."""
     nodes: int | None
-    """The most drafted nodes in one round."""
+    """The most drafted tokens that one round verifies."""
     learn: bool | None
-    """Whether what is generated may be kept to draft from, for the same tenant; default true."""
+    """Whether later drafts for the same tenant may come from this answer; default true."""
     corpora: Sequence[str] | str | None
-    """Names of the corpora to draft from; default all that the tenant may."""
+    """Names of the corpora to draft from; default all that the tenant may use."""
     prediction: str | None
-    """What the answer may resemble, in whole or in part: it is drafted from, and changes nothing."""
+    """Text that the answer may resemble, in whole or in part. Drafts come from it; the answer is the same."""
     timeout: float | None
-    """Seconds for the whole request, above 0; then Unavailable is raised. Default: no end."""
+    """Seconds for the whole request, above 0, after which Unavailable is raised. Default: no limit."""
 
 
 def build_request(prompt: str | None, options: Options) -> generation_pb2.GenerateRequest:
-    """The request's message. Raises InvalidRequest for what no message can hold; the rest is the server's."""
+    """The request's message. Raises InvalidRequest for values that no message can hold; the server checks
+    the rest."""
     check_options(prompt, options)
     stop, sources = options.get("stop") or (), options.get("sources") or ()
     corpora, ids = options.get("corpora") or (), options.get("ids")

@@ -1,4 +1,4 @@
-"""The client that awaits; see `outrider.client`."""
+"""The asyncio client; see `outrider.client`."""
 
 import asyncio
 import time
@@ -7,20 +7,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from outrider.asking import (
+from outrider.client.completions import Chunk, Completion, CompletionBuilder, Model, model_from_wire
+from outrider.client.endpoints import (
     CONTROL_S,
-    Model,
     addresses_in,
+    credentials_of,
     ends_at,
-    model_from_wire,
     patience_for,
     ping_patience_ms,
     time_left,
 )
-from outrider.completions import Chunk, Completion, Folding
-from outrider.credentials import credentials_of
-from outrider.options import Options, build_request
-from outrider.resuming import Resuming
+from outrider.client.options import Options, build_request
+from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel
@@ -36,12 +34,12 @@ if TYPE_CHECKING:
 
 
 class AsyncStream(AsyncIterator[Chunk]):
-    """An answer as it is committed. Iterate to its end, or `close` it, which ends the request."""
+    """An answer as it is generated. Iterate to its end, or `close` it, which cancels the request."""
 
     def __init__(self, ask: "Callable[[Resuming], AsyncCall]", resuming: Resuming, choices: int = 1) -> None:
         self._ask = ask
         self._resuming = resuming
-        self._folding = Folding(choices)
+        self._builder = CompletionBuilder(choices)
         self._call = ask(resuming)
         self._responses = aiter(self._call)
 
@@ -53,9 +51,9 @@ class AsyncStream(AsyncIterator[Chunk]):
             try:
                 return await self._next()
             except (Unavailable, Overloaded, Superseded) as error:
-                if self._folding.whole:  # all that was lost is the stream's own end
+                if self._builder.whole:  # only the end of the stream itself was lost
                     raise StopAsyncIteration from None
-                pause_s = self._resuming.again(error, self._folding, time.monotonic())
+                pause_s = self._resuming.again(error, self._builder, time.monotonic())
                 if pause_s is None:
                     raise
             await asyncio.sleep(pause_s)
@@ -66,18 +64,18 @@ class AsyncStream(AsyncIterator[Chunk]):
         with rpc_errors():
             async for response in self._responses:
                 self._resuming.answered()
-                if (chunk := self._folding.add(response)) is not None:
+                if (chunk := self._builder.add(response)) is not None:
                     return chunk
         raise StopAsyncIteration
 
     async def completion(self) -> Completion:
-        """The whole answer, waiting for what is left of it."""
+        """The whole answer; reads what is left of the stream."""
         async for _ in self:
             pass
-        return self._folding.completion()
+        return self._builder.completion()
 
     def close(self) -> None:
-        """Ends the request, wherever it is."""
+        """Cancels the request, which may have moved to another orchestrator."""
         self._call.cancel()
 
     async def __aenter__(self) -> Self:
@@ -90,7 +88,7 @@ class AsyncStream(AsyncIterator[Chunk]):
 
 
 class AsyncClient:
-    """The same for asyncio; to be made, used and closed inside one event loop."""
+    """A client for asyncio. Make, use and close it inside one event loop."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class AsyncClient:
         cert: str | Path | None = None,
         cert_key: str | Path | None = None,
     ) -> None:
-        """See Client."""
+        """Takes the arguments of Client."""
         addresses = addresses_in(address)
         self._patience_s = patience_for(addresses, patience_s)
         credentials = credentials_of(api_key, ca, cert, cert_key)
@@ -115,11 +113,11 @@ class AsyncClient:
         self._stubs: list[GenerationAsyncStub] = [GenerationStub(channel) for channel in self._channels]
 
     async def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
-        """The whole answer. Raises OutriderError."""
+        """The whole answer to one request. Raises OutriderError."""
         return await self.stream(prompt, **options).completion()
 
     def stream(self, prompt: str | None = None, **options: Unpack[Options]) -> AsyncStream:
-        """The answer as it is committed. Raises OutriderError."""
+        """The answer as it is generated. Raises OutriderError."""
         request = build_request(prompt, options)
         ends = ends_at(options)
 
@@ -131,7 +129,7 @@ class AsyncClient:
         return AsyncStream(ask, resuming, options.get("n") or 1)
 
     async def cancel(self, session: str, *, tenant: str = "") -> bool:
-        """Ends a session's current request; whether one was running. Raises OutriderError."""
+        """Cancels a session's request; returns whether one was running. Raises OutriderError."""
         request = generation_pb2.CancelRequest(tenant=tenant, session=session)
         found = [(await self._control(stub.Cancel, request)).found for stub in self._stubs]
         return any(found)
@@ -139,7 +137,7 @@ class AsyncClient:
     async def explain(
         self, session: str, *, tenant: str = "", choice: int = 0
     ) -> explain_pb2.ExplainResponse:
-        """How the last rounds of a session went, as verifiers remember it. Raises OutriderError."""
+        """The last rounds of a session, from the verifiers' logs. Raises OutriderError."""
         key = common_pb2.SessionKey(tenant=tenant, session=session, choice=choice)
         refusal: OutriderError = Unavailable("no orchestrator")
         for stub in self._stubs:
@@ -154,7 +152,7 @@ class AsyncClient:
         raise refusal
 
     async def models(self) -> list[Model]:
-        """What can be asked for, at the first orchestrator that answers. Raises OutriderError."""
+        """Models that the first orchestrator to answer serves. Raises OutriderError."""
         refusal: OutriderError = Unavailable("no orchestrator")
         for stub in self._stubs:
             try:
@@ -170,7 +168,7 @@ class AsyncClient:
             return await call(request, timeout=CONTROL_S, metadata=self._metadata)
 
     async def close(self) -> None:
-        """Ends what still runs, and the connections."""
+        """Cancels running requests and closes all connections."""
         for channel in self._channels:
             await channel.close()
 

@@ -5,97 +5,45 @@ Knows nothing of requests.
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import grpc
 
 from outrider.cli.failures import CommandFailed
-from outrider.cli.joining import wait_until_joined
-from outrider.cli.said import Said
-from outrider.credentials import credentials_of
+from outrider.cli.local.up_settings import ServiceOverrides, StackOptions
+from outrider.cli.observe.gauges import read
+from outrider.client.endpoints import credentials_of
 from outrider.runtime.backoff import Backoff
-from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, reserved_address, stop_all
-from outrider.runtime.threads import cpu_limit
+from outrider.runtime.children import ServiceFailed, ServiceProcess, reserved_address, stop_all
 from outrider.v1 import draft_source_pb2, verifier_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_sync_channel
 from outrider.wire.status import rpc_errors
+from speculative.errors import Unavailable
 
-EMBEDDED = ROOT / "models"
 START_S = 900.0
+"""Seconds in which all services must get ready."""
 JOIN_S = 30.0
+"""Seconds in which the orchestrator must reach all workers."""
 STOP_S = 5.0
+"""Seconds that a service has to end before it is killed."""
 RESTART_S = (0.5, 30.0)
-"""First and longest wait before a source is started again."""
+"""First and longest wait before a source is started again, in seconds."""
 SOURCES = ("drafter", "retrieval")
-"""Roles that requests go on without."""
+"""Roles whose end leaves requests running."""
 CALL_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class StackOptions:
-    """What `outrider up` was told; an empty target is the embedded pair's."""
-
-    target: str = ""
-    drafter: str = ""
-    bind: str = "127.0.0.1:0"
-    http_bind: str = "127.0.0.1:0"
-    threads: int | None = None
-    dtype: str = "float32"
-    device: str = "cpu"
-    log_level: str = "warning"
-    retrieval: bool = True
-    corpora: tuple[str, ...] = ()
-    """Folders of corpora to draft from."""
-    folder: str = ""
-    """Where the retrieval worker keeps what it learns; empty: nowhere."""
-    said: Said = field(default_factory=Said)
-    """What is said to the services themselves, which goes before most of the above."""
-
-    def models(self) -> tuple[str, str]:
-        """Target and drafter; an empty drafter is none. Raises CommandFailed where the pair is not there."""
-        if self.target:
-            return _folder_or_id(self.target), _folder_or_id("" if self.drafter == "none" else self.drafter)
-        target = str(embedded("target"))
-        if self.drafter:
-            return target, _folder_or_id("" if self.drafter == "none" else self.drafter)
-        return target, str(embedded("drafter"))
-
-    def thread_counts(self, with_drafter: bool) -> tuple[int, int]:
-        """Compute threads of verifier and drafter: one core is left to all else, where there are more."""
-        if self.threads is not None:
-            return self.threads, self.threads
-        cores = int(cpu_limit())
-        drafter = max(1, (cores - 1) // 4) if with_drafter else 0
-        return max(1, cores - 1 - drafter), max(1, drafter)
-
-
-def _folder_or_id(model: str) -> str:
-    """What plainly is a path must be there: found out now, not after the libraries are loaded."""
-    path = Path(model).expanduser()
-    if model.startswith(("/", ".", "~")) and not (path / "config.json").is_file():
-        raise CommandFailed(f"there is no model at {path}: it has no config.json", "NOT_FOUND")
-    return str(path) if path.is_dir() and model else model
-
-
-def embedded(which: str) -> Path:
-    """A model of the embedded pair. Raises CommandFailed where it is not there."""
-    path = EMBEDDED / which
-    if not (path / "config.json").is_file():
-        raise CommandFailed(
-            f"there is no embedded model at {path}: it comes with a clone, not with an installed wheel; "
-            "give --target PATH|ID",
-            "NOT_FOUND",
-        )
-    return path
+"""Timeout of a call to a service, in seconds."""
+POLL_S = 0.02
+"""Seconds between two readings of the orchestrator's metrics."""
 
 
 @dataclass(slots=True)
 class _Role:
-    """How one service is started, again if need be."""
+    """The command line and environment of one service."""
 
     name: str
     module: str
@@ -104,7 +52,7 @@ class _Role:
 
     @property
     def bind(self) -> str:
-        """Where it serves."""
+        """host:port at which the service serves."""
         return self.flags[1]
 
     def start(self) -> ServiceProcess:
@@ -124,7 +72,7 @@ def check_pair(
     source: draft_source_pb2.SourceDescription,
     role: str = "drafter",
 ) -> None:
-    """Raises CommandFailed, naming both, where the tokenizers differ, so that nothing could be drafted."""
+    """Raises CommandFailed where target and source have different tokenizers; drafts would be useless."""
     if source.tokenizer_digest not in ("", target.tokenizer_digest):
         raise CommandFailed(
             f"{role}: the tokenizer of {source.model} ({source.tokenizer_digest[:12]}) is not that of "
@@ -132,14 +80,44 @@ def check_pair(
         )
 
 
+def wait_until_joined(metrics: str, workers: Collection[str], within_s: float) -> None:
+    """Waits until the orchestrator whose /metrics are at host:port reaches all workers (host:port).
+
+    Asks the metrics, not the front, which may want a key and certificates. Raises Unavailable after
+    `within_s` seconds, naming the workers that are out of reach.
+    """
+    deadline = time.monotonic() + within_s
+    while missing := set(workers) - _workers_in_reach(metrics):
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"the orchestrator did not reach {', '.join(sorted(missing))} within {within_s:g} s: where "
+                "these have certificates (tls_cert), it needs one of their authority; its log says more"
+            )
+        time.sleep(POLL_S)
+
+
+def _workers_in_reach(metrics: str) -> set[str]:
+    """Addresses of the workers that the orchestrator reaches; empty where its metrics cannot be read now."""
+    host, _, port = metrics.rpartition(":")
+    connection = HTTPConnection(host.strip("[]"), int(port), timeout=CALL_S)
+    try:
+        connection.request("GET", "/metrics")
+        reading = read(connection.getresponse().read().decode(), time.monotonic())
+        return {peer for peer, up in reading.by("orchestrator_peer_up", "peer").items() if up}
+    except (OSError, HTTPException, ValueError):
+        return set()
+    finally:
+        connection.close()
+
+
 class Stack:
-    """The services. `start`, then `wait_ready`, then `check` now and then; `close` in any case."""
+    """All services of one machine. Call `start`, `wait_ready`, then `check` repeatedly; always `close`."""
 
     def __init__(self, options: StackOptions) -> None:
-        """Raises CommandFailed where a model that is named by default is missing."""
+        """Decides every service's flags. Raises CommandFailed where a model is missing."""
         target, drafter = options.models()
         self._held = contextlib.ExitStack()
-        self._said = options.said
+        self._overrides = options.overrides
         verifier_threads, drafter_threads = options.thread_counts(bool(drafter))
         self._roles = [self._model_role("verifier", target, verifier_threads, options)]
         if drafter:
@@ -147,35 +125,35 @@ class Stack:
         if options.retrieval:
             self._roles.append(self._retrieval_role(target, options))
         decided = {"bind": options.bind, "http_bind": options.http_bind, "log_level": options.log_level}
-        flags = options.said.flags("orchestrator", decided)
+        flags = options.overrides.flags("orchestrator", decided)
         for role in self._roles:
             flags += [f"--{role.name}", role.bind]
-        self._roles.append(_Role("orchestrator", "orchestrator", flags, options.said.environment()))
+        self._roles.append(_Role("orchestrator", "orchestrator", flags, options.overrides.environment()))
         self._children: dict[str, ServiceProcess] = {}
         self._lost = {role: _Lost() for role in SOURCES}
 
     @property
     def address(self) -> str:
-        """host:port of the front door."""
+        """host:port of the orchestrator, for clients."""
         return self._children["orchestrator"].address
 
     @property
     def http(self) -> str:
-        """URL of the front door over HTTP."""
+        """URL of the orchestrator's HTTP API."""
         return self._children["orchestrator"].http
 
     @property
     def children(self) -> list[ServiceProcess]:
-        """Those that run, the orchestrator last."""
+        """Processes that run, the orchestrator last."""
         return [self._children[role.name] for role in self._roles if role.name in self._children]
 
     def start(self) -> None:
-        """Start all of them; returns at once."""
+        """Starts all services and returns at once."""
         for role in self._roles:
             self._children[role.name] = role.start()
 
     def wait_ready(self) -> Iterator[ServiceProcess]:
-        """Yields services as they get ready; at its end a request is answered with drafts.
+        """Yields services as they get ready; afterwards requests are answered, with drafts.
 
         Raises ServiceFailed, or CommandFailed where the drafter cannot draft for the target.
         """
@@ -190,7 +168,10 @@ class Stack:
         self._join()
 
     def check(self) -> Iterator[str]:
-        """Looks after the children; yields what has happened. Raises CommandFailed where it cannot go on."""
+        """Restarts sources that ended; yields each event as text.
+
+        Raises CommandFailed where verifier or orchestrator ended.
+        """
         for role in self._roles:
             child = self._children.get(role.name)
             if child is None:
@@ -203,7 +184,7 @@ class Stack:
                 yield self._lost_source(child, status)
 
     def close(self) -> None:
-        """None is left when this returns."""
+        """Stops all services and waits until they have ended."""
         stop_all(self._children.values(), STOP_S)
         self._held.close()
 
@@ -218,19 +199,19 @@ class Stack:
         )
 
     def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:
-        said = options.said
+        overrides = options.overrides
         decided = {"threads": str(threads), "dtype": options.dtype, "device": options.device}
-        flags = [*self._addresses(name, said), "--model", model]
-        flags += said.flags(name, decided | {"log_level": options.log_level})
-        if "threads" not in said.by_flag and said.text(name, "threads").isdecimal():
-            threads = int(said.text(name, "threads"))
-        env = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **said.environment()}
+        flags = [*self._addresses(name, overrides), "--model", model]
+        flags += overrides.flags(name, decided | {"log_level": options.log_level})
+        if "threads" not in overrides.by_flag and overrides.text(name, "threads").isdecimal():
+            threads = int(overrides.text(name, "threads"))
+        env = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **overrides.environment()}
         if Path(model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
         return _Role(name, f"{name}_service", flags, env)
 
     def _retrieval_role(self, target: str, options: StackOptions) -> _Role:
-        """Of a folder it takes the tokenizer and the embeddings that are there; of an id the tokenizer."""
+        """Passes the target's tokenizer on, and its embeddings where the target is a folder that has them."""
         decided = {"log_level": options.log_level}
         folder = Path(target)
         if not folder.is_dir() or (folder / "tokenizer.json").is_file():
@@ -241,15 +222,16 @@ class Stack:
             decided["corpus"] = ",".join(options.corpora)
         if options.folder:
             decided["folder"] = options.folder
-        flags = [*self._addresses("retrieval", options.said), *options.said.flags("retrieval", decided)]
-        env = {"OMP_NUM_THREADS": "1", **options.said.environment()}
+        overrides = options.overrides
+        flags = [*self._addresses("retrieval", overrides), *overrides.flags("retrieval", decided)]
+        env = {"OMP_NUM_THREADS": "1", **overrides.environment()}
         return _Role("retrieval", "retrieval_service", flags, env)
 
-    def _addresses(self, role: str, said: Said) -> list[str]:
-        """Where it was said to serve, where a port was; else on ports that are held for it."""
+    def _addresses(self, role: str, overrides: ServiceOverrides) -> list[str]:
+        """Flags of the addresses to serve on: the service's own with their ports, else reserved ports."""
         flags = []
         for name in ("bind", "metrics_bind"):
-            address = said.text(role, name)
+            address = overrides.text(role, name)
             free = not address or address.endswith(":0")
             flags += [f"--{name.replace('_', '-')}", self._reserve() if free else address]
         return flags
@@ -269,12 +251,12 @@ class Stack:
             check_pair(target, source, role)
 
     def _join(self) -> None:
-        """Until the orchestrator has found the others."""
+        """Waits until the orchestrator reaches all workers."""
         workers = [child.address for role, child in self._children.items() if role != "orchestrator"]
         wait_until_joined(self._children["orchestrator"].metrics, workers, JOIN_S)
 
     def _channel(self, child: str, named: str) -> grpc.Channel:
-        """To a service, with the certificate that the orchestrator was told to show, if any."""
-        told = [self._said.text("orchestrator", name) or None for name in ("tls_ca", "tls_cert", "tls_key")]
-        certificates = credentials_of(None, *told).certificates
+        """A channel to a service, with the orchestrator's certificate where it has one."""
+        files = (self._overrides.text("orchestrator", name) for name in ("tls_ca", "tls_cert", "tls_key"))
+        certificates = credentials_of(None, *(file or None for file in files)).certificates
         return open_sync_channel(self._children[child].address, certificates=certificates, role=named)

@@ -1,6 +1,6 @@
-"""Whether options are what `generate` and `stream` take: their names and kinds, and what no message can hold.
+"""Checks the names and types of the options of `generate` and `stream`, before they become a message.
 
-Ranges that depend on the target, or that the contract sets, are the server's to check. Pure.
+The server checks ranges that depend on the target or that the contract sets. Pure.
 """
 
 import difflib
@@ -12,13 +12,13 @@ from typing import Any, TypeGuard
 from speculative.errors import InvalidRequest
 
 LONGEST_S = 1e9
-"""Seconds that a request may be given: what gRPC can count."""
+"""The longest timeout of a request, in seconds: the most that gRPC can count."""
 
 Check = Callable[[str, Any], None]
 
 
 def check_options(prompt: object, options: Mapping[str, Any]) -> None:
-    """Raises InvalidRequest, with the option's name and value."""
+    """Raises InvalidRequest, naming the option and its value."""
     for name, value in options.items():
         if name not in _CHECKS:
             raise InvalidRequest(f"there is no option {name!r}{_nearest(name)}")
@@ -113,7 +113,7 @@ def _seconds(name: str, value: Any) -> None:
 
 
 def _is_list(value: object) -> TypeGuard[Iterable[Any]]:
-    """What can be gone through more than once, and is no text or table."""
+    """Whether a value can be iterated more than once, and is neither a string nor a mapping."""
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Iterator)
 
 

@@ -1,4 +1,4 @@
-"""The client that blocks; see `outrider.client`."""
+"""The blocking client; see `outrider.client`."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,20 +6,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from outrider.asking import (
+from outrider.client.completions import Chunk, Completion, CompletionBuilder, Model, model_from_wire
+from outrider.client.endpoints import (
     CONTROL_S,
-    Model,
     addresses_in,
+    credentials_of,
     ends_at,
-    model_from_wire,
     patience_for,
     ping_patience_ms,
     time_left,
 )
-from outrider.completions import Chunk, Completion, Folding
-from outrider.credentials import credentials_of
-from outrider.options import Options, build_request
-from outrider.resuming import Resuming
+from outrider.client.options import Options, build_request
+from outrider.client.resuming import Resuming
 from outrider.v1 import common_pb2, explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_sync_channel
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Stream(Iterator[Chunk]):
-    """An answer as it is committed. Iterate to its end, or `close` it, which ends the request."""
+    """An answer as it is generated. Iterate to its end, or `close` it, which cancels the request."""
 
     def __init__(
         self,
@@ -42,7 +40,7 @@ class Stream(Iterator[Chunk]):
         self._ask = ask
         self._resuming = resuming
         self._call = ask(resuming)
-        self._folding = Folding(choices)
+        self._builder = CompletionBuilder(choices)
 
     def __iter__(self) -> Self:
         return self
@@ -52,9 +50,9 @@ class Stream(Iterator[Chunk]):
             try:
                 return self._next()
             except (Unavailable, Overloaded, Superseded) as error:
-                if self._folding.whole:  # all that was lost is the stream's own end
+                if self._builder.whole:  # only the end of the stream itself was lost
                     raise StopIteration from None
-                pause_s = self._resuming.again(error, self._folding, time.monotonic())
+                pause_s = self._resuming.again(error, self._builder, time.monotonic())
                 if pause_s is None:
                     raise
             time.sleep(pause_s)
@@ -64,18 +62,18 @@ class Stream(Iterator[Chunk]):
         with rpc_errors():
             for response in self._call:
                 self._resuming.answered()
-                if (chunk := self._folding.add(response)) is not None:
+                if (chunk := self._builder.add(response)) is not None:
                     return chunk
         raise StopIteration
 
     def completion(self) -> Completion:
-        """The whole answer, waiting for what is left of it."""
+        """The whole answer; reads what is left of the stream."""
         for _ in self:
             pass
-        return self._folding.completion()
+        return self._builder.completion()
 
     def close(self) -> None:
-        """Ends the request, wherever it is."""
+        """Cancels the request, which may have moved to another orchestrator."""
         self._call.cancel()
 
     def __enter__(self) -> Self:
@@ -100,14 +98,19 @@ class Client:
         cert: str | Path | None = None,
         cert_key: str | Path | None = None,
     ) -> None:
-        """Dials at the first call: host:port, or several of them, separated by commas, one of which is asked.
+        """Connects at the first call.
 
-        Where that one is lost or full, a request goes on at the others, and is given up `patience_s` seconds
-        after the loss: by default 30 where there are several, else at once.
+        Args:
+            address: host:port of an orchestrator, or several with commas between them. A request goes to the
+                first; where that one is lost or full, the request continues at the others.
+            patience_s: seconds after a loss until a request fails. Default: 30 with several orchestrators,
+                else 0.
+            api_key: sent with every call.
+            ca: a file with the certificates to trust; turns TLS on.
+            cert: a file with the certificate to show, where orchestrators ask for one.
+            cert_key: a file with the key of `cert`.
 
-        `api_key` goes with every call. `ca` is a file with the certificates of whom to believe, and makes
-        connections encrypted; `cert` and `cert_key` are files with what to show, where orchestrators ask for
-        it. Raises InvalidRequest where there is none to dial, or a file is not what it must be.
+        Raises InvalidRequest where the address is empty, or a file does not hold what it must.
         """
         addresses = addresses_in(address)
         self._patience_s = patience_for(addresses, patience_s)
@@ -121,11 +124,11 @@ class Client:
         self._stubs: list[GenerationStub] = [GenerationStub(channel) for channel in self._channels]
 
     def generate(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
-        """The whole answer. Raises OutriderError."""
+        """The whole answer to one request. Raises OutriderError."""
         return self.stream(prompt, **options).completion()
 
     def stream(self, prompt: str | None = None, **options: Unpack[Options]) -> Stream:
-        """The answer as it is committed; the request is on its way already. Raises OutriderError."""
+        """The answer as it is generated; sends the request at once. Raises OutriderError."""
         request = build_request(prompt, options)
         ends = ends_at(options)
 
@@ -137,13 +140,13 @@ class Client:
         return Stream(ask, resuming, options.get("n") or 1)
 
     def cancel(self, session: str, *, tenant: str = "") -> bool:
-        """Ends a session's current request; whether one was running. Raises OutriderError."""
+        """Cancels a session's request; returns whether one was running. Raises OutriderError."""
         request = generation_pb2.CancelRequest(tenant=tenant, session=session)
         found = [self._control(stub.Cancel, request).found for stub in self._stubs]
         return any(found)
 
     def explain(self, session: str, *, tenant: str = "", choice: int = 0) -> explain_pb2.ExplainResponse:
-        """How the last rounds of a session went, as verifiers remember it. Raises OutriderError."""
+        """The last rounds of a session, from the verifiers' logs. Raises OutriderError."""
         key = common_pb2.SessionKey(tenant=tenant, session=session, choice=choice)
         refusal: OutriderError = Unavailable("no orchestrator")
         for stub in self._stubs:
@@ -158,7 +161,7 @@ class Client:
         raise refusal
 
     def models(self) -> list[Model]:
-        """What can be asked for, at the first orchestrator that answers. Raises OutriderError."""
+        """Models that the first orchestrator to answer serves. Raises OutriderError."""
         refusal: OutriderError = Unavailable("no orchestrator")
         for stub in self._stubs:
             try:
@@ -174,7 +177,7 @@ class Client:
             return call(request, timeout=CONTROL_S, metadata=self._metadata)
 
     def close(self) -> None:
-        """Ends what still runs, and the connections."""
+        """Cancels running requests and closes all connections."""
         for channel in self._channels:
             channel.close()
 

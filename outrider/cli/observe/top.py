@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from outrider.cli.failures import CommandFailed, usage
-from outrider.cli.gauges import Reading, Span, figures, read
+from outrider.cli.observe.gauges import Reading, ReadingPair, figures, read
 from outrider.runtime.log import escaped
 
 TIMEOUT_S = 2.0
@@ -71,7 +71,7 @@ class Watched:
         try:
             reading = self._read()
             before, self._last = self._last or reading, reading
-            return {"address": self.address, **figures(Span(before, reading))}
+            return {"address": self.address, **figures(ReadingPair(before, reading))}
         except (OSError, ValueError, HTTPException) as error:
             self._last = None
             return {"address": self.address, "error": _why(error)}

@@ -1,7 +1,6 @@
-"""Puts together what a role is told: flags over variables over its table of the configuration file.
+"""Collects a role's settings: flags over variables over the role's table of the configuration file.
 
-Nothing unknown passes at any level, and everything that is wrong is found at once. Of each value it is known
-where it was given.
+Unknown names are refused at every level, and all problems are found at once. Each value keeps its origin.
 """
 
 import os
@@ -19,30 +18,30 @@ from outrider.runtime.problems import Problem
 from outrider.runtime.secret_files import SUFFIX, SecretFiles, holds_secret, rival
 
 NOT_IN_FILES = ("config", "parent_pid")
-"""What only the start of a process can say."""
+"""Settings that only flags and variables can set."""
 _ALL_IN_ALL: names.Path = ()
 Origin = Callable[[names.Path], str]
 
 
 @dataclass(slots=True)
-class Told:
-    """Values that a role was given, not yet checked, and where."""
+class GivenSettings:
+    """A role's settings as given, not yet checked, with the origin of each."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[names.Path, str] = field(default_factory=dict)
-    """By path: a flag, a variable, or the configuration file."""
+    """Setting's path to its origin: a flag, a variable, or the configuration file."""
     problems: list[Problem] = field(default_factory=list)
     file: ConfigFile | None = None
-    """The configuration file, where one was named."""
+    """The configuration file, where one was given."""
     misread: bool = False
-    """Whether flags were left out, so that nothing can be said to be missing."""
+    """Whether flags could not be read; a setting that seems missing may be among them."""
 
     def origin(self, path: Sequence[Any]) -> str:
-        """Where a value, or what it is part of, was given; empty where nowhere."""
+        """Origin of a value, or of the group that holds it; empty where it was not given."""
         return next((self.origins[part] for part in _from_whole(path) if part in self.origins), "")
 
     def has(self, path: Sequence[Any]) -> bool:
-        """Whether somebody said it, what it is part of, or the file that holds it."""
+        """Whether a setting was given, itself, by its group, or by its secret file."""
         return any(
             part in self.origins or (*part[:-1], f"{part[-1]}{SUFFIX}") in self.origins
             for part in _from_whole(path)
@@ -50,7 +49,7 @@ class Told:
 
 
 def _from_whole(path: Sequence[Any]) -> Iterator[names.Path]:
-    """It and what it is part of, the nearest first."""
+    """The path and those of the groups around it, the nearest first."""
     return (tuple(path[:length]) for length in range(len(path), 0, -1))
 
 
@@ -59,60 +58,64 @@ def gather(
     kind: type[BaseSettings],
     arguments: Sequence[str],
     environment: Mapping[str, str] | None = None,
-) -> Told:
-    """Reads flags, variables and the configuration file. Exits where help is asked for.
+) -> GivenSettings:
+    """Reads flags, variables and the configuration file. Exits where a flag requests help.
 
     Raises ValueError where flags cannot be parsed or a file cannot be read; other faults are `problems`.
     """
     environment = os.environ if environment is None else environment
-    told = Told()
-    flags = _flags(role, kind, arguments, told)
-    given = _variables(role, kind, environment, told)
-    path = flags.get("config") or given.get("config") or environment.get(names.CONFIG_VARIABLE)
+    given = GivenSettings()
+    flags = _flags(role, kind, arguments, given)
+    variables = _variables(role, kind, environment, given)
+    path = flags.get("config") or variables.get("config") or environment.get(names.CONFIG_VARIABLE)
     if path:
-        told.file = ConfigFile.read(Path(path))
-        told.problems += told.file.problems()
-        take_table(kind, told, told.file.table(role), str(path))
+        given.file = ConfigFile.read(Path(path))
+        given.problems += given.file.problems()
+        take_table(kind, given, given.file.table(role), str(path))
     known = {name.upper(): name for name in environment}
-    _lay(kind, told, given, lambda path: known.get(names.variable(role, path), names.variable(role, path)))
-    _lay(kind, told, flags, names.flag)
-    return told
+
+    def as_written(path: names.Path) -> str:
+        return known.get(name := names.variable(role, path), name)
+
+    _lay(kind, given, variables, as_written)
+    _lay(kind, given, flags, names.flag)
+    return given
 
 
-def take_table(kind: type[BaseModel], told: Told, table: Mapping[str, Any], origin: str) -> None:
-    """Lays a file's table over what was told. What it has no settings for is left out, and is a problem."""
-    kept = _known_keys(kind, table, _ALL_IN_ALL, origin, told.problems)
+def take_table(kind: type[BaseModel], given: GivenSettings, table: Mapping[str, Any], origin: str) -> None:
+    """Adds a file's table to the given settings. Names that are no settings become problems."""
+    kept = _known_keys(kind, table, _ALL_IN_ALL, origin, given.problems)
     for name in sorted(kept.keys() & set(NOT_IN_FILES)):
         del kept[name]
-        told.problems.append(Problem(name, "is for flags and variables, not for a file", origin=origin))
-    _lay(kind, told, kept, lambda _: origin)
+        given.problems.append(Problem(name, "is for flags and variables, not for a file", origin=origin))
+    _lay(kind, given, kept, lambda _: origin)
 
 
-def check(kind: type[BaseModel], told: Told) -> BaseModel | None:
-    """The settings, where what was told makes them; whatever does not goes to its problems."""
+def check(kind: type[BaseModel], given: GivenSettings) -> BaseModel | None:
+    """The settings as a checked object; None where they are wrong. Adds to the problems of `given`."""
     made, found = None, list[Problem]()
     try:
-        made = kind(**told.values)
+        made = kind(**given.values)
     except ValidationError as error:
-        found = [_problem(kind, told, fault) for fault in error.errors(include_url=False)]
+        found = [_problem(kind, given, fault) for fault in error.errors(include_url=False)]
     if isinstance(made, SecretFiles):
         found = [Problem("", what, missing=True) for what in made.incomplete()]
-    found += _halves(kind, told)
-    told.problems += (one for one in found if not (one.missing and told.misread))
+    found += _halves(kind, given)
+    given.problems += (one for one in found if not (one.missing and given.misread))
     return made
 
 
-def _halves(kind: type[BaseModel], told: Told) -> Iterator[Problem]:
-    """Settings that go together, some of which are missing: known even where others make no settings."""
-    if not issubclass(kind, SecretFiles) or told.misread:
+def _halves(kind: type[BaseModel], given: GivenSettings) -> Iterator[Problem]:
+    """Problems of settings that go together where some are missing, even if other settings are wrong."""
+    if not issubclass(kind, SecretFiles) or given.misread:
         return
     for group in kind.together:
-        if (problem := group.problem(told.values)) is not None:
-            yield replace(problem, origin=told.origin((problem.path,)))
+        if (problem := group.problem(given.values)) is not None:
+            yield replace(problem, origin=given.origin((problem.path,)))
 
 
 def unknown_variables(role: str, kind: type[BaseModel], environment: Mapping[str, str]) -> Iterator[Problem]:
-    """Variables that look like settings of this role, or of none at all, and are none."""
+    """Problems of variables that look like settings of this role or of no role, and are not settings."""
     known = set(names.variables(role, kind))
     others = tuple(names.env_prefix(other) for other in names.TABLES if other != role)
     for name in sorted(environment):
@@ -128,7 +131,7 @@ def unknown_variables(role: str, kind: type[BaseModel], environment: Mapping[str
 
 
 def _nearest_variable(name: str, role: str, known: set[str]) -> str:
-    """Of this role's; or where the name is of no role, the same of the role that is nearest."""
+    """Advice for an unknown name: a variable of this role, or the same variable of the nearest role."""
     if name.startswith(names.env_prefix(role)):
         return names.did_you_mean(name, known)
     begin, between, rest = name.partition("__")
@@ -138,20 +141,25 @@ def _nearest_variable(name: str, role: str, known: set[str]) -> str:
 
 
 def _with_two_underscores(name: str, role: str) -> str:
-    """Kubernetes gives every pod OUTRIDER_VERIFIER_PORT and the like, so that not all of these are slips."""
+    """The variable that a name with one underscore may mean; empty where it cannot be of this role.
+
+    Kubernetes gives every pod OUTRIDER_VERIFIER_PORT and the like, so not every such name is a slip.
+    """
     begin = names.env_prefix(role).removesuffix("_")
     return names.env_prefix(role) + name.removeprefix(begin) if name.startswith(begin) else ""
 
 
-def _flags(role: str, kind: type[BaseSettings], arguments: Sequence[str], told: Told) -> dict[str, Any]:
+def _flags(
+    role: str, kind: type[BaseSettings], arguments: Sequence[str], given: GivenSettings
+) -> dict[str, Any]:
     source: CliSettingsSource[Any] = CliSettingsSource(
         kind, cli_prog_name=f"outrider serve {role}", cli_exit_on_error=False
     )
     known = source.root_parser._option_string_actions
     wrong = [name for name in _named_flags(arguments) if name not in known]
     if wrong and not {"-h", "--help"} & set(arguments):
-        told.problems += (Problem(name, f"is no flag; {names.did_you_mean(name, known)}") for name in wrong)
-        told.misread = True
+        given.problems += (Problem(name, f"is no flag; {names.did_you_mean(name, known)}") for name in wrong)
+        given.misread = True
         return {}
     try:
         source(args=list(arguments))
@@ -170,9 +178,9 @@ def _named_flags(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _variables(
-    role: str, kind: type[BaseSettings], environment: Mapping[str, str], told: Told
+    role: str, kind: type[BaseSettings], environment: Mapping[str, str], given: GivenSettings
 ) -> dict[str, Any]:
-    told.problems += unknown_variables(role, kind, environment)
+    given.problems += unknown_variables(role, kind, environment)
     source = EnvSettingsSource(kind)
     source.env_vars = {name.lower(): value for name, value in environment.items()}
     try:
@@ -184,9 +192,9 @@ def _variables(
         ) from error
     problems: list[Problem] = []
     known = _known_keys(kind, values, _ALL_IN_ALL, "a variable", problems)
-    # Those that are variables of their own are told already, by their whole names.
+    # Those that are variables of their own are reported already, by their whole names.
     upper = {name.upper() for name in environment}
-    told.problems += (
+    given.problems += (
         one for one in problems if names.variable(role, tuple(one.path.split("."))) not in upper
     )
     return known
@@ -209,16 +217,16 @@ def _known_keys(
     return kept
 
 
-def _lay(kind: type[BaseModel], told: Told, values: Mapping[str, Any], origin: Origin) -> None:
-    told.values = _over(kind, told.values, values)
+def _lay(kind: type[BaseModel], given: GivenSettings, values: Mapping[str, Any], origin: Origin) -> None:
+    given.values = _over(kind, given.values, values)
     for path in _leaves(values, kind):
-        told.origins[path] = origin(path)
-    present = set(_leaves(told.values, kind))
-    told.origins = {path: given for path, given in told.origins.items() if path in present}
+        given.origins[path] = origin(path)
+    present = set(_leaves(given.values, kind))
+    given.origins = {path: where for path, where in given.origins.items() if path in present}
 
 
 def _over(kind: type[BaseModel], below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """A secret and the file that holds it are one setting: whichever is given higher up counts."""
+    """Values of both, those of `above` first. A secret and its file are one setting."""
     rivals = {rival(kind, name) for name in above}
     merged = {name: value for name, value in below.items() if name not in rivals}
     for name, value in above.items():
@@ -239,19 +247,19 @@ def _leaves(values: Mapping[str, Any], kind: type[BaseModel], above: names.Path 
             yield (*above, name)
 
 
-def _problem(kind: type[BaseModel], told: Told, fault: Mapping[str, Any]) -> Problem:
+def _problem(kind: type[BaseModel], given: GivenSettings, fault: Mapping[str, Any]) -> Problem:
     place, what = fault["loc"], fault["msg"].removeprefix("Value error, ")
     path = ".".join(part for part in place if isinstance(part, str))
     if fault["type"] == "missing":
         role = getattr(kind, "role", "")
         say = f"is missing: give {names.flag(place)}, {names.variable(role, place)} or {path} below [{role}]"
         return Problem(path, say, missing=True)
-    if place and not told.has(place):
-        return Problem(path, what, missing=True)  # its default will not do: somebody has to say it
-    given = fault["input"]
+    if place and not given.has(place):
+        return Problem(path, what, missing=True)  # its default will not do: it must be given
+    value = fault["input"]
     secret = any(
         place[: len(setting.path)] == setting.path and holds_secret(setting.field.annotation)
         for setting in names.settings_of(kind)
     )
-    shown = not secret and not isinstance(given, Mapping | SecretStr) and place
-    return Problem(path, what, repr(given) if shown else None, told.origin(place))
+    shown = not secret and not isinstance(value, Mapping | SecretStr) and place
+    return Problem(path, what, repr(value) if shown else None, given.origin(place))

@@ -1,0 +1,1 @@
+"""Services of one machine, started together: `outrider up` and `outrider demo`."""

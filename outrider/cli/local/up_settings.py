@@ -1,0 +1,205 @@
+"""Settings of `outrider up`: flags over OUTRIDER_UP__FIELD over the file's table [up].
+
+The services that `up` starts read the same file. A flag of `up` holds for all of them; what `up` decides
+otherwise yields to the service's own table and variables. Each service checks its own settings.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from outrider.cli.failures import CommandFailed, usage
+from outrider.runtime.children import ROOT
+from outrider.runtime.config_file import ConfigFile
+from outrider.runtime.log import Level
+from outrider.runtime.problems import WrongSettings
+from outrider.runtime.setting_names import ROLES, env_prefix, flag
+from outrider.runtime.settings import Address, Names, RoleSettings
+from outrider.runtime.settings_sources import check, gather
+from outrider.runtime.threads import cpu_limit
+
+EMBEDDED = ROOT / "models"
+"""The folder of the embedded pair."""
+
+
+class UpSettings(RoleSettings):
+    """Flags of `outrider up`, variables OUTRIDER_UP__FIELD, the file's table [up]."""
+
+    role: ClassVar[str] = "up"
+
+    target: str = ""
+    """The target: a Hugging Face folder, or an id, NAME or NAME@REVISION. Default: the embedded pair."""
+    drafter: str = ""
+    """The drafter: a folder, an id, or `none`. Default: none where there is a target."""
+    bind: Address = "127.0.0.1:0"
+    """host:port of the orchestrator for clients; port 0 picks a free port."""
+    http_bind: Address = "127.0.0.1:0"
+    """host:port of OpenAI's API over HTTP; port 0 picks a free port."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """Compute threads of the verifier, and of the drafter. Default: from the number of cores."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format in which the models compute."""
+    device: str = "cpu"
+    """Torch device of the models, such as cpu or cuda."""
+    retrieval: Literal["", "none"] = ""
+    """`none` starts no retrieval worker."""
+    corpus: Names = ()
+    """Corpora to draft from, as `outrider index build` makes them."""
+    folder: str = ""
+    """Folder that keeps past outputs to draft from. Default: memory alone."""
+    log_level: Level = "warning"
+    """The least severe events that the services log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOverrides:
+    """Settings that services have from the file and variables: below flags of `up`, above its own choices."""
+
+    config: str = ""
+    """The configuration file that the services read; empty: none."""
+    by_role: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Role to setting to value as written; settings within groups are left out."""
+    by_flag: frozenset[str] = frozenset()
+    """Names of the settings that `up` has from flags, which hold for every service."""
+
+    def text(self, role: str, name: str) -> str:
+        """A role's value of a setting as text; empty where the role has none."""
+        value = self.by_role.get(role, {}).get(name)
+        return "" if value is None else str(value)
+
+    def flags(self, role: str, decided: Mapping[str, str]) -> list[str]:
+        """The values that `up` decides as flags, without settings that the role has otherwise."""
+        left = {
+            name: value
+            for name, value in decided.items()
+            if name in self.by_flag or not self.text(role, name)
+        }
+        return [part for name, value in left.items() for part in (f"--{name.replace('_', '-')}", value)]
+
+    def environment(self) -> dict[str, str]:
+        """Variables to start a service's process with."""
+        return {"OUTRIDER_CONFIG": self.config} if self.config else {}
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """Which services `outrider up` starts, and how."""
+
+    target: str = ""
+    """A folder or an id; empty: the embedded pair's target."""
+    drafter: str = ""
+    """A folder, an id or `none`; empty: the embedded pair's with its target, else none."""
+    bind: str = "127.0.0.1:0"
+    http_bind: str = "127.0.0.1:0"
+    threads: int | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    log_level: str = "warning"
+    retrieval: bool = True
+    corpora: tuple[str, ...] = ()
+    """Folders of corpora to draft from."""
+    folder: str = ""
+    """Where the retrieval worker keeps past outputs; empty: in memory alone."""
+    overrides: ServiceOverrides = field(default_factory=ServiceOverrides)
+    """Settings of single services; they win over most of the fields above."""
+
+    def models(self) -> tuple[str, str]:
+        """Target and drafter; an empty drafter is none. Raises CommandFailed where a model is missing."""
+        if self.target:
+            return _folder_or_id(self.target), _folder_or_id("" if self.drafter == "none" else self.drafter)
+        target = str(embedded("target"))
+        if self.drafter:
+            return target, _folder_or_id("" if self.drafter == "none" else self.drafter)
+        return target, str(embedded("drafter"))
+
+    def thread_counts(self, with_drafter: bool) -> tuple[int, int]:
+        """Compute threads of verifier and drafter; one core stays free where there are several."""
+        if self.threads is not None:
+            return self.threads, self.threads
+        cores = int(cpu_limit())
+        drafter = max(1, (cores - 1) // 4) if with_drafter else 0
+        return max(1, cores - 1 - drafter), max(1, drafter)
+
+
+def _folder_or_id(model: str) -> str:
+    """The model's folder or id. Raises CommandFailed for a path that holds no model."""
+    path = Path(model).expanduser()
+    if model.startswith(("/", ".", "~")) and not (path / "config.json").is_file():
+        raise CommandFailed(f"there is no model at {path}: it has no config.json", "NOT_FOUND")
+    return str(path) if path.is_dir() and model else model
+
+
+def embedded(which: str) -> Path:
+    """The folder of the embedded pair's `target` or `drafter`. Raises CommandFailed where it is missing."""
+    path = EMBEDDED / which
+    if not (path / "config.json").is_file():
+        raise CommandFailed(
+            f"there is no embedded model at {path}: it comes with a clone, not with an installed wheel; "
+            "give --target PATH|ID",
+            "NOT_FOUND",
+        )
+    return path
+
+
+def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> StackOptions:
+    """Options from flags (None: not given), variables and the file. Raises CommandFailed."""
+    environment = os.environ if environment is None else environment
+    flagged = {name: value for name, value in flags.items() if value not in (None, [])}
+    try:
+        given = gather(UpSettings.role, UpSettings, list(_arguments(flagged)), environment)
+        settings = check(UpSettings, given)
+        if given.problems or settings is None:
+            raise WrongSettings(given.problems)
+    except ValueError as error:
+        raise usage(str(error)) from error
+    assert isinstance(settings, UpSettings)
+    overrides = ServiceOverrides(
+        config="" if given.file is None else str(given.file.path.expanduser().resolve()),
+        by_role={role: own for role in ROLES if (own := _settings_for(role, given.file, environment))},
+        by_flag=frozenset(flagged),
+    )
+    return StackOptions(
+        target=_model(settings.target, "target", overrides, "verifier"),
+        drafter=_model(settings.drafter, "drafter", overrides, "drafter"),
+        bind=settings.bind,
+        http_bind=settings.http_bind,
+        threads=settings.threads,
+        dtype=settings.dtype,
+        device=settings.device,
+        log_level=settings.log_level,
+        retrieval=settings.retrieval != "none",
+        corpora=settings.corpus,
+        folder=settings.folder,
+        overrides=overrides,
+    )
+
+
+def _arguments(flagged: Mapping[str, Any]) -> Sequence[str]:
+    """The flags again, as a command line has them."""
+    parts: list[str] = []
+    for name, value in flagged.items():
+        for one in value if isinstance(value, list) else [value]:
+            parts.append(f"{flag((name,))}={one}")
+    return parts
+
+
+def _settings_for(role: str, file: ConfigFile | None, environment: Mapping[str, str]) -> dict[str, Any]:
+    """A service's own settings, from its table of the file and from its variables."""
+    found = {} if file is None else dict(file.table(role))
+    prefix = env_prefix(role)
+    for name, value in environment.items():
+        if name.upper().startswith(prefix):
+            found[name[len(prefix) :].lower()] = value
+    return found
+
+
+def _model(asked: str, name: str, overrides: ServiceOverrides, role: str) -> str:
+    """The model of `up` or of the service. Raises CommandFailed where both name one and these differ."""
+    named = overrides.text(role, "model")
+    if asked and named and asked != named and name not in overrides.by_flag:
+        raise usage(f"up.{name} = {asked!r}, but the model of the {role} is {named!r}: say one of them")
+    return asked or named

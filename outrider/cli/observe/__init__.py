@@ -1,0 +1,1 @@
+"""Commands that show what running services do: `outrider top` and `outrider explain`."""
