@@ -1,4 +1,4 @@
-"""Batches of streams over the held-out prompts, which start together: what load is made of."""
+"""Batches of streams over the held-out prompts that start together."""
 
 import asyncio
 import itertools
@@ -6,56 +6,55 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from figures import Run
-
+from benchmarks.shared.figures import TimedRun, alternating_orders
 from outrider.client import AsyncClient
 
 TEMPERATURES = (0.0, 0.8)
-"""Of every other stream."""
+"""Temperatures that the streams of a batch take in turn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
-    """What a batch of streams that ran together gave."""
+class BatchResult:
+    """Ids, wall time and message gaps of a batch of streams that ran together."""
 
     ids: tuple[tuple[int, ...], ...]
     seconds: float
     gaps_ms: tuple[float, ...]
-    """Between the messages of each stream."""
+    """Milliseconds between two messages of a stream, of all streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Where requests go and how they speculate."""
+    """The orchestrator that an arm's requests go to, and how they speculate."""
 
     address: str
     speculation: bool = True
     sources: tuple[str, ...] | None = None
 
 
-class Load:
-    """Batches of streams; stream i is the same request whatever the arm."""
+class StreamBatches:
+    """Runs batches of streams; stream i is the same request in every arm."""
 
     def __init__(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> None:
         self.prompts = prompts
         self.tokens = tokens
 
-    def together(self, arm: Arm, count: int) -> Streams:
-        """So many streams at once."""
-        return asyncio.run(self._together(arm, count))
+    def run(self, arm: Arm, count: int) -> BatchResult:
+        """Runs `count` streams of an arm at once."""
+        return asyncio.run(self._run(arm, count))
 
-    async def _together(self, arm: Arm, count: int) -> Streams:
+    async def _run(self, arm: Arm, count: int) -> BatchResult:
         async with AsyncClient(arm.address) as client:
             started = time.perf_counter()
             streams = await asyncio.gather(*(self.stream(client, arm, index) for index in range(count)))
             seconds = time.perf_counter() - started
         gaps = tuple(itertools.chain.from_iterable(gaps for _, gaps in streams))
-        return Streams(tuple(ids for ids, _ in streams), seconds, gaps)
+        return BatchResult(tuple(ids for ids, _ in streams), seconds, gaps)
 
     async def stream(
         self, client: AsyncClient, arm: Arm, index: int
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Ids of one stream and the ms between its messages."""
+        """Ids of one stream and the milliseconds between its messages."""
         ids: list[int] = []
         times = []
         stream = client.stream(
@@ -73,28 +72,22 @@ class Load:
         return tuple(ids), tuple(after - before for before, after in itertools.pairwise(times))
 
 
-def flat(arm: str, key: int, repeat: int, streams: Streams) -> Run:
-    """As a run of the figures: all streams' ids, one after another."""
-    return Run(arm, key, repeat, tuple(itertools.chain.from_iterable(streams.ids)), streams.seconds)
+def as_timed_run(arm: str, count: int, repeat: int, batch: BatchResult) -> TimedRun:
+    """A batch of `count` streams as one timed run: all ids one after another, `count` as the prompt."""
+    return TimedRun(arm, count, repeat, tuple(itertools.chain.from_iterable(batch.ids)), batch.seconds)
 
 
 def interleaved(
-    load: Load, arms: dict[str, Arm], counts: Sequence[int], repeats: Sequence[int]
-) -> tuple[list[Run], dict[tuple[str, int], list[float]]]:
-    """Every arm at every number of streams, in an order that turns round each time (ABBA)."""
-    runs: list[Run] = []
+    batches: StreamBatches, arms: dict[str, Arm], counts: Sequence[int], repeats: Sequence[int]
+) -> tuple[list[TimedRun], dict[tuple[str, int], list[float]]]:
+    """Timed runs and message gaps of every arm at every number of streams; the arms alternate (ABBA)."""
+    runs: list[TimedRun] = []
     gaps: dict[tuple[str, int], list[float]] = {}
-    turns = itertools.cycle([list(arms), list(reversed(arms))])
+    orders = alternating_orders(arms)
     for count in counts:
         for repeat in repeats:
-            for name in next(turns):
-                done = load.together(arms[name], count)
-                runs.append(flat(name, count, repeat, done))
+            for name in next(orders):
+                done = batches.run(arms[name], count)
+                runs.append(as_timed_run(name, count, repeat, done))
                 gaps.setdefault((name, count), []).extend(done.gaps_ms)
     return runs, gaps
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Nearest rank, in ms."""
-    ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)

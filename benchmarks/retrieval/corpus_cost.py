@@ -1,8 +1,9 @@
 """Time and size of corpora on disk: parts of `outrider bench retrieval`, not a benchmark of its own.
 
-The text is synthetic and says nothing about acceptance. "zipf-copies": ids drawn from a Zipf distribution
-(exponent 1.2, cut at the vocabulary), in documents of 2,000 ids, half of each made of runs of 16 to 256 ids
-copied from earlier documents, so that contexts recur and the suffixes of copies are long to compare.
+The text is synthetic and says nothing about acceptance. "zipf-copies" draws ids from a Zipf distribution
+(exponent 1.2, cut at the vocabulary) in documents of 2,000 tokens. Half of each document are runs of 16 to
+256 tokens copied from earlier documents, so that contexts recur and the suffixes of copies take long to
+compare.
 """
 
 import resource
@@ -18,21 +19,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.shared.envelope import REPOSITORY, module_command
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.corpus.plan import SHARD_TOKENS, Settings
 
 GENERATOR = "zipf-copies"
 DIGEST = "0" * 64
-DOCUMENT = 2_000
-KEPT = 5_000
-"""Earlier documents to copy from."""
+DOCUMENT_TOKENS = 2_000
+COPIED_FROM = 5_000
+"""Earlier documents that runs are copied from."""
 NODE_LIMIT, DEPTH = 64, 16
 Ids = npt.NDArray[np.uint32]
 
 
-class Synthetic:
-    """So many ids of a vocabulary, the same for a seed; a `Source` of builds."""
+class SyntheticText:
+    """A `Source` for builds that yields `tokens` ids of a vocabulary, the same for the same seed."""
 
     again = True
 
@@ -46,37 +48,38 @@ class Synthetic:
     def __iter__(self) -> Iterator[Ids]:
         rng = np.random.default_rng(self._seed)
         kept: list[Ids] = []
-        for number in range(-(-self._tokens // DOCUMENT)):
-            ids = np.searchsorted(self._sums, rng.random(DOCUMENT)).astype(np.uint32)
+        for number in range(-(-self._tokens // DOCUMENT_TOKENS)):
+            ids = np.searchsorted(self._sums, rng.random(DOCUMENT_TOKENS)).astype(np.uint32)
             at = 0
-            while kept and at < DOCUMENT:
+            while kept and at < DOCUMENT_TOKENS:
                 length, gap = (int(value) for value in rng.integers(16, 257, 2))
                 source = kept[int(rng.integers(len(kept)))]
-                begin = int(rng.integers(DOCUMENT - length))
-                length = min(length, DOCUMENT - at)
+                begin = int(rng.integers(DOCUMENT_TOKENS - length))
+                length = min(length, DOCUMENT_TOKENS - at)
                 ids[at : at + length] = source[begin : begin + length]
                 at += length + gap
-            if len(kept) < KEPT:
+            if len(kept) < COPIED_FROM:
                 kept.append(ids)
             else:
-                kept[number % KEPT] = ids
-            yield ids[: self._tokens - number * DOCUMENT]
+                kept[number % COPIED_FROM] = ids
+            yield ids[: self._tokens - number * DOCUMENT_TOKENS]
 
     def encode(self, documents: Sequence[Ids]) -> list[Ids | None]:
-        """They are ids already."""
+        """The documents as they are, since they are ids already."""
         return list(documents)
 
     def raw(self, document: Ids) -> bytes:
-        """To recognise it by."""
+        """The document's bytes, by which a build recognises it."""
         return document.tobytes()
 
 
-def build_part(
+def build_figures(
     folder: Path, tokens: int, vocabulary: int, shard_tokens: int = SHARD_TOKENS
 ) -> dict[str, Any]:
-    """`build`: seconds without those that the generator takes, of a process of its own, and its peak MiB."""
-    command = [sys.executable, __file__, str(folder), str(tokens), str(vocabulary), str(shard_tokens)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    """The field `build`: a build's seconds without the generator's, and peak MiB, in a process of its own."""
+    numbers = (str(tokens), str(vocabulary), str(shard_tokens))
+    command = module_command("retrieval.corpus_cost", str(folder.resolve()), *numbers)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=True)
     seconds, generating, peak = (float(word) for word in done.stdout.split())
     header = CorpusIndex.open(folder, DIGEST).header
     return {
@@ -90,34 +93,34 @@ def build_part(
     }
 
 
-def contexts(tokens: int, vocabulary: int, count: int) -> list[list[int]]:
-    """Contexts of 64 ids: three in four stand in the corpus, with a chance id at the end of every fifth."""
+def draw_contexts(tokens: int, vocabulary: int, count: int) -> list[list[int]]:
+    """Contexts of 64 tokens: three in four occur in the corpus, and every fifth ends with a random token."""
     rng = np.random.default_rng(1)
     stored: list[Ids] = []
-    every = max(1, tokens // DOCUMENT // 400)
-    for number, document in enumerate(Synthetic(tokens, vocabulary)):
-        if number % every == 0 and len(document) == DOCUMENT:
+    every = max(1, tokens // DOCUMENT_TOKENS // 400)
+    for number, document in enumerate(SyntheticText(tokens, vocabulary)):
+        if number % every == 0 and len(document) == DOCUMENT_TOKENS:
             stored.append(document)
-    fresh = list(Synthetic(DOCUMENT * 100, vocabulary, seed=2))
+    fresh = list(SyntheticText(DOCUMENT_TOKENS * 100, vocabulary, seed=2))
     made = []
     for number in range(count):
         documents = fresh if number % 4 == 3 else stored
         document = documents[int(rng.integers(len(documents)))]
-        end = int(rng.integers(64, DOCUMENT - 1))
+        end = int(rng.integers(64, DOCUMENT_TOKENS - 1))
         ids = document[end - 64 : end].tolist()
         made.append([*ids, int(rng.integers(vocabulary))] if number % 5 == 4 else ids)
     return made
 
 
-def lookup_part(folder: Path, asked: Sequence[Sequence[int]], repeats: int = 5) -> dict[str, Any]:
-    """`lookup_ms`, warm: every context once in each of `repeats` rounds, wall and processor time of each."""
+def lookup_figures(folder: Path, contexts: Sequence[Sequence[int]], repeats: int = 5) -> dict[str, Any]:
+    """The field `lookup_ms`: wall and processor time of warm lookups, each context once in each repeat."""
     index = CorpusIndex.open(folder, DIGEST)
     index.warm()
-    for ids in asked:
+    for ids in contexts:
         index.lookup(ids, node_limit=NODE_LIMIT, depth=DEPTH)
     wall, processor, lengths = [], [], []
     for _ in range(repeats):
-        for ids in asked:
+        for ids in contexts:
             began, spent = time.perf_counter_ns(), time.thread_time_ns()
             found = index.lookup(ids, node_limit=NODE_LIMIT, depth=DEPTH)
             processor.append((time.thread_time_ns() - spent) / 1e6)
@@ -137,7 +140,7 @@ def _quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def _build(folder: Path, tokens: int, vocabulary: int, shard_tokens: int) -> None:
-    built = build(folder, Settings(DIGEST, vocabulary, None, shard_tokens), Synthetic(tokens, vocabulary))
+    built = build(folder, Settings(DIGEST, vocabulary, None, shard_tokens), SyntheticText(tokens, vocabulary))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(built.index_seconds, built.encode_seconds, peak)
 

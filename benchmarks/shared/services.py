@@ -1,6 +1,6 @@
-"""The processes a benchmark measures: `outrider up` and a peer, with what their metrics and memory say.
+"""The processes that a benchmark measures: `outrider up`, a peer, and helpers around them.
 
-Knows how to start, pause and read them; knows nothing of what they are asked.
+Starts, pauses and reads processes; knows nothing of the requests that they get.
 """
 
 import contextlib
@@ -12,22 +12,24 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from envelope import REPOSITORY
+from benchmarks.shared.envelope import REPOSITORY, module_command
+from benchmarks.shared.process_memory import peak_mb
 
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+STOP_S = 15.0
+"""Seconds that a process gets to end once it was asked to."""
 
 
-class Stack:
+class UpServices:
     """A running `outrider up`: one verifier, at most one drafter, one orchestrator, each a process."""
 
     def __init__(self, target: str, drafter: str, **variables: str) -> None:
-        """`variables` are added to the environment of its processes."""
+        """Starts the services with `variables` in their environment and returns when they are ready."""
         command = [sys.executable, "-m", "outrider.cli", "up", "--json", "--threads", "1"]
-        # Requests are repeated here, which past outputs would remember.
+        # Benchmarks repeat requests, and past outputs would remember them.
         command += ["--target", target, "--drafter", drafter, "--retrieval", "none"]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=os.environ | variables
@@ -46,23 +48,23 @@ class Stack:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self._process.terminate()
-        self._process.wait(15)
+        self._process.wait(STOP_S)
 
     def pids(self, *roles: str) -> list[int]:
-        """Process ids of these roles; of all where none is named."""
+        """Process ids of these roles; of all processes where no role is named."""
         return [p["pid"] for p in self.processes if not roles or p["role"] in roles]
 
     def address_of(self, role: str) -> str:
-        """host:port of the one process of this role."""
+        """host:port of the only process of this role."""
         address: str = next(p["address"] for p in self.processes if p["role"] == role)
         return address
 
     def peak_mb(self) -> dict[str, int]:
-        """The largest resident size of each process so far, in MiB."""
+        """Largest resident size of each process so far, in MiB, by role."""
         return {p["role"]: peak_mb(p["pid"]) for p in self.processes}
 
     def metric(self, role: str, name: str, **labels: str) -> float:
-        """One sample of a process's /metrics. Raises KeyError where it is not there."""
+        """The first sample with this name and labels in a process's /metrics. Raises KeyError without any."""
         address = next(p["metrics"] for p in self.processes if p["role"] == role)
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
             text = reply.read().decode()
@@ -74,16 +76,19 @@ class Stack:
         raise KeyError(f"{name}{labels} is not among the metrics of {role}")
 
 
-class Peer:
-    """The library's own decoding in a process of its own; see peer.py."""
+class HfPeer:
+    """A process that decodes with transformers; see hf_peer.py."""
 
     def __init__(self, target: str, drafter: str | None) -> None:
-        command = [sys.executable, str(Path(__file__).parent / "peer.py"), target] + (
-            [drafter] if drafter else []
-        )
+        command = module_command("shared.hf_peer", target, *([drafter] if drafter else []))
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            env=environment,
         )
         self._read()
 
@@ -93,15 +98,15 @@ class Peer:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(15)
+        self._process.wait(STOP_S)
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The peer's process id."""
         return self._process.pid
 
     def decode(self, **request: Any) -> tuple[tuple[int, ...], float]:
-        """Generated ids and seconds of one call."""
+        """Generated ids of one request, and the seconds that `generate` took."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -117,47 +122,43 @@ class Peer:
         return answer
 
 
-class Helper:
-    """A process that says its address in its first line and ends with its stdin."""
+class HelperProcess:
+    """A process whose first line is its address, alone or in a JSON object, and which ends with its stdin."""
 
     def __init__(self, command: list[str]) -> None:
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
         )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
         if not line:
             raise SystemExit(f"{' '.join(command)} did not start; its message is above")
-        self.address: str = json.loads(line)["address"] if line.startswith("{") else line
+        self.ready: dict[str, Any] = json.loads(line) if line.startswith("{") else {"address": line}
+        self.address: str = self.ready["address"]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.terminate()
-        self._process.wait(15)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.terminate()
+        self.process.wait(STOP_S)
 
 
-class FaultyDrafter(Helper):
-    """Between a verifier and a real drafter; see faulty.py."""
-
-    def __init__(self, drafter: str, mode: str) -> None:
-        super().__init__([sys.executable, str(Path(__file__).parent / "faulty.py"), drafter, mode])
+def faulty_drafter(drafter: str, fault: str) -> HelperProcess:
+    """A process between a verifier and the drafter at this address; see faulty_drafter.py."""
+    return HelperProcess(module_command("shared.faulty_drafter", drafter, fault))
 
 
-class Orchestrator(Helper):
-    """One more orchestrator of a verifier, with a drafter of its own choice."""
-
-    def __init__(self, verifier: str, drafter: str) -> None:
-        command = [sys.executable, "-m", "orchestrator", "--verifier", verifier, "--drafter", drafter]
-        super().__init__(command)
+def orchestrator(verifier: str, *flags: str) -> HelperProcess:
+    """One more orchestrator in front of the verifier at this address, with these flags."""
+    return HelperProcess([sys.executable, "-m", "orchestrator", "--verifier", verifier, *flags])
 
 
 @contextlib.contextmanager
-def stopped(pids: list[int]) -> Iterator[None]:
-    """Hold these processes with SIGSTOP meanwhile."""
+def paused(pids: list[int]) -> Iterator[None]:
+    """Holds these processes with SIGSTOP inside the block."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -165,11 +166,3 @@ def stopped(pids: list[int]) -> Iterator[None]:
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-
-
-def peak_mb(pid: int) -> int:
-    """VmHWM of a process, in MiB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) // 1024
-    raise KeyError(f"/proc/{pid}/status has no VmHWM")

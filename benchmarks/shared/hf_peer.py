@@ -1,6 +1,7 @@
-"""The library's own decoding in a process of its own: a JSON request a line in, an answer a line out.
+"""Decodes with transformers in a process of its own, the peer that Outrider is compared with.
 
-Run by a benchmark as `python benchmarks/peer.py TARGET DRAFTER`. Knows nothing of Outrider's services.
+Reads one JSON request per line of stdin and writes one JSON answer per line of stdout. A benchmark starts it
+as `python -m benchmarks.shared.hf_peer TARGET [DRAFTER]`. Knows nothing of Outrider's services.
 """
 
 import json
@@ -14,12 +15,12 @@ from transformers.utils import logging
 
 
 def load(path: str) -> Any:
-    """A causal LM in float32 on the CPU, ready to decode."""
+    """Loads a causal LM in float32 on the CPU, ready to decode."""
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def decode(target: Any, drafter: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Time one `generate` call. `method` is generate, assisted or prompt_lookup."""
+    """Times one `generate` call; the request's `method` is generate, assisted or prompt_lookup."""
     torch.set_num_threads(request["threads"])
     torch.manual_seed(request["seed"])
     ids = torch.tensor([request["ids"]])
@@ -40,7 +41,7 @@ def decode(target: Any, drafter: Any, request: dict[str, Any]) -> dict[str, Any]
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Loads the models and answers requests until stdin ends."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     target = load(sys.argv[1])

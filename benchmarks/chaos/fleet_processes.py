@@ -1,6 +1,6 @@
-"""The processes that are harmed: started on addresses of their own, killed, held, slowed, started again.
+"""Starts the processes of a chaos run on addresses of their own, and kills, holds, slows and restarts them.
 
-Knows nothing of plans and streams. All are tied to this process: they end with it, however that ends.
+Knows nothing of plans and streams. All processes are tied to this process and end with it, however it ends.
 """
 
 import asyncio
@@ -12,22 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from chaos_plan import Fault, Harm, Process
-from redis_server import RedisServer, answers
-
+from benchmarks.chaos.fault_plan import FleetProcess, Harm, ProcessFault
+from benchmarks.shared.redis_process import RedisProcess, answers
 from outrider.runtime.children import ServiceProcess, reserved_address
 
 ROLES = {"verifier": 2, "orchestrator": 2, "drafter": 2, "retrieval": 1, "redis": 1}
 START_S = 180.0
 STOP_S = 5.0
-HELD_S, FREE_S = 0.08, 0.02
-"""What a slow process does in turn: nothing, then its work."""
-ASK_S = 1.0
-_UP = re.compile(r'^outrider_orchestrator_peer_up\{peer="([^"]+)"\} 1\.0$', re.MULTILINE)
+HELD_S, RUNNING_S = 0.08, 0.02
+"""Seconds for which a slow process is held and let run, in turn."""
+READY_TIMEOUT_S = 1.0
+_PEER_UP = re.compile(r'^outrider_orchestrator_peer_up\{peer="([^"]+)"\} 1\.0$', re.MULTILINE)
 
 
-class Child(Protocol):
-    """What runs: a service or a Redis server."""
+class HarmedChild(Protocol):
+    """A running process: a service or a Redis server."""
 
     @property
     def pid(self) -> int: ...
@@ -41,30 +40,34 @@ class Child(Protocol):
     def stop(self, grace_s: float) -> object: ...
 
 
-class Fleet:
-    """`start`, then `harm` as often as wanted, `close` in any case."""
+class ChaosFleet:
+    """All processes of a chaos run: call `start`, then `harm` as often as wanted, and `close` in any case."""
 
     def __init__(self, target: str, drafter: str, *, log_level: str, deterministic: bool) -> None:
-        """Nothing runs yet. `deterministic`: whether verifiers compute in the deterministic profile."""
+        """Reserves the addresses; nothing runs yet.
+
+        Args:
+            deterministic: whether verifiers compute in the deterministic profile.
+        """
         self._held = contextlib.ExitStack()
-        self._all = [Process(role, number) for role, count in ROLES.items() for number in range(count)]
+        self._all = [FleetProcess(role, number) for role, count in ROLES.items() for number in range(count)]
         self.address = {process: self._held.enter_context(reserved_address()) for process in self._all}
-        """Where each serves, from first to last."""
+        """The address of each process, the same throughout the run."""
         self._metrics = {process: self._held.enter_context(reserved_address()) for process in self._all}
-        self._children: dict[Process, Child] = {}
-        self._harmed: set[Process] = set()
+        self._children: dict[FleetProcess, HarmedChild] = {}
+        self._harmed: set[FleetProcess] = set()
         self._models = {"verifier": target, "drafter": drafter}
         self._log_level = log_level
         self._deterministic = deterministic
 
     def addresses(self, role: str) -> str:
-        """Of all of a role, with commas between."""
+        """Addresses of all processes of a role, separated by commas."""
         return ",".join(self.address[process] for process in self._all if process.role == role)
 
     async def start(self) -> None:
-        """All of them; returns when all are ready.
+        """Starts all processes and returns when all are ready.
 
-        Raises ServiceFailed, RuntimeError or TimeoutError where one does not get ready.
+        Raises ServiceFailed, RuntimeError or TimeoutError where a process does not get ready.
         """
         for process in self._all:
             self._start(process)
@@ -72,8 +75,8 @@ class Fleet:
             await asyncio.to_thread(self._children[process].wait_ready, START_S)
         await self._until_ready(set(self._all))
 
-    async def harm(self, fault: Fault) -> None:
-        """Carries a fault out; returns when its process is ready again. Raises as `start`."""
+    async def harm(self, fault: ProcessFault) -> None:
+        """Carries a fault out and returns when its process is ready again. Raises what `start` raises."""
         process = fault.process
         self._harmed.add(process)
         pid = self._children[process].pid
@@ -90,28 +93,28 @@ class Fleet:
                 ends = asyncio.get_running_loop().time() + fault.lasts_s
                 while asyncio.get_running_loop().time() < ends:
                     await _hold(pid, HELD_S)
-                    await asyncio.sleep(FREE_S)
+                    await asyncio.sleep(RUNNING_S)
         self._harmed.discard(process)
         await self._until_ready({process})
 
-    async def _until_ready(self, wanted: set[Process]) -> None:
+    async def _until_ready(self, wanted: set[FleetProcess]) -> None:
         async with asyncio.timeout(START_S):
             while True:
                 if wanted <= await self.ready():
                     return
                 await asyncio.sleep(0.1)
 
-    async def ready(self) -> set[Process]:
-        """Those that nobody harms now, that are up, and that those who need them reach.
+    async def ready(self) -> set[FleetProcess]:
+        """The processes that nobody harms now, that are up, and that their peers reach.
 
-        Raises RuntimeError where one ended by itself.
+        Raises RuntimeError where a process ended by itself.
         """
-        asked = [process for process in self._all if process not in self._harmed]
-        for process in asked:
+        unharmed = [process for process in self._all if process not in self._harmed]
+        for process in unharmed:
             if (status := self._children[process].poll()) is not None:
                 raise RuntimeError(f"{process} ended by itself with exit status {status}")
-        found = await asyncio.gather(*map(self._state, asked))
-        up = {process: state for process, state in zip(asked, found, strict=True) if state is not None}
+        found = await asyncio.gather(*map(self._state, unharmed))
+        up = {process: state for process, state in zip(unharmed, found, strict=True) if state is not None}
         views = [seen for process, seen in up.items() if process.role == "orchestrator"]
         unreached = {
             process
@@ -123,7 +126,7 @@ class Fleet:
         return up.keys() - unreached - idle
 
     def close(self) -> None:
-        """None is left when this returns."""
+        """Ends all processes, held processes too; none is left when this returns."""
         for child in self._children.values():
             if child.poll() is None:
                 os.kill(child.pid, signal.SIGCONT)
@@ -132,26 +135,26 @@ class Fleet:
             child.stop(STOP_S)
         self._held.close()
 
-    async def _state(self, process: Process) -> set[str] | None:
-        """None where it is not ready; of an orchestrator the peers that it reaches."""
+    async def _state(self, process: FleetProcess) -> set[str] | None:
+        """The peers that an orchestrator reaches, none for other roles; None where a process is not ready."""
         if process.role == "redis":
             return set() if await asyncio.to_thread(answers, self.address[process]) else None
         path = "/metrics" if process.role == "orchestrator" else "/readyz"
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(READY_TIMEOUT_S):
                 status, body = await _get(self._metrics[process], path)
         except (OSError, TimeoutError):
             return None
-        return set(_UP.findall(body)) if status == 200 else None
+        return set(_PEER_UP.findall(body)) if status == 200 else None
 
-    def _start(self, process: Process) -> None:
-        makers: dict[str, Callable[[Process], Child]] = {"redis": self._redis}
+    def _start(self, process: FleetProcess) -> None:
+        makers: dict[str, Callable[[FleetProcess], HarmedChild]] = {"redis": self._redis}
         self._children[process] = makers.get(process.role, self._service)(process)
 
-    def _redis(self, process: Process) -> Child:
-        return RedisServer(self.address[process])
+    def _redis(self, process: FleetProcess) -> HarmedChild:
+        return RedisProcess(self.address[process])
 
-    def _service(self, process: Process) -> Child:
+    def _service(self, process: FleetProcess) -> HarmedChild:
         role = process.role
         flags = ["--bind", self.address[process], "--metrics-bind", self._metrics[process]]
         flags += ["--log-level", self._log_level]
@@ -181,7 +184,7 @@ async def _hold(pid: int, seconds: float) -> None:
 
 
 async def _get(address: str, path: str) -> tuple[int, str]:
-    """Status and body of one request over HTTP. Raises OSError where there is nobody."""
+    """Status and body of one HTTP request. Raises OSError where no process serves the address."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

@@ -1,4 +1,4 @@
-"""What streams under fire come to: silences around faults, ids twice or never, first differences. Pure."""
+"""Figures of streams under faults: silences around faults, tokens sent twice or never, differences. Pure."""
 
 import itertools
 import math
@@ -7,89 +7,86 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos_plan import Fault
+from benchmarks.chaos.fault_plan import ProcessFault
 
-AFTER_S = 1.0
-"""How long after a process is back a silence still counts as around its fault."""
-SHOWN = 20
-"""Differences and errors that are told of each at most."""
+SETTLE_S = 1.0
+"""Seconds after a process is back in which a silence still counts as its fault's."""
+MOST_REPORTED = 20
+"""Most differences, and most errors, in the result."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """A fault that was carried out, and when: from the harm until the process is whole again."""
+class CompletedFault:
+    """A fault that was carried out, and its seconds: from the harm until the process is ready again."""
 
-    fault: Fault
+    fault: ProcessFault
     began_s: float
     ended_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
-    """A silence at whose end a stream went on under another epoch."""
+class EpochSwitch:
+    """A silence after which a stream went on under another epoch."""
 
     silence_s: float
     choice: int
-    """Of the first ids after it."""
+    """The choice of the first tokens after the silence."""
     epoch: int
 
 
 @dataclass(slots=True)
-class Track:
+class StreamRecord:
     """One stream as its client saw it, message by message."""
 
     name: str
     prompt_length: int
     asked_s: float
     duplicates: int = 0
-    """Ids that came at a position which the client had."""
+    """Tokens that came at a position which the client had already."""
     gaps: int = 0
-    """Positions that were passed over."""
-    switches: list[Switch] = field(default_factory=list)
+    """Positions that the stream passed over."""
+    switches: list[EpochSwitch] = field(default_factory=list)
     computed_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By choice and epoch: how long the verifier that went on had the session until its ids were read, behind
-    others' as the case may be; of those that could still tell."""
+    """By choice and epoch: seconds from a verifier's takeover until it had read the session's tokens, its
+    wait for other sessions included. Only verifiers that still answered are here."""
     asked: int = 0
-    """How often it was asked for: once, and once more after each orchestrator that was lost."""
+    """How often the client asked for the stream: once, and once more after each lost orchestrator."""
     recoveries: int = 0
-    """How often its orchestrator moved it to another verifier."""
+    """How often the orchestrator moved the stream to another verifier."""
     completion: Sequence[Sequence[int]] | None = None
-    """Ids by choice; None: it did not end."""
+    """Ids by choice; None where the stream did not end."""
     error: str = ""
     times: list[float] = field(default_factory=list)
     _epoch: int = 0
     _moving: bool = False
     _lengths: Counter[int] = field(default_factory=Counter)
 
-    def started(self, epoch: int) -> None:
-        """An orchestrator took it, under this epoch."""
-        self._moved(epoch)
-
-    def tokens(self, now_s: float, choice: int, position: int, count: int, epoch: int) -> None:
-        """So many ids came at this position; `epoch` is 0 where it is as before."""
+    def record_tokens(self, now_s: float, choice: int, position: int, count: int, epoch: int) -> None:
+        """Records `count` tokens at this position; `epoch` is 0 where it has not changed."""
         due = self.prompt_length + self._lengths[choice]
         self.duplicates += max(0, min(due - position, count))
         self.gaps += max(0, position - due)
         self._lengths[choice] = max(due, position + count) - self.prompt_length
-        self._moved(epoch)
+        self.record_epoch(epoch)
         last = self.times[-1] if self.times else self.asked_s
         if self._moving:
-            self.switches.append(Switch(now_s - last, choice, self._epoch))
+            self.switches.append(EpochSwitch(now_s - last, choice, self._epoch))
             self._moving = False
         self.times.append(now_s)
 
     def beyond_prefill(self) -> list[float]:
-        """What each switch took beside that, in seconds."""
-        known = [it for it in self.switches if (it.choice, it.epoch) in self.computed_s]
-        return [max(0.0, it.silence_s - self.computed_s[it.choice, it.epoch]) for it in known]
+        """Seconds of each switch beyond the reading time that is known for it."""
+        times = [(each, self.computed_s.get((each.choice, each.epoch))) for each in self.switches]
+        return [max(0.0, each.silence_s - read_s) for each, read_s in times if read_s is not None]
 
-    def _moved(self, epoch: int) -> None:
+    def record_epoch(self, epoch: int) -> None:
+        """Records the epoch under which the stream runs now; 0 where it has not changed."""
         if epoch and self._epoch and epoch != self._epoch and self.times:
             self._moving = True
         self._epoch = epoch or self._epoch
 
     def silence(self, since_s: float, until_s: float) -> float | None:
-        """The longest silence that has a part in this span; None where the stream has none."""
+        """Seconds of the longest silence that overlaps this span; None where no silence does."""
         points = [self.asked_s, *self.times]
         spans = itertools.pairwise(points)
         found = [after - before for before, after in spans if before < until_s and after > since_s]
@@ -97,15 +94,15 @@ class Track:
 
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
-    """Index of the first id that differs or is there once only; None where all are the same."""
-    for place, (one, other) in enumerate(zip(expected, got, strict=False)):
-        if one != other:
+    """Index of the first id that differs or is missing on one side; None where all ids are the same."""
+    for place, (right, found) in enumerate(zip(expected, got, strict=False)):
+        if right != found:
             return place
     return None if len(expected) == len(got) else min(len(expected), len(got))
 
 
-def difference(track: Track, golden: Sequence[Sequence[int]]) -> dict[str, Any] | None:
-    """Where an ended stream parts from its golden output first; None where it does not."""
+def difference(track: StreamRecord, golden: Sequence[Sequence[int]]) -> dict[str, Any] | None:
+    """Where an ended stream first differs from its golden output; None where it does not differ."""
     assert track.completion is not None
     for choice, (expected, got) in enumerate(zip(golden, track.completion, strict=True)):
         place = first_difference(expected, got)
@@ -122,22 +119,24 @@ def difference(track: Track, golden: Sequence[Sequence[int]]) -> dict[str, Any] 
     return None
 
 
-def pauses(tracks: Iterable[Track], done: Iterable[Done]) -> dict[str, dict[str, list[float]]]:
-    """For each stream around each fault its longest silence; by role, then harm."""
+def pauses(
+    tracks: Iterable[StreamRecord], done: Iterable[CompletedFault]
+) -> dict[str, dict[str, list[float]]]:
+    """Each stream's longest silence around each fault, in seconds, by role and then by harm."""
     tracks = list(tracks)
     found: dict[str, dict[str, list[float]]] = {}
-    for one in done:
-        of_role = found.setdefault(one.fault.process.role, {})
-        silences = of_role.setdefault(one.fault.harm.value, [])
+    for completed in done:
+        of_role = found.setdefault(completed.fault.process.role, {})
+        silences = of_role.setdefault(completed.fault.harm.value, [])
         for track in tracks:
-            silence = track.silence(one.began_s, one.ended_s + AFTER_S)
+            silence = track.silence(completed.began_s, completed.ended_s + SETTLE_S)
             if silence is not None:
                 silences.append(silence)
     return found
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float | None]:
-    """p50 and p99, nearest rank; None where there is nothing."""
+    """p50 and p99 of the values by nearest rank; None of no values."""
     ordered = sorted(values)
     if not ordered:
         return {"p50": None, "p99": None}
@@ -146,12 +145,16 @@ def quantiles(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def summary(
-    tracks: Sequence[Track], golden: dict[str, Sequence[Sequence[int]]], done: Sequence[Done]
+    tracks: Sequence[StreamRecord], golden: dict[str, Sequence[Sequence[int]]], done: Sequence[CompletedFault]
 ) -> dict[str, Any]:
-    """The fields of the benchmark; `golden` by a stream's name as far as its first slash."""
+    """The fields of the benchmark's result.
+
+    Args:
+        golden: ids by choice, by a stream's name up to its first slash.
+    """
     ended = [track for track in tracks if track.completion is not None]
-    told = [difference(track, golden[track.name.partition("/")[0]]) for track in ended]
-    differences = [it for it in told if it is not None]
+    found = [difference(track, golden[track.name.partition("/")[0]]) for track in ended]
+    differences = [each for each in found if each is not None]
     by = pauses(tracks, done)
     everything = [silence for of_role in by.values() for silences in of_role.values() for silence in silences]
     switches = [switch.silence_s for track in tracks for switch in track.switches]
@@ -180,6 +183,6 @@ def summary(
             }
             for role, of_role in by.items()
         },
-        "differences": differences[:SHOWN],
-        "errors": errors[:SHOWN],
+        "differences": differences[:MOST_REPORTED],
+        "errors": errors[:MOST_REPORTED],
     }

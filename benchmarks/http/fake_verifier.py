@@ -1,11 +1,12 @@
-"""A verifier without a model, which commits ids at a given rate, to measure what stands in front of one.
+"""A verifier without a model that commits tokens at a given rate, to measure the orchestrator before it.
 
-Started by a benchmark, says its address in its first line, ends with its stdin:
+A benchmark starts it; its first line is its address, and it ends with its stdin:
 
-    python benchmarks/fake_verifier.py TOKENIZER EVERY_S IDS
+    python -m benchmarks.http.fake_verifier TOKENIZER EVERY_S TOKENS
 
-TOKENIZER is a tokenizer.json; every session is given IDS ids each EVERY_S seconds, the first ones after a
-share of that which differs from session to session; with EVERY_S 0 as fast as its reader takes them.
+TOKENIZER is a tokenizer.json. Every session gets TOKENS tokens each EVERY_S seconds. The first come after a
+share of EVERY_S that differs from session to session. With EVERY_S 0 a session gets tokens as fast as its
+reader takes them.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from typing import Any
 
 import grpc.aio
 
+from benchmarks.shared.standin_server import serve_until_stdin_ends
 from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2
 from outrider.v1 import verifier_pb2 as pb
@@ -31,8 +33,8 @@ TEXT = "def add(left, right):\n    return left + right\n\n\nfor value in values:
 
 
 @dataclass(slots=True)
-class Session:
-    """What one has, and when it is given more."""
+class FakeSession:
+    """How many tokens a session has, of how many, and when it gets more."""
 
     prompt: int
     length: int
@@ -41,14 +43,14 @@ class Session:
 
 
 class FakeVerifier(VerifierServicer):
-    """Keeps the contract, and decodes nothing."""
+    """Serves the Verifier contract without decoding anything."""
 
-    def __init__(self, table: TokenTable, every_s: float, ids: int) -> None:
+    def __init__(self, table: TokenTable, every_s: float, tokens: int) -> None:
         self._table = table
         self._every_s = every_s
-        self._ids = ids
-        self._text = table.encode(TEXT)
-        self._sessions: dict[SessionKey, Session] = {}
+        self._tokens = tokens
+        self._text_ids = table.encode(TEXT)
+        self._sessions: dict[SessionKey, FakeSession] = {}
 
     async def Describe(self, request: Any, context: Any) -> pb.VerifierDescription:
         return pb.VerifierDescription(
@@ -71,7 +73,7 @@ class FakeVerifier(VerifierServicer):
         key = key_from_wire(request.key)
         share = hash(key) % 1024 / 1024
         due = time.monotonic() + self._every_s * share
-        self._sessions[key] = Session(request.prompt_length, len(request.ids), request.limit, due)
+        self._sessions[key] = FakeSession(request.prompt_length, len(request.ids), request.limit, due)
         return pb.OpenResponse(source_names=["lookup"])
 
     async def Cancel(self, request: pb.VerifierCancelRequest, context: Any) -> pb.VerifierCancelResponse:
@@ -91,9 +93,9 @@ class FakeVerifier(VerifierServicer):
                 response = pb.WatchResponse(beat=pb.Beat(step=step))
                 now = time.monotonic()
                 for alias, cursor in list(cursors.items()):
-                    if (told := self._committed(cursor, now)) is not None:
-                        response.committed.append(told)
-                        if told.finished:
+                    if (committed := self._committed(cursor, now)) is not None:
+                        response.committed.append(committed)
+                        if committed.finished:
                             cursors.pop(alias, None)
                 yield response
         finally:
@@ -107,20 +109,20 @@ class FakeVerifier(VerifierServicer):
         if now < session.due:
             return None
         session.due += self._every_s
-        start, session.length = session.length, min(session.limit, session.length + self._ids)
+        start, session.length = session.length, min(session.limit, session.length + self._tokens)
         places = range(start, session.length)
-        told = pb.Committed(
+        committed = pb.Committed(
             alias=cursor.alias,
             position=start,
-            ids=[self._text[place % len(self._text)] for place in places],
+            ids=[self._text_ids[place % len(self._text_ids)] for place in places],
             credits=bytes(place % 2 for place in places),
         )
         if session.length == session.limit:
             made = session.length - session.prompt
-            told.finished = common_pb2.FINISH_REASON_LENGTH
-            told.usage.CopyFrom(common_pb2.Usage(completion_tokens=made, rounds=made, admitted=made))
+            committed.finished = common_pb2.FINISH_REASON_LENGTH
+            committed.usage.CopyFrom(common_pb2.Usage(completion_tokens=made, rounds=made, admitted=made))
             del self._sessions[key]
-        return told
+        return committed
 
 
 async def _read(requests: AsyncIterator[pb.WatchRequest], cursors: dict[int, pb.Cursor]) -> None:
@@ -130,17 +132,13 @@ async def _read(requests: AsyncIterator[pb.WatchRequest], cursors: dict[int, pb.
             cursors.pop(alias, None)
 
 
-async def serve(table: TokenTable, every_s: float, ids: int) -> None:
-    """Serves until stdin ends."""
+async def serve(table: TokenTable, every_s: float, tokens: int) -> None:
+    """Serves a fake verifier until stdin ends."""
     server = grpc.aio.server(options=server_options())
-    add_VerifierServicer_to_server(FakeVerifier(table, every_s, ids), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    print(f"127.0.0.1:{port}", flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await server.stop(0)
+    add_VerifierServicer_to_server(FakeVerifier(table, every_s, tokens), server)
+    await serve_until_stdin_ends(server, grace_s=0)
 
 
 if __name__ == "__main__":
-    read = TokenTable.from_json(Path(sys.argv[1]).read_text())
-    asyncio.run(serve(read, float(sys.argv[2]), int(sys.argv[3])))
+    token_table = TokenTable.from_json(Path(sys.argv[1]).read_text())
+    asyncio.run(serve(token_table, float(sys.argv[2]), int(sys.argv[3])))

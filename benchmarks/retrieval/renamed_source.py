@@ -1,7 +1,7 @@
 """Python source with its identifiers renamed and its comments and docstrings rewritten, its logic kept.
 
-What a colleague's version of a module looks like: the same statements in other words. Deterministic: a name's
-new spelling depends on the name and the seed alone. Knows nothing of models or memories.
+The result looks like a colleague's version of a module: the same statements in other words. Deterministic: a
+name's new spelling depends on the name and the seed alone. Knows nothing of models or memories.
 """
 
 import ast
@@ -23,10 +23,10 @@ WORDS = tuple(_TEXT.split())
 
 
 def renamed(source: str, seed: int = 0) -> str:
-    """The source with every name that it defines itself spelt anew and every comment and docstring replaced.
+    """The source with every name that it defines spelt anew and every comment and docstring replaced.
 
-    Names it imports, builtins and double-underscored ones stay, and so do other strings. The result parses to
-    the same tree but for names and docstrings. Raises SyntaxError for what is no Python.
+    Imported names, builtins, double-underscored names and other strings stay. The result parses to the same
+    tree except for names and docstrings. Raises SyntaxError where the source is not Python.
     """
     tree = ast.parse(source)
     own = _defined(tree)

@@ -1,7 +1,7 @@
-"""A drafter that is faulty on purpose: passes a real one's drafts on, a second late or with random ids.
+"""A drafter that is faulty on purpose: it passes real drafts on, a second late or with random tokens.
 
-Started by a benchmark as `python benchmarks/faulty.py ADDRESS delayed|garbage`; prints its own address. It
-says what the real one says of itself, so nothing about it looks wrong but what it sends.
+A benchmark starts it as `python -m benchmarks.shared.faulty_drafter ADDRESS delayed|garbage`; the first line
+of its output is its own address. It describes itself as the real drafter does, so only its drafts look wrong.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc.aio
 
+from benchmarks.shared.standin_server import serve_until_stdin_ends
 from outrider.v1 import draft_source_pb2 as pb
 from outrider.v1.draft_source_pb2_grpc import (
     DraftSourceServicer,
@@ -22,25 +23,25 @@ from outrider.v1.draft_source_pb2_grpc import (
 DELAY_S = 1.0
 
 
-class Faulty(DraftSourceServicer):
-    """A DraftSource between a verifier and a real one."""
+class FaultyDraftSource(DraftSourceServicer):
+    """A draft source between a verifier and a real draft source, whose drafts it spoils or delays."""
 
     def __init__(self, real: DraftSourceStub, mode: str) -> None:
         self._real = real
         self._mode = mode
         self._random = random.Random(0)
-        self._width = 0
+        self._vocabulary_size = 0
 
     async def Describe(self, request: pb.SourceDescribeRequest, context: Any) -> pb.SourceDescription:
-        """What the real one says."""
+        """Answers with the real source's description and keeps its vocabulary size."""
         description: pb.SourceDescription = await self._real.Describe(request)
-        self._width = description.vocabulary_size
+        self._vocabulary_size = description.vocabulary_size
         return description
 
     async def Attach(
         self, requests: AsyncIterator[pb.AttachRequest], context: Any
     ) -> AsyncIterator[pb.AttachResponse]:
-        """The real one's drafts, spoilt."""
+        """Yields the real source's drafts, each a second late or with random tokens."""
         late: asyncio.Queue[tuple[float, pb.AttachResponse]] = asyncio.Queue()
         clock = asyncio.get_running_loop().time
 
@@ -51,9 +52,9 @@ class Faulty(DraftSourceServicer):
         reading = asyncio.create_task(read())
         try:
             while True:
-                came, response = await late.get()
+                arrived_s, response = await late.get()
                 if self._mode == "delayed":
-                    await asyncio.sleep(max(0.0, came + DELAY_S - clock()))
+                    await asyncio.sleep(max(0.0, arrived_s + DELAY_S - clock()))
                 else:
                     self._spoil(response)
                 yield response
@@ -62,21 +63,17 @@ class Faulty(DraftSourceServicer):
 
     def _spoil(self, response: pb.AttachResponse) -> None:
         for draft in response.drafts:
-            draft.ids[:] = [self._random.randrange(self._width) for _ in draft.ids]
+            draft.ids[:] = [self._random.randrange(self._vocabulary_size) for _ in draft.ids]
 
 
 async def serve(address: str, mode: str) -> None:
-    """Serves until stdin ends."""
+    """Stands in front of the drafter at `address` until stdin ends."""
     async with grpc.aio.insecure_channel(address) as channel:
         server = grpc.aio.server()
-        faulty = Faulty(DraftSourceStub(channel), mode)
+        faulty = FaultyDraftSource(DraftSourceStub(channel), mode)
         await faulty.Describe(pb.SourceDescribeRequest(), None)
         add_DraftSourceServicer_to_server(faulty, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        print(f"127.0.0.1:{port}", flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-        await server.stop(1.0)
+        await serve_until_stdin_ends(server, grace_s=1.0)
 
 
 if __name__ == "__main__":
