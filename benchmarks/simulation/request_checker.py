@@ -1,4 +1,4 @@
-"""What must hold of each stream, whatever happens: checked message by message as its client takes them."""
+"""Checks, message by message, the rules that hold for every stream whatever happens."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,17 +12,18 @@ from speculative.noise import derive
 CANCELLED = FinishReason.CANCELLED
 
 
-class Watch:
-    """One request, over all the streams that its client needs for it.
+class RequestChecker:
+    """Checks one request over all streams that its client needs for it.
 
     Args:
-        name: of the request, for reports.
-        prompt: its ids.
-        seed: choice 0's.
-        violated: told what does not hold.
-        counts: of what has happened; added to.
-        now: the clock.
-        silent_s: the most that may lie between two messages of a stream.
+        name: the request's name in reports.
+        prompt: the prompt's ids.
+        seed: the seed of choice 0.
+        most: the most tokens of a choice.
+        violated: takes a sentence about a rule that does not hold.
+        counts: counts of events by name, to which this adds.
+        now: the loop's clock.
+        silent_s: most seconds between two messages of a stream.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class Watch:
         self.ended: dict[int, FinishReason] = {}
         self.epoch = 0
         self.may_be_cancelled = False
-        """Whether its client, or its deadline, may have ended it."""
+        """Whether the client or the deadline may have ended the request."""
         self.times_over = False
-        """Whether more than one client reads it."""
+        """Whether more than one client sends this request."""
         self._seed = seed
         self._violated = violated
         self._counts = counts
@@ -58,12 +59,12 @@ class Watch:
         self._heard_at = 0.0
 
     @property
-    def all_told(self) -> bool:
-        """Whether its client has the end of every choice."""
+    def has_all_ends(self) -> bool:
+        """Whether the client has read the end of every choice."""
         return len(self.ended) == len(self.golden)
 
     def asked(self) -> None:
-        """A stream begins: the first, or the next with what the client has."""
+        """Records that the client opens a stream, the first one or one that resumes."""
         self._counts["streams"] += 1
         self._started = False
         self._heard_at = self._now()
@@ -71,7 +72,7 @@ class Watch:
         self._had = [len(ids) for ids in self.ids]
 
     def message(self, response: generation_pb2.GenerateResponse) -> None:
-        """The next one of the stream."""
+        """Checks the next message of the stream."""
         before, self._heard_at = self._heard_at, self._now()
         if self._heard_at - before > self._silent_s:
             self._wrong(f"nothing came for {self._heard_at - before:.1f} s")
@@ -83,8 +84,8 @@ class Watch:
             case "finished":
                 self._finish(response.finished)
 
-    def whole(self) -> None:
-        """The client has an answer: is it all there?"""
+    def check_answer(self) -> None:
+        """Checks that the answer that the client has got is complete."""
         for choice, (ids, reason) in enumerate(self.golden):
             if self.ended.get(choice) is None:
                 self._wrong(f"choice {choice} has no end")
