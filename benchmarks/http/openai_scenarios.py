@@ -1,8 +1,9 @@
-"""What programs do with the openai client, as scenarios that the blocking and the asyncio client both play.
+"""Scenarios of programs that use the openai client, which the blocking and the asyncio client both play.
 
-A scenario is a generator: it yields calls, is sent what each returned (a stream as the list of its events, an
-error as itself), and asserts. `play` and `play_async` drive one; the tests play all, `outrider bench http`
-counts how many pass. They need a model with a tokenizer that writes any text, and with a chat template.
+A scenario is a generator: it yields calls, gets the result of each (a stream as the list of its events, an
+error as itself), and asserts. `play` and `play_async` drive a scenario; the tests play all scenarios, and
+`outrider bench http` counts how many pass. They need a model with a chat template whose tokenizer writes any
+text.
 """
 
 import json
@@ -23,28 +24,28 @@ WORDS = {"structured_outputs": {"regex": "[a-z ]{40}"}}
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the client: a path of attributes, and arguments."""
+    """One call of the client: the path of its attributes, and its arguments."""
 
     path: str
     arguments: dict[str, Any] = field(default_factory=dict)
     leave_after: int | None = None
-    """Of a stream: after so many events it is closed."""
+    """Number of events after which a stream is closed; None: it is read to its end."""
 
 
 Steps = Generator[Call, Any, None]
 Scenario = Callable[[str], Steps]
 SCENARIOS: dict[str, Scenario] = {}
-"""By name; each is made for a model."""
+"""All scenarios by name; each takes the model's name."""
 
 
 def scenario(function: Scenario) -> Scenario:
-    """Puts it into the table."""
+    """Adds a scenario to SCENARIOS."""
     SCENARIOS[function.__name__] = function
     return function
 
 
 def play(client: openai.OpenAI, model: str, name: str) -> None:
-    """Plays one with the blocking client. Raises AssertionError where it fails."""
+    """Plays a scenario with the blocking client. Raises AssertionError where the scenario fails."""
     steps, result = SCENARIOS[name](model), None
     while True:
         try:
@@ -58,7 +59,7 @@ def play(client: openai.OpenAI, model: str, name: str) -> None:
 
 
 async def play_async(client: openai.AsyncOpenAI, model: str, name: str) -> None:
-    """The same with the asyncio client."""
+    """Plays a scenario with the asyncio client. Raises AssertionError where the scenario fails."""
     steps, result = SCENARIOS[name](model), None
     while True:
         try:
@@ -105,24 +106,24 @@ async def _awaited(client: openai.AsyncOpenAI, call: Call) -> Any:
 
 
 def text(model: str, leave_after: int | None = None, **more: Any) -> Call:
-    """A completion; eight ids of the prompt unless it says otherwise."""
+    """A call for a completion of PROMPT, greedy and of eight tokens unless `more` says otherwise."""
     arguments = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0} | more
     return Call("completions.create", arguments, leave_after)
 
 
 def chat(model: str, path: str = "chat.completions.create", **more: Any) -> Call:
-    """An answer in a conversation."""
+    """A call for an answer in a conversation, greedy and of eight tokens unless `more` says otherwise."""
     return Call(path, {"model": model, "messages": HI, "max_tokens": 8, "temperature": 0} | more)
 
 
 def refused(error: Any, kind: type[openai.APIStatusError], param: str | None) -> None:
-    """It is an error of this kind that names this parameter."""
+    """Asserts that a result is an error of this kind that names this parameter."""
     assert isinstance(error, kind), error
     assert error.param == param, error
 
 
 def written(events: list[Any]) -> str:
-    """The text of a stream's events."""
+    """The text of a stream's events, joined."""
     choices = [choice for event in events for choice in event.choices]
     return "".join(getattr(choice, "text", None) or _delta(choice) for choice in choices)
 
@@ -150,11 +151,11 @@ def several_prompts_are_answered_in_order(model: str) -> Steps:
 
 @scenario
 def ids_are_a_prompt(model: str) -> Steps:
-    told = yield text(model, prompt="abc", extra_body={"return_token_ids": True})
-    ids = told.choices[0].model_extra["prompt_token_ids"]
+    answer = yield text(model, prompt="abc", extra_body={"return_token_ids": True})
+    ids = answer.choices[0].model_extra["prompt_token_ids"]
     again = yield text(model, prompt=ids)
     both = yield text(model, prompt=[ids, ids])
-    assert {c.text for c in [*again.choices, *both.choices]} == {told.choices[0].text}
+    assert {c.text for c in [*again.choices, *both.choices]} == {answer.choices[0].text}
 
 
 @scenario
@@ -217,20 +218,20 @@ def a_stop_string_is_left_out(model: str) -> Steps:
 
 
 @scenario
-def log_probabilities_are_told_of_texts(model: str) -> Steps:
+def log_probabilities_come_with_texts(model: str) -> Steps:
     answer = yield text(model, logprobs=3)
-    told = answer.choices[0].logprobs
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset)
-    assert len(told.tokens) == answer.usage.completion_tokens
-    assert all(1 <= len(top) <= 4 for top in told.top_logprobs)
-    assert all(logprob <= 0 for logprob in told.token_logprobs)
+    logprobs = answer.choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset)
+    assert len(logprobs.tokens) == answer.usage.completion_tokens
+    assert all(1 <= len(top) <= 4 for top in logprobs.top_logprobs)
+    assert all(logprob <= 0 for logprob in logprobs.token_logprobs)
 
 
 @scenario
 def log_probabilities_come_in_streams(model: str) -> Steps:
     events = yield text(model, logprobs=1, stream=True)
-    told = [c.logprobs for e in events for c in e.choices if c.logprobs]
-    offsets = [offset for part in told for offset in part.text_offset]
+    parts = [c.logprobs for e in events for c in e.choices if c.logprobs]
+    offsets = [offset for part in parts for offset in part.text_offset]
     assert offsets == sorted(offsets)
     assert offsets[0] == 0
 
@@ -265,20 +266,20 @@ def ends_may_be_held_back_and_added(model: str) -> Steps:
 def speculation_changes_nothing(model: str) -> Steps:
     asked = {"max_tokens": 40, "temperature": 0.8, "seed": 3}
     texts = set()
-    for told in ({}, {"enabled": False}, {"nodes": 2}, {"sources": ["lookup"]}, {"learn": False}):
-        answer = yield text(model, **asked, extra_body={"speculation": told})
+    for control in ({}, {"enabled": False}, {"nodes": 2}, {"sources": ["lookup"]}, {"learn": False}):
+        answer = yield text(model, **asked, extra_body={"speculation": control})
         texts.add(answer.choices[0].text)
     assert len(texts) == 1
 
 
 @scenario
-def speculation_is_told_on_request(model: str) -> Steps:
+def speculation_is_reported_on_request(model: str) -> Steps:
     extra = {"per_request_spec_decode_metrics": "detailed", "ignore_eos": True}
     answer = yield text(model, max_tokens=60, extra_body=extra)
-    told = answer.model_extra["metrics"]["speculative_decoding"]
+    speculation = answer.model_extra["metrics"]["speculative_decoding"]
     accepted = answer.usage.completion_tokens_details.accepted_prediction_tokens
-    assert told["num_accepted_draft_tokens"] == accepted == sum(told["per_step_accepted"])
-    assert told["num_draft_tokens"] >= accepted
+    assert speculation["num_accepted_draft_tokens"] == accepted == sum(speculation["per_step_accepted"])
+    assert speculation["num_draft_tokens"] >= accepted
     events = yield text(
         model, max_tokens=60, stream=True, stream_options={"include_usage": True}, extra_body=extra
     )
@@ -350,7 +351,7 @@ def both_names_of_the_limit_are_taken(model: str) -> Steps:
 
 
 @scenario
-def log_probabilities_are_told_of_conversations(model: str) -> Steps:
+def log_probabilities_come_with_conversations(model: str) -> Steps:
     answer = yield chat(model, logprobs=True, top_logprobs=2)
     content = answer.choices[0].logprobs.content
     assert len(content) == answer.usage.completion_tokens
@@ -386,7 +387,7 @@ def a_schema_is_kept(model: str) -> Steps:
     assert json.loads(answer.choices[0].message.content) in ("left", "right")
 
 
-class Side(BaseModel):
+class ParsedSide(BaseModel):
     """An answer that the client's own helper asks for."""
 
     left: bool
@@ -395,10 +396,10 @@ class Side(BaseModel):
 @scenario
 def an_answer_is_parsed_by_the_client(model: str) -> Steps:
     answer = yield chat(
-        model, "chat.completions.parse", response_format=Side, max_tokens=100, temperature=0.7, seed=2
+        model, "chat.completions.parse", response_format=ParsedSide, max_tokens=100, temperature=0.7, seed=2
     )
     if not isinstance(answer, openai.LengthFinishReasonError):  # white space is free
-        assert isinstance(answer.choices[0].message.parsed, Side)
+        assert isinstance(answer.choices[0].message.parsed, ParsedSide)
 
 
 @scenario
@@ -428,7 +429,7 @@ def models_are_listed(model: str) -> Steps:
 
 
 @scenario
-def an_unknown_model_is_told(model: str) -> Steps:
+def an_unknown_model_is_an_error(model: str) -> Steps:
     for call in (text("nobody"), chat("nobody"), text("nobody", stream=True)):
         error = yield call
         refused(error, openai.NotFoundError, "model")
@@ -460,6 +461,6 @@ def a_refusal_comes_before_a_stream(model: str) -> Steps:
 
 
 @scenario
-def a_path_that_is_not_there_is_told(model: str) -> Steps:
+def a_path_that_does_not_exist_is_an_error(model: str) -> Steps:
     error = yield Call("embeddings.create", {"model": model, "input": "x"})
     assert isinstance(error, openai.NotFoundError)
