@@ -1,10 +1,10 @@
-"""What the deterministic profile costs, and what it is for: ids that depend on how a pass was packed.
+"""What the deterministic profile costs, and how many ids depend on a pass's packing without it.
 
-Run as `outrider bench determinism --json`. The embedded target reads the standard library's own source in
-pieces. Each piece is computed in three packings: as one prefill; beside seven others as trees with wrong
-branches, the right ones committed; and, for the first of them, alone, one id at a time. Where the choice of
-a row differs between two packings, the margin by which the first one chose is kept. docs/figures.md says
-what each field means.
+Run as `outrider bench determinism --json`. The embedded target reads the standard library's source in pieces.
+It computes each piece in three packings: as one prefill; in trees with wrong branches beside seven other
+pieces, committing the right branches; and, for the first pieces only, alone, one id at a time. Where two
+packings choose different ids in a row, the margin of the first packing's choice is recorded. docs/figures.md
+says what each field means.
 """
 
 import argparse
@@ -19,21 +19,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from envelope import REPOSITORY, print_result
 from numpy.typing import NDArray
-from packed_step import CONTEXT, packed_pass
 from tokenizers import Tokenizer
 
+from benchmarks.packed_step import CONTEXT, packed_pass
+from benchmarks.shared.envelope import MODELS, command_line, print_result
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
 from speculative.noise import gumbel
 
 SESSIONS = 8
-LENGTH = 256
-"""Ids of a piece."""
+PIECE_TOKENS = 256
 
 DEPTH = 8
-"""Right ids of a tree; each has one wrong sibling."""
+"""Right ids in a tree; each has one wrong sibling."""
 
 TEMPERATURE = 0.8
 DTYPES = ("float32", "bfloat16")
@@ -45,14 +44,14 @@ Piece = Sequence[int]
 
 
 @dataclass(slots=True)
-class Count:
-    """Rows of two packings that were compared, and what differed."""
+class PackingComparison:
+    """Counts of the rows compared between two packings, and of the rows that differ."""
 
     rows: int = 0
     bits: int = 0
     differing: dict[str, int] = field(default_factory=lambda: {"greedy": 0, "sampled": 0})
     margins: dict[str, list[float]] = field(default_factory=lambda: {"greedy": [], "sampled": []})
-    """Of the first difference in each piece."""
+    """Margins of the first difference in each piece, by kind of choice."""
 
     def add(self, one: torch.Tensor, other: torch.Tensor, noise: NDArray[np.float64]) -> None:
         """Compares the logits ``[rows, vocabulary]`` of a piece in two packings."""
@@ -69,9 +68,9 @@ class Count:
                 self.margins[kind].append(float(scores[row, chosen[row]] - scores[row, rival[row]]))
 
     def figures(self) -> dict[str, Any]:
-        """As in the schema."""
-        told = {"rows": self.rows, "rows_with_other_bits": self.bits}
-        return told | {
+        """The comparison's fields, as in the schema."""
+        rows = {"rows": self.rows, "rows_with_other_bits": self.bits}
+        return rows | {
             kind: {
                 "differing": self.differing[kind],
                 "first_margins": [round(margin, 6) for margin in sorted(self.margins[kind])],
@@ -81,15 +80,15 @@ class Count:
 
 
 def pieces(tokens: int) -> Iterator[list[Piece]]:
-    """The standard library's source in batches of pieces, so many ids in all."""
-    tokenizer = Tokenizer.from_file(str(REPOSITORY / "models" / "target" / "tokenizer.json"))
+    """The standard library's source in batches of pieces, `tokens` tokens in all."""
+    tokenizer = Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
     batch: list[Piece] = []
     made = 0
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         ids = tokenizer.encode(path.read_text(encoding="utf-8", errors="replace")).ids
-        for low in range(0, len(ids) - LENGTH + 1, LENGTH):
-            batch.append(ids[low : low + LENGTH])
-            made += LENGTH
+        for low in range(0, len(ids) - PIECE_TOKENS + 1, PIECE_TOKENS):
+            batch.append(ids[low : low + PIECE_TOKENS])
+            made += PIECE_TOKENS
             if len(batch) == SESSIONS or made >= tokens:
                 yield batch
                 batch = []
@@ -97,8 +96,8 @@ def pieces(tokens: int) -> Iterator[list[Piece]]:
                 return
 
 
-def as_prefill(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
-    """Logits ``[pieces, LENGTH, vocabulary]``, each piece in one pass of its own."""
+def logits_by_prefill(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
+    """Logits ``[pieces, PIECE_TOKENS, vocabulary]``, each piece in a pass of its own."""
     found = []
     for ids in batch:
         table = lm.table(reserve=len(ids))
@@ -107,16 +106,16 @@ def as_prefill(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
     return torch.stack(found)
 
 
-def as_trees(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
-    """The same, all pieces in each pass, as trees in which a wrong id stands before each right one."""
-    tables = [lm.table(reserve=LENGTH + 2 * DEPTH) for _ in batch]
+def logits_by_trees(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
+    """Logits ``[pieces, PIECE_TOKENS, vocabulary]``, all pieces in each pass as trees with wrong siblings."""
+    tables = [lm.table(reserve=PIECE_TOKENS + 2 * DEPTH) for _ in batch]
     found = []
     parents, right = [], []
     for depth in range(DEPTH):
         above = 2 * depth - 1
         parents += [above, above]
         right.append(2 * depth + 1)
-    for low in range(0, LENGTH, DEPTH):
+    for low in range(0, PIECE_TOKENS, DEPTH):
         shares = []
         for table, ids in zip(tables, batch, strict=True):
             tokens = [id_ for own in ids[low : low + DEPTH] for id_ in ((own * 7 + 1) % 4096, own)]
@@ -129,8 +128,8 @@ def as_trees(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
     return torch.cat(found, dim=1)
 
 
-def alone(lm: PackedLM, ids: Piece) -> torch.Tensor:
-    """Logits ``[LENGTH, vocabulary]`` of plain decoding with nothing beside it."""
+def logits_one_by_one(lm: PackedLM, ids: Piece) -> torch.Tensor:
+    """Logits ``[PIECE_TOKENS, vocabulary]`` of plain decoding, one id a pass and no other session."""
     table = lm.table(reserve=len(ids))
     found = []
     for token in ids:
@@ -141,20 +140,20 @@ def alone(lm: PackedLM, ids: Piece) -> torch.Tensor:
 
 
 def differences(lm: PackedLM, tokens: int, singly: int) -> dict[str, Any]:
-    """Rows compared between the packings, `singly` of them with plain decoding alone."""
-    noise = np.stack([gumbel(0, position, lm.vocabulary_size) for position in range(LENGTH)])
-    counts = {"prefill_and_trees": Count(), "alone_and_trees": Count()}
+    """Fields of the comparisons; `singly` rows are also compared with decoding one id at a time."""
+    noise = np.stack([gumbel(0, position, lm.vocabulary_size) for position in range(PIECE_TOKENS)])
+    counts = {"prefill_and_trees": PackingComparison(), "alone_and_trees": PackingComparison()}
     for batch in pieces(tokens):
-        one, trees = as_prefill(lm, batch), as_trees(lm, batch)
+        one, trees = logits_by_prefill(lm, batch), logits_by_trees(lm, batch)
         for at, ids in enumerate(batch):
             counts["prefill_and_trees"].add(one[at], trees[at], noise)
             if counts["alone_and_trees"].rows < singly:
-                counts["alone_and_trees"].add(alone(lm, ids), trees[at], noise)
+                counts["alone_and_trees"].add(logits_one_by_one(lm, ids), trees[at], noise)
     return {name: count.figures() for name, count in counts.items()}
 
 
 def costs(without: PackedLM, under: PackedLM, repeats: int) -> dict[str, Any]:
-    """Medians of passes with and without the profile, which take turns, and of the ratio of each pair."""
+    """Median milliseconds of passes with and without the profile, taking turns, and of each pair's ratio."""
     found = {}
     for sessions, rows in SHAPES:
         cases = [packed_pass(lm, sessions, rows) for lm in (without, under)]
@@ -168,10 +167,10 @@ def costs(without: PackedLM, under: PackedLM, repeats: int) -> dict[str, Any]:
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """All figures, by dtype."""
+    """All fields of the result except the envelope's, by dtype."""
     fields: dict[str, Any] = {"cost": {}, "without_profile": {}, "with_profile": {}}
     for dtype in DTYPES:
-        source = REPOSITORY / "models" / "target"
+        source = MODELS / "target"
         without = PackedLM.load(source, dtype=dtype)
         under = PackedLM.load(source, dtype=dtype, deterministic=True)
         fields["cost"][dtype] = costs(without, under, settings.repeats)
@@ -181,26 +180,28 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
             ("with_profile", under, settings.alone_with),
         ):
             found = fields[name][dtype] = differences(lm, settings.tokens, singly)
-            for pair, of in found.items():
-                greedy, sampled = of["greedy"]["differing"], of["sampled"]["differing"]
+            for pair, counts in found.items():
+                greedy, sampled = counts["greedy"]["differing"], counts["sampled"]["differing"]
                 print(
-                    f"{dtype} {name} {pair}: of {of['rows']} rows {of['rows_with_other_bits']} have other "
-                    f"bits, {greedy} another greedy id, {sampled} another sampled one",
+                    f"{dtype} {name} {pair}: of {counts['rows']} rows {counts['rows_with_other_bits']} have "
+                    f"other bits, {greedy} another greedy id, {sampled} another sampled one",
                     file=sys.stderr,
                 )
     return fields
 
 
 def main() -> None:
-    """Measures, tells to stderr, and prints the result as the last line of stdout."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--json", action="store_true", help="accepted for symmetry; the last line is always JSON"
-    )
+    """Measures, reports to stderr and prints the result as the last line of stdout."""
+    parser = command_line("determinism", __doc__)
     parser.add_argument("--tokens", type=int, default=50_000, help="rows compared (default 50000)")
-    parser.add_argument("--alone", type=int, default=1000, help="of these also decoded alone (default 1000)")
     parser.add_argument(
-        "--alone-with", type=int, default=1000, help="the same under the profile (default 1000)"
+        "--alone", type=int, default=1000, help="rows also decoded alone, without the profile (default 1000)"
+    )
+    parser.add_argument(
+        "--alone-with",
+        type=int,
+        default=1000,
+        help="rows also decoded alone, under the profile (default 1000)",
     )
     parser.add_argument("--repeats", type=int, default=40, help="repeats of each timed pass (default 40)")
     settings = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Milliseconds of one step on a GPU beside what its memory could do at best, and whether ids stay the same.
+"""Milliseconds of one step on a GPU beside its memory bandwidth's bound, and whether ids stay the same.
 
-An 8B-shaped Llama with random weights in bfloat16, made on the device: steps of several sessions and trees
-against the time that reading weights and keys and values takes at the measured copy bandwidth. Then a small
-model: greedy ids through trees against plain ones, in float32 without TF32 and in bfloat16. Run as `outrider
-bench gpu-step --json`; `--device cpu --tiny` runs the same code small. docs/figures.md says what each field
-means.
+Times steps of several sessions and trees on an 8B-shaped Llama with random bfloat16 weights, and compares
+them with the time that reading the weights, keys and values takes at the measured copy bandwidth. Then
+compares the greedy ids of a small model through trees with its plain ones, in float32 without TF32 and in
+bfloat16. Run as `outrider bench gpu-step --json`; `--device cpu --tiny` runs the same code small.
+docs/figures.md says what each field means.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from envelope import print_result
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.shared.envelope import command_line, print_result
 from outrider.lm.choice import use_ragged, use_steps
 from outrider.lm.graphs import CudaGraphs
 from outrider.lm.packed import PackedLM
@@ -27,14 +27,14 @@ from outrider.lm.steps import StaticSteps
 from outrider.lm.table import SlotTable
 
 WARM_UP = 3
-CHUNK = 256
-TREE = 8
-"""Nodes of a drafted tree where ids are compared: a chain of four, each with a wrong sibling before it."""
+PREFILL_CHUNK = 256
+TREE_NODES = 8
+"""Nodes of a drafted tree where ids are compared: a chain of four, each node after a wrong sibling."""
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """What is measured, and on which model."""
+class BenchSize:
+    """The dimensions of a model, and the batches and trees that are timed on it."""
 
     hidden: int
     layers: int
@@ -47,29 +47,29 @@ class Size:
     trees: tuple[int, ...]
     copied_mb: int
     tokens: int
-    """Ids of each prompt where ids are compared."""
+    """Tokens generated per prompt where ids are compared."""
 
 
-EIGHT_BILLION = Size(4096, 32, 32, 8, 14336, 128256, 1024, (1, 8, 32), (1, 8, 32, 64), 2048, 256)
-TINY = Size(64, 2, 4, 2, 128, 512, 64, (1, 2), (1, 4), 8, 24)
-SMALL = Size(512, 8, 8, 4, 1376, 4096, 0, (), (), 0, 0)
-"""The model whose ids are compared."""
+EIGHT_BILLION = BenchSize(4096, 32, 32, 8, 14336, 128256, 1024, (1, 8, 32), (1, 8, 32, 64), 2048, 256)
+TINY = BenchSize(64, 2, 4, 2, 128, 512, 64, (1, 2), (1, 4), 8, 24)
+SMALL = BenchSize(512, 8, 8, 4, 1376, 4096, 0, (), (), 0, 0)
+"""Dimensions of the model whose ids are compared."""
 
 
-class Device:
-    """A device's clock."""
+class TimedDevice:
+    """A device whose work is timed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_gpu = name.startswith("cuda")
 
     def settle(self) -> None:
-        """Waits for all that was asked of it."""
+        """Waits until the device has finished all work."""
         if self.is_gpu:
             torch.cuda.synchronize()
 
     def ms(self, once: Callable[[], object], repeats: int) -> float:
-        """Median milliseconds of `once`, from a device at rest to a device at rest."""
+        """Median milliseconds of `once`, from an idle device to an idle device."""
         times = []
         for turn in range(WARM_UP + repeats):
             self.settle()
@@ -81,14 +81,14 @@ class Device:
         return median(times)
 
     def copied_bytes_per_second(self, megabytes: int, repeats: int) -> float:
-        """Bytes read and written by a large copy, over its time."""
+        """Copy bandwidth: bytes that a large copy reads and writes, per second."""
         source = torch.randint(127, (megabytes * 2**20,), dtype=torch.uint8, device=self.name)
         target = torch.empty_like(source)
         return 2 * source.numel() / (self.ms(lambda: target.copy_(source), repeats) / 1e3)
 
 
-def build(size: Size, device: str, dtype: torch.dtype, seed: int = 0) -> LlamaForCausalLM:
-    """A Llama of this size with random weights, made where it runs."""
+def build(size: BenchSize, device: str, dtype: torch.dtype, seed: int = 0) -> LlamaForCausalLM:
+    """A Llama of this size with random weights, created on the device that runs it."""
     config = LlamaConfig(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
@@ -111,27 +111,27 @@ def build(size: Size, device: str, dtype: torch.dtype, seed: int = 0) -> LlamaFo
     return model.requires_grad_(False)
 
 
-def use(lm: PackedLM, device: Device) -> StaticSteps:
-    """Steps of static shape: captured and on the kernel on a GPU, one by one and in plain torch elsewhere."""
+def static_steps(lm: PackedLM, device: TimedDevice) -> StaticSteps:
+    """Makes a model run in static steps: captured with the Triton kernel on a GPU, plain torch elsewhere."""
     return use_steps(lm, "triton", CudaGraphs()) if device.is_gpu else use_steps(lm, "gathered")
 
 
 def prefilled(lm: PackedLM, prompt: Sequence[int]) -> SlotTable:
-    """A session that has committed these ids."""
-    table = lm.table(reserve=len(prompt) + CHUNK)
-    for low in range(0, len(prompt), CHUNK):
-        part = prompt[low : low + CHUNK]
+    """The slot table of a new session that has committed this prompt."""
+    table = lm.table(reserve=len(prompt) + PREFILL_CHUNK)
+    for low in range(0, len(prompt), PREFILL_CHUNK):
+        part = prompt[low : low + PREFILL_CHUNK]
         lm.forward([Share(table, part, range(-1, len(part) - 1), ())])
         table.commit(range(len(part)))
     return table
 
 
-class Steps:
-    """Steps of a model: how long they take, where the time goes, and how little they could take."""
+class StepBench:
+    """Times steps of a model: in all, by part, and the least time that the memory bandwidth allows."""
 
-    def __init__(self, size: Size, device: Device, dtype: torch.dtype, repeats: int) -> None:
+    def __init__(self, size: BenchSize, device: TimedDevice, dtype: torch.dtype, repeats: int) -> None:
         self._size, self._device, self._repeats = size, device, repeats
-        slots = max(size.batches) * (size.context + CHUNK + 16)
+        slots = max(size.batches) * (size.context + PREFILL_CHUNK + 16)
         head = size.hidden // size.heads
         self._slot_bytes = 2 * size.layers * size.key_heads * head * dtype.itemsize
         self._lm = PackedLM(build(size, device.name, dtype), kv_mb=slots * self._slot_bytes // 2**20 + 1)
@@ -146,15 +146,15 @@ class Steps:
         ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per batch and tree."""
+        """One result row per batch and tree."""
         return [self._row(batch, tree) for batch in self._size.batches for tree in self._size.trees]
 
     def _row(self, batch: int, tree: int) -> dict[str, Any]:
         use_ragged(self._lm)
         ragged_ms = self._device.ms(self._pass(batch, tree), self._repeats)
-        steps = use(self._lm, self._device)
+        steps = static_steps(self._lm, self._device)
         step_ms = self._device.ms(self._pass(batch, tree), self._repeats)
-        # Per session its context is read; per row an embedding is read, keys and values are written.
+        # A session's context is read once; each row reads an embedding and writes keys and values.
         read = self.weight_bytes + batch * (self._size.context + tree) * self._slot_bytes
         written = batch * tree * (self._slot_bytes + self._embedding_bytes())
         floor_ms = (read + written) / self.bandwidth * 1e3
@@ -187,7 +187,7 @@ class Steps:
 
     @torch.inference_mode()
     def _parts(self, steps: StaticSteps, batch: int, tree: int) -> dict[str, float]:
-        """The same step in its three parts, each timed alone."""
+        """Milliseconds of a step's three parts, each timed alone."""
         lm, device, repeats = self._lm, self._device, self._repeats
         shares = self._shares(batch, tree)
         ids, wanted = [row for share in shares for row in share.tokens], range(batch * tree)
@@ -203,17 +203,16 @@ class Steps:
         }
 
 
-class Exactness:
-    """Greedy ids of a small model, plain and through trees with wrong branches."""
+class TreeExactness:
+    """Compares greedy ids of a small model, decoded plainly and through trees with wrong branches."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, size: Size) -> None:
+    def __init__(self, device: TimedDevice, dtype: torch.dtype, size: BenchSize) -> None:
         self._lm = PackedLM(build(size, device.name, dtype, seed=2), kv_mb=256)
         self._vocabulary = size.vocabulary
-        use(self._lm, device)
+        static_steps(self._lm, device)
 
     def compare(self, prompts: int, tokens: int) -> dict[str, Any]:
-        """Whether all ids are the same; where a prompt's ids part first, by how much its plain logits
-        differ."""
+        """Whether all ids are the same, and the margin of plain logits at each prompt's first difference."""
         generator = torch.Generator().manual_seed(3)
         differences = []
         for prompt in range(prompts):
@@ -244,11 +243,11 @@ class Exactness:
         return ids[1:], rows
 
     def _decode_trees(self, prompt: Sequence[int], plain: Sequence[int]) -> list[int]:
-        """Ids by matching trees whose right branch is what plain decoding gave."""
+        """Ids decoded through trees whose right branch holds the plainly decoded ids."""
         table = prefilled(self._lm, prompt[:-1])
         ids = [prompt[-1]]
         while len(ids) <= len(plain):
-            right = plain[len(ids) - 1 : len(ids) - 1 + TREE // 2]
+            right = plain[len(ids) - 1 : len(ids) - 1 + TREE_NODES // 2]
             tokens, parents, parent = [ids[-1]], [-1], 0
             for token in right:
                 tokens += [(token + 1) % self._vocabulary, token]
@@ -269,11 +268,8 @@ class Exactness:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--json", action="store_true", help="accepted for symmetry; the last line is always JSON"
-    )
+    """Parses the flags."""
+    parser = command_line("gpu-step", __doc__)
     parser.add_argument("--device", default="cuda", help="the torch device (default cuda)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few steps, to try the program")
     parser.add_argument("--repeats", type=int, default=30, help="repeats of each step (default 30)")
@@ -282,20 +278,20 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, prints the table to stderr and the result as the last line of stdout."""
+    """Measures, prints a table to stderr and the result as the last line of stdout."""
     settings = arguments()
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("gpu-step: there is no CUDA device here; --device cpu --tiny tries the program without one")
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("highest")
     started = time.perf_counter()
-    size, device = TINY if settings.tiny else EIGHT_BILLION, Device(settings.device)
+    size, device = TINY if settings.tiny else EIGHT_BILLION, TimedDevice(settings.device)
     compared = TINY if settings.tiny else SMALL
     exact = {
-        name: Exactness(device, dtype, compared).compare(settings.prompts, size.tokens)
+        name: TreeExactness(device, dtype, compared).compare(settings.prompts, size.tokens)
         for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
     }
-    steps = Steps(size, device, torch.bfloat16, settings.repeats)
+    steps = StepBench(size, device, torch.bfloat16, settings.repeats)
     rows = steps.rows()
     print(f"{'batch':>6}{'tree':>6}{'ms':>10}{'floor':>10}{'/ floor':>9}{'ragged':>10}", file=sys.stderr)
     for row in rows:

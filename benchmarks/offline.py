@@ -1,4 +1,4 @@
-"""One request at a time: plain and speculative decoding through the services beside the library's own.
+"""Measures one request at a time: plain and speculative decoding by the services beside that of transformers.
 
 Run as `outrider bench offline --json`. docs/figures.md says what each field means.
 """
@@ -6,49 +6,55 @@ Run as `outrider bench offline --json`. docs/figures.md says what each field mea
 import argparse
 import concurrent.futures
 import contextlib
-import itertools
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-from envelope import REPOSITORY, print_result
-from figures import Run, acceptance_length, accepted_share, paired_ratio, same_ids, tokens_per_second
-from stack import Peer, Stack, peak_mb, stopped
-from tokenizers import Tokenizer
-
+from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
+from benchmarks.shared.figures import (
+    TimedRun,
+    acceptance_length,
+    accepted_share,
+    alternating_orders,
+    paired_ratio,
+    same_ids,
+    tokens_per_second,
+)
+from benchmarks.shared.heldout import load_prompts
+from benchmarks.shared.process_memory import peak_mb
+from benchmarks.shared.services import HfPeer, UpServices, paused
 from outrider.client import Client
 from speculative.errors import Unavailable
 
-Arm = Callable[[tuple[int, ...], float, int], Run]
+Arm = Callable[[tuple[int, ...], float, int], TimedRun]
 OURS = ("plain", "speculative")
+"""Arms that the services decode."""
 PEERS = {"hf_generate": "generate", "hf_assisted": "assisted", "hf_prompt_lookup": "prompt_lookup"}
 SAMPLED_TEMPERATURE = 0.8
 SPLIT_TOKENS = 96
-"""Long enough that eight requests that start together are all ready in most steps."""
+"""Tokens per request; enough that eight requests that start together are all ready in most steps."""
 SPLIT_ATTEMPTS = 30
-"""On a busy machine eight that start together may end before the last has begun."""
+"""Attempts at a step with eight sessions; on a busy machine some requests end before the last begins."""
 
 
-class Bench:
-    """The arms over one stack and one peer, each timing one request."""
+class OfflineBench:
+    """The arms over running services and one peer; each arm times one request."""
 
     def __init__(
-        self, settings: argparse.Namespace, stack: Stack, peer: Peer, prompts: list[tuple[int, ...]]
+        self, settings: argparse.Namespace, services: UpServices, peer: HfPeer, prompts: list[tuple[int, ...]]
     ) -> None:
         self.settings = settings
-        self.stack = stack
+        self.services = services
         self.peer = peer
         self.prompts = prompts
-        self.client = Client(stack.address)
+        self.client = Client(services.address)
 
-    def ours(self, arm: str, sources: tuple[str, ...] | None = None) -> Arm:
-        """An arm through the services; plain where it is called so."""
+    def service_arm(self, arm: str, sources: tuple[str, ...] | None = None) -> Arm:
+        """An arm through the services; the arm named "plain" decodes without speculation."""
 
-        def run(ids: tuple[int, ...], temperature: float, seed: int) -> Run:
+        def run(ids: tuple[int, ...], temperature: float, seed: int) -> TimedRun:
             started = time.perf_counter()
             done = self.client.generate(
                 ids=list(ids),
@@ -60,14 +66,14 @@ class Bench:
             )
             seconds = time.perf_counter() - started
             accepted = tuple(sorted(done.usage.accepted_by_source.items()))
-            return Run(arm, 0, 0, tuple(done.ids), seconds, done.usage.rounds, accepted)
+            return TimedRun(arm, 0, 0, tuple(done.ids), seconds, done.usage.rounds, accepted)
 
         return run
 
-    def peers(self, arm: str, threads: int) -> Arm:
-        """An arm of the library with this many torch threads."""
+    def peer_arm(self, arm: str, threads: int) -> Arm:
+        """An arm of transformers with this many torch threads."""
 
-        def run(ids: tuple[int, ...], temperature: float, seed: int) -> Run:
+        def run(ids: tuple[int, ...], temperature: float, seed: int) -> TimedRun:
             made, seconds = self.peer.decode(
                 method=PEERS[arm],
                 ids=list(ids),
@@ -76,24 +82,24 @@ class Bench:
                 seed=seed,
                 threads=threads,
             )
-            return Run(arm, 0, 0, made, seconds)
+            return TimedRun(arm, 0, 0, made, seconds)
 
         return run
 
-    def interleave(self, arms: dict[str, Arm], temperature: float, repeats: int) -> list[Run]:
-        """Every arm on every prompt, `repeats` times, in an order that turns round each time (ABBA)."""
+    def interleave(self, arms: dict[str, Arm], temperature: float, repeats: int) -> list[TimedRun]:
+        """Runs every arm on every prompt, `repeats` times; the order of the arms alternates (ABBA)."""
         runs = []
-        turns = itertools.cycle([list(arms), list(reversed(arms))])
+        orders = alternating_orders(arms)
         for repeat in range(repeats):
             for index, ids in enumerate(self.prompts):
-                for name in next(turns):
+                for name in next(orders):
                     run = arms[name](ids, temperature, 1000 + index)
-                    runs.append(Run(name, index, repeat, run.ids, run.seconds, run.rounds, run.accepted))
+                    runs.append(TimedRun(name, index, repeat, run.ids, run.seconds, run.rounds, run.accepted))
             print(f"temperature {temperature}: repeat {repeat + 1} of {repeats}", file=sys.stderr)
         return runs
 
     def until_reachable(self) -> None:
-        """After a pause: until the orchestrator takes the verifier for alive again."""
+        """Waits until the orchestrator uses the verifier again after a pause."""
         deadline = time.perf_counter() + 30
         while True:
             try:
@@ -106,21 +112,21 @@ class Bench:
                 return
 
     def warm_up(self, arms: Iterable[Arm]) -> None:
-        """Each arm once, untimed."""
+        """Runs each arm once, untimed."""
         for arm in arms:
             arm(self.prompts[0], 0.0, 0)
 
 
-def main_arms(bench: Bench) -> dict[str, Arm]:
-    """Ours and the peers', each with one torch thread."""
+def main_arms(bench: OfflineBench) -> dict[str, Arm]:
+    """The services' and the peer's arms by name, each with one torch thread."""
     peers = (
         PEERS if bench.settings.drafter != "none" else {k: v for k, v in PEERS.items() if k != "hf_assisted"}
     )
-    return {arm: bench.ours(arm) for arm in OURS} | {arm: bench.peers(arm, 1) for arm in peers}
+    return {arm: bench.service_arm(arm) for arm in OURS} | {arm: bench.peer_arm(arm, 1) for arm in peers}
 
 
-def section(runs: list[Run], greedy: bool) -> dict[str, Any]:
-    """The figures of one temperature."""
+def temperature_fields(runs: list[TimedRun], greedy: bool) -> dict[str, Any]:
+    """The fields of one temperature."""
     arms = list(dict.fromkeys(run.arm for run in runs))
     ours = [run for run in runs if run.arm == "speculative"]
     must_agree = [*OURS, "hf_generate"] if greedy else list(OURS)
@@ -137,12 +143,12 @@ def section(runs: list[Run], greedy: bool) -> dict[str, Any]:
     }
 
 
-def by_source(bench: Bench, plain: list[Run]) -> dict[str, Any]:
-    """Each source alone, greedy, beside plain decoding of the same prompts."""
+def by_source(bench: OfflineBench, plain: list[TimedRun]) -> dict[str, Any]:
+    """Fields of greedy decoding with each source alone, its ids compared with plain decoding's."""
     names = bench.client.models()[0].sources
     rows = {}
     for name in names:
-        runs = bench.interleave({name: bench.ours(name, (name,))}, 0.0, 1)
+        runs = bench.interleave({name: bench.service_arm(name, (name,))}, 0.0, 1)
         rows[name] = {
             "identical": same_ids([*runs, *plain], [name, "plain"]),
             "tokens_per_second": tokens_per_second(runs),
@@ -151,8 +157,8 @@ def by_source(bench: Bench, plain: list[Run]) -> dict[str, Any]:
     return rows
 
 
-def split_ms(bench: Bench) -> dict[str, Any]:
-    """What the engine spends between target passes, per round; see docs/figures.md."""
+def split_ms(bench: OfflineBench) -> dict[str, Any]:
+    """Milliseconds that the engine spends per round between target passes; see docs/figures.md."""
     eight = [bench.prompts[i % len(bench.prompts)] for i in range(8)]
 
     def request(ids: tuple[int, ...], seed: int) -> None:
@@ -160,7 +166,7 @@ def split_ms(bench: Bench) -> dict[str, Any]:
 
     def read(sessions: str, quantile: str) -> float:
         name = "outrider_verifier_split_ms"
-        return round(bench.stack.metric("verifier", name, sessions=sessions, quantile=quantile), 3)
+        return round(bench.services.metric("verifier", name, sessions=sessions, quantile=quantile), 3)
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(request, eight, range(8)))
@@ -171,28 +177,28 @@ def split_ms(bench: Bench) -> dict[str, Any]:
     sys.exit(f"in {SPLIT_ATTEMPTS} attempts no step had eight sessions; run it on a quieter machine")
 
 
-def alone(bench: Bench) -> dict[str, Any]:
-    """Plain over the library's `generate`, each with every other process held."""
-    ours, generate = bench.ours("plain"), bench.peers("hf_generate", 1)
-    others = [*bench.stack.pids("drafter"), bench.peer.pid]
+def ratio_with_others_paused(bench: OfflineBench) -> dict[str, Any]:
+    """Rate of plain decoding over transformers' `generate`, each with every other process paused."""
+    ours, generate = bench.service_arm("plain"), bench.peer_arm("hf_generate", 1)
+    others = [*bench.services.pids("drafter"), bench.peer.pid]
 
-    def held(pids: list[int], arm: Arm) -> Arm:
-        def run(ids: tuple[int, ...], temperature: float, seed: int) -> Run:
+    def with_paused(pids: list[int], arm: Arm) -> Arm:
+        def run(ids: tuple[int, ...], temperature: float, seed: int) -> TimedRun:
             bench.until_reachable()
-            with stopped(pids):
+            with paused(pids):
                 return arm(ids, temperature, seed)
 
         return run
 
-    arms = {"plain": held(others, ours), "hf_generate": held(bench.stack.pids(), generate)}
+    arms = {"plain": with_paused(others, ours), "hf_generate": with_paused(bench.services.pids(), generate)}
     runs = bench.interleave(arms, 0.0, max(1, -(-10 // len(bench.prompts))))
     return {"plain_over_hf_generate_others_stopped": paired_ratio(runs, "plain", "hf_generate")}
 
 
-def sampled_over_greedy(greedy: list[Run], sampled: list[Run]) -> dict[str, float | int]:
-    """Speculative decoding at temperature 0.8 over greedy, prompt by prompt."""
+def sampled_over_greedy(greedy: list[TimedRun], sampled: list[TimedRun]) -> dict[str, float | int]:
+    """Rate of speculative decoding at temperature 0.8 over greedy, prompt by prompt."""
     relabelled = [
-        Run(arm, r.prompt, r.repeat, r.ids, r.seconds)
+        TimedRun(arm, r.prompt, r.repeat, r.ids, r.seconds)
         for arm, runs in (("greedy", greedy), ("sampled", sampled))
         for r in runs
         if r.arm == "speculative"
@@ -200,77 +206,71 @@ def sampled_over_greedy(greedy: list[Run], sampled: list[Run]) -> dict[str, floa
     return paired_ratio(relabelled, "sampled", "greedy")
 
 
-def all_cores(bench: Bench, cores: int) -> dict[str, Any]:
-    """The peers' greedy rows with every core for torch."""
-    arms = {arm: bench.peers(arm, cores) for arm in main_arms(bench) if arm in PEERS}
+def all_cores(bench: OfflineBench, cores: int) -> dict[str, Any]:
+    """Tokens/s of the peer's greedy arms with `cores` torch threads."""
+    arms = {arm: bench.peer_arm(arm, cores) for arm in main_arms(bench) if arm in PEERS}
     bench.warm_up(arms.values())
-    with stopped(bench.stack.pids()):
+    with paused(bench.services.pids()):
         runs = bench.interleave(arms, 0.0, 1)
     bench.until_reachable()
     rates = {arm: tokens_per_second(r for r in runs if r.arm == arm) for arm in arms}
     return {"threads": cores, "tokens_per_second": rates}
 
 
-def measure(bench: Bench, cores: int) -> dict[str, Any]:
-    """All fields of the result but the envelope."""
+def measure(bench: OfflineBench, cores: int) -> dict[str, Any]:
+    """All fields of the result except the envelope's."""
     arms = main_arms(bench)
     bench.warm_up(arms.values())
     both = interleave_temperatures(bench, arms)
-    fields = section(both[0.0], greedy=True)
-    fields["sampled"] = section(both[SAMPLED_TEMPERATURE], greedy=False)
+    fields = temperature_fields(both[0.0], greedy=True)
+    fields["sampled"] = temperature_fields(both[SAMPLED_TEMPERATURE], greedy=False)
     fields["sampled"]["over_greedy"] = sampled_over_greedy(both[0.0], both[SAMPLED_TEMPERATURE])
     fields["by_source"] = by_source(bench, [r for r in both[0.0] if r.arm == "plain"])
-    fields["paired"] |= alone(bench)
+    fields["paired"] |= ratio_with_others_paused(bench)
     fields["hf_all_cores"] = all_cores(bench, cores)
     fields["split_ms"] = split_ms(bench)
-    fields["peak_mb"] = bench.stack.peak_mb() | {"hf": peak_mb(bench.peer.pid)}
+    fields["peak_mb"] = bench.services.peak_mb() | {"hf": peak_mb(bench.peer.pid)}
     fields["threads"] = {"verifier": 1, "drafter": 1, "orchestrator": 1, "hf": 1}
     return fields
 
 
-def interleave_temperatures(bench: Bench, arms: dict[str, Arm]) -> dict[float, list[Run]]:
-    """Greedy and sampled repeats in turn, so that neither has the quieter half of the run."""
-    both: dict[float, list[Run]] = {0.0: [], SAMPLED_TEMPERATURE: []}
+def interleave_temperatures(bench: OfflineBench, arms: dict[str, Arm]) -> dict[float, list[TimedRun]]:
+    """Runs by temperature; greedy and sampled repeats alternate, so that neither gets the quieter half."""
+    both: dict[float, list[TimedRun]] = {0.0: [], SAMPLED_TEMPERATURE: []}
     for repeat in range(bench.settings.repeats):
         for temperature, runs in both.items():
             for run in bench.interleave(arms, temperature, 1):
-                runs.append(Run(run.arm, run.prompt, repeat, run.ids, run.seconds, run.rounds, run.accepted))
+                runs.append(
+                    TimedRun(run.arm, run.prompt, repeat, run.ids, run.seconds, run.rounds, run.accepted)
+                )
     return both
 
 
-def load_prompts(target: str, count: int) -> list[tuple[int, ...]]:
-    """Ids of the first held-out prompts, as the target's tokenizer has them."""
-    tokenizer = Tokenizer.from_file(str(Path(target) / "tokenizer.json"))
-    lines = (REPOSITORY / "models" / "heldout.jsonl").read_text().splitlines()
-    return [tuple(tokenizer.encode(json.loads(line)["prompt"]).ids) for line in lines[:count]]
-
-
 def parse() -> argparse.Namespace:
-    """Flags; the defaults are the figures of the README."""
-    parser = argparse.ArgumentParser(prog="outrider bench offline", description=__doc__)
-    parser.add_argument("--target", default=str(REPOSITORY / "models" / "target"))
-    parser.add_argument("--drafter", default=str(REPOSITORY / "models" / "drafter"), help="a folder, or none")
-    parser.add_argument("--prompts", type=int, default=8, help="held-out prompts")
-    parser.add_argument("--tokens", type=int, default=128, help="max_tokens of each request")
-    parser.add_argument("--repeats", type=int, default=3, help="of every arm on every prompt")
-    parser.add_argument(
-        "--json", action="store_true", help="accepted for symmetry; the last line is JSON anyway"
-    )
+    """Parses the flags; the figures in the README have the default flags."""
+    parser = command_line("offline", __doc__)
+    parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
+    parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter, or none")
+    parser.add_argument("--prompts", type=int, default=8, help="number of held-out prompts")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each request")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of every arm on every prompt")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Start everything, measure, print."""
+    """Starts the services, measures and prints the result."""
     settings = parse()
     started = time.perf_counter()
     cores = len(os.sched_getaffinity(0))
     drafter = None if settings.drafter == "none" else settings.drafter
-    cold = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # prompts come again with every arm
-    with Stack(settings.target, settings.drafter, **cold) as stack, Peer(settings.target, drafter) as peer:
+    cold = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm repeats the prompts
+    with (
+        UpServices(settings.target, settings.drafter, **cold) as services,
+        HfPeer(settings.target, drafter) as peer,
+    ):
         prompts = load_prompts(settings.target, settings.prompts)
-        fields = measure(Bench(settings, stack, peer, prompts), cores)
-    shown = {key: value for key, value in vars(settings).items() if key != "json"}
-    print_result("offline", shown, started, fields)
+        fields = measure(OfflineBench(settings, services, peer, prompts), cores)
+    print_result("offline", settings_of(settings), started, fields)
 
 
 if __name__ == "__main__":

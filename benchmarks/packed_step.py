@@ -1,10 +1,9 @@
-"""Milliseconds of one packed pass beside transformers' own forward with its cache, on a random-weight Llama.
+"""Milliseconds of one packed pass beside transformers' own cached forward, on a random-weight Llama.
 
-Run as `outrider bench packed_step --json`. The cases take turns and medians are reported, so the ratios hold
-on a busy machine. docs/figures.md says what each field means.
+Run as `outrider bench packed_step --json`. The cases take turns and the medians are reported, so the ratios
+hold on a busy machine. docs/figures.md says what each field means.
 """
 
-import argparse
 import copy
 import statistics
 import sys
@@ -12,26 +11,25 @@ import time
 from collections.abc import Callable
 
 import torch
-from envelope import print_result
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.shared.envelope import command_line, print_result
 from outrider.lm.packed import PackedLM
 from outrider.lm.plan import Share
 
 CONTEXT = 256
+"""Tokens in the cache before a timed pass."""
 SHAPES = ((1, 1), (1, 4), (1, 8), (1, 16), (2, 1), (2, 8), (4, 1), (4, 8), (8, 1), (8, 4), (8, 8))
 """(sessions, rows each) of the packed cases."""
-
-
 OWN_ROWS = (1, 4, 8, 16)
+"""Rows of the cases that transformers computes."""
 WARM_UP = 3
 Case = Callable[[], float]
-"""One repeat; returns its milliseconds."""
+"""Runs one repeat and returns its milliseconds."""
 
 
 def build(layers: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
-    """Two copies of one model: the packed pass takes over the first, the second stays as transformers has
-    it."""
+    """Two copies of one model: the packed pass changes the first, transformers runs the second."""
     config = LlamaConfig(
         vocab_size=4096,
         hidden_size=256,
@@ -49,8 +47,8 @@ def build(layers: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     return ours.requires_grad_(False), theirs.requires_grad_(False)
 
 
-def own_forward(model: LlamaForCausalLM, rows: int) -> Case:
-    """transformers' forward of `rows` tokens after the context, then cropped back."""
+def transformers_pass(model: LlamaForCausalLM, rows: int) -> Case:
+    """A case of transformers' forward of `rows` tokens after the context; the cache is cropped back."""
     cache = DynamicCache(config=model.config)
     step = torch.arange(rows)[None]
     with torch.inference_mode():
@@ -68,8 +66,7 @@ def own_forward(model: LlamaForCausalLM, rows: int) -> Case:
 
 
 def packed_pass(lm: PackedLM, sessions: int, rows: int) -> Case:
-    """A packed pass: per session the last token and below it a tree of `rows - 1` nodes, two children
-    each."""
+    """A case of a packed pass: per session the last token and a binary tree of `rows - 1` nodes below it."""
     tables = [lm.table(reserve=CONTEXT + rows) for _ in range(sessions)]
     for table in tables:
         lm.forward([Share(table, range(CONTEXT), range(-1, CONTEXT - 1), ())])
@@ -88,22 +85,19 @@ def packed_pass(lm: PackedLM, sessions: int, rows: int) -> Case:
 
 
 def measure(cases: dict[str, Case], repeats: int) -> dict[str, float]:
-    """Median milliseconds of each case, the cases taking turns."""
+    """Median milliseconds of each case by name; the cases take turns."""
     times: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(repeats + WARM_UP):
         for name, once in cases.items():
             spent = once()
             if turn >= WARM_UP:
                 times[name].append(spent)
-    return {name: round(statistics.median(of), 3) for name, of in times.items()}
+    return {name: round(statistics.median(spent), 3) for name, spent in times.items()}
 
 
 def main() -> None:
-    """Measures, prints the table to stderr and the result as the last line of stdout."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--json", action="store_true", help="accepted for symmetry; the last line is always JSON"
-    )
+    """Measures, prints a table to stderr and the result as the last line of stdout."""
+    parser = command_line("packed_step", __doc__)
     parser.add_argument("--repeats", type=int, default=100, help="repeats of each case (default 100)")
     parser.add_argument("--layers", type=int, default=12, help="layers of the model (default 12)")
     settings = parser.parse_args()
@@ -112,7 +106,7 @@ def main() -> None:
     ours, theirs = build(settings.layers)
     lm = PackedLM(ours)
     lm.pack()
-    cases = {f"own_{rows}": own_forward(theirs, rows) for rows in OWN_ROWS}
+    cases = {f"own_{rows}": transformers_pass(theirs, rows) for rows in OWN_ROWS}
     cases |= {f"packed_{count}x{rows}": packed_pass(lm, count, rows) for count, rows in SHAPES}
     medians = measure(cases, settings.repeats)
     print(f"{'pass':<14}{'ms':>8}{'/ own_1':>9}", file=sys.stderr)

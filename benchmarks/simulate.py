@@ -1,37 +1,33 @@
-"""Random scenarios of requests and faults against the real services, on a virtual clock and network.
+"""Runs random scenarios of requests and faults against the real services, on a virtual clock and network.
 
-Every seed is one scenario: clients, orchestrators, verifiers, sources and a store, of which some die, freeze,
-are cut off or come back empty. What is wrong with any stream, fence or leftover is a violation; see
-docs/simulation.md. Run `outrider bench simulate --seeds 1000`; `--seed S --seeds 1 --trace` replays one. The
-last line is one JSON object.
+Every seed is one scenario of clients, orchestrators, verifiers, sources and a store. Some of them die,
+freeze, are cut off or come back empty. Anything wrong with a stream, a fence or a leftover is a violation;
+see docs/simulation.md. Run `outrider bench simulate --seeds 1000`; `--seed S --seeds 1 --trace` replays one.
+The last line is one JSON object.
 """
 
 import argparse
 import time
 from typing import Any
 
-from envelope import print_result
-
+from benchmarks.shared.envelope import command_line, print_result
 from benchmarks.simulation.bugs import BUGS
-from benchmarks.simulation.search import Found, search, trace
+from benchmarks.simulation.search import SearchResult, search, trace
 
 
 def flags() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="outrider bench simulate", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--json", action="store_true", help="the last line only")
-    parser.add_argument("--seeds", type=int, default=1000, help="how many scenarios")
-    parser.add_argument("--seed", type=int, default=0, help="the first")
-    parser.add_argument("--processes", type=int, default=2, help="of this machine that simulate at once")
-    parser.add_argument("--trace", action="store_true", help="print what happens, of all seeds, in order")
-    parser.add_argument("--bug", choices=sorted(BUGS), default="", help="plant this one, to see it found")
+    """Parses the flags."""
+    parser = command_line("simulate", (__doc__ or "").splitlines()[0], "print the last line only")
+    parser.add_argument("--seeds", type=int, default=1000, help="number of scenarios")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first scenario")
+    parser.add_argument("--processes", type=int, default=2, help="processes that simulate at once")
+    parser.add_argument("--trace", action="store_true", help="print the events of all seeds, in order")
+    parser.add_argument("--bug", choices=sorted(BUGS), default="", help="plant this bug, to see it found")
     return parser.parse_args()
 
 
-def summary(found: Found) -> dict[str, Any]:
-    """The fields of the result."""
+def summary(found: SearchResult) -> dict[str, Any]:
+    """The fields of the result except the envelope's."""
     return {
         "seeds": found.seeds,
         "violations": len(found.failing),
@@ -45,13 +41,13 @@ def summary(found: Found) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Status 1 where something is violated."""
+    """Searches or traces and prints the result; exits with 1 where a seed has a violation."""
     args, started = flags(), time.perf_counter()
     seeds = range(args.seed, args.seed + args.seeds)
     if args.trace:
         found = trace(seeds, args.bug)
     else:
-        found = search(seeds, args.processes, args.bug, tell=not args.json)
+        found = search(seeds, args.processes, args.bug, progress=not args.json)
     settings = {"seed": args.seed, "processes": args.processes, "bug": args.bug}
     print_result("simulate", settings, started, summary(found))
     raise SystemExit(1 if found.failing else 0)

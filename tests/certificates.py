@@ -1,4 +1,4 @@
-"""Certificates for tests, in files as operators have them."""
+"""Certificates for tests, in files as operators keep them."""
 
 import datetime
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
 
 
 class Authority:
-    """Signs what it is asked to, and writes it into one folder."""
+    """A certificate authority that writes its own and the issued certificates into one folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -23,7 +23,7 @@ class Authority:
         self.ca.write_bytes(self._ca.cert_pem.bytes())
 
     def issue(self, name: str, names: Sequence[str], **how: Any) -> tuple[Path, Path]:
-        """Files NAME.crt and NAME.key for these host names, replaced where they are there."""
+        """Writes NAME.crt and NAME.key for these host names, over older ones, and returns their paths."""
         made = self._ca.issue_cert(*names, key_type=trustme.KeyType.ECDSA, **how)
         chain, key = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         chain.write_bytes(b"".join(pem.bytes() for pem in made.cert_chain_pems))
@@ -31,11 +31,11 @@ class Authority:
         return chain, key
 
     def role(self, *roles: str, **how: Any) -> dict[str, Path]:
-        """Settings of a process that plays these roles."""
+        """TLS settings of a process with these roles."""
         cert, key = self.issue(roles[0], [role_name(role) for role in roles], **how)
         return {"tls_cert": cert, "tls_key": key, "tls_ca": self.ca}
 
     def front(self) -> dict[str, Path]:
-        """Settings of an orchestrator that clients on this machine dial."""
+        """TLS settings of an orchestrator's front that clients on this machine dial."""
         cert, key = self.issue("front", ["localhost", "127.0.0.1"])
         return {"front_cert": cert, "front_key": key}

@@ -1,4 +1,4 @@
-"""What tests of several packages share: tiny models with random weights, saved as Hugging Face folders."""
+"""Tiny models with random weights, saved as Hugging Face folders, for the tests of all packages."""
 
 import os
 from pathlib import Path
@@ -23,42 +23,37 @@ LINES = [
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """Byte-level, exactly TINY_VOCABULARY ids; 0 is <pad> and 1 is <eos>, both special."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=TINY_VOCABULARY,
-        special_tokens=["<pad>", "<eos>"],
-        initial_alphabet=[],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(LINES * 4, trainer)
+    """A byte-level tokenizer of exactly TINY_VOCABULARY ids."""
+    tokenizer = _trained_tokenizer(LINES, TINY_VOCABULARY, alphabet=[])
     assert tokenizer.get_vocab_size() == TINY_VOCABULARY
     return tokenizer
 
 
 def writing_tokenizer() -> Tokenizer:
-    """Byte-level with every byte, so that it writes any text; 0 is <pad> and 1 is <eos>, both special."""
+    """A byte-level tokenizer with every byte, which can write any text."""
+    lines = ['{"name": "Ada", "age": 36, "tags": ["a", "b"], "ok": true}\n']
+    return _trained_tokenizer(lines, 280, alphabet=pre_tokenizers.ByteLevel.alphabet())
+
+
+def _trained_tokenizer(lines: list[str], vocabulary: int, alphabet: list[str]) -> Tokenizer:
+    """A byte-level tokenizer in which 0 is <pad> and 1 is <eos>, both special."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=280,
+        vocab_size=vocabulary,
         special_tokens=["<pad>", "<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(
-        ['{"name": "Ada", "age": 36, "tags": ["a", "b"], "ok": true}\n'] * 4, trainer
-    )
+    tokenizer.train_from_iterator(lines * 4, trainer)
     return tokenizer
 
 
 def save_tiny_llama(
     path: Path, *, seed: int, tokenizer: Tokenizer | None, width: int = TINY_VOCABULARY
 ) -> Path:
-    """A two-layer Llama with random weights (float32), its generation config, and the tokenizer if given."""
+    """Saves a two-layer Llama with random float32 weights, its generation config and a given tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -95,18 +90,18 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llama_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same shape and tokenizer with other weights: a drafter that is often wrong."""
+    """Folder of a model like `tiny_llama` with other weights: a drafter that is often wrong."""
     return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-b", seed=1, tokenizer=tiny_tokenizer())
 
 
 @pytest.fixture(scope="session")
 def tiny_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target that can write any text: 320 ids, of which its tokenizer has fewer."""
+    """Folder of a target that can write any text; it has 320 ids, more than its tokenizer."""
     path = tmp_path_factory.mktemp("models") / "writer"
     return save_tiny_llama(path, seed=0, tokenizer=writing_tokenizer(), width=320)
 
 
 @pytest.fixture(scope="session")
 def tiny_llama_bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's weights without any tokenizer beside them."""
+    """Folder of the tiny target's weights without a tokenizer."""
     return save_tiny_llama(tmp_path_factory.mktemp("models") / "bare", seed=0, tokenizer=None)

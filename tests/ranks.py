@@ -1,4 +1,4 @@
-"""Processes that are ranks of one another, started and ended by a test."""
+"""Starts and ends the ranks of one group as processes of a test."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def free_port() -> int:
-    """Below those that the system hands out: nobody else is given it before the ranks bind it."""
+    """A free port below those that the system hands out, which no other process gets before the ranks."""
     while True:
         port = random.SystemRandom().randrange(15_000, 30_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 @contextmanager
 def ranks(command: Sequence[str], log: Path, size: int = 2) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """`python COMMAND` as so many ranks, without torchrun; none of them is left afterwards."""
+    """Runs `python COMMAND` as `size` ranks without torchrun; none is left after the block."""
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -44,7 +44,7 @@ def ranks(command: Sequence[str], log: Path, size: int = 2) -> Iterator[list[sub
 def spawn(
     command: Sequence[str], log: Path, variables: dict[str, str], **how: Any
 ) -> subprocess.Popen[bytes]:
-    """`python COMMAND` in the repository, its errors in a log."""
+    """Starts `python COMMAND` in the repository with its standard error in a log file."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with log.open("wb") as errors:
         return subprocess.Popen(
@@ -58,7 +58,7 @@ def spawn(
 
 
 def children_of(pid: int) -> list[int]:
-    """Process ids of the processes that this one has started, in order of their start."""
+    """Process ids of the children of a process, in ascending order."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

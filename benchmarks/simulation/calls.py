@@ -1,6 +1,6 @@
-"""gRPC as the services use it, over the simulated network: channels, servers, unary calls.
+"""gRPC as the services use it, over the simulated network: channels, servers and unary calls.
 
-The generated stubs and servicers run on these as they do on the real ones, messages as bytes in between.
+The generated stubs and servicers run on these as on the real ones, with messages as bytes in between.
 """
 
 import asyncio
@@ -12,17 +12,16 @@ import grpc.aio
 
 from benchmarks.simulation.clock import Process, current
 from benchmarks.simulation.network import REFUSED_S, Network
-from benchmarks.simulation.streams import ServerContext, Stream, StreamCall, failure
+from benchmarks.simulation.streams import ServerContext, SimulatedStream, StreamCall, failure
 
 UNAVAILABLE, DEADLINE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
 
-
-ONCE = "/outrider.v1.Generation/Cancel"
-"""Names a session and no epoch: a second one is meant for whatever runs then."""
+NEVER_TWICE = "/outrider.v1.Generation/Cancel"
+"""The call that never comes twice: it names no epoch, so a second one would cancel whatever runs then."""
 
 
 class Server:
-    """What a process serves at an address; generated `add_..._to_server` functions take it."""
+    """A process's server at an address; generated `add_..._to_server` functions register methods on it."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self.process = process
@@ -33,30 +32,30 @@ class Server:
         process.on_death.append(self._died)
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Those that are registered by name are enough."""
+        """Ignores generic handlers: the methods that are registered by name are enough."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """The methods of one service."""
+        """Registers the methods of one service."""
         self.methods.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
 
-    def took(self, call: "_Unary") -> None:
-        """It is being answered."""
+    def hold_call(self, call: "_Unary") -> None:
+        """Remembers a call that is being answered."""
         self._calls[call] = None
 
-    def answered(self, call: "_Unary") -> None:
-        """It has been."""
+    def release_call(self, call: "_Unary") -> None:
+        """Forgets a call that was answered."""
         self._calls.pop(call, None)
 
     def _died(self) -> None:
-        """Whoever waits for an answer, or holds a stream, is told by the socket."""
+        """Breaks the connections of all callers that wait for an answer or hold a stream."""
         for call in self._calls:
-            call.refused("connection reset")
+            call.refuse("connection reset")
         for stream in [it for it in self.network.streams if self.process in (it.client, it.server)]:
-            stream.broke("connection reset")
+            stream.break_off("connection reset")
 
 
 class Channel:
-    """From the process whose code makes it to an address."""
+    """A channel to an address from the process whose code creates it."""
 
     def __init__(self, network: Network, address: str) -> None:
         self._network = network
@@ -74,10 +73,10 @@ class Channel:
     def stream_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
         def call(requests: Any = None, timeout: float | None = None, **_: Any) -> StreamCall:
             server = self._network.find(self._address) if self._process.alive else None
-            stream = Stream(self._network, self._process, self._address, server, path)
-            told = StreamCall(stream, request_serializer, response_deserializer)
+            stream = SimulatedStream(self._network, self._process, self._address, server, path)
+            stream_call = StreamCall(stream, request_serializer, response_deserializer)
             stream.begin(None if requests is None else map(request_serializer, requests), timeout)
-            return told
+            return stream_call
 
         return call
 
@@ -88,7 +87,7 @@ class Channel:
         return call
 
     async def channel_ready(self) -> None:
-        """As soon as somebody listens there; the caller has a time limit."""
+        """Returns once a process listens at the address; the caller sets the time limit."""
         while True:
             await asyncio.sleep(REFUSED_S)
             if self._network.find(self._address) is not None:
@@ -96,7 +95,7 @@ class Channel:
             await asyncio.sleep(0.05)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, as a channel holds nothing."""
 
     async def __aenter__(self) -> "Channel":
         return self
@@ -106,7 +105,7 @@ class Channel:
 
 
 class _Unary:
-    """One call of one message: it may be lost on either way, or be carried out twice."""
+    """One unary call: its request or its answer may be lost, and the server may carry it out twice."""
 
     __slots__ = ("_client", "_data", "_future", "_network", "_path", "_server")
 
@@ -119,7 +118,7 @@ class _Unary:
         self._future: asyncio.Future[bytes] = network.loop.create_future()
 
     async def answer(self, within_s: float | None, read: Callable[[bytes], Any]) -> Any:
-        """Sends it, and waits for the answer. Raises AioRpcError."""
+        """Sends the request and waits for the answer. Raises AioRpcError."""
         late = None
         if within_s is not None:
             late = self._network.loop.call_later(within_s, self._failed, failure(DEADLINE, "too late"))
@@ -130,8 +129,8 @@ class _Unary:
             if late is not None:
                 late.cancel()
 
-    def refused(self, why: str) -> None:
-        """The client's side sees the connection end."""
+    def refuse(self, why: str) -> None:
+        """Lets the client see its connection end."""
         self._network.loop.call_later(
             REFUSED_S, self._failed, failure(UNAVAILABLE, why), context=self._client.context
         )
@@ -139,25 +138,25 @@ class _Unary:
     def _send(self) -> None:
         network, server = self._network, self._server
         if server is None:
-            self.refused("connection refused")
+            self.refuse("connection refused")
             return
         weather, chance = network.weather, network.way(self._client, server.process)
         if weather.lost and chance.random() < weather.lost:
             self._note("request lost")
             if chance.random() < 0.8:
-                self.refused("connection reset")
+                self.refuse("connection reset")
             return
         network.send(self._client, server.process, self._arrive, server)
-        if weather.twice and self._path != ONCE and chance.random() < weather.twice:
+        if weather.twice and self._path != NEVER_TWICE and chance.random() < weather.twice:
             self._note("twice")
             network.again(self._client, server.process, self._arrive, server)
 
     def _arrive(self, server: Server) -> None:
         if server.process.alive:
-            server.took(self)
+            server.hold_call(self)
             server.process.spawn(self._serve(server))
-        else:  # its machine is there, and answers what comes for a socket that is gone
-            self.refused("connection reset")
+        else:  # its machine still answers messages for a closed socket
+            self.refuse("connection reset")
 
     async def _serve(self, server: Server) -> None:
         method, context = server.methods[self._path], ServerContext(None)
@@ -169,18 +168,18 @@ class _Unary:
         else:
             self._reply(server, self._succeeded, method.response_serializer(response))
         finally:
-            server.answered(self)
+            server.release_call(self)
 
-    def _reply(self, server: Server, told: Callable[[Any], None], what: Any) -> None:
+    def _reply(self, server: Server, deliver: Callable[[Any], None], result: Any) -> None:
         network = self._network
         if not server.process.alive:
             return
         chance = network.way(server.process, self._client)
         if network.weather.lost and chance.random() < network.weather.lost:
             self._note("answer lost")
-            self.refused("connection reset")
+            self.refuse("connection reset")
             return
-        network.send(server.process, self._client, told, what)
+        network.send(server.process, self._client, deliver, result)
 
     def _note(self, what: str) -> None:
         if self._network.note is not None:
@@ -193,4 +192,4 @@ class _Unary:
     def _failed(self, error: Exception) -> None:
         if not self._future.done():
             self._future.set_exception(error)
-            self._future.exception()  # nobody may be waiting any longer
+            self._future.exception()  # marks it as seen, as the caller may have stopped waiting

@@ -1,4 +1,4 @@
-"""A simulated client: the real stream and resuming of outrider.client, and what users do with them."""
+"""A simulated client: the real stream and resuming of outrider.client, as one user's process drives them."""
 
 import asyncio
 import math
@@ -10,8 +10,8 @@ from benchmarks.simulation.calls import Channel
 from benchmarks.simulation.clock import Process
 from benchmarks.simulation.network import Network
 from benchmarks.simulation.plan import Turn
+from benchmarks.simulation.request_checker import RequestChecker
 from benchmarks.simulation.toy import MODEL, hash_of
-from benchmarks.simulation.watching import Watch
 from outrider.client.async_client import AsyncStream
 from outrider.client.endpoints import SEVERAL_S
 from outrider.client.resuming import Resuming
@@ -22,20 +22,20 @@ from outrider.wire.status import rpc_errors
 from speculative.errors import IdsNeeded, OutriderError, Overloaded, StaleEpoch, Superseded, Unavailable
 
 MOVED_S = 3.0
-"""How long a stream may be silent whose verifier freezes: 0.75 s and a probe until it is given up, and the
-way of its session to another, every message of it late."""
+"""Seconds for which a stream may be silent whose verifier freezes: 0.75 s and a probe until the verifier is
+given up, and the session's move to another one with every message late."""
 SLACK_S = 2.0
-"""How long after its deadline a request may still run, for a client that has to find out."""
+"""Seconds that a request may still run after its deadline, until its client notices."""
 
 
-class Client:
+class SimulatedClient:
     """One user's process.
 
     Args:
-        orchestrators: addresses.
-        violated: told what does not hold.
-        counts: of what has happened; added to.
-        silent_s: how long a stream may be silent, from when it is asked for.
+        orchestrators: the orchestrators' addresses.
+        violated: takes a sentence about a rule that does not hold.
+        counts: counts of events by name, to which the client adds its own.
+        silent_s: seconds for which a stream may be silent, from its request on.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class Client:
         self._stubs: list[Any] = [GenerationStub(dialled(address)) for address in orchestrators]
         self._verifiers: list[Any] = [VerifierStub(dialled(address)) for address in verifiers]
         self.cancelled_at: float | None = None
-        """When a Cancel was answered with success."""
+        """When a Cancel was answered with success, on the loop's clock."""
 
-    def watch(self, name: str, prompt: Sequence[int], turn: Turn) -> Watch:
-        """What must hold of a request."""
-        told = (self._violated, self._counts, self._network.loop.time, self._silent_s)
-        return Watch(name, prompt, turn.seed, turn.n, turn.max_tokens, *told)
+    def checker(self, name: str, prompt: Sequence[int], turn: Turn) -> RequestChecker:
+        """Checks a request's streams against the rules and its golden output."""
+        report = (self._violated, self._counts, self._network.loop.time, self._silent_s)
+        return RequestChecker(name, prompt, turn.seed, turn.n, turn.max_tokens, *report)
 
     def request(self, prompt: Sequence[int], turn: Turn) -> generation_pb2.GenerateRequest:
-        """As `build_request` makes it."""
+        """The request for a turn, as `build_request` makes it."""
         start = generation_pb2.GenerateStart(
             session=self._session,
             model=MODEL,
@@ -87,73 +87,76 @@ class Client:
         self,
         request: generation_pb2.GenerateRequest,
         turn: Turn,
-        watch: Watch,
+        checker: RequestChecker,
         first: int,
         before: AsyncStream | None = None,
         by_hash: bool = False,
     ) -> AsyncStream:
-        """The real one, with a look at each message.
+        """A real client stream whose messages the checker sees.
 
-        It goes on with what the one before has, as after a loss, and may name that by number and hash.
+        Args:
+            first: index of the orchestrator that is asked first.
+            before: an earlier stream of the request, whose tokens this one resumes from, as after a loss.
+            by_hash: whether the request names those tokens by number and hash.
         """
         loop = self._network.loop
         ends = None if turn.timeout_s is None else loop.now + turn.timeout_s
 
         def ask(resuming: Resuming) -> Any:
-            watch.asked()
+            checker.asked()
             timeout = None if ends is None else max(0.001, ends - loop.now)
             call = self._stubs[resuming.orchestrator].Generate(iter((resuming.request,)), timeout=timeout)
-            call.on_message = watch.message
+            call.on_message = checker.message
             return call
 
         resuming = Resuming(request, len(self._stubs), SEVERAL_S, first, ends)
         if before is not None:
             resuming.again(Unavailable("its user was away"), before._builder, loop.now)
             if by_hash:
-                _by_hash(resuming.request.start, watch.prompt)
+                _by_hash(resuming.request.start, checker.prompt)
         stream = AsyncStream(ask, resuming, turn.n)
         if before is not None:
             stream._builder = before._builder
         return stream
 
-    async def read(self, stream: AsyncStream, turn: Turn, watch: Watch) -> bool:
-        """To the end; whether there is an answer as a whole."""
+    async def read(self, stream: AsyncStream, turn: Turn, checker: RequestChecker) -> bool:
+        """Reads the stream to its end; True where the request got a whole answer."""
         loop = self._network.loop
         ends = None if turn.timeout_s is None else loop.now + turn.timeout_s
         if ends is not None:
-            loop.call_at(ends, self._may_end, watch)
+            loop.call_at(ends, self._may_end, checker)
         self._counts["requests"] += 1
         try:
             await stream.completion()
             self._counts["answers"] += 1
-            watch.whole()
+            checker.check_answer()
         except Superseded as error:
-            if not watch.times_over:
-                self._violated(f"{watch.name}: taken over by nobody: {error}")
+            if not checker.times_over:
+                self._violated(f"{checker.name}: taken over by nobody: {error}")
             self._counts["taken over"] += 1
             return False
         except (Unavailable, Overloaded) as error:
             if ends is None or loop.now < ends:
-                self._violated(f"{watch.name}: given up at {loop.now:.3f}: {error}")
+                self._violated(f"{checker.name}: given up at {loop.now:.3f}: {error}")
             return False
         except IdsNeeded:
             self._counts["ids needed"] += 1
             raise
         except OutriderError as error:
-            self._violated(f"{watch.name}: {type(error).__name__}: {error}")
+            self._violated(f"{checker.name}: {type(error).__name__}: {error}")
             return False
         finally:
             if ends is not None and loop.now > ends + SLACK_S:
-                self._violated(f"{watch.name}: ended {loop.now - ends:.1f} s after its deadline")
+                self._violated(f"{checker.name}: ended {loop.now - ends:.1f} s after its deadline")
         return True
 
     @staticmethod
-    def _may_end(watch: Watch) -> None:
-        watch.may_be_cancelled = True
+    def _may_end(checker: RequestChecker) -> None:
+        checker.may_be_cancelled = True
 
-    async def cancel(self, watch: Watch, orchestrators: Sequence[int]) -> None:
-        """Asks one orchestrator after the other until one answers."""
-        watch.may_be_cancelled = True
+    async def cancel(self, checker: RequestChecker, orchestrators: Sequence[int]) -> None:
+        """Sends a Cancel to one orchestrator after the other until one answers."""
+        checker.may_be_cancelled = True
         for index in orchestrators:
             try:
                 with rpc_errors():
@@ -166,11 +169,11 @@ class Client:
                 self.cancelled_at = self._network.loop.now
             return
 
-    async def stale(self, watch: Watch, turn: Turn) -> None:
-        """Somebody who fell behind speaks to every verifier under an epoch of long ago."""
+    async def send_stale(self, checker: RequestChecker, turn: Turn) -> None:
+        """Sends Open and Cancel under a long outdated epoch to every verifier."""
         key = common_pb2.SessionKey(tenant="default", session=self._session)
-        epoch = max(1, (watch.epoch >> 1))
-        if not watch.epoch:
+        epoch = max(1, (checker.epoch >> 1))
+        if not checker.epoch:
             return
         opening = verifier_pb2.OpenRequest(
             key=key, epoch=epoch, model=MODEL, ids=[1, 2], prompt_length=2, limit=5, seed=turn.seed
@@ -190,7 +193,7 @@ class Client:
 
 
 def _by_hash(start: generation_pb2.GenerateStart, prompt: Sequence[int]) -> None:
-    """Names what the client has by number and hash."""
+    """Replaces the ids that the client has by their number and hash."""
     for have in start.have:
         if ids := list(have.ids):
             have.CopyFrom(generation_pb2.TokenIds(count=len(ids), prefix_hash=hash_of([*prompt, *ids])))

@@ -1,8 +1,8 @@
-"""Virtual time: an event loop that jumps to whatever happens next, and processes that freeze and die on it.
+"""Virtual time: an event loop that jumps to the next event, and processes that freeze and die on it.
 
-Everything of a simulated process runs in a context that names it, which tasks, callbacks and timers inherit.
-So one loop runs them all, and what belongs to a frozen process waits until it is woken, while its clock goes
-on as a stopped process's does. Nothing here is left to chance: the same calls give the same order.
+All code of a simulated process runs in a context that names the process; tasks, callbacks and timers inherit
+it. So one loop runs all processes. The handles of a frozen process wait until it is woken, while its clock
+goes on as a stopped process's does. Nothing here is left to chance: the same calls give the same order.
 """
 
 import asyncio
@@ -19,23 +19,23 @@ from types import ModuleType
 from typing import Any
 
 EPOCH_NS = 1_750_000_000 * 10**9
-"""What the wall clock says at the beginning."""
+"""The wall clock's nanoseconds at the beginning."""
 PATCHED = ("orchestrator", "verifier_service", "outrider")
-"""Packages whose modules read the virtual clock instead of the machine's."""
+"""Packages whose modules read the virtual clock instead of the machine's clock."""
 
 PROCESS: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("process", default=None)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs callbacks in the order of their time, and waits for none of them."""
+    """An event loop that runs callbacks in the order of their time without waiting."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
         self.frozen = 0
-        """Processes that are."""
+        """Number of frozen processes."""
         self.faults: list[str] = []
-        """Exceptions that nobody took."""
+        """Exceptions that no code caught."""
         self._ready: deque[asyncio.Handle]
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._order = itertools.count()
@@ -45,14 +45,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now
 
-    def call_soon(  # type: ignore[override]  # without the checks, as all that runs here is one thread's
+    def call_soon(  # type: ignore[override]  # without the checks, as there is one thread only
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
-    def call_at(  # type: ignore[override]  # what is due at the same time keeps its order
+    def call_at(  # type: ignore[override]  # timers due at the same time keep their order
         self,
         when: float,
         callback: Callable[..., Any],
@@ -63,7 +63,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
 
-    def run_in_executor(  # type: ignore[override]  # at once, in the only thread there is
+    def run_in_executor(  # type: ignore[override]  # at once, in the only thread
         self, executor: object, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         future = self.create_future()
@@ -77,10 +77,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.faults.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     def _write_to_self(self) -> None:
-        """There is no other thread to be woken by."""
+        """Does nothing, as no other thread wakes the loop."""
 
     def _process_events(self, event_list: object) -> None:
-        """There are no sockets."""
+        """Does nothing, as there are no sockets."""
 
     def _run_once(self) -> None:
         ready, timers = self._ready, self._timers
@@ -88,7 +88,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             while timers and timers[0][2]._cancelled:
                 heapq.heappop(timers)
             if not timers:
-                raise RuntimeError("nothing is left to happen, but something is waited for")
+                raise RuntimeError("nothing is left to happen, but a task still waits")
             self.now = max(self.now, timers[0][0])
         while timers and timers[0][0] <= self.now:
             ready.append(heapq.heappop(timers)[2])
@@ -104,7 +104,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             handle._run()
 
     def thaw(self, process: "Process") -> None:
-        """What it missed comes at once, in order."""
+        """Runs the handles that a frozen process has missed, in order."""
         self._ready.extend(process.held)
         process.held.clear()
 
@@ -121,7 +121,7 @@ def _tagged(
 
 
 class Process:
-    """Something that is killed, frozen and woken as a whole."""
+    """A simulated process, which is killed, frozen and woken as a whole."""
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.loop = loop
@@ -135,7 +135,7 @@ class Process:
         self.on_death: list[Callable[[], None]] = []
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task of this process; what it raises is a fault of what is simulated."""
+        """Starts a task of this process; an exception in it counts as a fault of the simulated code."""
         task = self.loop.create_task(work, context=self.context)
         task.add_done_callback(self._ended)
         return task
@@ -145,63 +145,63 @@ class Process:
             self.loop.faults.append(f"{self.name}: {error!r}")
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
-        """A call inside this process, now."""
+        """Calls a function inside this process, now."""
         return self.context.run(call, *args)
 
     def freeze(self) -> None:
-        """As SIGSTOP does."""
+        """Freezes the process, as SIGSTOP does."""
         if self.alive and not self.frozen:
             self.frozen = True
             self.loop.frozen += 1
 
     def wake(self) -> None:
-        """As SIGCONT does."""
+        """Wakes the process, as SIGCONT does."""
         if self.frozen:
             self.frozen = False
             self.loop.frozen -= 1
             self.loop.thaw(self)
 
     def kill(self) -> None:
-        """As SIGKILL does: peers see it, and nothing of it reaches anybody any more.
+        """Kills the process, as SIGKILL does: its peers notice, and it reaches none of them any more.
 
-        Its tasks are cancelled where nobody can tell, so that none is left when the simulation ends.
+        Its tasks are cancelled unseen, so that none is left when the simulation ends.
         """
         if not self.alive:
             return
         self.alive = False
-        for told in self.on_death:
-            told()
+        for on_death in self.on_death:
+            on_death()
         self.wake()
         for task in list(self.tasks):
             task.cancel()
 
     def forget(self, task: asyncio.Task[Any]) -> None:
-        """It is done."""
+        """Forgets a task that is done."""
         self.tasks.pop(task, None)
 
 
 def current() -> Process:
-    """Whose code runs."""
+    """The process whose code runs now."""
     process = PROCESS.get()
     assert process is not None, "this is called inside a simulated process"
     return process
 
 
 class VirtualTime:
-    """Stands where a module has imported `time`."""
+    """Replaces the `time` module where a module has imported it."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.monotonic = self.perf_counter = loop.time
         self._loop = loop
 
     def time_ns(self) -> int:
-        """The wall clock."""
+        """Nanoseconds of the virtual wall clock."""
         return EPOCH_NS + int(self._loop.now * 1e9)
 
 
 @lru_cache(maxsize=1)
 def _modules(loaded: int) -> list[ModuleType]:
-    """Of PATCHED that read a clock, when so many modules are loaded."""
+    """Modules of PATCHED that read a clock; `loaded` is the number of loaded modules, the cache's key."""
     return [
         module
         for name, module in list(sys.modules.items())
@@ -211,7 +211,7 @@ def _modules(loaded: int) -> list[ModuleType]:
 
 @contextmanager
 def virtual_time(loop: VirtualLoop) -> Iterator[None]:
-    """Modules of PATCHED read this loop's clock inside."""
+    """Lets modules of PATCHED read this loop's clock inside the block."""
     modules = _modules(len(sys.modules))
     clock: Any = VirtualTime(loop)
     for module in modules:

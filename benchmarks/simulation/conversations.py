@@ -1,31 +1,31 @@
-"""What users do: ask turn after turn, cancel, leave, come back elsewhere, ask twice at once."""
+"""The behaviour of users: they send turn after turn, cancel, leave, come back, or send a request twice."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 
-from benchmarks.simulation.client import Client
+from benchmarks.simulation.client import SimulatedClient
 from benchmarks.simulation.plan import Turn
 from outrider.client.async_client import AsyncStream
 from speculative.errors import IdsNeeded
 
 CANCELS_BY_S = 2.0
-"""How long after a Cancel that was answered, and after the last fault, a request may still go on."""
+"""Seconds that a request may still go on after an answered Cancel and after the last fault."""
 
 
 class Conversation:
     """One session's turns.
 
     Args:
-        clients: makes a client by the name of its process.
-        faults_over: when the last fault was over, on the loop's clock; infinite where it is not yet. Until
-            then a cancelled request may have to wait for a verifier, which alone ends it. None: something may
-            make the services forget a Cancel.
+        clients: creates a client by the name of its process.
+        faults_over: when the last fault was over, on the loop's clock; infinite while faults go on. Until
+            then a cancelled request may have to wait for a verifier, which alone ends it. None where a fault
+            may make the services forget a Cancel.
     """
 
     def __init__(
         self,
         name: str,
-        clients: Callable[[str], Client],
+        clients: Callable[[str], SimulatedClient],
         turns: Sequence[Turn],
         faults_over: Callable[[], float] | None,
         violated: Callable[[str], None],
@@ -35,12 +35,12 @@ class Conversation:
         self._client = clients(f"client {name}")
         self._turns = turns
         self.golden: dict[int, list[tuple[int, ...]]] = {}
-        """What each choice's requests so far are to give."""
+        """The golden ids of every request so far, by choice."""
         self._faults_over = faults_over
         self._violated = violated
 
     def start(self, after_s: float) -> asyncio.Task[None]:
-        """The whole of it."""
+        """Starts the conversation `after_s` seconds from now."""
         return self._client.process.spawn(self._run(after_s))
 
     async def _run(self, after_s: float) -> None:
@@ -56,55 +56,57 @@ class Conversation:
 
     async def _turn(self, name: str, prompt: list[int], turn: Turn) -> list[int] | None:
         client, loop = self._client, asyncio.get_running_loop()
-        watch, request = client.watch(name, prompt, turn), client.request(prompt, turn)
-        for choice, (ids, _) in enumerate(watch.golden):
+        checker, request = client.checker(name, prompt, turn), client.request(prompt, turn)
+        for choice, (ids, _) in enumerate(checker.golden):
             self.golden.setdefault(choice, []).append(ids)
-        watch.times_over = turn.act == "rival"
-        stream = client.stream(request, turn, watch, turn.first)
-        reading = asyncio.ensure_future(client.read(stream, turn, watch))
+        checker.times_over = turn.act == "rival"
+        stream = client.stream(request, turn, checker, turn.first)
+        reading = asyncio.ensure_future(client.read(stream, turn, checker))
         rival = None
         if turn.act != "nothing":
             await asyncio.wait((reading,), timeout=turn.act_after_s)
         match turn.act:
             case "cancel":
                 client.cancelled_at = None
-                await client.cancel(watch, (1 - turn.first, turn.first))
+                await client.cancel(checker, (1 - turn.first, turn.first))
             case "stale":
-                await client.stale(watch, turn)
+                await client.send_stale(checker, turn)
             case "rival":
                 rival = self._rival(f"{name}'", prompt, turn)
-            case "leave" | "return" if not reading.done() and not watch.all_told:
+            case "leave" | "return" if not reading.done() and not checker.has_all_ends:
                 await _leave(stream, reading)
                 if turn.act == "leave":
                     return None
                 await asyncio.sleep(turn.pause_s)
-                stream = client.stream(request, turn, watch, turn.first, stream, turn.by_hash)
-                reading = asyncio.ensure_future(client.read(stream, turn, watch))
+                stream = client.stream(request, turn, checker, turn.first, stream, turn.by_hash)
+                reading = asyncio.ensure_future(client.read(stream, turn, checker))
         try:
             answered = await reading
         except IdsNeeded:
-            again = client.stream(request, turn, watch, turn.first, stream)
-            answered = await client.read(again, turn, watch)
+            again = client.stream(request, turn, checker, turn.first, stream)
+            answered = await client.read(again, turn, checker)
         if turn.act == "cancel" and client.cancelled_at is not None and self._faults_over is not None:
             latest = max(self._faults_over(), client.cancelled_at) + CANCELS_BY_S
             if loop.time() > latest:
                 self._violated(f"{name}: went on until {loop.time():.3f} after a Cancel that was answered")
         if rival is not None and not (await rival) and not answered and turn.timeout_s is None:
             self._violated(f"{name}: asked twice at once, and neither was answered")
-        return watch.ids[0] if answered else None
+        return checker.ids[0] if answered else None
 
     def _rival(self, name: str, prompt: list[int], turn: Turn) -> asyncio.Task[bool]:
-        """The same request from another process, at another orchestrator."""
+        """Sends the same request from another process to another orchestrator."""
         client = self._clients(f"client {name}")
-        watch = client.watch(name, prompt, turn)
-        watch.times_over = True
-        stream = client.process.run(client.stream, client.request(prompt, turn), turn, watch, 1 - turn.first)
-        reading: asyncio.Task[bool] = client.process.spawn(client.read(stream, turn, watch))
+        checker = client.checker(name, prompt, turn)
+        checker.times_over = True
+        stream = client.process.run(
+            client.stream, client.request(prompt, turn), turn, checker, 1 - turn.first
+        )
+        reading: asyncio.Task[bool] = client.process.spawn(client.read(stream, turn, checker))
         return reading
 
 
 async def _leave(stream: AsyncStream, reading: asyncio.Future[bool]) -> None:
-    """As a user who closes the window."""
+    """Leaves a stream as a user who closes the window."""
     reading.cancel()
     stream.close()
     await asyncio.wait((reading,))

@@ -1,4 +1,4 @@
-"""What goes wrong, as the plan has it: processes die, freeze and come back, lines are cut, stores forget."""
+"""Carries out a plan's faults: processes die, freeze and come back, lines are cut, stores forget."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """Carries out the plan's."""
+    """Carries out the faults of a world's plan."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
 
     async def run(self) -> None:
-        """Until the last is well again."""
-        await asyncio.gather(*(self._one(fault) for fault in self._world.plan.faults))
+        """Returns once the last fault is over."""
+        await asyncio.gather(*(self._carry_out(fault) for fault in self._world.plan.faults))
 
-    async def _one(self, fault: Fault) -> None:
+    async def _carry_out(self, fault: Fault) -> None:
         await asyncio.sleep(fault.at_s)
         self._world.outcome.counts[fault.kind] += 1
         verb, _, kind = fault.kind.partition(" ")
@@ -58,8 +58,8 @@ class Faults:
             await asyncio.wait((process.spawn(table[name].stop()),))
         process.kill()
         await asyncio.sleep(fault.seconds)
-        if table[name].process.alive:  # killed while it stopped, and started anew by that fault already
-            return  # nobody can bind its address a second time
+        if table[name].process.alive:  # another fault killed it while it stopped, and has started it already
+            return  # its address cannot be bound twice
         self._note(f"start {name}")
         self._world.start(name)
 
@@ -78,17 +78,17 @@ class Faults:
             process.wake()
 
     def _break(self, fault: Fault) -> None:
-        """All streams of one process end; it lives. A server may not hear that its client is gone."""
+        """Ends all streams of one living process; a server may hear late that its client is gone."""
         network, world = self._world.network, self._world
         everybody = [client.process for client in world.clients]
         everybody += [verifier.process for verifier in world.verifiers.values()]
         hit = everybody[fault.which % len(everybody)]
         self._note(f"streams of {hit.name} break")
         for stream in [it for it in network.streams if hit in (it.client, it.server)]:
-            stream.broke("connection reset", fault.seconds)
+            stream.break_off("connection reset", fault.seconds)
 
     async def _cut(self, fault: Fault) -> None:
-        """A line is cut between an orchestrator and a verifier, or a client."""
+        """Cuts the line between an orchestrator and a verifier or a client for a while."""
         world = self._world
         others = [*world.verifiers, *(client.process.name for client in world.clients)]
         one = f"orchestrator {fault.which % 2}"

@@ -1,4 +1,4 @@
-"""What the services log during a simulation: errors are violations, the rest is for whoever reads along."""
+"""Takes the services' logs during a simulation: errors are violations, other records go to the trace."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 PACKAGES = ("orchestrator", "verifier_service", "outrider")
 
 
-class _Told(logging.Handler):
+class _LogHandler(logging.Handler):
     def __init__(self, violated: Callable[[str], None], note: Callable[[str], None] | None) -> None:
         super().__init__()
         self._violated = violated
@@ -26,8 +26,8 @@ class _Told(logging.Handler):
 
 @contextmanager
 def logged(violated: Callable[[str], None], note: Callable[[str], None] | None) -> Iterator[None]:
-    """Inside, what the services log goes nowhere else."""
-    handler = _Told(violated, note)
+    """Sends the services' log records to `violated` and `note` alone inside the block."""
+    handler = _LogHandler(violated, note)
     loggers = [logging.getLogger(name) for name in PACKAGES]
     before = [(logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:

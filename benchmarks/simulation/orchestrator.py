@@ -1,4 +1,4 @@
-"""A simulated orchestrator: all of the real one but its process, sockets and store."""
+"""A simulated orchestrator: all of the real one except its process, sockets and store."""
 
 import random
 from functools import lru_cache
@@ -30,13 +30,13 @@ def _metrics() -> RequestMetrics:
     return RequestMetrics(Metrics("orchestrator"))
 
 
-class Orchestrator:
+class SimulatedOrchestrator:
     """One incarnation of an orchestrator's process.
 
     Args:
-        verifiers: addresses.
-        sources: addresses.
-        ahead_s: how far its wall clock is ahead of the others'; may be below 0.
+        verifiers: the verifiers' addresses.
+        sources: the sources' addresses.
+        ahead_s: seconds by which the wall clock is ahead of the others'; negative where it is behind.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Orchestrator:
         return EPOCH_NS // 10**6 + int((self._loop.now + self.ahead_s) * 1000)
 
     async def stop(self) -> None:
-        """As SIGTERM does."""
+        """Stops the orchestrator in order, as SIGTERM does."""
         await self._limit.stop(0.3)
         await self._relay.stop()
         await self._loads.stop()
@@ -91,11 +91,11 @@ class Orchestrator:
 
     @property
     def reaches(self) -> int:
-        """Verifiers whose beats arrive."""
+        """Number of verifiers whose beats arrive."""
         return sum(link.reachable for link in self.fleet.verifiers.values())
 
     def left(self) -> dict[str, int]:
-        """What it still holds for requests; all zero when there are none."""
+        """Counts of everything that is still held for requests; all zero without requests."""
         return {
             "requests": len(self._relay._running),
             "kept track of": self._ledger.waiting,

@@ -1,4 +1,4 @@
-"""What happens in one simulation: who asks for what, and what goes wrong when. A function of the seed."""
+"""The plan of one simulation, a function of its seed: the users' requests, and the faults and their times."""
 
 import random
 from dataclasses import dataclass
@@ -9,24 +9,23 @@ from benchmarks.simulation.toy import VOCABULARY
 from benchmarks.simulation.verifier import VerifierShape
 
 FAULTS_UNTIL_S = 1.0
-LONG = 120
-"""Ids of a request that is to be cancelled: more than it could get before."""
-
-
-FEWEST = 2
-"""Sessions that each verifier decodes together."""
+"""Seconds in which faults begin."""
+CANCELLED_TOKENS = 120
+"""Token limit of a request that is to be cancelled: more than it could get before."""
+FEWEST_RUNNING = 2
+"""Sessions that every verifier decodes together, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something goes wrong."""
+    """One fault: its kind, its victim and its times."""
 
     at_s: float
     kind: str
     which: int
-    """Of those that it can happen to, modulo how many there are."""
+    """Index of the victim, modulo the number of possible victims."""
     seconds: float
-    """Until it is well again."""
+    """Seconds until the victim is well again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,57 +33,65 @@ class Turn:
     """One request of a conversation."""
 
     new_ids: tuple[int, ...]
-    """Behind what was said before."""
+    """Tokens that the user adds to the conversation so far."""
     max_tokens: int
     n: int
     seed: int
     first: int
-    """Orchestrator that is asked first."""
+    """Index of the orchestrator that is asked first."""
     timeout_s: float | None
     resumable: bool
     speculate: bool
     act: str
-    """What its client does meanwhile: nothing, cancel, leave, return, rival, or stale."""
+    """What the client does meanwhile: nothing, cancel, leave, return, rival, or stale."""
     act_after_s: float
     pause_s: float
-    """After a turn, and before a client that left comes back."""
+    """Seconds after a turn, and before a client that left comes back."""
     by_hash: bool
-    """Whether the one that comes back names what it has by number and hash."""
+    """Whether a client that comes back names its tokens by number and hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of a simulation."""
+    """Everything that is decided about a simulation before it runs."""
 
     seed: int
     weather: Weather
     verifiers: tuple[VerifierShape, ...]
     sources: tuple[SourceShape, ...]
     ahead_s: tuple[float, ...]
-    """How far each orchestrator's wall clock is ahead."""
+    """Seconds by which each orchestrator's wall clock is ahead."""
     conversations: tuple[tuple[float, tuple[Turn, ...]], ...]
-    """When each begins, and its turns."""
+    """The second at which each conversation begins, and its turns."""
     faults: tuple[Fault, ...]
 
     @property
     def cancels_hold(self) -> bool:
-        """Whether nothing happens that can make a Cancel that was answered be forgotten."""
+        """Whether no fault can make the services forget an answered Cancel."""
         forgetful = {"kill orchestrator", "stop orchestrator", "freeze orchestrator", "empty store"}
         forgetful |= {"freeze store", "cut", "break"}
         return not self.weather.lost and not any(fault.kind in forgetful for fault in self.faults)
 
     @property
     def moves_on(self) -> bool:
-        """Whether a session whose verifier freezes has another to go to: no second one freezes, nothing is in
-        the way, and there are no more sessions than decode together anywhere."""
+        """Whether a session whose verifier freezes finds another verifier at once.
+
+        That holds where no second verifier freezes, no other fault is in the way, and every verifier can
+        decode all sessions together.
+        """
         kinds = [fault.kind for fault in self.faults]
         harmless = {"freeze verifier", "clock", "kill source", "freeze source", "empty store", "freeze store"}
         alone = kinds.count("freeze verifier") == 1 and harmless.issuperset(kinds)
-        return alone and len(self.verifiers) > 1 and not self.weather.lost and self._most_at_once <= FEWEST
+        return (
+            alone
+            and len(self.verifiers) > 1
+            and not self.weather.lost
+            and self._most_at_once <= FEWEST_RUNNING
+        )
 
     @property
     def _most_at_once(self) -> int:
-        """Sessions of all conversations."""
+        """Most sessions of all conversations at a time."""
         return sum(
             max(turn.n * (2 if turn.act == "rival" else 1) for turn in turns)
             for _, turns in self.conversations
@@ -113,7 +120,7 @@ ACTS = (*("nothing",) * 8, "cancel", "leave", "return", "return", "rival", "riva
 
 
 def plan_of(seed: int) -> Plan:
-    """The plan that this seed stands for."""
+    """The plan of a seed."""
     chance = random.Random(seed)
     return Plan(
         seed=seed,
@@ -142,7 +149,7 @@ def _verifier(chance: random.Random) -> VerifierShape:
     return VerifierShape(
         step_s=chance.choice((0.015, 0.03, 0.05)),
         blocks=chance.choice((64, 64, 20)),
-        most_running=chance.choice((8, 8, FEWEST)),
+        most_running=chance.choice((8, 8, FEWEST_RUNNING)),
     )
 
 
@@ -162,7 +169,7 @@ def _turn(chance: random.Random) -> Turn:
     act = chance.choice(ACTS)
     return Turn(
         new_ids=tuple(chance.randrange(1, VOCABULARY) for _ in range(chance.randint(1, 12))),
-        max_tokens=LONG if act == "cancel" else chance.randint(1, 40),
+        max_tokens=CANCELLED_TOKENS if act == "cancel" else chance.randint(1, 40),
         n=chance.choice((1, 1, 1, 2)),
         seed=chance.getrandbits(64),
         first=chance.randrange(2),
@@ -178,7 +185,7 @@ def _turn(chance: random.Random) -> Turn:
 
 def _fault(chance: random.Random) -> Fault:
     kind = chance.choice(KINDS)
-    # A client leaves an orchestrator that is frozen only after its pings had much time.
+    # A client leaves a frozen orchestrator only after its pings went long without an answer.
     longest_s = 15.0 if kind == "freeze orchestrator" else 4.0
     return Fault(
         at_s=chance.uniform(0.02, FAULTS_UNTIL_S),

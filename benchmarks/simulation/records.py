@@ -1,4 +1,4 @@
-"""What the store records of a session's ids is what some request of it gives, from its first id on."""
+"""Checks that the store's record of a session begins like the golden output of a request of that session."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ def check_records(
     appends: Sequence[Append],
     violated: Callable[[str], None],
 ) -> None:
-    """Looks at what has just been appended to."""
+    """Reports every record among `appends` that matches no request of its session."""
     known = {conversation.name: conversation for conversation in conversations}
     for it in appends:
         conversation = known.get(it.key.session)

@@ -1,4 +1,4 @@
-"""Many seeds, in several processes of this machine, in batches; what they found, together."""
+"""Simulates many seeds in batches, in several processes of this machine, and adds up their outcomes."""
 
 import gc
 import multiprocessing
@@ -12,33 +12,34 @@ from benchmarks.simulation.bugs import planted
 from benchmarks.simulation.world import simulate
 
 BATCH = 50
+"""Seeds that a process simulates at a time."""
 
 
 @dataclass(slots=True)
-class Found:
-    """What many seeds gave."""
+class SearchResult:
+    """The outcomes of many seeds, added up."""
 
     seeds: int = 0
     failing: dict[int, list[str]] = field(default_factory=dict)
     """Violations by seed."""
     counts: Counter[str] = field(default_factory=Counter)
-    """What happened, over all seeds."""
+    """How often each event happened, over all seeds."""
     cpu_seconds: float = 0.0
-    """Of processor time for the simulations."""
+    """Processor time of the simulations."""
     seconds: float = 0.0
-    """Of the machine's time for all of it."""
+    """Wall time of the whole search."""
 
-    def add(self, other: "Found") -> None:
-        """The other's come on top."""
+    def add(self, other: "SearchResult") -> None:
+        """Adds the outcomes of other seeds to these."""
         self.seeds += other.seeds
         self.failing |= other.failing
         self.counts.update(other.counts)
         self.cpu_seconds += other.cpu_seconds
 
 
-def batch(seeds: range, bug: str = "") -> Found:
-    """These seeds, in this process."""
-    found, began = Found(), time.process_time()
+def batch(seeds: range, bug: str = "") -> SearchResult:
+    """Simulates these seeds in this process, with the named bug planted."""
+    found, began = SearchResult(), time.process_time()
     with planted(bug):
         for seed in seeds:
             outcome = simulate(seed)
@@ -57,21 +58,21 @@ def first_failing(seeds: range, bug: str) -> int | None:
         return next((seed for seed in seeds if simulate(seed).violations), None)
 
 
-def search(seeds: range, processes: int, bug: str = "", *, tell: bool = False) -> Found:
-    """All seeds, in so many processes; `tell` prints each that fails, as it does."""
-    found, began = Found(), time.perf_counter()
+def search(seeds: range, processes: int, bug: str = "", *, progress: bool = False) -> SearchResult:
+    """Simulates all seeds in `processes` processes; `progress` prints each failing seed at once."""
+    found, began = SearchResult(), time.perf_counter()
     for part in _parts(seeds, processes, bug):
         for seed, what in part.failing.items():
-            if tell:
+            if progress:
                 print(f"seed {seed}: {what[0]}", flush=True)
         found.add(part)
     found.seconds = time.perf_counter() - began
     return found
 
 
-def trace(seeds: range, bug: str = "") -> Found:
-    """These seeds, one after the other, with everything that happens on standard output."""
-    found, began = Found(), time.perf_counter()
+def trace(seeds: range, bug: str = "") -> SearchResult:
+    """Simulates these seeds one after the other and prints every event to standard output."""
+    found, began = SearchResult(), time.perf_counter()
     with planted(bug):
         for seed in seeds:
             print(f"seed {seed}")
@@ -84,7 +85,7 @@ def trace(seeds: range, bug: str = "") -> Found:
     return found
 
 
-def _parts(seeds: range, processes: int, bug: str) -> Iterator[Found]:
+def _parts(seeds: range, processes: int, bug: str) -> Iterator[SearchResult]:
     batches = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
     if processes <= 1 or len(batches) <= 1:
         yield from (batch(each, bug) for each in batches)

@@ -1,4 +1,4 @@
-"""A simulated source of drafts: knows the toy model, and is wrong as often as it is told to be.
+"""A simulated draft source that knows the toy model and is wrong at a given rate.
 
 It speaks Attach with the real messages, late and out of step like any drafter.
 """
@@ -24,17 +24,19 @@ from speculative.tree import ROOT
 
 NAME = "drafter"
 LONGEST = 4
+"""Nodes of a drafted chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceShape:
-    """How good one source is."""
+    """How good, how fast and how correct a source's drafts are."""
 
     right: float = 0.8
-    """Share of drafted ids that are the target's own."""
+    """Share of drafted tokens that are the target's own."""
     think_s: float = 0.004
+    """Seconds that a draft takes."""
     malformed: float = 0.0
-    """Share of fragments that no correct source sends."""
+    """Share of fragments that are malformed."""
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class _Followed:
     limit: int
 
 
-class Source(DraftSourceServicer):
+class SimulatedSource(DraftSourceServicer):
     """One incarnation of a source's process."""
 
     def __init__(self, network: Network, address: str, shape: SourceShape, chance: random.Random) -> None:
@@ -96,7 +98,7 @@ class Source(DraftSourceServicer):
         return touched
 
     def _draft(self, session: _Followed) -> Fragment:
-        """A chain, sometimes from a little ahead of what is committed."""
+        """A drafted chain, which sometimes begins a little ahead of the committed tokens."""
         chance, shape = self._chance, self._shape
         hash_, base = hash_of(session.ids), len(session.ids)
         if chance.random() < 0.2:
@@ -116,5 +118,5 @@ class Source(DraftSourceServicer):
         )
 
     def left(self) -> dict[str, int]:
-        """Nothing is kept beyond a stream."""
+        """Nothing, as a source keeps nothing beyond a stream."""
         return {}

@@ -1,7 +1,7 @@
-"""The store behind the network: the real in-memory one, in a process that is slow, frozen, lost or emptied.
+"""The store behind the network: the real in-memory store in a process that is slow, frozen, lost or emptied.
 
-An orchestrator has a few hundred milliseconds for it, as with a Redis server. A command whose answer is lost
-may have been carried out; those that can be repeated are carried out twice now and then.
+An orchestrator waits a few hundred milliseconds for it, as for a Redis server. A command whose answer is lost
+may have been carried out. Commands that can be repeated are carried out twice now and then.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from orchestrator.store import Append, Handle, SessionRecord, StoreUnavailable, 
 from orchestrator.store.memory import MemoryStore
 from outrider.wire.codec import SessionKey
 
-COMMAND_S = 0.5
+COMMAND_TIMEOUT_S = 0.5
 
 
 class StoreServer:
@@ -26,14 +26,14 @@ class StoreServer:
         self.process = Process(network.loop, name)
         self.memory = MemoryStore(network.loop.time)
         self.checked: Callable[[MemoryStore, Sequence[Append]], None] = lambda memory, appends: None
-        """Told after ids were appended."""
+        """Called after ids were appended."""
 
     def empty(self) -> None:
-        """As after a restart without a file."""
+        """Empties the store, as a restart without a file does."""
         self.memory = MemoryStore(self.network.loop.time)
 
     async def carry_out(self, command: str, arguments: tuple[Any, ...]) -> Any:
-        """One command, now."""
+        """Carries one command out, now."""
         result = await getattr(self.memory, command)(*arguments)
         if command == "append":
             self.checked(self.memory, *arguments)
@@ -41,7 +41,7 @@ class StoreServer:
 
 
 class RemoteStore:
-    """A SessionStore that one orchestrator holds."""
+    """A SessionStore of one orchestrator, whose commands travel over the network."""
 
     def __init__(self, server: StoreServer, chance: random.Random) -> None:
         self._server = server
@@ -49,7 +49,7 @@ class RemoteStore:
         self._client = current()
 
     async def put(self, records: Sequence[tuple[SessionRecord, int]]) -> list[bool]:
-        """See SessionStore; so are the others."""
+        """Puts records as SessionStore says, where the other methods are described too."""
         answer: Any = await self._ask("put", tuple(records), again=True) if records else []
         return answer
 
@@ -94,7 +94,7 @@ class RemoteStore:
         return answer
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, as the store holds nothing here."""
 
     async def _ask(self, command: str, *arguments: Any, again: bool = False) -> Any:
         network, server = self._server.network, self._server
@@ -106,9 +106,9 @@ class RemoteStore:
 
         async def serve() -> None:
             result = await server.carry_out(command, arguments)
-            network.send(server.process, self._client, told, result)
+            network.send(server.process, self._client, take_result, result)
 
-        def told(result: Any) -> None:
+        def take_result(result: Any) -> None:
             if not answer.done():
                 answer.set_result(result)
 
@@ -119,7 +119,7 @@ class RemoteStore:
         if again and network.weather.twice and self._chance.random() < network.weather.twice:
             network.again(self._client, server.process, arrive)
         try:
-            async with asyncio.timeout(COMMAND_S):
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
                 return await answer
         except TimeoutError as error:
-            raise StoreUnavailable(f"no answer to {command} within {COMMAND_S} s") from error
+            raise StoreUnavailable(f"no answer to {command} within {COMMAND_TIMEOUT_S} s") from error

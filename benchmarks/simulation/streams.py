@@ -1,4 +1,4 @@
-"""Held streams over the simulated network: in order, until a side or the connection ends them."""
+"""Held streams over the simulated network, in order until a side or the connection ends them."""
 
 import asyncio
 from collections import deque
@@ -13,14 +13,14 @@ from benchmarks.simulation.clock import Process
 from benchmarks.simulation.network import REFUSED_S, Network
 
 WINDOW = 8
-"""Messages that may be under way unread before the sender waits."""
+"""Unread messages on the way before the sender waits."""
 END = None
 
 
 def failure(
     code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str], ...] = ()
 ) -> grpc.aio.AioRpcError:
-    """What a failed call raises."""
+    """The exception that a failed call raises."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details)
 
 
@@ -37,29 +37,29 @@ class Pipe:
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
         self.failed: BaseException | None = None
-        """Why nothing more is read, once what has arrived is."""
+        """The exception that the receiver gets after it has read all arrived messages."""
 
     def send(self, data: bytes | None) -> None:
-        """Behind all that was sent before, a moment at least; None: the end."""
+        """Sends a message behind all earlier ones; None ends the pipe."""
         if not self._sender.alive:
             return
         self._unread += 1
         when = self._line.behind(self._network.arrival(self._sender, self._receiver))
         self._network.at(when, self._receiver, self._arrive, data)
 
-    def last(self, told: Callable[..., None], *args: Any) -> None:
-        """Told to the receiver behind all that was sent before."""
+    def last(self, deliver: Callable[..., None], *args: Any) -> None:
+        """Calls `deliver` at the receiver behind all messages sent before."""
         when = self._line.behind(self._network.arrival(self._sender, self._receiver))
-        self._network.at(when, self._receiver, told, *args)
+        self._network.at(when, self._receiver, deliver, *args)
 
     async def room(self) -> None:
-        """Until the receiver has read enough of what was sent."""
+        """Returns once fewer than WINDOW messages are unread."""
         while self._unread >= WINDOW:
             self._writing = self._network.loop.create_future()
             await self._writing
 
     async def receive(self) -> bytes | None:
-        """The next message; None at the end. Raises why there is none."""
+        """The next message; None at the end. Raises `failed` where no message will come."""
         while not self._arrived:
             if self.failed is not None:
                 raise self.failed
@@ -71,13 +71,13 @@ class Pipe:
         return data
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will come."""
+        """Ends the pipe with an exception; no further message will be read."""
         if self.failed is None:
             self.failed = error
             _wake(self._reading)
 
     def _arrive(self, data: bytes | None) -> None:
-        if self.failed is not None:  # nobody is there to read it, which its sender cannot know
+        if self.failed is not None:  # the receiver is gone, which the sender cannot know
             self._unread -= 1
             _wake(self._writing)
             return
@@ -91,9 +91,9 @@ def _wake(waiting: "asyncio.Future[None] | None") -> None:
 
 
 class ServerContext:
-    """What a servicer's method is given beside its request."""
+    """The context that a servicer's method gets beside its request."""
 
-    def __init__(self, stream: "Stream | None", write: Callable[[Any], bytes] | None = None) -> None:
+    def __init__(self, stream: "SimulatedStream | None", write: Callable[[Any], bytes] | None = None) -> None:
         self.status: tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]] = (grpc.StatusCode.OK, "", ())
         self._stream = stream
         self._write = write
@@ -106,32 +106,32 @@ class ServerContext:
         raise grpc.aio.AbortError()
 
     async def write(self, message: Any) -> None:
-        """One response of a stream."""
+        """Sends one response of a stream."""
         assert self._stream is not None
         assert self._write is not None
         await self._stream.down.room()
         self._stream.down.send(self._write(message))
 
     def time_remaining(self) -> float | None:
-        """Until the call's deadline."""
+        """Seconds until the call's deadline; None without one."""
         ends = None if self._stream is None else self._stream.ends
         return None if ends is None or self._stream is None else ends - self._stream.network.loop.now
 
     def invocation_metadata(self) -> tuple[()]:
-        """Nothing but the request is sent."""
+        """No metadata: only requests are sent."""
         return ()
 
     def auth_context(self) -> dict[str, Any]:
-        """The simulated network knows no certificates."""
+        """No certificates: the simulated network has none."""
         return {}
 
     def peer(self) -> str:
-        """Who asks."""
+        """The name of every peer."""
         return "simulated"
 
 
-class Stream:
-    """One held call. The client's side sees `down`, the server's `up`."""
+class SimulatedStream:
+    """One held call; the client reads `down`, the server reads `up`."""
 
     def __init__(self, network: Network, client: Process, address: str, server: Any, path: str) -> None:
         self.network = network
@@ -147,7 +147,7 @@ class Stream:
         self._over = False
 
     def begin(self, requests: Iterable[bytes] | None, timeout: float | None) -> None:
-        """Dials; what the caller has to say already goes first."""
+        """Dials and sends the requests that the caller already has."""
         loop = self.network.loop
         if timeout is not None:
             self.ends = loop.now + timeout
@@ -162,16 +162,16 @@ class Stream:
                 self.up.send(data)
             self.up.send(END)
 
-    def broke(self, why: str, unheard_s: float = 0.0) -> None:
-        """The connection is gone, for both sides; the server may hear of it later."""
+    def break_off(self, why: str, unheard_s: float = 0.0) -> None:
+        """Breaks the connection for both sides; the server hears of it `unheard_s` seconds later."""
         if self in self.network.streams:
             del self.network.streams[self]
-            self.network.broke(self.client, self.server)
+            self.network.drop_connection(self.client, self.server)
             self.network.loop.call_later(REFUSED_S, self._lost, why, context=self.client.context)
             self.network.loop.call_later(REFUSED_S + unheard_s, self._hang_up, context=self.server.context)
 
     def cancel(self) -> None:
-        """The client wants no more."""
+        """Ends the call at the client's wish."""
         self.down.fail(asyncio.CancelledError())
         if self in self.network.streams:
             del self.network.streams[self]
@@ -189,7 +189,7 @@ class Stream:
         self.down.fail(failure(grpc.StatusCode.UNAVAILABLE, why))
 
     def _hang_up(self) -> None:
-        """At the server: the client is gone."""
+        """Ends the call at the server, as the client is gone."""
         self.up.fail(asyncio.CancelledError())
         if self._task is not None:
             self._task.cancel()
@@ -228,7 +228,7 @@ class Stream:
             yield read(data)
 
     def _ended(self, error: Exception | None) -> None:
-        """At the server: it has said all."""
+        """Ends the call after the server's last response."""
         if self in self.network.streams and self.server.alive:
             del self.network.streams[self]
             if error is None:
@@ -238,14 +238,16 @@ class Stream:
 
 
 class StreamCall:
-    """The client's side, as grpc.aio has it."""
+    """The client's side of a held call, with the interface of grpc.aio."""
 
-    def __init__(self, stream: Stream, write: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self, stream: SimulatedStream, write: Callable[[Any], bytes], read: Callable[[bytes], Any]
+    ) -> None:
         self._stream = stream
         self._write = write
         self._read = read
         self.on_message: Callable[[Any], None] | None = None
-        """Told of each message as it is taken."""
+        """Called with each message as the client reads it."""
 
     def __aiter__(self) -> Self:
         return self
@@ -260,18 +262,18 @@ class StreamCall:
         return message
 
     async def write(self, message: Any) -> None:
-        """Raises AioRpcError where the stream is over."""
+        """Sends a request. Raises AioRpcError where the stream is over."""
         if (failed := self._stream.down.failed) is not None:
             raise failed if isinstance(failed, Exception) else asyncio.InvalidStateError("the call is over")
         await self._stream.up.room()
         self._stream.up.send(self._write(message))
 
     async def details(self) -> str:
-        """Why it ended."""
+        """The details of the status with which the call ended."""
         failed = self._stream.down.failed
         return failed.details() or "" if isinstance(failed, grpc.aio.AioRpcError) else ""
 
     def cancel(self) -> bool:
-        """Wants no more."""
+        """Cancels the call."""
         self._stream.cancel()
         return True

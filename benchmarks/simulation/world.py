@@ -1,4 +1,4 @@
-"""One simulation: everybody at work, what the plan has go wrong, and what must hold when all is quiet."""
+"""One simulation: all processes at work, the plan's faults, and the checks once all is quiet."""
 
 import asyncio
 import gc
@@ -12,23 +12,23 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.simulation.calls import Channel
-from benchmarks.simulation.client import MOVED_S, Client
+from benchmarks.simulation.client import MOVED_S, SimulatedClient
 from benchmarks.simulation.clock import Process, VirtualLoop, virtual_time
 from benchmarks.simulation.conversations import Conversation
 from benchmarks.simulation.faults import Faults
 from benchmarks.simulation.logs import logged
 from benchmarks.simulation.network import Network
-from benchmarks.simulation.orchestrator import Orchestrator
+from benchmarks.simulation.orchestrator import SimulatedOrchestrator
 from benchmarks.simulation.plan import Plan, plan_of
 from benchmarks.simulation.records import check_records
-from benchmarks.simulation.source import Source
+from benchmarks.simulation.source import SimulatedSource
 from benchmarks.simulation.stores import StoreServer
 from benchmarks.simulation.verifier import GRACE_S, LEASE_S, Verifier
 
 MOST_S = 120.0
 """Virtual seconds after which a request that has not ended never will."""
 QUIET_S = 4 * (GRACE_S + LEASE_S)
-"""Virtual seconds after the last request in which everything held for one has to be gone."""
+"""Virtual seconds after the last request in which everything held for requests has to be gone."""
 DIALS = (
     "orchestrator.fleet.verifier_link.open_channel",
     "orchestrator.fleet.source_probe.open_channel",
@@ -38,12 +38,12 @@ DIALS = (
 
 @dataclass(slots=True)
 class Outcome:
-    """What one seed gave."""
+    """The violations and events of one seed."""
 
     seed: int
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    """What happened, by kind: how much the simulation has covered."""
+    """How often each kind of event happened, which shows how much the simulation covers."""
 
 
 class World:
@@ -56,25 +56,25 @@ class World:
         self.note = note
         self.network = Network(loop, plan.weather, self.chance, note)
         self.verifiers: dict[str, Verifier] = {}
-        self.orchestrators: dict[str, Orchestrator] = {}
-        self.sources: dict[str, Source] = {}
-        self.clients: list[Client] = []
+        self.orchestrators: dict[str, SimulatedOrchestrator] = {}
+        self.sources: dict[str, SimulatedSource] = {}
+        self.clients: list[SimulatedClient] = []
         self._starts: Counter[str] = Counter()
         self._faults_over = math.inf
         self.store = StoreServer(self.network)
 
     def chance(self, name: str) -> random.Random:
-        """A source of chance that no other part draws from."""
+        """A random source that no other part of the simulation draws from."""
         return random.Random(f"{self.plan.seed} {name}")
 
     def violated(self, what: str) -> None:
-        """Something that must hold does not."""
+        """Records that a rule does not hold."""
         self.outcome.violations.append(what)
         if self.note is not None:
             self.note(f"VIOLATION {what}")
 
     async def run(self) -> None:
-        """From the first process to the last."""
+        """Runs the plan from the first process to the last check."""
         plan = self.plan
         for index in range(len(plan.sources)):
             self.start(f"source {index}")
@@ -107,19 +107,19 @@ class World:
             await self._quiet()
 
     async def _break(self, faults: Faults) -> None:
-        """No plan says when the last is over: one that is frozen while it stops is back that much later."""
+        """Carries the faults out and records when the last is over, which no plan says."""
         await faults.run()
         self._faults_over = self.loop.now
 
     async def _reached(self) -> None:
-        """Each orchestrator has found a verifier."""
+        """Returns once each orchestrator has found a verifier."""
         while True:
             await asyncio.sleep(0.01)
             if all(orchestrator.reaches for orchestrator in self.orchestrators.values()):
                 return
 
     def start(self, name: str) -> None:
-        """A process, or its next incarnation."""
+        """Starts a process, or its next incarnation."""
         kind, _, number = name.partition(" ")
         self._starts[name] += 1
         chance = self.chance(f"{name} {self._starts[name]}")
@@ -128,7 +128,7 @@ class World:
             case "verifier":
                 self.verifiers[name] = Verifier(self.network, name, plan.verifiers[index], chance)
             case "orchestrator":
-                self.orchestrators[name] = Orchestrator(
+                self.orchestrators[name] = SimulatedOrchestrator(
                     self.network,
                     name,
                     [f"verifier {verifier}" for verifier in range(len(plan.verifiers))],
@@ -138,11 +138,11 @@ class World:
                     plan.ahead_s[index],
                 )
             case "source":
-                self.sources[name] = Source(self.network, name, plan.sources[index], chance)
+                self.sources[name] = SimulatedSource(self.network, name, plan.sources[index], chance)
 
-    def _client(self, name: str) -> Client:
+    def _client(self, name: str) -> SimulatedClient:
         session = name.removeprefix("client ").partition("/")[0]
-        client = Client(
+        client = SimulatedClient(
             self.network,
             name,
             session,
@@ -156,7 +156,7 @@ class World:
         return client
 
     def _heal(self) -> None:
-        """Nothing more goes wrong, and who is frozen wakes; the dead need not come back."""
+        """Ends all bad weather and wakes the frozen processes; dead ones need not come back."""
         self.network.clear()
         for process in self._processes():
             process.wake()
@@ -166,7 +166,7 @@ class World:
         return [*(it.process for it in (*workers, *self.clients)), self.store.process]
 
     async def _quiet(self) -> None:
-        """Nobody asks for anything: everything held for requests has to go."""
+        """Checks that everything held for requests goes once no request runs."""
         ends = self.loop.now + QUIET_S + self.network.weather.again_s
         while left := self._left():
             if self.loop.now > ends and not self.network.under_way:
@@ -185,7 +185,7 @@ class World:
         return found
 
     async def end(self) -> None:
-        """Every process dies; nothing of it is left on the loop."""
+        """Kills every process and leaves no task on the loop."""
         for process in self._processes():
             process.kill()
         own = asyncio.current_task()
@@ -200,7 +200,7 @@ class World:
 
 @contextmanager
 def _dialling(network: Network) -> Iterator[None]:
-    """Whoever dials gets a channel of this network."""
+    """Gives every dialler a channel of this network inside the block."""
 
     def dial(address: str, *_: Any, **__: Any) -> Channel:
         return Channel(network, address)
@@ -212,7 +212,7 @@ def _dialling(network: Network) -> Iterator[None]:
 
 
 def simulate(seed: int, note: Callable[[str], None] | None = None, plan: Plan | None = None) -> Outcome:
-    """One seed from beginning to end. `note` is told what happens, with the virtual time."""
+    """Simulates one seed from beginning to end; `note` takes the trace's lines, with the virtual time."""
     loop = VirtualLoop()
 
     def noted(what: str) -> None:
@@ -220,7 +220,7 @@ def simulate(seed: int, note: Callable[[str], None] | None = None, plan: Plan | 
             note(f"{loop.now - 100.0:9.4f} {what}")
 
     world = World(plan or plan_of(seed), loop, None if note is None else noted)
-    random.seed(seed)  # pauses between two dials are drawn from it
+    random.seed(seed)  # the pauses between two dials are drawn from the module's source
     collecting = gc.isenabled()
     gc.disable()
     try:

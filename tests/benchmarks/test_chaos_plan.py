@@ -1,35 +1,19 @@
 """The plan of faults and the arithmetic over what streams went through: pure, so without any process."""
 
-import importlib.util
-import sys
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-
-def module(name: str) -> Any:
-    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[name] = found  # under its own name: the second imports the first
-    spec.loader.exec_module(found)
-    return found
-
-
-plan = module("chaos_plan")
-figures = module("chaos_figures")
+from benchmarks.chaos import fault_plan as plan
+from benchmarks.chaos import stream_figures as figures
 
 FLEET = {"verifier": 2, "orchestrator": 2, "drafter": 2, "retrieval": 1, "redis": 1}
-VERIFIERS = [plan.Process("verifier", number) for number in range(2)]
-DRAFTER = plan.Process("drafter", 0)
+VERIFIERS = [plan.FleetProcess("verifier", number) for number in range(2)]
+DRAFTER = plan.FleetProcess("drafter", 0)
 
 
-def fault(at_s: float, process: Any, harm: str = "kill") -> Any:
-    return plan.Fault(at_s, process, plan.Harm(harm), 1.0)
+def fault(at_s: float, process: plan.FleetProcess, harm: str = "kill") -> plan.ProcessFault:
+    return plan.ProcessFault(at_s, process, plan.Harm(harm), 1.0)
 
 
 def test_a_seed_is_a_plan() -> None:
@@ -42,7 +26,7 @@ def test_ten_minutes_bring_every_harm_to_every_role() -> None:
     assert len(faults) >= 100
     assert {(it.process.role, it.harm) for it in faults} == {(role, it) for role in FLEET for it in plan.Harm}
     assert {it.process for it in faults} == {
-        plan.Process(role, number) for role, count in FLEET.items() for number in range(count)
+        plan.FleetProcess(role, number) for role, count in FLEET.items() for number in range(count)
     }
     roles = Counter(it.process.role for it in faults)
     assert min(roles["verifier"], roles["orchestrator"]) > 1.5 * max(roles["drafter"], roles["redis"])
@@ -67,69 +51,71 @@ def test_what_is_not_allowed_yet_waits_and_others_go_first() -> None:
     ready = {VERIFIERS[0], DRAFTER}
     assert schedule.due(0.5, {*VERIFIERS, DRAFTER}) is None
     assert schedule.due(1.5, ready) is None
-    assert schedule.due(2.5, ready).process == DRAFTER
+    assert schedule.due(2.5, ready) == fault(2, DRAFTER)
     assert schedule.due(9, ready) is None
-    assert schedule.due(9, set(VERIFIERS)).at_s == 1
-    assert schedule.due(9, set(VERIFIERS)).at_s == 3
-    assert schedule.left == 0
+    assert schedule.due(9, set(VERIFIERS)) == fault(1, VERIFIERS[0])
+    assert schedule.due(9, set(VERIFIERS)) == fault(3, VERIFIERS[1])
+    assert schedule.due(9, {*VERIFIERS, DRAFTER}) is None, "none is left"
 
 
-def track(*messages: tuple[float, int, int, int], asked_s: float = 0.0) -> Any:
-    """Of a prompt of 10 ids; a message is (time, position, ids, epoch)."""
-    one = figures.Track("0.0/0", 10, asked_s, asked=1)
-    one.started(1)
+def record(*messages: tuple[float, int, int, int], asked_s: float = 0.0) -> figures.StreamRecord:
+    """The record of a stream with a prompt of 10 tokens; a message is (time, position, tokens, epoch)."""
+    one = figures.StreamRecord("0.0/0", 10, asked_s, asked=1)
+    one.record_epoch(1)
     for now_s, position, count, epoch in messages:
-        one.tokens(now_s, 0, position, count, epoch)
+        one.record_tokens(now_s, 0, position, count, epoch)
     return one
 
 
 def test_ids_that_come_twice_and_places_passed_over_are_counted() -> None:
-    assert (track((1, 10, 3, 0), (2, 13, 2, 0)).duplicates, track((1, 10, 3, 0), (2, 13, 2, 0)).gaps) == (
+    assert (record((1, 10, 3, 0), (2, 13, 2, 0)).duplicates, record((1, 10, 3, 0), (2, 13, 2, 0)).gaps) == (
         0,
         0,
     )
-    assert track((1, 10, 3, 0), (2, 12, 3, 0)).duplicates == 1
-    assert track((1, 10, 3, 0), (2, 10, 2, 0), (3, 13, 1, 0)).duplicates == 2
-    gap = track((1, 10, 3, 0), (2, 15, 1, 0), (3, 16, 1, 0))
+    assert record((1, 10, 3, 0), (2, 12, 3, 0)).duplicates == 1
+    assert record((1, 10, 3, 0), (2, 10, 2, 0), (3, 13, 1, 0)).duplicates == 2
+    gap = record((1, 10, 3, 0), (2, 15, 1, 0), (3, 16, 1, 0))
     assert (gap.gaps, gap.duplicates) == (2, 0)
 
 
 def test_choices_are_counted_apart() -> None:
-    one = figures.Track("0.0/0", 10, 0.0)
+    one = figures.StreamRecord("0.0/0", 10, 0.0)
     for choice in (0, 1):
-        one.tokens(1.0, choice, 10, 3, 0)
+        one.record_tokens(1.0, choice, 10, 3, 0)
     assert (one.duplicates, one.gaps) == (0, 0)
 
 
 def test_the_longest_silence_around_a_fault_counts() -> None:
-    one = track((1.0, 10, 1, 0), (1.5, 11, 1, 0), (4.0, 12, 1, 0), (4.5, 13, 1, 0), asked_s=0.5)
+    one = record((1.0, 10, 1, 0), (1.5, 11, 1, 0), (4.0, 12, 1, 0), (4.5, 13, 1, 0), asked_s=0.5)
     assert one.silence(2.0, 3.0) == 2.5, "a silence that has begun before and ends after"
     assert one.silence(1.1, 1.2) == 0.5
     assert one.silence(0.6, 0.7) == 0.5, "to the first ids too"
     assert one.silence(5.0, 6.0) is None, "it had ended"
 
 
-def test_silences_are_told_by_role_and_harm() -> None:
+def test_silences_are_grouped_by_role_and_harm() -> None:
     done = [
-        figures.Done(fault(0, VERIFIERS[0]), 1.0, 2.0),
-        figures.Done(fault(0, DRAFTER, "slow"), 7.0, 7.5),
+        figures.CompletedFault(fault(0, VERIFIERS[0]), 1.0, 2.0),
+        figures.CompletedFault(fault(0, DRAFTER, "slow"), 7.0, 7.5),
     ]
-    by = figures.pauses([track((0.9, 10, 1, 0), (2.0, 11, 1, 0)), track((8.0, 10, 1, 0), asked_s=7.7)], done)
+    by = figures.pauses(
+        [record((0.9, 10, 1, 0), (2.0, 11, 1, 0)), record((8.0, 10, 1, 0), asked_s=7.7)], done
+    )
     assert by["verifier"]["kill"] == [pytest.approx(1.1)]
     assert by["drafter"]["slow"] == [pytest.approx(0.3)]
 
 
 def test_a_stream_that_goes_on_under_another_epoch_has_switched() -> None:
-    one = track((1.0, 10, 1, 0), (1.75, 11, 1, 7))
+    one = record((1.0, 10, 1, 0), (1.75, 11, 1, 7))
     assert [it.silence_s for it in one.switches] == [0.75]
-    one.started(9)
-    one.tokens(2.0, 0, 12, 1, 0)
-    assert one.switches == [figures.Switch(0.75, 0, 7), figures.Switch(0.25, 0, 9)]
+    one.record_epoch(9)
+    one.record_tokens(2.0, 0, 12, 1, 0)
+    assert one.switches == [figures.EpochSwitch(0.75, 0, 7), figures.EpochSwitch(0.25, 0, 9)]
 
 
-def test_of_a_switch_the_time_that_reading_took_is_told_apart() -> None:
-    one = track((1.0, 10, 1, 0), (1.75, 11, 1, 7), (1.8, 12, 1, 0), (4.8, 13, 1, 9))
-    assert one.beyond_prefill() == [], "nobody could tell"
+def test_the_reading_time_of_a_switch_is_counted_apart() -> None:
+    one = record((1.0, 10, 1, 0), (1.75, 11, 1, 7), (1.8, 12, 1, 0), (4.8, 13, 1, 9))
+    assert one.beyond_prefill() == [], "no verifier answered"
     one.computed_s = {(0, 7): 0.5, (1, 9): 1.0, (0, 8): 2.0}
     assert one.beyond_prefill() == [pytest.approx(0.25)]
     one.computed_s[0, 9] = 3.5
@@ -149,12 +135,14 @@ def test_the_first_difference_is_found() -> None:
 
 
 def test_what_differs_fails_or_never_ends_is_not_identical() -> None:
-    tracks = [track((1.0, 10, 3, 0)) for _ in range(4)]
-    tracks[0].completion = [(1, 2, 3)]
-    tracks[1].completion = [(1, 9, 3)]
-    tracks[2].error = "Unavailable: nobody"
-    told = figures.summary(tracks, {"0.0": ((1, 2, 3),)}, [figures.Done(fault(0, DRAFTER), 0.5, 1.5)])
-    assert (told["streams"], told["identical"], told["failed"], told["faults"]) == (4, 1, 2, 1)
-    assert told["differences"][0]["at"] == 1
-    assert told["errors"] == ["0.0/0: Unavailable: nobody", "0.0/0: did not end"]
-    assert told["by_fault"]["drafter"]["kill"]["faults"] == 1
+    records = [record((1.0, 10, 3, 0)) for _ in range(4)]
+    records[0].completion = [(1, 2, 3)]
+    records[1].completion = [(1, 9, 3)]
+    records[2].error = "Unavailable: nobody"
+    result = figures.summary(
+        records, {"0.0": ((1, 2, 3),)}, [figures.CompletedFault(fault(0, DRAFTER), 0.5, 1.5)]
+    )
+    assert (result["streams"], result["identical"], result["failed"], result["faults"]) == (4, 1, 2, 1)
+    assert result["differences"][0]["at"] == 1
+    assert result["errors"] == ["0.0/0: Unavailable: nobody", "0.0/0: did not end"]
+    assert result["by_fault"]["drafter"]["kill"]["faults"] == 1

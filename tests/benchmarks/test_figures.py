@@ -1,22 +1,15 @@
 """The arithmetic of figures: rates, paired ratios, equality of ids."""
 
-import importlib.util
-import sys
-from pathlib import Path
+from itertools import islice
+from typing import Any
 
 import pytest
 
-_PATH = Path(__file__).parents[2] / "benchmarks" / "figures.py"
-_SPEC = importlib.util.spec_from_file_location("benchmark_figures", _PATH)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-figures = importlib.util.module_from_spec(_SPEC)
-sys.modules["benchmark_figures"] = figures
-_SPEC.loader.exec_module(figures)
+from benchmarks.shared import figures
 
 
-def run(arm: str, prompt: int, repeat: int, tokens: int, seconds: float, **more: object) -> object:
-    return figures.Run(arm, prompt, repeat, tuple(range(tokens)), seconds, **more)
+def run(arm: str, prompt: int, repeat: int, tokens: int, seconds: float, **more: Any) -> figures.TimedRun:
+    return figures.TimedRun(arm, prompt, repeat, tuple(range(tokens)), seconds, **more)
 
 
 def test_a_rate_sums_tokens_and_seconds_before_it_divides() -> None:
@@ -61,6 +54,10 @@ def test_ids_that_differ_in_one_repeat_are_not_the_same() -> None:
 
     assert figures.same_ids(runs[:2], ["plain", "speculative"])
     assert not figures.same_ids(runs, ["plain", "speculative"])
+
+
+def test_arms_run_forwards_and_backwards_in_turn() -> None:
+    assert list(islice(figures.alternating_orders("ab"), 3)) == [["a", "b"], ["b", "a"], ["a", "b"]]
 
 
 def test_no_runs_are_not_the_same_ids() -> None:

@@ -1,25 +1,14 @@
 """The load benchmark runs small, end to end, and what it prints is what its schema says."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
-import jsonschema
 import pytest
-
-ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "docs" / "figures" / "load.schema.json").read_text())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(630)
-def test_the_load_benchmark_prints_what_its_schema_says() -> None:
-    command = [sys.executable, "-m", "outrider.cli", "bench", "load", "--json", "--concurrency", "1,2"]
-    command += ["--tokens", "8", "--repeats", "1", "--long-prompt", "200"]
-    command += ["--history", "100", "--prompts", "1", "--untimed", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    jsonschema.validate(result, SCHEMA)
-    assert result["identical"] is True
+def test_the_load_benchmark_prints_what_its_schema_says(bench: Callable[..., dict[str, Any]]) -> None:
+    small = ["--concurrency", "1,2", "--tokens", "8", "--repeats", "1", "--long-prompt", "200"]
+    small += ["--history", "100", "--prompts", "1", "--untimed", "1"]
+    assert bench("load", *small, timeout_s=600)["identical"] is True

@@ -1,6 +1,5 @@
 """The simulator that trees are tuned with: runs, and says that a better drafter is better."""
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from benchmarks import drafter_sim
 
 
 @pytest.fixture
@@ -17,20 +16,13 @@ def simulate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_llama: Path
 ) -> Callable[..., dict[str, Any]]:
     """Runs the benchmark small, with a drafter and flags; returns its last line."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("drafter_sim", BENCHMARKS / "drafter_sim.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "drafter_sim", module)
-    spec.loader.exec_module(module)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "def add(left, right):"}) + "\n")
 
     def run(drafter: Path, *flags: str) -> dict[str, Any]:
         arguments = ["--target", str(tiny_llama), "--drafter", str(drafter), "--prompts", str(prompts)]
         monkeypatch.setattr(sys, "argv", ["drafter_sim", *arguments, "--tokens", "16", *flags])
-        module.main()
+        drafter_sim.main()
         line: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
         return line
 

@@ -1,4 +1,4 @@
-"""One `outrider up` for all tests of this folder: tiny models, three processes of their own."""
+"""One `outrider up` with tiny models and three processes for all tests of this folder."""
 
 import sys
 import time
@@ -39,13 +39,13 @@ def client(up: Up) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def plain_answer(client: Client) -> Completion:
-    """What `REQUEST` gives: compared with after every mischief."""
+    """The plain answer to `REQUEST`, with which tests compare later answers."""
     return client.generate(**REQUEST, speculation=False)
 
 
 @pytest.fixture
 def unmoved(client: Client, plain_answer: Completion) -> Iterator[None]:
-    """After the test, an ordinary request still gives what it always did."""
+    """Checks after the test that `REQUEST` still gives its plain answer."""
     yield
     again = client.generate(**REQUEST)
     assert again.ids == plain_answer.ids
@@ -54,7 +54,7 @@ def unmoved(client: Client, plain_answer: Completion) -> Iterator[None]:
 
 @pytest.fixture
 def quick_switches() -> Iterator[None]:
-    """A verifier sets the interpreter's switch interval for its whole process, here the tests'."""
+    """Restores the interpreter's switch interval, which a verifier sets for the process of the tests."""
     before = sys.getswitchinterval()
     yield
     sys.setswitchinterval(before)

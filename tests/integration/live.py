@@ -1,4 +1,4 @@
-"""A running `outrider up`, as tests look at it: its announcement, its children, their metrics."""
+"""A running `outrider up` with what tests read of it: its first line, its children, their metrics."""
 
 import json
 import os
@@ -17,18 +17,18 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUEST: dict[str, Any] = {"ids": [5, 9, 30, 41], "max_tokens": 24, "temperature": 0.8, "seed": 11}
 
 
-# Tests hold the verifier for moments that a busy machine makes long; what it means to be given up is tested
-# where a clock can be set.
+# Tests freeze the verifier for moments that a busy machine makes long. How an orchestrator gives a verifier
+# up is tested where a clock can be set.
 PATIENT = {"OUTRIDER_ORCHESTRATOR__SILENT_S": "20"}
 
 
 def start_up(*flags: str, log: Path) -> "Up":
-    """`outrider up`, not waited for."""
+    """Starts `outrider up` and returns at once."""
     return _start("up", "--json", "--threads", "1", *flags, log=log)
 
 
 def start_demo(log: Path) -> "Up":
-    """`outrider demo`, which runs the same processes."""
+    """Starts `outrider demo`, which runs the same processes, and returns at once."""
     return _start("demo", log=log)
 
 
@@ -57,23 +57,23 @@ class Up:
         self.processes: list[dict[str, Any]] = []
 
     def wait_ready(self) -> None:
-        said = self.first_line()
-        assert "error" not in said, (said, self.log())
-        self.address, self.processes = said["address"], said["processes"]
-        self.http = said["http"]
+        ready = self.first_line()
+        assert "error" not in ready, (ready, self.log())
+        self.address, self.processes = ready["address"], ready["processes"]
+        self.http = ready["http"]
 
     def first_line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.log()
-        said: dict[str, Any] = json.loads(line)
-        return said
+        announced: dict[str, Any] = json.loads(line)
+        return announced
 
     def log(self) -> str:
         return self._log.read_text()
 
     def children(self) -> dict[str, int]:
-        """Process ids by role, as they are now."""
+        """Process ids of the children now, by role."""
         found = {}
         for status in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -87,7 +87,7 @@ class Up:
         return found
 
     def metric(self, role: str, name: str, **labels: str) -> float:
-        """The sum of this metric's samples that have these labels."""
+        """The sum of a metric's samples with these labels in the process of a role."""
         return sample(next(it["metrics"] for it in self.processes if it["role"] == role), name, **labels)
 
     def stop(self) -> int:
@@ -100,7 +100,7 @@ class Up:
 
 
 def sample(address: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that have these labels; `address` is where its process serves metrics."""
+    """The sum of a metric's samples with these labels; `address` is where the process serves its metrics."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=100) as reply:
         lines = reply.read().decode().splitlines()
     total = 0.0
@@ -112,6 +112,7 @@ def sample(address: str, name: str, **labels: str) -> float:
 
 
 def until(happened: Callable[[], Any], seconds: float = 100.0) -> None:
+    """Returns once `happened` is true; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, "it did not happen"

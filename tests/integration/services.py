@@ -1,4 +1,4 @@
-"""Services of a test, each a process that it can kill, freeze and start again at the same address."""
+"""Services as processes that a test can kill, freeze and start again at the same address."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ START_S = 250.0
 
 
 class Services:
-    """Started one by one; `close` ends them all, frozen ones too."""
+    """Services that a test starts one by one; `close` ends all of them, frozen ones too."""
 
     def __init__(self, model: Path, drafter: Path) -> None:
         self._models = {"verifier": model, "drafter": drafter}
@@ -22,7 +22,7 @@ class Services:
         self._held = ExitStack()
 
     def start(self, role: str, *flags: str, address: str = "") -> ServiceProcess:
-        """Ready when this returns."""
+        """Starts a service and returns once it is ready."""
         address = address or self._held.enter_context(reserved_address())
         module = role if role == "orchestrator" else f"{role}_service"
         process = ServiceProcess.start(role, module, ["--bind", address, *flags], env=LEVELS)

@@ -1,9 +1,7 @@
 """Programs that use the openai client, blocking and asyncio, in front of real services."""
 
 import asyncio
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.live import ROOT, Up, start_up
-
-_SPEC = importlib.util.spec_from_file_location("openai_scenarios", ROOT / "benchmarks/openai_scenarios.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-scenarios: Any = importlib.util.module_from_spec(_SPEC)
-sys.modules["openai_scenarios"] = scenarios
-_SPEC.loader.exec_module(scenarios)
+from benchmarks.http import openai_scenarios as scenarios
+from tests.integration.live import Up, start_up
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -1,4 +1,4 @@
-"""Several requests of different kinds at once, and what harms their services when each has its first ids."""
+"""Sends requests of different kinds at once, and lets a test wait until each has its first tokens."""
 
 import threading
 from collections.abc import Sequence
@@ -21,7 +21,11 @@ def together(
     asked: Sequence[dict[str, Any]] = ASKED,
     **options: Any,
 ) -> list[Completion]:
-    """All requests at once, with `options` beside each; the barrier is passed when each has its first ids."""
+    """Sends all requests at once, each with `options` added, and returns their answers in order.
+
+    Args:
+        started: a barrier that is passed once every request has its first tokens.
+    """
     answers: list[Completion | BaseException] = [RuntimeError("never answered")] * len(asked)
 
     def ask(number: int) -> None:

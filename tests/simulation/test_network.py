@@ -127,7 +127,7 @@ def test_streams_of_one_connection_keep_their_order_until_it_breaks() -> None:
         await asyncio.sleep(5.0)
         for alias in range(30, 60):
             await stub.Watch().write(verifier_pb2.WatchRequest(drop=[alias]))
-            scene.network.broke(scene.client, scene.server)
+            scene.network.drop_connection(scene.client, scene.server)
         await asyncio.sleep(5.0)
 
     scene.run(work)

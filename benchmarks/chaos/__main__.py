@@ -1,0 +1,146 @@
+"""Kills, freezes, slows and restarts every process by a seeded plan while streams with known output run.
+
+Run as `outrider bench chaos --seconds N --seed S --json`. docs/figures.md says what each field means.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from typing import Any
+
+from benchmarks.chaos.fault_plan import ProcessFault, Schedule, draw_faults
+from benchmarks.chaos.fleet_processes import ROLES, ChaosFleet
+from benchmarks.chaos.stream_figures import CompletedFault, summary
+from benchmarks.chaos.traffic import GoldenConversation, RepeatedStreams, decode_golden, scripts
+from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
+from benchmarks.shared.heldout import load_prompts
+from outrider.client import AsyncClient
+from outrider.runtime.children import ServiceFailed
+
+CHECK_EVERY_S = 0.3
+"""Seconds between two checks for faults that are due."""
+INTERRUPTED = 130
+"""Exit status after a signal."""
+
+
+async def carry_out(
+    fleet: ChaosFleet, faults: list[ProcessFault], streams: RepeatedStreams, seconds: float
+) -> list[CompletedFault]:
+    """Carries out the faults that are allowed within `seconds`, each to its end, and returns them."""
+    schedule, done = Schedule(faults), list[CompletedFault]()
+    async with asyncio.TaskGroup() as harms:
+        while streams.now() < seconds:
+            while fault := schedule.due(streams.now(), await fleet.ready()):
+                print(f"{streams.now():7.1f} s: {fault.harm} {fault.process}", file=sys.stderr)
+                harms.create_task(_harm(fleet, fault, streams, done))
+                await asyncio.sleep(0)  # let the harm begin before the next fault is taken
+            await asyncio.sleep(CHECK_EVERY_S)
+    return sorted(done, key=lambda completed: completed.began_s)
+
+
+async def _harm(
+    fleet: ChaosFleet, fault: ProcessFault, streams: RepeatedStreams, done: list[CompletedFault]
+) -> None:
+    began_s = streams.now()
+    await fleet.harm(fault)
+    done.append(CompletedFault(fault, began_s, streams.now()))
+
+
+async def decode_all_golden(fleet: ChaosFleet, settings: argparse.Namespace) -> list[GoldenConversation]:
+    """The conversations with their golden output, decoded at once while no process is harmed."""
+    prompts = load_prompts(settings.target, settings.streams)
+    requested = scripts([ids[: settings.prompt] for ids in prompts], settings.streams, settings.tokens)
+    async with AsyncClient(fleet.addresses("orchestrator")) as client:
+        return await asyncio.gather(
+            *(decode_golden(client, script, settings.repeats) for script in requested)
+        )
+
+
+async def measure(fleet: ChaosFleet, settings: argparse.Namespace) -> dict[str, Any]:
+    """Starts the fleet, decodes the golden output, carries the faults out, and compares."""
+    await fleet.start()
+    conversations = await decode_all_golden(fleet, settings)
+    print(
+        f"golden output of {len(conversations)} streams is known; {settings.seconds:g} s begin",
+        file=sys.stderr,
+    )
+    streams = RepeatedStreams(fleet.addresses("orchestrator"), conversations)
+    faults = draw_faults(settings.seed, settings.seconds, settings.every, ROLES)
+    try:
+        streams.start()
+        done = await carry_out(fleet, faults, streams, settings.seconds)
+        await streams.finish()
+        return summary(streams.records, streams.golden(), done) | {"harmed_s": round(streams.now(), 1)}
+    finally:
+        await streams.close()
+
+
+async def run(settings: argparse.Namespace) -> dict[str, Any] | None:
+    """The result's fields, or None where a signal came first. No process is left in either case."""
+    fleet = ChaosFleet(
+        settings.target,
+        settings.drafter,
+        log_level=settings.log_level,
+        deterministic=settings.deterministic == "on",
+    )
+    work = asyncio.create_task(measure(fleet, settings))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            return await work
+        return None
+    finally:
+        fleet.close()
+
+
+def is_well(fields: dict[str, Any], streams: int) -> bool:
+    """Whether every stream gave its golden output, each token once, in spite of the faults."""
+    all_identical = fields["identical"] == fields["streams"] >= streams
+    return all_identical and fields["faults"] > 0 and not fields["duplicates"] and not fields["gaps"]
+
+
+def parse() -> argparse.Namespace:
+    """Parses the flags; the figures in the docs have the default flags."""
+    parser = command_line("chaos", __doc__)
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="seconds of faults, without start and end"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the plan of faults")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults, on average")
+    parser.add_argument("--streams", type=int, default=16, help="streams at a time")
+    parser.add_argument("--tokens", type=int, default=160, help="tokens of each choice of each stream")
+    parser.add_argument("--prompt", type=int, default=200, help="most tokens of a first prompt")
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="times to decode the golden output; all have to agree"
+    )
+    parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
+    parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter")
+    parser.add_argument(
+        "--deterministic", choices=("on", "off"), default="on", help="deterministic profile of the verifiers"
+    )
+    parser.add_argument("--log-level", default="error", help="log level of the services")
+    parser.add_argument("--check", action="store_true", help="exit with 1 unless all streams are identical")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs the benchmark and prints the result."""
+    settings = parse()
+    started = time.perf_counter()
+    try:
+        fields = asyncio.run(run(settings))
+    except* (ServiceFailed, RuntimeError, TimeoutError) as failed:
+        raise SystemExit(f"chaos: {'; '.join(map(repr, failed.exceptions))}") from failed
+    if fields is None:
+        raise SystemExit(INTERRUPTED)
+    print_result("chaos", settings_of(settings, "check"), started, fields | {"processes": ROLES})
+    if settings.check and not is_well(fields, settings.streams):
+        raise SystemExit("chaos: not every stream gave its golden output once; see differences and errors")
+
+
+if __name__ == "__main__":
+    main()

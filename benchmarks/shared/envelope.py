@@ -1,0 +1,82 @@
+"""The command line and the last line of output that all benchmarks share.
+
+The last line is one JSON object that names what ran, where and how. Knows nothing about what is measured.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODELS = REPOSITORY / "models"
+ALWAYS_JSON = "accepted for symmetry; the last line is always JSON"
+
+
+def command_line(name: str, description: str | None, json_help: str = ALWAYS_JSON) -> argparse.ArgumentParser:
+    """A parser for `outrider bench NAME` with the --json flag, which every benchmark accepts."""
+    parser = argparse.ArgumentParser(prog=f"outrider bench {name}", description=description)
+    parser.add_argument("--json", action="store_true", help=json_help)
+    return parser
+
+
+def settings_of(flags: argparse.Namespace, *left_out: str) -> dict[str, Any]:
+    """The flags' values by name for the envelope, without --json and the names in `left_out`."""
+    return {key: value for key, value in vars(flags).items() if key not in ("json", *left_out)}
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs the module benchmarks.MODULE as a process of its own, from REPOSITORY."""
+    return [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+
+
+def commit() -> str:
+    """The checkout's commit, with `+` where tracked files differ from it; "unknown" outside a checkout."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def machine() -> dict[str, Any]:
+    """This machine's processor, usable cores, memory in MiB and Python version."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        "python": platform.python_version(),
+    }
+
+
+def print_result(name: str, settings: dict[str, Any], started: float, fields: dict[str, Any]) -> None:
+    """Prints the envelope and a benchmark's fields as the last line of stdout.
+
+    Args:
+        started: the time.perf_counter() reading at which the benchmark began.
+    """
+    envelope = {
+        "name": name,
+        "commit": commit(),
+        "machine": machine(),
+        "settings": settings,
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    print(json.dumps(envelope | fields), flush=True)
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
