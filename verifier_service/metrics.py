@@ -18,7 +18,7 @@ from outrider.lm.blocks import BLOCK
 from outrider.lm.pool import SlotPool
 from outrider.runtime.metrics import MODEL, PREFIX
 from verifier_service.counts import SourceCounts
-from verifier_service.engine import Engine
+from verifier_service.engine.thread import EngineThread
 from verifier_service.registry import Registry
 from verifier_service.sources.links import Links
 from verifier_service.timings import Samples
@@ -41,9 +41,10 @@ class VerifierCollector(Collector):
     """Everything that engine, links, sessions and slots can tell of `model`, as requests call the target."""
 
     def __init__(
-        self, engine: Engine, links: Links, registry: Registry, pool: SlotPool, model: str = ""
+        self, engine: EngineThread, links: Links, registry: Registry, pool: SlotPool, model: str = ""
     ) -> None:
-        self._engine = engine
+        self._engine = engine.core
+        self._timings = engine.timings
         self._links = links
         self._registry = registry
         self._pool = pool
@@ -70,7 +71,7 @@ class VerifierCollector(Collector):
         yield from self._steps()
 
     def _requests(self) -> Iterator[Metric]:
-        waiting = self._engine.waiting
+        waiting = self._engine.sessions.scheduler.waiting
         running = max(0, self._registry.running - waiting)
         yield self._gauge("num_requests_running", "Sessions that steps are for.", running)
         yield self._gauge("num_requests_waiting", "Sessions that wait for memory or for others.", waiting)
@@ -79,7 +80,7 @@ class VerifierCollector(Collector):
             "Sessions that gave up their keys and values to older ones, to be computed again.",
             self._engine.totals.preempted,
         )
-        phases = self._engine.phases
+        phases = self._engine.sessions.phases
         for name, what, samples in (
             ("queue", "From a session's Open to its first pass.", phases.queue),
             ("prefill", "From there to the end of its first round.", phases.prefill),
@@ -162,7 +163,7 @@ class VerifierCollector(Collector):
         yield from (nodes, dropped, sessions)
 
     def _steps(self) -> Iterator[Metric]:
-        timings = self._engine.timings
+        timings = self._timings
         parts = {"forward": timings.forward, "sampling": timings.sampling, "waiting": timings.waiting}
         steps = HistogramMetricFamily(f"{OWN}step_seconds", "Time of a step's phases.", labels=("phase",))
         for part, samples in parts.items():

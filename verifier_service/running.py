@@ -8,7 +8,6 @@ session's failure ends that session and no other.
 import logging
 from collections.abc import Iterator
 
-from outrider.lm.plan import Share
 from speculative.commit import FinishReason
 from speculative.errors import MalformedDraft
 from speculative.merge import Fragment
@@ -35,12 +34,13 @@ class RunningSessions:
         self.step = Step(0, 0.0, 0.0, 0, 0, 0.0)
         """The last one."""
         self._now = 0.0
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._totals = totals
         self._counts = counts
         self._sessions: dict[int, Session] = {}
         self._crowded: tuple[int, int] | None = None
-        self._updates: list[Update] = []
+        self.updates: list[Update] = []
+        """Updates that no batch has taken yet."""
         self._strikes: list[Strike] = []
         self._prompt_passes: dict[int, int] = {}
         """Of sessions whose prompt is being read, steps that did nothing else for them."""
@@ -58,26 +58,16 @@ class RunningSessions:
         """The session of this handle, while it runs."""
         return self._sessions.get(handle)
 
-    @property
-    def untold(self) -> bool:
-        """Whether `tell` has anything to say."""
-        return bool(self._updates or self._strikes)
-
     def tell(self) -> tuple[tuple[Update, ...], tuple[Strike, ...]]:
         """What has happened since the last call."""
-        told = tuple(self._updates), tuple(self._strikes)
-        self._updates.clear()
+        told = tuple(self.updates), tuple(self._strikes)
+        self.updates.clear()
         self._strikes.clear()
         return told
 
     def guarded(self, session: Session) -> "_Guard":
         """Whatever goes wrong inside ends this session and nothing else."""
         return _Guard(self, session)
-
-    @property
-    def waiting(self) -> int:
-        """Sessions that wait for memory, or for others to end."""
-        return self._scheduler.waiting
 
     def at(self, now_s: float) -> None:
         """The time, on time.perf_counter, from now on."""
@@ -88,11 +78,11 @@ class RunningSessions:
         """Takes a session in; it waits for its turn."""
         self._sessions[session.handle] = session
         self.phases.opened(session.handle, now_s)
-        self._scheduler.add(session.handle, session.key.tenant, session.begun)
+        self.scheduler.add(session.handle, session.key.tenant, session.begun)
 
     def ready(self) -> list[Session]:
         """Sessions that the next step is for, the oldest first; those whose turn it is begin."""
-        while (handle := self._scheduler.next()) is not None:
+        while (handle := self.scheduler.next()) is not None:
             session = self._sessions[handle]
             if not self._may_start(session):
                 break
@@ -100,18 +90,18 @@ class RunningSessions:
             with self.guarded(session):
                 begun = self.kv.begin(session)
             if begun:
-                self._scheduler.start(handle)
+                self.scheduler.start(handle)
                 self.phases.began(handle, self._now)
             elif session in self:
                 break
-        return [self._sessions[handle] for handle in self._scheduler.running]
+        return [self._sessions[handle] for handle in self.scheduler.running]
 
     def _may_start(self, session: Session) -> bool:
         """Whether there is room; one that there was none for is looked at again when a session has left."""
         crowded = (session.handle, self.kv.released)
         if crowded == self._crowded:
             return False
-        need, running = self.kv.blocks_to_begin(session), len(self._scheduler.running)
+        need, running = self.kv.blocks_to_begin(session), len(self.scheduler.running)
         starts = may_start(need, self.kv.free, running) or may_start(need, self.kv.available, running)
         self._crowded = None if starts else crowded
         return starts
@@ -137,7 +127,7 @@ class RunningSessions:
         self._totals.preempted += 1
         self.kv.release(session)
         session.resume_at(0)
-        self._scheduler.preempt(session.handle)
+        self.scheduler.preempt(session.handle)
 
     def take_offers(self, offers: Offers) -> None:
         """Merges what a source sent into the sessions that listen to it."""
@@ -170,10 +160,6 @@ class RunningSessions:
         for fragment, offer in session.prepare(rows):
             self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
 
-    def share(self, session: Session, portion: Portion) -> Share:
-        """A session's rows as the target takes them."""
-        return self.kv.share(session, portion)
-
     def skip(self, session: Session, portion: Portion) -> None:
         """A step computed part of the session's prompt."""
         self.kv.keep_rows(session, session.skip(portion))
@@ -197,7 +183,7 @@ class RunningSessions:
         if done.reason is not None:
             finish = Finish(done.reason, session.usage())
             self._release(session)
-        self._updates.append(
+        self.updates.append(
             Update(
                 session.handle,
                 done.position,
@@ -245,19 +231,19 @@ class RunningSessions:
         self._release(session)
         finish = Finish(reason, session.usage(), message, code)
         position = len(session.ids)
-        self._updates.append(Update(session.handle, position, (), b"", session.prefix_hash, finish))
+        self.updates.append(Update(session.handle, position, (), b"", session.prefix_hash, finish))
 
     def park(self, session: Session) -> None:
         """A session that nobody reads gives up its place and its memory; what it has cost is told."""
         self._release(session)
         position = len(session.ids)
-        self._updates.append(
+        self.updates.append(
             Update(session.handle, position, (), b"", session.prefix_hash, parked=session.usage())
         )
 
     def _release(self, session: Session) -> None:
         del self._sessions[session.handle]
-        self._scheduler.remove(session.handle)
+        self.scheduler.remove(session.handle)
         self.kv.release(session)
         self._prompt_passes.pop(session.handle, None)
         self.phases.ended(session.handle, self._now)

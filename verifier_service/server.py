@@ -26,7 +26,7 @@ from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.errors import ModelRefused, Unavailable
 from verifier_service.chronicle import Chronicle
 from verifier_service.commands import Batch, Command
-from verifier_service.engine import Engine
+from verifier_service.engine.thread import EngineThread
 from verifier_service.grammar.grammars import Grammars
 from verifier_service.hub import Hub, Room
 from verifier_service.limits import EngineLimits
@@ -82,7 +82,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._registry = Registry()
         self._watchers = Watchers(self._registry)
         self._links = Links(self._put, link_limits or limits_of_links(settings))
-        self._engine: Engine | None = None
+        self._engine: EngineThread | None = None
         self._hub: Hub | None = None
         self._grammars: Grammars | None = None
         self._description = verifier_pb2.VerifierDescription()
@@ -123,7 +123,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             lease_s=settings.lease_s,
             adaptive=settings.budget == "adaptive",
         )
-        self._engine = Engine(target, limits, self._publish, self._fail, pace)
+        self._engine = EngineThread(target, limits, self._publish, self._fail, pace)
         self._metrics.registry.register(
             VerifierCollector(self._engine, self._links, self._registry, target.pool, self._served.model)
         )

@@ -3,9 +3,19 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from verifier_service.pace import StepPace
 from verifier_service.timings import Timings
+
+
+class PassTimes(NamedTuple):
+    """When a forward ran, in seconds."""
+
+    began_s: float
+    ended_s: float
+    waited_s: float = 0.0
+    """How long its step was held back for drafts."""
 
 
 class StepClock:
@@ -61,11 +71,11 @@ class StepClock:
             self._pace.record_overhead(max(0.0, between - self._taking_in) * 1000, sessions)
         self._sampling = self._waiting = self._taking_in = 0.0
 
-    def end(self, rows: int, sessions: int, depth: float) -> float:
+    def end(self, rows: int, sessions: int, depth: float) -> PassTimes:
         """It has ended, and was of so many input tokens, each attending over `depth` cached positions on
-        average; returns when."""
+        average."""
         self.ended = time.perf_counter()
         forward_ms = (self.ended - self.began) * 1000
         self._pace.record(rows, forward_ms, sessions, depth)
         self._timings.forward.add(forward_ms)
-        return self.ended
+        return PassTimes(self.began, self.ended, self.waited)

@@ -19,10 +19,16 @@ from orchestrator.verifiers import VerifierLink
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import key_to_wire
 from outrider.wire.epochs import RANDOM_BITS
+from speculative.tree import TokenTree
 from verifier_service import watch
 from verifier_service.commands import Cancel
+from verifier_service.engine.core import EngineCore
 from verifier_service.hub import Hub, Opened
+from verifier_service.kv_cache import KVCache
+from verifier_service.portion import Portion
 from verifier_service.registry import Registry
+from verifier_service.scheduler import Fit
+from verifier_service.sessions import Session
 
 Substitute = tuple[Any, str, Any]
 
@@ -229,6 +235,47 @@ def readers_kept() -> list[Substitute]:
     return [(VerifierLink, "leave", leave)]
 
 
+def node_admitted_twice() -> list[Substitute]:
+    """A step computes its likeliest drafted node twice."""
+    real = Session.begin
+
+    def begin(self: Session, rows: int, nodes: int) -> Portion:
+        portion = real(self, rows, nodes)
+        tree = portion.tree
+        twice = [column + column[:1] for column in (tree.tokens, tree.parents, tree.survival, tree.sources)]
+        return portion._replace(tree=TokenTree(*twice))
+
+    return [(Session, "begin", begin)]
+
+
+def wrong_row_committed() -> list[Substitute]:
+    """Of a pass's rows the first ones are kept, whichever were accepted."""
+    real = KVCache.keep_rows
+
+    def keep_rows(self: KVCache, session: Session, path: Sequence[int]) -> None:
+        real(self, session, range(len(path)))
+
+    return [(KVCache, "keep_rows", keep_rows)]
+
+
+def memory_ignored() -> list[Substitute]:
+    """A step takes drafts whether or not there are blocks for their rows, and nobody has to give way."""
+
+    def fit(needs: Any, available: int) -> Fit:
+        return Fit(True, ())
+
+    return [("verifier_service.running", "fit", fit)]
+
+
+def blocks_freed_in_use() -> list[Substitute]:
+    """A Cancel that comes while the target computes frees the blocks that it computes in."""
+
+    def apply(self: EngineCore, command: Any, now_s: float) -> None:
+        self._carry_out(command, now_s)
+
+    return [(EngineCore, "apply", apply)]
+
+
 BUGS: dict[str, Callable[[], list[Substitute]]] = {
     bug.__name__: bug
     for bug in (
@@ -251,6 +298,10 @@ BUGS: dict[str, Callable[[], list[Substitute]]] = {
         prompt_lost,
         readers_kept,
         seen_epoch_ignored,
+        node_admitted_twice,
+        wrong_row_committed,
+        memory_ignored,
+        blocks_freed_in_use,
     )
 }
 

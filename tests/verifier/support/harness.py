@@ -174,7 +174,7 @@ async def serving(
 
 def hold_steps_for_drafts(verifier: Verifier) -> None:
     """From now on a forward takes until a draft has come, at most 50 ms, however busy this machine is."""
-    counts = verifier.server._engine.counts
+    counts = verifier.server._engine.core.counts
 
     def offered() -> int:
         return sum(source.offered for source in list(counts.values()))
