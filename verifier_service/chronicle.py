@@ -12,7 +12,7 @@ from outrider.wire.codec import SessionKey, finish_to_wire
 from outrider.wire.origin import Origin
 from speculative.commit import FinishReason
 from speculative.stats import UsageCount
-from verifier_service.commands import Update
+from verifier_service.engine.messages import Update
 from verifier_service.journal import Entry, Journal, Record, Share
 from verifier_service.registry import Mirror
 

@@ -20,11 +20,11 @@ from speculative.errors import InvalidRequest, Overloaded
 from speculative.grammar import Matcher
 from speculative.stats import UsageCount
 from verifier_service.chronicle import Chronicle
-from verifier_service.commands import Batch, Cancel, Command, Finish, Open, Park, Sources
+from verifier_service.engine.messages import Batch, Cancel, Command, Finish, Open, Park, Sources
+from verifier_service.engine.session import Session
+from verifier_service.engine.source_policy import Reputations
 from verifier_service.registry import Mirror, Registry
-from verifier_service.reputation import Reputations
 from verifier_service.request import Request, Served, SourceAddress
-from verifier_service.sessions import Session
 from verifier_service.sources import SourceSet
 from verifier_service.sources.following import Following
 from verifier_service.sources.links import Links
@@ -257,7 +257,7 @@ class Hub:
     def _follow(self, mirror: Mirror, address: str, credits: tuple[int, ...], resting: bool = False) -> None:
         digest = "" if self._tokens is None else self._tokens.digest
         names = tuple(mirror.sources[credit].name for credit in credits)
-        records = tuple(self._reputations.of(name, mirror.request.params).record for name in names)
+        records = tuple(self._reputations.of(name, mirror.request.params).activity for name in names)
         served = self._served
         following = Following(mirror, credits, names, served.model, digest, served.vocabulary_size, records)
         self._links.follow(address, following, resting)

@@ -17,11 +17,10 @@ from prometheus_client.registry import Collector
 from outrider.lm.blocks import BLOCK
 from outrider.lm.pool import SlotPool
 from outrider.runtime.metrics import MODEL, PREFIX
-from verifier_service.counts import SourceCounts
+from verifier_service.engine.stats import Samples, SourceCounts
 from verifier_service.engine.thread import EngineThread
 from verifier_service.registry import Registry
 from verifier_service.sources.links import Links
-from verifier_service.timings import Samples
 
 OWN = f"{PREFIX}verifier_"
 

@@ -25,15 +25,14 @@ from outrider.wire.status import guarded
 from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.errors import ModelRefused, Unavailable
 from verifier_service.chronicle import Chronicle
-from verifier_service.commands import Batch, Command
+from verifier_service.engine.messages import Batch, Command
+from verifier_service.engine.step import EngineLimits
+from verifier_service.engine.step_cost import StepCostModel, profile_steps
 from verifier_service.engine.thread import EngineThread
 from verifier_service.grammar.grammars import Grammars
 from verifier_service.hub import Hub, Room
-from verifier_service.limits import EngineLimits
 from verifier_service.loading import chat_to_wire, state_of, tokens_of
 from verifier_service.metrics import VerifierCollector
-from verifier_service.pace import StepPace
-from verifier_service.profile import profiled
 from verifier_service.registry import Registry
 from verifier_service.request import MAX_NODES, Served, request_from_wire
 from verifier_service.settings import VerifierSettings
@@ -69,7 +68,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         metrics: Metrics,
         fail: Callable[[BaseException], None],
         link_limits: LinkLimits | None = None,
-        measure: Callable[[PackedLM], StepPace] = profiled,
+        measure: Callable[[PackedLM], StepCostModel] = profile_steps,
         ranks: int = 1,
     ) -> None:
         self._split = "" if ranks == 1 else f" {ranks} ranks"

@@ -21,14 +21,14 @@ from outrider.wire.codec import key_to_wire
 from outrider.wire.epochs import RANDOM_BITS
 from speculative.tree import TokenTree
 from verifier_service import watch
-from verifier_service.commands import Cancel
 from verifier_service.engine.core import EngineCore
+from verifier_service.engine.kv_cache import KVCache
+from verifier_service.engine.messages import Cancel
+from verifier_service.engine.scheduler import MemoryFit
+from verifier_service.engine.session import Session
+from verifier_service.engine.step import StepRows
 from verifier_service.hub import Hub, Opened
-from verifier_service.kv_cache import KVCache
-from verifier_service.portion import Portion
 from verifier_service.registry import Registry
-from verifier_service.scheduler import Fit
-from verifier_service.sessions import Session
 
 Substitute = tuple[Any, str, Any]
 
@@ -239,11 +239,11 @@ def node_admitted_twice() -> list[Substitute]:
     """A step computes its likeliest drafted node twice."""
     real = Session.begin
 
-    def begin(self: Session, rows: int, nodes: int) -> Portion:
-        portion = real(self, rows, nodes)
-        tree = portion.tree
+    def begin(self: Session, rows: int, nodes: int) -> StepRows:
+        step_rows = real(self, rows, nodes)
+        tree = step_rows.tree
         twice = [column + column[:1] for column in (tree.tokens, tree.parents, tree.survival, tree.sources)]
-        return portion._replace(tree=TokenTree(*twice))
+        return step_rows._replace(tree=TokenTree(*twice))
 
     return [(Session, "begin", begin)]
 
@@ -261,10 +261,10 @@ def wrong_row_committed() -> list[Substitute]:
 def memory_ignored() -> list[Substitute]:
     """A step takes drafts whether or not there are blocks for their rows, and nobody has to give way."""
 
-    def fit(needs: Any, available: int) -> Fit:
-        return Fit(True, ())
+    def fit(needs: Any, available: int) -> MemoryFit:
+        return MemoryFit(True, ())
 
-    return [("verifier_service.running", "fit", fit)]
+    return [("verifier_service.engine.session_pool", "fit", fit)]
 
 
 def blocks_freed_in_use() -> list[Substitute]:

@@ -12,13 +12,13 @@ from typing import Any
 from benchmarks.simulation.clock import VirtualLoop
 from benchmarks.simulation.memory import ToyPool
 from benchmarks.simulation.toy import ToyTarget
-from verifier_service.commands import Batch, Command, Open
 from verifier_service.engine.core import EngineCore, TargetPass
-from verifier_service.kv_cache import KVCache
-from verifier_service.limits import EngineLimits
-from verifier_service.pace import StepPace
+from verifier_service.engine.kv_cache import KVCache
+from verifier_service.engine.messages import Batch, Command, Open
+from verifier_service.engine.stats import PassTimes
+from verifier_service.engine.step import EngineLimits
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.registry import Registry
-from verifier_service.step_clock import PassTimes
 
 BEAT_S = 0.2
 CHUNK = 24
@@ -48,7 +48,7 @@ class ToyEngine:
     ) -> None:
         limits = EngineLimits(CHUNK, beat_s=BEAT_S, most_running=most_running, adaptive=False)
         pool: Any = ToyPool(blocks)
-        self._pace = StepPace()
+        self._pace = StepCostModel()
         self.core = EngineCore(KVCache(pool, limits.reuse_prefixes, limits.lease_s), limits, self._pace)
         self._target = ToyTarget(pool)
         self._loop = loop

@@ -13,7 +13,7 @@ from benchmarks.simulation.network import Network
 from benchmarks.simulation.toy import EOS, MAX_LENGTH, MODEL, VOCABULARY
 from outrider.runtime.metrics import Metrics
 from outrider.v1.verifier_pb2_grpc import add_VerifierServicer_to_server
-from verifier_service.commands import Batch
+from verifier_service.engine.messages import Batch
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
 from verifier_service.sources.following import LinkLimits

@@ -1,6 +1,6 @@
 """What is counted by source name stays bounded, whatever clients call their sources."""
 
-from verifier_service.counts import MOST_NAMES, OTHER, CountsByName
+from verifier_service.engine.stats import MOST_NAMES, OTHER, CountsByName
 
 
 def test_names_beyond_a_bound_are_counted_together() -> None:

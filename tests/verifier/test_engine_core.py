@@ -10,15 +10,15 @@ from speculative.commit import Ending, FinishReason
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
-from verifier_service.commands import Cancel, InFlight, Offers, Open, Park, Sources
 from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, TargetPass
-from verifier_service.kv_cache import KVCache
-from verifier_service.limits import EngineLimits
-from verifier_service.pace import StepPace
+from verifier_service.engine.kv_cache import KVCache
+from verifier_service.engine.messages import Cancel, InFlight, Offers, Open, Park, Sources
+from verifier_service.engine.session import Session
+from verifier_service.engine.stats import PassTimes
+from verifier_service.engine.step import EngineLimits
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.request import Request
-from verifier_service.sessions import Session
 from verifier_service.sources import SourceSet
-from verifier_service.step_clock import PassTimes
 
 PROMPT = (1, 2, 3)
 NEW = 12
@@ -46,7 +46,7 @@ class Driver:
         self.target = NgramLM(slots=slots)
         self.now = 100.0
         limits = EngineLimits(wait_ms_most=wait_ms, adaptive=False)
-        pace = StepPace({1: 1000 * STEP_S, 64: 1100 * STEP_S})
+        pace = StepCostModel({1: 1000 * STEP_S, 64: 1100 * STEP_S})
         self.core = EngineCore(KVCache(self.target.pool, True, 0.0), limits, pace)
 
     def open(self, handle: int, sources: SourceSet = PLAIN, deadline_s: float | None = None) -> Session:

@@ -7,8 +7,8 @@ import pytest
 
 from outrider.wire.codec import SessionKey
 from speculative.commit import FinishReason
+from verifier_service.engine.stats import Phases
 from verifier_service.journal import Entry, Journal, Record, Share, Step
-from verifier_service.phases import Phases
 
 KEY = SessionKey("us", "one")
 

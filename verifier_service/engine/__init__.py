@@ -1,1 +1,1 @@
-"""The engine: what is decoded, in which order, and the thread that does it."""
+"""The engine: decides what a step computes, commits what the target says, and owns the thread for it."""

@@ -1,9 +1,9 @@
 """The engine as a plain object: a step is `begin`, a forward that the caller computes, and `finish`.
 
-`begin` schedules and gives the rows of one pass; `finish` chooses tokens, commits them and says what came of
-it. Commands may be applied at any time, between the two as well: drafts are merged while the target computes.
-Knows no thread, queue or clock: time is an argument, in seconds. `thread.py` drives it with a real target,
-the simulator on a virtual clock.
+`begin` schedules and returns the rows of one pass; `finish` chooses tokens, commits them and returns updates.
+Commands may be applied at any time, between the two as well, so that drafts are merged while the target
+computes. Knows no thread, queue or clock: time is an argument, in seconds. `thread.py` drives it with a real
+target, the simulator with a toy target on a virtual clock.
 """
 
 from collections.abc import Sequence
@@ -17,29 +17,26 @@ from numpy.typing import NDArray
 from outrider.lm.plan import Share
 from speculative.acceptance.path_match import Match
 from speculative.commit import FinishReason
-from verifier_service.commands import Batch, Cancel, Command, Offers, Open, Park, Sources, Update
-from verifier_service.counts import CountsByName, EngineTotals
+from verifier_service.engine.draft_budget import DraftBudget
+from verifier_service.engine.kv_cache import KVCache
+from verifier_service.engine.messages import Batch, Cancel, Command, Offers, Open, Park, Sources, Update
+from verifier_service.engine.scheduler import Scheduler
+from verifier_service.engine.session import Session
+from verifier_service.engine.session_pool import SessionPool
+from verifier_service.engine.stats import CountsByName, EngineTotals, PassTimes
+from verifier_service.engine.step import EngineLimits, StepRows, chunk_size, schedule_rows
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.journal import Step
-from verifier_service.kv_cache import KVCache
-from verifier_service.limits import EngineLimits
-from verifier_service.pace import StepPace
-from verifier_service.planner import chunk_rows, pending_rows
-from verifier_service.portion import Portion
-from verifier_service.running import RunningSessions
-from verifier_service.scheduler import Scheduler
-from verifier_service.sessions import Session
-from verifier_service.step_clock import PassTimes
-from verifier_service.weighing import Weighing
 
 Outcome = NDArray[np.float32]
 """What a pass returns: the logits of its wanted rows, float32[rows wanted, vocabulary]."""
 
-Part = tuple[Session, Portion]
-"""A session of a step, and its rows."""
+Part = tuple[Session, StepRows]
+"""A session of a step, and its rows in it."""
 
 
 class StepMeter(Protocol):
-    """Measures what a step spends inside the core."""
+    """Measures the time that a step spends inside the core."""
 
     def sampling(self) -> AbstractContextManager[None]:
         """Entered while tokens are chosen."""
@@ -48,37 +45,37 @@ class StepMeter(Protocol):
         """Entered while sources inside the verifier draft."""
 
     def waited_for_drafts(self, seconds: float) -> None:
-        """A step was held back this long for drafts."""
+        """Records that a step was held back so long for drafts."""
 
 
 class Unmeasured:
     """The StepMeter of a caller that measures nothing."""
 
     def sampling(self) -> AbstractContextManager[None]:
-        """See StepMeter."""
+        """Measures nothing."""
         return nullcontext()
 
     def taking_in(self) -> AbstractContextManager[None]:
-        """See StepMeter."""
+        """Measures nothing."""
         return nullcontext()
 
     def waited_for_drafts(self, seconds: float) -> None:
-        """See StepMeter."""
+        """Records nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetPass:
-    """One forward to be computed; its outcome goes to `EngineCore.finish`."""
+    """A forward to be computed; its outcome goes to `EngineCore.finish`."""
 
     parts: Sequence[Part]
     shares: Sequence[Share]
     """The rows of each part, as the target takes them."""
     rows: int
-    """Input tokens of all parts."""
+    """Number of input tokens of all parts."""
     depth: float
-    """Cached positions that a row attends over, on average."""
+    """Number of cached positions that a row attends over, on average."""
     batch: Batch | None
-    """To be published as the forward begins; None where that was done before a wait for drafts."""
+    """To be published as the forward begins; None where it was published before a wait for drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +84,12 @@ class AwaitDrafts:
 
     until_s: float
     batch: Batch | None = None
-    """To be published first: sources draft from what it says."""
+    """To be published first: sources draft from its updates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing is to be computed before a command comes; the next beat is due at `until_s`."""
+    """There is nothing to compute until a command comes; the next beat is due at `until_s`."""
 
     until_s: float
     batch: Batch
@@ -100,15 +97,15 @@ class Idle:
 
 @dataclass(slots=True)
 class _Plan:
-    """What a step computes of each session, apart from drafted nodes."""
+    """A step before its drafted nodes are admitted."""
 
     ready: list[Session]
     sizes: list[int]
     depth: float
     drafts: bool
-    """Whether drafted nodes may come on top."""
+    """Whether drafted nodes may be admitted."""
     step_ms: float
-    """How long the step should take."""
+    """Expected duration of the step, in ms."""
 
 
 @dataclass(slots=True)
@@ -117,47 +114,47 @@ class _Wait:
 
     plan: _Plan
     began_s: float | None = None
-    """None until its batch is out."""
+    """When the wait began; None until the step's batch is out."""
     waited_for: set[int] = field(default_factory=set)
-    """Sources, by credit index."""
+    """Sources that were worth waiting for, by credit index."""
     came: set[int] = field(default_factory=set)
-    """Sources that sent a draft meanwhile."""
+    """Sources that have sent a draft meanwhile, by credit index."""
 
 
 class EngineCore:
     """Decodes sessions, one pass at a time.
 
     Args:
-        kv: over the target's pool.
+        kv: keys and values in the target's pool.
         limits: bounds of a step.
-        pace: what steps of this target take, as far as that is known.
-        meter: measures what is spent in here.
+        costs: what steps of this target take, as far as that is known.
+        meter: measures the time spent in here; None: nothing is measured.
     """
 
     def __init__(
         self,
         kv: KVCache,
         limits: EngineLimits,
-        pace: StepPace | None = None,
+        costs: StepCostModel | None = None,
         meter: StepMeter | None = None,
     ) -> None:
         self.totals = EngineTotals()
         self.counts = CountsByName()
         self.kv = kv
-        self.sessions = RunningSessions(kv, Scheduler(limits.most_running), self.totals, self.counts)
+        self.sessions = SessionPool(kv, Scheduler(limits.most_running), self.totals, self.counts)
         self._limits = limits
-        self._pace = pace or StepPace()
+        self._costs = costs or StepCostModel()
         self._meter = meter or Unmeasured()
-        self._weighing = Weighing(self._pace, limits.adaptive)
+        self._budget = DraftBudget(self._costs, limits.adaptive)
         self._wait: _Wait | None = None
         self._computing: TargetPass | None = None
         self._postponed: list[Command] = []
 
     def apply(self, command: Command, now_s: float) -> None:
-        """Carries out a command; `Stop` is the caller's.
+        """Carries out a command; `Stop` is for the caller.
 
-        While a pass is computed, sessions are opened and drafts merged at once. What could end one of its
-        sessions waits for `finish`, as the target uses their blocks.
+        While a pass is computed, sessions are opened and drafts merged at once. Commands that could end one
+        of its sessions wait for `finish`, as the target is using its blocks.
         """
         if self._computing is not None and not isinstance(command, Open):
             later = self._merged(command) if isinstance(command, Offers) else command
@@ -179,9 +176,9 @@ class EngineCore:
         if not ready:
             return self._idle(now_s)
         plan = self._schedule(ready)
-        # A step that may wait for drafts has its batch published first. Else that is done as the forward
-        # begins: what the event loop then does overlaps with the forward, not with what is done in here.
-        if len(ready) == 1 and ready[0].paces and self._limits.wait_ms_most > 0:
+        # A step that may wait for drafts has its batch published first. Any other step has it published as
+        # the forward begins, so that the event loop's work overlaps with that and not with this thread's.
+        if len(ready) == 1 and ready[0].latencies and self._limits.wait_ms_most > 0:
             self._wait = _Wait(plan)
             return AwaitDrafts(now_s, self._batch(stepping=True, step_ms=plan.step_ms))
         parts = self._parts(plan)
@@ -189,15 +186,15 @@ class EngineCore:
         return self._pass(parts, batch) if parts else Idle(now_s, batch)
 
     def published(self, batch: Batch, now_s: float) -> None:
-        """A batch is out: the clocks of its sessions' sources start."""
+        """Notes that a batch is out: the clocks of its sessions' sources start."""
         for update in batch.updates:
             if (session := self.sessions.get(update.handle)) is not None:
-                session.committed(now_s * 1000)
+                session.published(now_s * 1000)
 
     def finish(self, computed: TargetPass, outcome: Outcome, times: PassTimes) -> tuple[Update, ...]:
-        """Chooses tokens and commits them; returns what that did to each session.
+        """Chooses tokens and commits them; returns the update of each session that committed some.
 
-        The updates go out with the batch of the next `begin`.
+        These updates go out with the batch of the next `begin`.
         """
         assert computed is self._computing, "this pass is not the one that is computed"
         self._computing = None
@@ -218,7 +215,7 @@ class EngineCore:
         return done
 
     def abandon(self, computed: TargetPass, error: Exception) -> None:
-        """The forward failed: all sessions of the pass end."""
+        """Ends all sessions of a pass whose forward failed."""
         assert computed is self._computing, "this pass is not the one that is computed"
         self._computing = None
         for session, _ in computed.parts:
@@ -226,13 +223,13 @@ class EngineCore:
         self._carry_out_postponed()
 
     def collect(self) -> Batch:
-        """What has happened since the last batch, where no step follows."""
+        """A batch of what has happened since the last one, where no step follows."""
         return self._batch(stepping=False, step_ms=0.0)
 
     def _batch(self, stepping: bool, step_ms: float) -> Batch:
-        updates, strikes = self.sessions.tell()
+        updates, strikes = self.sessions.take_events()
         step, expected_us = self.totals.steps + stepping, int(step_ms * 1000)
-        return Batch(step, expected_us, updates, strikes, self._weighing.least_survival)
+        return Batch(step, expected_us, updates, strikes, self._budget.least_survival)
 
     def _idle(self, now_s: float) -> Idle:
         return Idle(now_s if self.sessions else now_s + self._limits.beat_s, self.collect())
@@ -268,27 +265,27 @@ class EngineCore:
         return Offers(left, offers.arrived_s, offers.in_flight) if left else None
 
     def _schedule(self, ready: list[Session]) -> _Plan:
-        """How many uncomputed ids of each session the step computes, and whether drafts may come on top."""
+        """Uncomputed ids that the step computes of each session, and whether it may admit drafts."""
         nodes = [session.likely_nodes for session in ready]
-        sizes = pending_rows([session.pending for session in ready], nodes, self._chunk(ready))
-        taking = [(session.pending, size) for session, size in zip(ready, sizes, strict=True)]
+        sizes = schedule_rows([session.uncomputed for session in ready], nodes, self._chunk(ready))
+        taking = [(session.uncomputed, size) for session, size in zip(ready, sizes, strict=True)]
         depth = sum(size * session.cached for session, size in zip(ready, sizes, strict=True)) / sum(sizes)
-        drafts = self._weighing.may_pay(taking, [session.node_limit for session in ready], depth)
+        drafts = self._budget.may_pay(taking, [session.node_limit for session in ready], depth)
         if drafts:
             self._prepare(ready, sizes)
         drafts &= self.sessions.fit(ready, sizes)
-        step_ms = self._pace.expected_ms(sum(sizes) + sum(nodes), len(ready), depth)
+        step_ms = self._costs.expected_ms(sum(sizes) + sum(nodes), len(ready), depth)
         return _Plan(ready, sizes, depth, drafts, step_ms)
 
     def _chunk(self, ready: list[Session]) -> int:
-        """Rows that prompts may share with decoding in this step."""
-        reading = next((session.cached for session in ready if session.pending > 1), 0)
-        decoding = sum(session.pending == 1 for session in ready)
+        """Number of rows that prompts may share with decoding in this step."""
+        reading = next((session.cached for session in ready if session.uncomputed > 1), 0)
+        decoding = sum(session.uncomputed == 1 for session in ready)
 
         def expected_ms(rows: int) -> float:
-            return self._pace.expected_ms(rows, decoding + 1, reading + rows / 2)
+            return self._costs.expected_ms(rows, decoding + 1, reading + rows / 2)
 
-        return chunk_rows(self._limits.prefill_chunk, decoding, expected_ms, self._limits.stall_ms)
+        return chunk_size(self._limits.prefill_chunk, decoding, expected_ms, self._limits.stall_ms)
 
     def _prepare(self, ready: list[Session], sizes: list[int]) -> None:
         with self._meter.taking_in():
@@ -301,8 +298,8 @@ class EngineCore:
         sizes = zip(plan.ready, plan.sizes, strict=True)
         taking = [(session, size) for session, size in sizes if size and session in self.kv]
         rankings = [session.ranking(size).survivals if plan.drafts else [] for session, size in taking]
-        uncomputed = [(session.pending, size) for session, size in taking]
-        admitted = self._weighing.admit(rankings, uncomputed, plan.depth)
+        uncomputed = [(session.uncomputed, size) for session, size in taking]
+        admitted = self._budget.admit(rankings, uncomputed, plan.depth)
         parts: list[Part] = []
         for (session, size), nodes in zip(taking, admitted, strict=True):
             with self.sessions.guarded(session):
@@ -310,7 +307,7 @@ class EngineCore:
         return parts
 
     def _pass(self, parts: list[Part], batch: Batch | None) -> TargetPass:
-        shares = [self.kv.share(session, portion) for session, portion in parts]
+        shares = [self.kv.share(session, step_rows) for session, step_rows in parts]
         rows = sum(len(share.tokens) for share in shares)
         depth = sum(len(share.tokens) * share.table.length for share in shares) / rows
         self._computing = TargetPass(parts, shares, rows, depth, batch)
@@ -331,44 +328,44 @@ class EngineCore:
         if wait.waited_for:
             self.totals.waits += 1
             self._meter.waited_for_drafts(now_s - wait.began_s)
-            for credit in wait.waited_for & session.paces.keys():
-                session.paces[credit].waited(fruitful=credit in wait.came)
+            for credit in wait.waited_for & session.latencies.keys():
+                session.latencies[credit].waited(fruitful=credit in wait.came)
         parts = self._parts(wait.plan)
         return self._pass(parts, None) if parts else Idle(now_s, self.collect())
 
     def _patience_ms(self, session: Session, wait: _Wait, now_s: float) -> dict[int, float]:
-        """Sources whose next draft is worth waiting for, and how long."""
+        """Milliseconds that each source's next draft is worth waiting for; others are left out."""
         assert wait.began_s is not None
         (rows,) = wait.plan.sizes
         left_ms = self._limits.wait_ms_most - (now_s - wait.began_s) * 1000
-        ranking, taking = session.ranking(rows).survivals, [(session.pending, rows)]
-        (nodes,) = self._weighing.admit([ranking], taking, session.cached)
-        step_ms = self._pace.expected_ms(rows + nodes, depth=session.cached)
+        ranking, taking = session.ranking(rows).survivals, [(session.uncomputed, rows)]
+        (nodes,) = self._budget.admit([ranking], taking, session.cached)
+        step_ms = self._costs.expected_ms(rows + nodes, depth=session.cached)
         return session.patience_ms(now_s * 1000, step_ms, left_ms, nodes)
 
     def _commit_all(self, parts: Sequence[Part], outcome: Outcome) -> None:
-        # All tokens first: choosing them goes through much memory, and what comes after stays in the caches.
+        # All tokens first: choosing them reads much memory. What follows stays in the processor's caches.
         with self._meter.sampling():
             matched = self._match_all(parts, outcome)
-        for session, portion, match in matched:
+        for session, step_rows, match in matched:
             with self.sessions.guarded(session):
                 if match is None:
-                    self.sessions.skip(session, portion)
+                    self.sessions.skip(session, step_rows)
                 else:
                     step = self.sessions.step
-                    done = session.commit(portion, match, step.sessions, step.number)
-                    self.sessions.commit(session, portion, done)
+                    done = session.commit(step_rows, match, step.sessions, step.number)
+                    self.sessions.commit(session, step_rows, done)
 
     def _match_all(
         self, parts: Sequence[Part], outcome: Outcome
-    ) -> list[tuple[Session, Portion, Match | None]]:
-        """What each session's target follows of its drafts; None where only a part of its prompt was read."""
-        matched: list[tuple[Session, Portion, Match | None]] = []
+    ) -> list[tuple[Session, StepRows, Match | None]]:
+        """What the target follows of each session's drafts; None where it only read a part of the prompt."""
+        matched: list[tuple[Session, StepRows, Match | None]] = []
         low = 0
-        for session, portion in parts:
-            high = low + portion.wanted
+        for session, step_rows in parts:
+            high = low + step_rows.wanted
             with self.sessions.guarded(session):
-                match = session.match(portion, outcome[low:high]) if portion.final else None
-                matched.append((session, portion, match))
+                match = session.match(step_rows, outcome[low:high]) if step_rows.final else None
+                matched.append((session, step_rows, match))
             low = high
         return matched

@@ -8,7 +8,7 @@ from outrider.wire.channel import DEFAULT_MESSAGE_MB
 from outrider.wire.codec import key_to_wire, sampling_to_wire
 from outrider.wire.tls import Certificates
 from speculative.fragment import MAX_FRAGMENT_NODES
-from verifier_service.asking import Record
+from verifier_service.engine.source_policy import SourceActivity
 from verifier_service.registry import Mirror
 from verifier_service.settings import VerifierSettings
 
@@ -56,7 +56,7 @@ class Following:
     model: str
     tokenizer_digest: str
     vocabulary_size: int
-    records: tuple[Record, ...]
+    records: tuple[SourceActivity, ...]
     """Of what the source is worth to requests of this kind, under each of its names."""
 
     @property

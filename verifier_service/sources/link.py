@@ -25,9 +25,9 @@ from outrider.wire.status import peer_text
 from outrider.wire.tls import SOURCE
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
-from verifier_service.asking import Record
-from verifier_service.commands import InFlight, Offers, Update
-from verifier_service.counts import CountsByName
+from verifier_service.engine.messages import InFlight, Offers, Update
+from verifier_service.engine.source_policy import SourceActivity
+from verifier_service.engine.stats import CountsByName
 from verifier_service.sources.backoff import Backoff
 from verifier_service.sources.following import Following, LinkLimits
 from verifier_service.sources.outgoing import Message, Outgoing
@@ -63,7 +63,7 @@ class SourceLink:
         """Sessions of whose last round the source was not to be told."""
         self._parting: dict[int, Following] = {}
         """Sessions that ended before they were followed, which the source may learn from."""
-        self._ended: dict[int, tuple[Record, ...]] = {}
+        self._ended: dict[int, tuple[SourceActivity, ...]] = {}
         """Of the sessions that aliases had last."""
         self._struck: set[int] = set()
         self._strikes = 0

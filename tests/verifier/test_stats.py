@@ -2,7 +2,7 @@
 
 import pytest
 
-from verifier_service.timings import BUCKETS_MS, Samples, Timings
+from verifier_service.engine.stats import BUCKETS_MS, Samples, Timings
 
 
 def test_quantiles_are_those_of_the_last_values() -> None:
