@@ -28,11 +28,11 @@ class ToyEngine:
     """Decodes what is put into its inbox.
 
     Args:
-        registry: the worker's; it says a session's seed.
-        publish: called once per step with its batch.
-        chance: how long steps take.
-        step_s: usually.
-        blocks: of memory.
+        registry: the worker's; it knows each session's seed.
+        publish: called with each batch.
+        chance: varies how long steps take.
+        step_s: usual duration of a step.
+        blocks: number of blocks of memory.
         most_running: sessions that decode at once.
     """
 
@@ -61,7 +61,7 @@ class ToyEngine:
         self._work = asyncio.Event()
 
     def put(self, command: Command) -> None:
-        """Into the inbox; while the target computes, to the core at once."""
+        """Puts a command into the inbox; while the target computes, applies it at once."""
         if isinstance(command, Open):
             mirror = self._registry.by_handle(command.session.handle)
             assert mirror is not None, "a session is registered before it is opened"
@@ -73,11 +73,11 @@ class ToyEngine:
             self._work.set()
 
     def stop(self, timeout_s: float) -> bool:
-        """Its task ends with the process."""
+        """Does nothing: the engine's task ends with its process."""
         return True
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Steps and beats, until the task is cancelled."""
         while True:
             self._drain()
             begun = self.core.begin(self._loop.now)
@@ -94,7 +94,7 @@ class ToyEngine:
             self.core.apply(self._commands.popleft(), self._loop.now)
 
     async def _wait(self, until_s: float) -> None:
-        """Until then, or until a command comes."""
+        """Waits until a time, or until a command comes."""
         self._work.clear()
         timer = self._loop.call_at(until_s, self._work.set)
         await self._work.wait()

@@ -14,27 +14,27 @@ class ToyPool:
     """Stands in for SlotPool under the real KVCache and its tables.
 
     Args:
-        blocks: that there are.
+        blocks: number of blocks in all.
     """
 
     def __init__(self, blocks: int) -> None:
         self.blocks = BlockAllocator(blocks)
         self.max_blocks = blocks
         self.rows = [0] * blocks * BLOCK
-        """By slot."""
+        """Prefix hash by slot."""
         self.evict: Callable[[int], int] = lambda blocks: 0
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """Number of blocks that nobody holds."""
         return self.blocks.free
 
     def has_room(self, blocks: int) -> bool:
-        """As SlotPool has it."""
+        """Whether there is room for a copy; see SlotPool."""
         return self.free_blocks - blocks > self.max_blocks // 2
 
     def take(self, count: int, after: int | None = None, room: int = 0) -> list[int]:
-        """As SlotPool has it. Raises Overloaded."""
+        """Blocks for one holder; see SlotPool. Raises Overloaded."""
         if self.free_blocks < count:
             self.evict(count - self.free_blocks)
         taken = self.blocks.take(count, after, room)

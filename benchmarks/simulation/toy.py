@@ -21,7 +21,7 @@ MODEL = "toy"
 
 _MASK = (1 << 64) - 1
 _LOGITS = np.where(np.eye(VOCABULARY, dtype=bool), np.float32(0.0), np.float32(-1e4))
-"""By the id that is next. They leave no doubt, whatever noise a request asks for."""
+"""Logits by the id that is next. They leave no doubt about it, whatever noise a request asks for."""
 
 
 def next_id(hash_: int, seed: int) -> int:
@@ -58,7 +58,7 @@ class ToyTarget:
 
     def __init__(self, pool: ToyPool) -> None:
         self.seeds: dict[int, int] = {}
-        """By session handle."""
+        """Seed by session handle."""
         self._pool = pool
 
     def forward(self, begun: TargetPass) -> Outcome:

@@ -166,7 +166,7 @@ class EngineCore:
         self._carry_out(command, now_s)
 
     def begin(self, now_s: float) -> TargetPass | AwaitDrafts | Idle:
-        """Begins a step, or goes on with one that waits for drafts."""
+        """Begins a step, or resumes the step that waits for drafts."""
         assert self._computing is None, "one pass is computed at a time"
         if self._wait is not None:
             return self._go_on_waiting(self._wait, now_s)
@@ -196,7 +196,7 @@ class EngineCore:
 
         These updates go out with the batch of the next `begin`.
         """
-        assert computed is self._computing, "this pass is not the one that is computed"
+        assert computed is self._computing, "another pass is being computed, or none"
         self._computing = None
         self.totals.steps += 1
         self.totals.rows += computed.rows
@@ -216,7 +216,7 @@ class EngineCore:
 
     def abandon(self, computed: TargetPass, error: Exception) -> None:
         """Ends all sessions of a pass whose forward failed."""
-        assert computed is self._computing, "this pass is not the one that is computed"
+        assert computed is self._computing, "another pass is being computed, or none"
         self._computing = None
         for session, _ in computed.parts:
             self.sessions.broken(session, error, "the target's forward failed: ")

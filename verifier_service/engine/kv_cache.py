@@ -109,7 +109,7 @@ class KVCache:
         return True
 
     def need(self, session: Session, rows: int, nodes: int) -> Need:
-        """Blocks that a step of so many uncomputed ids and drafted nodes takes."""
+        """Blocks that a session's step of `rows` uncomputed ids and `nodes` drafted nodes takes."""
         table = self._held[session.handle].table
         bare = table.lacks(session.cached + rows)
         drafted = table.lacks(session.cached + rows + nodes) - bare

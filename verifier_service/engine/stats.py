@@ -44,7 +44,7 @@ class SourceCounts:
     """Sessions that the source refused to follow."""
 
     def offer(self, nodes: int, offer: Offer) -> None:
-        """Counts one draft of so many nodes, and what became of them."""
+        """Counts one draft of `nodes` nodes, and what became of them."""
         self.offered += nodes
         self.kept += offer.kept
         if offer.kept < nodes:
@@ -96,7 +96,7 @@ class EngineTotals:
     """Rounds that accepted a first drafted token, a second, and so on."""
 
     def accepted(self, count: int) -> None:
-        """Counts a round that accepted so many drafted tokens."""
+        """Counts a round that accepted `count` drafted tokens."""
         while len(self.accepted_at) < count:
             self.accepted_at.append(0)
         for place in range(count):
@@ -163,7 +163,7 @@ class Timings:
         self.split: dict[int, Samples] = {}
 
     def add_split(self, sessions: int, milliseconds: float) -> None:
-        """Adds the split of a step with so many sessions."""
+        """Adds the split of a step with `sessions` sessions."""
         if sessions not in self.split:
             # Copied, so that a reader's loop over it never sees it grow.
             self.split = self.split | {sessions: Samples()}
@@ -273,7 +273,7 @@ class StepClock:
         self.ended = None
 
     def begin(self, sessions: int) -> None:
-        """A forward of so many sessions begins."""
+        """The forward of a step with `sessions` sessions begins."""
         self.began, self.waited = time.perf_counter(), self._waiting
         if self.ended is not None:
             between = self.began - self.ended - self._waiting
