@@ -1,33 +1,33 @@
 """How many drafted nodes a step admits, over all sessions of the batch together.
 
-Survival is the probability that a node's whole path is accepted, so the expected tokens of a step are one per
-session that commits and the survivals of all admitted nodes. The nodes of all sessions are taken in falling
-order of survival, and as many as make expected tokens per millisecond the most (TETRIS; the scheduler of
-DSpark). None at all is a legal answer. Every number of nodes is looked at, so a dip in the steps per second
-(kernels have stairs) hides nothing behind it: which nodes are admitted never changes the output, as the
-target chooses each token by its own noise, whatever was drafted. Pure; knows nothing of time or of trees.
+Survival is the probability that a node's whole path is accepted. So the expected tokens of a step are one per
+session that commits, and the survivals of all admitted nodes. The nodes of all sessions are taken in falling
+order of survival, as many as maximise expected tokens per millisecond (TETRIS; the scheduler of DSpark).
+None at all is a legal answer. Every number of nodes is tried, so a dip in the steps per second (kernels have
+stairs) hides nothing behind it. The choice never changes the output: the target chooses each token by its own
+noise, whatever was drafted. Pure: knows nothing of time or of trees.
 """
 
 from collections.abc import Callable, Sequence
 
 StepCost = Callable[[int], float]
-"""Milliseconds of a step of so many rows."""
+"""Milliseconds of a step, as a function of its rows."""
 
 _RISE = 1.0 + 1e-9
-"""What one more node must gain at least: rounding is no gain."""
+"""Factor that more nodes must gain at least: rounding is no gain."""
 
 
 def allot(
     survivals: Sequence[Sequence[float]], committing: int, rows: int, cost: StepCost, least_gain: float = 0.0
 ) -> list[int]:
-    """How many nodes of each session are admitted.
+    """Number of nodes of each session that are admitted.
 
     Args:
-        survivals: of each session's nodes, descending.
+        survivals: survivals of each session's nodes, descending.
         committing: sessions that commit at least one token in this step.
-        rows: of the step without any node, at least 1.
-        cost: above 0, for `rows` and up to the number of nodes more.
-        least_gain: the share by which nodes have to make it more than none would.
+        rows: rows of the step without any node, at least 1.
+        cost: the step's cost, above 0, from `rows` up to `rows` and all nodes.
+        least_gain: share by which nodes have to raise the tokens per millisecond above those without nodes.
     """
     counts = [0] * len(survivals)
     order = sorted(
@@ -49,9 +49,9 @@ def allot(
 
 
 def least_survival(expected: float, rows: int, cost: StepCost, more: int) -> float:
-    """Survival that further nodes need to pay for their rows in a step of so many rows and expected tokens.
+    """Survival that further nodes need to pay for their rows, in a step of these rows and expected tokens.
 
-    Where steps get longer by stairs, what `more` (at least 1) nodes cost together says more than one's cost.
+    Step times rise by stairs, so the cost of `more` (at least 1) nodes together says more than that of one.
     """
     before = cost(rows)
     return max(0.0, expected / before * (cost(rows + more) - before) / more)

@@ -24,10 +24,11 @@ from outrider.wire.origin import bound, current
 from outrider.wire.status import guarded
 from outrider.wire.workers import WorkerState
 from speculative.errors import Unavailable
-from verifier_service.commands import Batch, Command
-from verifier_service.engine import Engine
+from verifier_service.engine.messages import Batch, Command
+from verifier_service.engine.step import EngineLimits
+from verifier_service.engine.step_cost import StepCostModel, profile_steps
+from verifier_service.engine.thread import EngineThread
 from verifier_service.grammar.grammars import Grammars
-from verifier_service.limits import EngineLimits
 from verifier_service.loading import description_of, served_model, state_of, tokens_of
 from verifier_service.observe.metrics import VerifierCollector
 from verifier_service.observe.session_trace import SessionTracer
@@ -35,8 +36,6 @@ from verifier_service.open_sessions.manager import Capacity, SessionManager
 from verifier_service.open_sessions.request import ServedModel, request_from_wire
 from verifier_service.open_sessions.table import SessionTable
 from verifier_service.open_sessions.watch import WatchReader, WatchReaders
-from verifier_service.pace import StepPace
-from verifier_service.profile import profiled
 from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.remote_sources.stream import LinkLimits, link_limits_from
 from verifier_service.settings import VerifierSettings
@@ -70,7 +69,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         metrics: Metrics,
         fail: Callable[[BaseException], None],
         link_limits: LinkLimits | None = None,
-        measure: Callable[[PackedLM], StepPace] = profiled,
+        measure: Callable[[PackedLM], StepCostModel] = profile_steps,
         ranks: int = 1,
     ) -> None:
         self._ranks = ranks
@@ -83,7 +82,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._table = SessionTable()
         self._readers = WatchReaders(self._table)
         self._sources = SourcePool(self._put, link_limits or link_limits_from(settings))
-        self._engine: Engine | None = None
+        self._engine: EngineThread | None = None
         self._manager: SessionManager | None = None
         self._grammars: Grammars | None = None
         self._description = verifier_pb2.VerifierDescription()
@@ -113,7 +112,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
         self._describe(target, tokens, weights)
-        self._engine = Engine(target, _engine_limits(self._settings), self._publish, self._fail, pace)
+        self._engine = EngineThread(target, _engine_limits(self._settings), self._publish, self._fail, pace)
         self._metrics.registry.register(
             VerifierCollector(self._engine, self._sources, self._table, target.pool, self._served.model)
         )

@@ -19,7 +19,13 @@ from orchestrator.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import key_to_wire
 from outrider.wire.epochs import RANDOM_BITS
-from verifier_service.commands import Cancel
+from speculative.tree import TokenTree
+from verifier_service.engine.core import EngineCore
+from verifier_service.engine.kv_cache import KVCache
+from verifier_service.engine.messages import Cancel
+from verifier_service.engine.scheduler import MemoryFit
+from verifier_service.engine.session import Session
+from verifier_service.engine.step import StepRows
 from verifier_service.open_sessions import watch
 from verifier_service.open_sessions.manager import OpenResult, SessionManager
 from verifier_service.open_sessions.table import SessionTable
@@ -229,6 +235,47 @@ def readers_kept() -> list[Substitute]:
     return [(VerifierLink, "leave", leave)]
 
 
+def node_admitted_twice() -> list[Substitute]:
+    """A step computes its likeliest drafted node twice."""
+    real = Session.begin
+
+    def begin(self: Session, rows: int, nodes: int) -> StepRows:
+        step_rows = real(self, rows, nodes)
+        tree = step_rows.tree
+        twice = [column + column[:1] for column in (tree.tokens, tree.parents, tree.survival, tree.sources)]
+        return step_rows._replace(tree=TokenTree(*twice))
+
+    return [(Session, "begin", begin)]
+
+
+def wrong_row_committed() -> list[Substitute]:
+    """Of a pass's rows the first ones are kept, whichever were accepted."""
+    real = KVCache.keep_rows
+
+    def keep_rows(self: KVCache, session: Session, path: Sequence[int]) -> None:
+        real(self, session, range(len(path)))
+
+    return [(KVCache, "keep_rows", keep_rows)]
+
+
+def memory_ignored() -> list[Substitute]:
+    """A step takes drafts whether or not there are blocks for their rows, and nobody has to give way."""
+
+    def fit(needs: Any, available: int) -> MemoryFit:
+        return MemoryFit(True, ())
+
+    return [("verifier_service.engine.session_pool", "fit", fit)]
+
+
+def blocks_freed_in_use() -> list[Substitute]:
+    """A Cancel that comes while the target computes frees the blocks that it computes in."""
+
+    def apply(self: EngineCore, command: Any, now_s: float) -> None:
+        self._carry_out(command, now_s)
+
+    return [(EngineCore, "apply", apply)]
+
+
 BUGS: dict[str, Callable[[], list[Substitute]]] = {
     bug.__name__: bug
     for bug in (
@@ -251,6 +298,10 @@ BUGS: dict[str, Callable[[], list[Substitute]]] = {
         prompt_lost,
         readers_kept,
         seen_epoch_ignored,
+        node_admitted_twice,
+        wrong_row_committed,
+        memory_ignored,
+        blocks_freed_in_use,
     )
 }
 

@@ -76,6 +76,7 @@ class SimulatedClient:
             model=MODEL,
             ids=generation_pb2.TokenIds(ids=prompt),
             max_tokens=turn.max_tokens,
+            sampling=common_pb2.Sampling(temperature=0.0),
             seed=turn.seed,
             n=turn.n,
             resumable=turn.resumable,

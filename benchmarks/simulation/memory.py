@@ -1,67 +1,54 @@
-"""Keys and values of the simulated verifiers: counted in blocks, never computed."""
+"""Keys and values of the simulated verifiers: of each slot, the hash of all ids up to the one in it.
 
-from collections.abc import Sequence
+A row's keys and values stand for everything before it, too: so a row that is kept, moved or shared wrongly
+changes every id that is computed from it, as it would with a model.
+"""
 
-from verifier_service.scheduler import Need
-from verifier_service.sessions import Session
+from collections.abc import Callable, Iterable, Sequence
 
-BLOCK = 16
-
-
-def _blocks(rows: int) -> int:
-    return -(-rows // BLOCK)
+from outrider.lm.blocks import BLOCK, BlockAllocator
+from speculative.errors import Overloaded
 
 
-class CountedMemory:
-    """Stands in for KVCache: so many blocks, taken as sessions grow."""
+class ToyPool:
+    """Stands in for SlotPool under the real KVCache and its tables.
+
+    Args:
+        blocks: number of blocks in all.
+    """
 
     def __init__(self, blocks: int) -> None:
-        self._blocks = blocks
-        self.held: dict[int, int] = {}
-        """Blocks by session handle."""
-        self.released = 0
-        """Sessions that gave back what they had, so far."""
-
-    def __contains__(self, session: Session) -> bool:
-        return session.handle in self.held
+        self.blocks = BlockAllocator(blocks)
+        self.max_blocks = blocks
+        self.rows = [0] * blocks * BLOCK
+        """Prefix hash by slot."""
+        self.evict: Callable[[int], int] = lambda blocks: 0
 
     @property
-    def free(self) -> int:
-        """Blocks that nobody holds."""
-        return self._blocks - sum(self.held.values())
+    def free_blocks(self) -> int:
+        """Number of blocks that nobody holds."""
+        return self.blocks.free
 
-    available = free
+    def has_room(self, blocks: int) -> bool:
+        """Whether there is room for a copy; see SlotPool."""
+        return self.free_blocks - blocks > self.max_blocks // 2
 
-    def at(self, now: float) -> None:
-        """Nothing is cached for a while."""
+    def take(self, count: int, after: int | None = None, room: int = 0) -> list[int]:
+        """Blocks for one holder; see SlotPool. Raises Overloaded."""
+        if self.free_blocks < count:
+            self.evict(count - self.free_blocks)
+        taken = self.blocks.take(count, after, room)
+        if taken is None:
+            raise Overloaded(
+                f"{count} more blocks are needed, {self.free_blocks} are free", retry_after_s=1.0
+            )
+        return taken
 
-    def blocks_to_begin(self, session: Session) -> int:
-        """As KVCache has it."""
-        return _blocks(len(session.ids) + session.node_limit)
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies rows from slots to slots: all are read before any is written."""
+        for slot, row in zip(targets, [self.rows[slot] for slot in sources], strict=True):
+            self.rows[slot] = row
 
-    def begin(self, session: Session) -> bool:
-        """Nothing is cached of anybody."""
-        self.held[session.handle] = 0
-        session.resume_at(0)
-        return True
-
-    def need(self, session: Session, rows: int, nodes: int) -> Need:
-        """Blocks that a step takes."""
-        held = self.held[session.handle]
-        bare = max(0, _blocks(session.cached + rows) - held)
-        drafted = max(0, _blocks(session.cached + rows + nodes) - held - bare)
-        return Need(session.handle, held, bare, drafted)
-
-    def take(self, session: Session, rows: int) -> None:
-        """A step computes so many rows of a session."""
-        self.held[session.handle] = max(self.held[session.handle], _blocks(session.cached + rows))
-        assert self.free >= 0, f"{-self.free} blocks more than there are"
-
-    def keep_rows(self, session: Session, path: Sequence[int]) -> None:
-        """After a step: rows off the path are free again."""
-        self.held[session.handle] = _blocks(session.cached)
-
-    def release(self, session: Session) -> None:
-        """Gives back what a session has."""
-        if self.held.pop(session.handle, None) is not None:
-            self.released += 1
+    def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
+        """Raises AssertionError if a block is lost, or held by others than these."""
+        self.blocks.check(held)

@@ -1,12 +1,13 @@
 """The plan of one simulation, a function of its seed: the users' requests, and the faults and their times."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.simulation.network import Weather
 from benchmarks.simulation.source import SourceShape
 from benchmarks.simulation.toy import VOCABULARY
-from benchmarks.simulation.verifier import VerifierShape
+from benchmarks.simulation.verifier import NODE_LIMIT, VerifierShape
+from outrider.lm.table import blocks_for
 
 FAULTS_UNTIL_S = 1.0
 """Seconds in which faults begin."""
@@ -14,6 +15,8 @@ CANCELLED_TOKENS = 120
 """Token limit of a request that is to be cancelled: more than it could get before."""
 FEWEST_RUNNING = 2
 """Sessions that every verifier decodes together, at least."""
+TIGHT = 0
+"""Stands for as many blocks as the longest session needs, and one more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +80,20 @@ class Plan:
         """Whether a session whose verifier freezes finds another verifier at once.
 
         That holds where no second verifier freezes, no other fault is in the way, and every verifier can
-        decode all sessions together.
+        decode all sessions together and has memory for them.
         """
         kinds = [fault.kind for fault in self.faults]
         harmless = {"freeze verifier", "clock", "kill source", "freeze source", "empty store", "freeze store"}
         alone = kinds.count("freeze verifier") == 1 and harmless.issuperset(kinds)
-        return (
-            alone
-            and len(self.verifiers) > 1
-            and not self.weather.lost
-            and self._most_at_once <= FEWEST_RUNNING
+        together = min(FEWEST_RUNNING, *[shape.blocks // self.most_blocks for shape in self.verifiers])
+        return alone and len(self.verifiers) > 1 and not self.weather.lost and self._most_at_once <= together
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that the longest session needs at its end."""
+        return max(
+            blocks_for(sum(len(turn.new_ids) + turn.max_tokens for turn in turns) + NODE_LIMIT)
+            for _, turns in self.conversations
         )
 
     @property
@@ -122,7 +129,7 @@ ACTS = (*("nothing",) * 8, "cancel", "leave", "return", "return", "rival", "riva
 def plan_of(seed: int) -> Plan:
     """The plan of a seed."""
     chance = random.Random(seed)
-    return Plan(
+    plan = Plan(
         seed=seed,
         weather=_weather(chance),
         verifiers=tuple(_verifier(chance) for _ in range(chance.choice((1, 2, 2, 2, 3)))),
@@ -133,6 +140,9 @@ def plan_of(seed: int) -> Plan:
         ),
         faults=tuple(_fault(chance) for _ in range(chance.choice((0, 1, 1, 2, 2, 3)))),
     )
+    tight = plan.most_blocks + 1
+    shapes = [replace(shape, blocks=tight) if shape.blocks == TIGHT else shape for shape in plan.verifiers]
+    return replace(plan, verifiers=tuple(shapes))
 
 
 def _weather(chance: random.Random) -> Weather:
@@ -148,7 +158,7 @@ def _weather(chance: random.Random) -> Weather:
 def _verifier(chance: random.Random) -> VerifierShape:
     return VerifierShape(
         step_s=chance.choice((0.015, 0.03, 0.05)),
-        blocks=chance.choice((64, 64, 20)),
+        blocks=chance.choice((64, 64, TIGHT)),
         most_running=chance.choice((8, 8, FEWEST_RUNNING)),
     )
 

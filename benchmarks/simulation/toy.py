@@ -1,4 +1,4 @@
-"""The model behind the simulated verifiers: what follows is a hash of everything before it.
+"""The target of the simulated verifiers: what follows is a hash of everything before it.
 
 One id that is lost, repeated or out of place changes all that come after, so nothing can go wrong unseen.
 """
@@ -6,8 +6,13 @@ One id that is lost, repeated or out of place changes all that come after, so no
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+
+from benchmarks.simulation.memory import ToyPool
+from outrider.lm.plan import Share
 from speculative.commit import FinishReason
 from speculative.hashing import EMPTY, extend
+from verifier_service.engine.core import Outcome, TargetPass
 
 VOCABULARY = 64
 MAX_LENGTH = 512
@@ -15,6 +20,8 @@ EOS = 0
 MODEL = "toy"
 
 _MASK = (1 << 64) - 1
+_LOGITS = np.where(np.eye(VOCABULARY, dtype=bool), np.float32(0.0), np.float32(-1e4))
+"""Logits by the id that is next. They leave no doubt about it, whatever noise a request asks for."""
 
 
 def next_id(hash_: int, seed: int) -> int:
@@ -44,3 +51,38 @@ def golden(prompt: tuple[int, ...], seed: int, most: int) -> tuple[tuple[int, ..
         if ids[-1] == EOS:
             return tuple(ids), FinishReason.STOP
     return tuple(ids), FinishReason.LENGTH
+
+
+class ToyTarget:
+    """Computes passes as a PackedLM does: writes the tables' slots, returns logits of the wanted rows."""
+
+    def __init__(self, pool: ToyPool) -> None:
+        self.seeds: dict[int, int] = {}
+        """Seed by session handle."""
+        self._pool = pool
+
+    def forward(self, begun: TargetPass) -> Outcome:
+        """The logits of a pass. Raises Overloaded."""
+        following = [
+            next_id(hash_, self.seeds[session.handle])
+            for (session, _), share in zip(begun.parts, begun.shares, strict=True)
+            for hash_ in self._compute(share)
+        ]
+        return _LOGITS[np.asarray(following, np.intp)]
+
+    def _compute(self, share: Share) -> list[int]:
+        """Prefix hash of each wanted row, from the one in the slot before."""
+        table, rows = share.table, self._pool.rows
+        length, count = table.length, len(share.tokens)
+        pairs = set(zip(share.parents, share.tokens, strict=True))
+        assert len(pairs) == count, "a node is computed twice"
+        table.reserve(length + count)
+        prefix = rows[table.slots(length - 1, length)[0]] if length else EMPTY
+        hashes: list[int] = []
+        for token, parent in zip(share.tokens, share.parents, strict=True):
+            hashes.append(extend(prefix if parent < 0 else hashes[parent], token))
+            table.parents.append(parent)
+            table.depths.append(table.depths[parent] + 1 if parent >= 0 else 0)
+        for slot, hash_ in zip(table.slots(length, length + count), hashes, strict=True):
+            rows[slot] = hash_
+        return [hashes[row] for row in share.want]

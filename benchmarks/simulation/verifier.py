@@ -13,13 +13,14 @@ from benchmarks.simulation.network import Network
 from benchmarks.simulation.toy import EOS, MAX_LENGTH, MODEL, VOCABULARY
 from outrider.runtime.metrics import Metrics
 from outrider.v1.verifier_pb2_grpc import add_VerifierServicer_to_server
-from verifier_service.commands import Batch
+from verifier_service.engine.messages import Batch
 from verifier_service.remote_sources.stream import LinkLimits
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
 
 GRACE_S = 0.4
 LEASE_S = 0.4
+NODE_LIMIT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,12 @@ class VerifierShape:
 @lru_cache
 def _settings() -> VerifierSettings:
     return VerifierSettings(
-        model="toy", model_name=MODEL, node_limit=4, orphan_grace_s=GRACE_S, lease_s=LEASE_S, threads=1
+        model="toy",
+        model_name=MODEL,
+        node_limit=NODE_LIMIT,
+        orphan_grace_s=GRACE_S,
+        lease_s=LEASE_S,
+        threads=1,
     )
 
 
@@ -104,9 +110,9 @@ class Verifier:
         return {
             "sessions": len(self.registry._by_key),
             "running": self.registry.running,
-            "decoding": self.engine.sessions,
-            "waiting": self.engine.waiting,
-            "blocks": len(self.engine.memory.held),
+            "decoding": len(self.engine.core.sessions),
+            "waiting": self.engine.core.sessions.scheduler.waiting,
+            "slots": self.engine.core.kv.running_slots,
             "followed": len(self._links._by_session),
         }
 

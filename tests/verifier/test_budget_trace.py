@@ -12,7 +12,7 @@ import pytest
 
 from speculative.budget import allot
 from speculative.calibration import Calibration
-from verifier_service.pace import PROFILED, StepPace
+from verifier_service.engine.step_cost import PROFILED, StepCostModel
 
 NODES = 8
 Cost = Callable[[int], float]
@@ -45,7 +45,7 @@ class Machine:
     def __init__(self, cost: Cost, truth: float, seed: int, noise: float = 0.15) -> None:
         self.random = Random(seed)
         self.cost, self.truth, self.noise = cost, truth, noise
-        self.pace = StepPace({rows: cost(rows) for rows in PROFILED})
+        self.pace = StepCostModel({rows: cost(rows) for rows in PROFILED})
         self.calibration = Calibration(strength=12, memory=200)  # as sessions have it
 
     def budget(self, survivals: Sequence[Sequence[float]], sessions: int) -> list[int]:

@@ -11,8 +11,8 @@ from harness import Answer, Verifier, eventually, serving
 from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2
-from verifier_service.kv_cache import KVCache
-from verifier_service.pace import StepPace
+from verifier_service.engine.kv_cache import KVCache
+from verifier_service.engine.step_cost import StepCostModel
 
 ERROR = common_pb2.FINISH_REASON_ERROR
 
@@ -56,7 +56,7 @@ async def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
 
 
 async def test_the_further_into_a_prompt_the_smaller_its_chunks_beside_another_stream() -> None:
-    class Known(StepPace):
+    class Known(StepCostModel):
         def record(self, *_: Any, **__: Any) -> None:
             """What steps of this target take says nothing."""
 

@@ -10,13 +10,13 @@ from outrider.lm.pool import KVLayout, SlotPool
 from outrider.wire.codec import SessionKey
 from speculative.commit import Ending, FinishReason
 from speculative.params import SamplingParams
-from verifier_service.counts import CountsByName, EngineTotals
-from verifier_service.kv_cache import KVCache
+from verifier_service.engine.kv_cache import KVCache
+from verifier_service.engine.prefix_cache import BlockHasher, PrefixCache
+from verifier_service.engine.scheduler import Scheduler
+from verifier_service.engine.session import Session
+from verifier_service.engine.session_pool import SessionPool
+from verifier_service.engine.stats import CountsByName, EngineTotals
 from verifier_service.open_sessions.request import SessionRequest, SourceSet
-from verifier_service.prefix_cache import Naming, PrefixCache
-from verifier_service.running import RunningSessions
-from verifier_service.scheduler import Scheduler
-from verifier_service.sessions import Session
 
 BLOCKS = 1280
 
@@ -26,7 +26,7 @@ def kv() -> KVCache:
     """Memory that is full of cached blocks, which nobody holds."""
     pool = SlotPool(KVLayout(((1, 1), (1, 1)), torch.float32, torch.device("cpu")), BLOCKS * BLOCK)
     kv = KVCache(pool, reuse=True, lease_s=0.0)
-    naming = Naming(BLOCK)
+    naming = BlockHasher(BLOCK)
     for number in range(BLOCKS // 10):
         names: list[bytes] = []
         naming.extend(names, [number] * 10 * BLOCK, naming.salt("t"))
@@ -65,11 +65,11 @@ def test_a_session_that_there_is_no_room_for_is_looked_at_again_when_another_has
     looks: list[int] = []
     real: Any = PrefixCache.evictable.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(PrefixCache, "evictable", property(lambda self: (looks.append(1), real(self))[1]))
-    running = RunningSessions(kv, Scheduler(8), EngineTotals(), CountsByName())
+    running = SessionPool(kv, Scheduler(8), EngineTotals(), CountsByName())
     first, second = session(1, BLOCKS * BLOCK // 2 - 1), session(2, BLOCKS * BLOCK // 2 - 1)
     running.open(first, 0.0)
     assert running.ready() == [first]
-    share = running.share(first, first.begin(first.pending, 0))
+    share = kv.share(first, first.begin(first.uncomputed, 0))
     share.table.reserve((BLOCKS - 2) * BLOCK)
     running.open(second, 0.0)
     looks.clear()

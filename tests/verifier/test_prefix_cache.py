@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from outrider.lm.blocks import BlockAllocator
-from verifier_service.prefix_cache import Name, Naming, PrefixCache
+from verifier_service.engine.prefix_cache import BlockHash, BlockHasher, PrefixCache
 
 BLOCK = 4
 
@@ -16,7 +16,7 @@ class World:
     """A cache over a memory whose contents are known."""
 
     capacity: int = 64
-    naming: Naming = field(default_factory=lambda: Naming(BLOCK))
+    naming: BlockHasher = field(default_factory=lambda: BlockHasher(BLOCK))
     content: dict[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Tenant and ids up to the block's end, by block."""
 
@@ -24,8 +24,8 @@ class World:
         self.blocks = BlockAllocator(self.capacity)
         self.cache = PrefixCache(self.blocks, BLOCK)
 
-    def names(self, ids: list[int], tenant: str = "") -> list[Name]:
-        names: list[Name] = []
+    def names(self, ids: list[int], tenant: str = "") -> list[BlockHash]:
+        names: list[BlockHash] = []
         self.naming.extend(names, ids, self.naming.salt("model", tenant))
         return names
 
@@ -78,7 +78,7 @@ def test_another_tenant_finds_nothing() -> None:
 
 
 def test_salts_are_told_apart_by_their_parts() -> None:
-    naming = Naming(BLOCK)
+    naming = BlockHasher(BLOCK)
     assert naming.salt("ab", "c") != naming.salt("a", "bc")
 
 

@@ -7,8 +7,8 @@ import pytest
 from ngram_lm import NgramLM, NgramLogits
 
 from outrider.lm.plan import Share
-from verifier_service import profile
-from verifier_service.profile import profiled
+from verifier_service.engine import step_cost
+from verifier_service.engine.step_cost import StepCostModel, profile_steps
 
 
 class Clocked(NgramLM):
@@ -27,9 +27,9 @@ class Clocked(NgramLM):
         return super().forward(shares)
 
 
-def measured(target: Clocked, patch: pytest.MonkeyPatch) -> profile.StepPace:
-    patch.setattr(profile, "time", SimpleNamespace(perf_counter=lambda: target.now_ms / 1000))
-    pace = profiled(target)  # type: ignore[arg-type]
+def measured(target: Clocked, patch: pytest.MonkeyPatch) -> StepCostModel:
+    patch.setattr(step_cost, "time", SimpleNamespace(perf_counter=lambda: target.now_ms / 1000))
+    pace = profile_steps(target)  # type: ignore[arg-type]
     assert target.pool.used_slots == 0
     return pace
 

@@ -79,7 +79,7 @@ async def test_sessions_that_give_way_again_and_again_lose_nothing() -> None:
             *(verifier.generate([n] * 20, seed=n, sources=LOOKUP, **asked) for n in range(8))
         )
         assert verifier.metric("num_preemptions_total") > 0
-        verifier.server._engine._running.kv.check()
+        verifier.server._engine.core.kv.check()
     async with serving(NgramLM(max_length=256)) as roomy:
         for n, answer in enumerate(answers):
             assert answer.ids == (await roomy.generate([n] * 20, seed=n, **asked)).ids

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from verifier_service.scheduler import Fit, Need, Scheduler, fit, may_start
+from verifier_service.engine.scheduler import MemoryFit, Need, Scheduler, fit, may_start
 
 
 def test_sessions_start_in_the_order_they_came() -> None:
@@ -57,8 +57,8 @@ def test_removing_an_unknown_session_changes_nothing() -> None:
 
 def test_drafts_give_way_before_sessions_do() -> None:
     needs = [Need(1, held=4, bare=1, drafted=2), Need(2, held=4, bare=1, drafted=0)]
-    assert fit(needs, available=4) == Fit(True, ())
-    assert fit(needs, available=3) == Fit(False, ())
+    assert fit(needs, available=4) == MemoryFit(True, ())
+    assert fit(needs, available=3) == MemoryFit(False, ())
 
 
 def test_the_youngest_gives_way_first_and_the_oldest_never() -> None:

@@ -17,11 +17,10 @@ from prometheus_client.registry import Collector
 from outrider.lm.blocks import BLOCK
 from outrider.lm.pool import SlotPool
 from outrider.runtime.metrics import MODEL, PREFIX
-from verifier_service.counts import SourceCounts
-from verifier_service.engine import Engine
+from verifier_service.engine.stats import Samples, SourceCounts
+from verifier_service.engine.thread import EngineThread
 from verifier_service.open_sessions.table import SessionTable
 from verifier_service.remote_sources.pool import SourcePool
-from verifier_service.timings import Samples
 
 OWN = f"{PREFIX}verifier_"
 
@@ -49,9 +48,10 @@ class VerifierCollector(Collector):
     """
 
     def __init__(
-        self, engine: Engine, sources: SourcePool, table: SessionTable, pool: SlotPool, model: str = ""
+        self, engine: EngineThread, sources: SourcePool, table: SessionTable, pool: SlotPool, model: str = ""
     ) -> None:
-        self._engine = engine
+        self._engine = engine.core
+        self._timings = engine.timings
         self._sources = sources
         self._table = table
         self._pool = pool
@@ -78,7 +78,7 @@ class VerifierCollector(Collector):
         yield from self._steps()
 
     def _requests(self) -> Iterator[Metric]:
-        waiting = self._engine.waiting
+        waiting = self._engine.sessions.scheduler.waiting
         running = max(0, self._table.running - waiting)
         yield self._gauge("num_requests_running", "Sessions that read their prompt or decode.", running)
         yield self._gauge("num_requests_waiting", "Sessions that wait for memory or for others.", waiting)
@@ -87,7 +87,7 @@ class VerifierCollector(Collector):
             "Times that a session gave its keys and values up to an older one, to be computed again.",
             self._engine.totals.preempted,
         )
-        phases = self._engine.phases
+        phases = self._engine.sessions.phases
         for name, what, samples in (
             ("queue", "Time from a session's Open to its first pass.", phases.queue),
             ("prefill", "Time from a session's first pass to the end of its first round.", phases.prefill),
@@ -172,7 +172,7 @@ class VerifierCollector(Collector):
         yield from (nodes, dropped, sessions)
 
     def _steps(self) -> Iterator[Metric]:
-        timings = self._engine.timings
+        timings = self._timings
         parts = {"forward": timings.forward, "sampling": timings.sampling, "waiting": timings.waiting}
         steps = HistogramMetricFamily(f"{OWN}step_seconds", "Time of a step's phases.", labels=("phase",))
         for part, samples in parts.items():

@@ -13,7 +13,7 @@ from outrider.wire.codec import SessionKey, finish_to_wire
 from outrider.wire.origin import Origin
 from speculative.commit import FinishReason
 from speculative.stats import UsageCount
-from verifier_service.commands import Update
+from verifier_service.engine.messages import Update
 from verifier_service.observe.round_log import RoundLog, RoundRecord, SessionLog, SourceShare
 from verifier_service.open_sessions.table import SessionView
 

@@ -15,15 +15,15 @@ from speculative.commit import Ending, FinishReason
 from speculative.errors import InvalidRequest, Overloaded
 from speculative.grammar import Matcher
 from speculative.stats import UsageCount
-from verifier_service.commands import Batch, Cancel, Command, Finish, Open, Park, Sources
+from verifier_service.engine.messages import Batch, Cancel, Command, Finish, Open, Park, Sources
+from verifier_service.engine.session import Session
+from verifier_service.engine.source_policy import Reputations
 from verifier_service.observe.session_trace import SessionTracer
 from verifier_service.open_sessions.request import ServedModel, SessionRequest, SourceAddress, SourceSet
 from verifier_service.open_sessions.table import SessionTable, SessionView
 from verifier_service.open_sessions.watch import WatchReaders
 from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.remote_sources.subscription import Subscription
-from verifier_service.reputation import Reputations
-from verifier_service.sessions import Session
 
 _MOST_SOURCE_NAMES = 255
 _RETRY_AFTER_S = 1.0
@@ -277,7 +277,7 @@ class SessionManager:
             self._served.model,
             "" if self._tokens is None else self._tokens.digest,
             self._served.vocabulary_size,
-            tuple(self._reputations.of(name, view.request.params).record for name in names),
+            tuple(self._reputations.of(name, view.request.params).activity for name in names),
         )
         self._sources.subscribe(address, subscription, resting)
 

@@ -13,7 +13,7 @@ from speculative.errors import StaleEpoch
 from speculative.grammar import Matcher
 from speculative.logprobs import TokenLogprob
 from speculative.stats import UsageCount
-from verifier_service.commands import Finish, Update
+from verifier_service.engine.messages import Finish, Update
 from verifier_service.open_sessions.request import SessionRequest, SourceAddress
 
 _EPOCHS_REMEMBERED = 65_536

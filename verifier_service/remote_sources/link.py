@@ -18,9 +18,9 @@ from outrider.wire.codec import FULL, credit_from_wire, fragment_from_wire
 from outrider.wire.status import peer_text
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
-from verifier_service.asking import Record
-from verifier_service.commands import InFlight, Offers, Update
-from verifier_service.counts import CountsByName
+from verifier_service.engine.messages import InFlight, Offers, Update
+from verifier_service.engine.source_policy import SourceActivity
+from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.stream import AttachStream, LinkLimits
 from verifier_service.remote_sources.subscription import Subscription
 from verifier_service.remote_sources.update_queue import UpdateQueue
@@ -64,7 +64,7 @@ class SourceLink:
         self._parting: dict[int, Subscription] = {}
         """Subscriptions of sessions that ended before this stream followed them, by handle: the source is
         still to learn from those sessions."""
-        self._ended: dict[int, tuple[Record, ...]] = {}
+        self._ended: dict[int, tuple[SourceActivity, ...]] = {}
         """The activities of the session that used an alias of this stream last, by alias."""
         self.stream = AttachStream(address, self, limits)
         """Carries requests to the source, and its responses back."""

@@ -4,8 +4,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from verifier_service.commands import Batch, Offers
-from verifier_service.counts import CountsByName
+from verifier_service.engine.messages import Batch, Offers
+from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.link import SourceLink
 from verifier_service.remote_sources.stream import LinkLimits
 from verifier_service.remote_sources.subscription import Subscription

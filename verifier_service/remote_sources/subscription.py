@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import key_to_wire, sampling_to_wire
 from speculative.draft import MAX_DRAFT_NODES
-from verifier_service.asking import Record
+from verifier_service.engine.source_policy import SourceActivity
 from verifier_service.open_sessions.table import SessionView
 
 # A source may keep this many rounds' worth of nodes under way.
@@ -25,7 +25,7 @@ class Subscription:
     tokenizer_digest: str
     vocabulary_size: int
     """Width of the target's logits."""
-    activities: tuple[Record, ...]
+    activities: tuple[SourceActivity, ...]
     """What all sessions found out about the source, one entry for each of its names."""
 
     @property

@@ -20,7 +20,7 @@ from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2
 from speculative.params import SamplingParams
 from tests.conftest import tiny_tokenizer, writing_tokenizer
-from verifier_service.sessions import Session
+from verifier_service.engine.session import Session
 
 STOP = common_pb2.FINISH_REASON_STOP
 LENGTH = common_pb2.FINISH_REASON_LENGTH

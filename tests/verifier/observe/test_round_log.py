@@ -7,8 +7,8 @@ import pytest
 
 from outrider.wire.codec import SessionKey
 from speculative.commit import FinishReason
+from verifier_service.engine.stats import Phases
 from verifier_service.observe.round_log import RoundLog, RoundRecord, SessionLog, SourceShare, Step
-from verifier_service.phases import Phases
 
 KEY = SessionKey("us", "one")
 

@@ -9,7 +9,7 @@ from fake_source import Draft, FakeSource, Oracle, running
 from harness import Verifier, eventually, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
-from verifier_service.pace import StepPace
+from verifier_service.engine.step_cost import StepCostModel
 
 PROMPT = (1, 2, 3)
 NEW = 60
@@ -51,8 +51,8 @@ async def test_each_name_is_credited_with_its_own_drafts(target: NgramLM) -> Non
 
 
 async def test_a_source_hears_which_survival_its_nodes_need(target: NgramLM) -> None:
-    dear = StepPace({rows: 5.0 + 2.0 * rows for rows in (1, 8, 64, 256)})
-    for pace, raised in ((dear, True), (StepPace({1: 5.0, 256: 5.0}), False)):
+    dear = StepCostModel({rows: 5.0 + 2.0 * rows for rows in (1, 8, 64, 256)})
+    for pace, raised in ((dear, True), (StepCostModel({1: 5.0, 256: 5.0}), False)):
         async with serving(target, pace=pace) as verifier, running(FakeSource()) as server:
             await verifier.generate(PROMPT, new=NEW, sources=[("drafter", server.address)])
             assert server.source.least[0] == 0, "nothing has been computed yet"

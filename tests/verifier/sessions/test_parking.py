@@ -47,7 +47,7 @@ async def test_a_parked_session_goes_on_as_if_it_had_never_stopped(
     async with quick_to_park() as verifier:
         request = verifier.request(PROMPT, **asked)
         await parked(verifier, request)
-        assert not verifier.server._engine._running.kv.running_slots
+        assert not verifier.server._engine.core.kv.running_slots
         answer = await verifier.read(request)
         assert verifier.metric("sessions_parked") == 0
     assert (answer.ids, answer.finished) == (alone.ids, LENGTH)

@@ -11,7 +11,7 @@ from speculative.errors import InvalidRequest, StaleEpoch
 from speculative.logprobs import TokenLogprob
 from speculative.params import SamplingParams
 from speculative.stats import UsageCount
-from verifier_service.commands import Finish, Update
+from verifier_service.engine.messages import Finish, Update
 from verifier_service.open_sessions.request import SessionRequest
 from verifier_service.open_sessions.table import SessionTable, SessionView
 

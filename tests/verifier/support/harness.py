@@ -17,7 +17,7 @@ from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel, server_options
 from outrider.wire.codec import sampling_to_wire
 from speculative.params import SamplingParams
-from verifier_service.pace import StepPace
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.remote_sources.stream import LinkLimits
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
@@ -143,7 +143,7 @@ class Verifier(Client):
 
 @asynccontextmanager
 async def serving(
-    target: Any, *, tracing: Tracing | None = None, pace: StepPace | None = None, **settings: Any
+    target: Any, *, tracing: Tracing | None = None, pace: StepCostModel | None = None, **settings: Any
 ) -> AsyncIterator[Verifier]:
     """A verifier that serves `target` on a free port; `pace` is what it takes its steps to take."""
     metrics = Metrics("verifier")
@@ -151,7 +151,7 @@ async def serving(
     server = grpc.aio.server(options=server_options())
     port = server.add_insecure_port("127.0.0.1:0")
     options = VerifierSettings(model="unused", **{"orphan_grace_s": 30.0, "prefix_cache": False, **settings})
-    known = pace or StepPace()
+    known = pace or StepCostModel()
     service = VerifierServer(options, lambda: target, metrics, failures.append, QUICK, lambda _: known)
     service.tracing = tracing or service.tracing
     service.register(server)
@@ -174,7 +174,7 @@ async def serving(
 
 def hold_steps_for_drafts(verifier: Verifier) -> None:
     """From now on a forward takes until a draft has come, at most 50 ms, however busy this machine is."""
-    counts = verifier.server._engine.counts
+    counts = verifier.server._engine.core.counts
 
     def offered() -> int:
         return sum(source.offered for source in list(counts.values()))

@@ -1,6 +1,6 @@
-"""One session as the engine decodes it: what is committed, what is drafted, and what the next step needs.
+"""One session as the engine decodes it: its committed ids, its drafts, and its rows of the next step.
 
-Pure: rows in, logits out, no model, clock or thread. Whoever has the running sessions owns it.
+Pure: rows out, logits in; no model, clock or thread. Belongs to the session pool.
 """
 
 from collections import Counter
@@ -22,27 +22,25 @@ from speculative.pending import NOTHING, Ranking
 from speculative.stats import UsageCount
 from speculative.target import TargetTokens
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
-from verifier_service.asking import Asking
+from verifier_service.engine.source_policy import Reputations, SourceLatency, SourceThrottle, StepValue
+from verifier_service.engine.step import Round, StepRows
 from verifier_service.open_sessions.request import SessionRequest, SourceSet
-from verifier_service.portion import Portion, Round
 from verifier_service.proposers import ActiveProposer, ProposerInit, make_proposer
-from verifier_service.reputation import Reputations
-from verifier_service.wait import SourcePace, Standing
 
 
 class Session:
-    """A running session.
+    """A session that the engine has: it runs, or waits for memory.
 
     Args:
-        handle: its number in this worker.
-        request: what was asked.
-        ending: of the request, with its ids replayed; not finished.
+        handle: the session's number in this worker.
+        request: the checked request.
+        ending: the request's stops and limits, with its ids replayed; not finished.
         vocabulary_size: width of the target's logits.
-        sources: which draft for it.
-        deadline_s: when it is to end, on the engine's clock; None: never.
+        sources: the sources that draft for it.
+        deadline_s: time at which it has to end, on the engine's clock; None: never.
         reputations: what other sessions taught about the sources; None: nothing.
-        usage: what it has cost before it was parked; None: it is new.
-        grammar: what its text has to be, after its ids; None: anything.
+        usage: its cost before it was parked; None: it is new.
+        grammar: matcher of its text, after its ids; None: any text will do.
     """
 
     def __init__(
@@ -61,15 +59,15 @@ class Session:
         self.key = request.key
         self.ids = list(request.ids)
         self.cached = 0
-        """Leading ids whose rows the target has computed."""
+        """Number of leading ids whose keys and values are in memory."""
         self.node_limit = request.node_limit
         self.slots = request.limit + request.node_limit
-        """The most rows that it ever has in the cache."""
+        """The most rows that the session ever has in the cache."""
         self.begun = request.recovered or len(self.ids) > request.prompt_length
-        """Whether it has run before: here, or on a worker that is gone."""
+        """Whether the session has run before, here or on a worker that is gone."""
         self.deadline_s = deadline_s
-        self.paces: dict[int, SourcePace] = {}
-        """How fast each remote source in use is, by credit index."""
+        self.latencies: dict[int, SourceLatency] = {}
+        """Latency of each remote source in use, by credit index."""
         self._epoch = request.epoch
         self._params = request.params
         self._logprobs = request.logprobs
@@ -90,7 +88,7 @@ class Session:
             prompt_tokens=request.prompt_length, replay_identical=request.replay_identical
         )
         self._drafted_before = dict(self._usage.drafted)
-        self._asking: dict[int, Asking] = {}
+        self._throttles: dict[int, SourceThrottle] = {}
         self._heard: set[int] = set()
         self._given = ProposerInit(request.prompt_length, request.prediction)
         self._locals: list[ActiveProposer] = []
@@ -101,7 +99,7 @@ class Session:
         self.use_sources(sources)
 
     def use_sources(self, sources: SourceSet) -> None:
-        """From now on these draft; one that drafted before goes on where it was."""
+        """Changes the session's sources; a source that drafted before goes on where it was."""
         self._usage.source_names = sources.names
         reputations = [self._reputations.of(name, self._params) for name in sources.names]
         self._worth.use([reputation.calibration for reputation in reputations])
@@ -112,58 +110,59 @@ class Session:
             for credit in sorted(sources.local)
         ]
         listening = sources.remote - self._muted
-        self.paces = {credit: self.paces.get(credit) or SourcePace() for credit in listening}
-        self._asking = {
-            credit: self._asking.get(credit) or Asking(reputations[credit - 1].record) for credit in listening
+        self.latencies = {credit: self.latencies.get(credit) or SourceLatency() for credit in listening}
+        self._throttles = {
+            credit: self._throttles.get(credit) or SourceThrottle(reputations[credit - 1].activity)
+            for credit in listening
         }
 
     @property
-    def pending(self) -> int:
-        """Committed ids that the target has not computed; at least 1."""
+    def uncomputed(self) -> int:
+        """Number of committed ids that the target has not computed; at least 1."""
         return len(self.ids) - self.cached
 
     @property
     def likely_nodes(self) -> int:
-        """How many drafted nodes the next step would bring: what stands, up to what the last one did."""
+        """Drafted nodes that the next step would bring: those in the pool, up to as many as last time."""
         return min(self.node_limit, self._pool.pending, max(1, self._brought))
 
     @property
     def prefix_hash(self) -> int:
-        """Over all ids."""
+        """Hash of all committed ids."""
         return self._pool.hash_at(len(self.ids))
 
     @property
     def resting(self) -> frozenset[int]:
-        """Remote sources that are not told of the last round."""
-        return frozenset([credit for credit, asking in self._asking.items() if not asking.asked])
+        """Remote sources, by credit index, that are not sent the last round."""
+        return frozenset([credit for credit, throttle in self._throttles.items() if not throttle.asked])
 
     def resume_at(self, cached: int) -> None:
-        """The target has the rows of so many leading ids, and no others."""
+        """Sets how many leading ids have their keys and values in memory."""
         self.cached = cached
         self._ranking = None
 
     def name_of(self, credit: int) -> str:
-        """Which source a credit index means."""
+        """Name of the source with this credit index."""
         return self._usage.source_names[credit - 1]
 
     def listens_to(self, credit: int) -> bool:
-        """Whether a source's drafts are used."""
+        """Whether the session uses this source's drafts."""
         return credit in self._active and credit not in self._muted
 
     def mute(self, credit: int) -> None:
-        """Uses nothing of this source from now on."""
+        """Ignores this source from now on."""
         self._muted.add(credit)
-        self.paces.pop(credit, None)
-        self._asking.pop(credit, None)
+        self.latencies.pop(credit, None)
+        self._throttles.pop(credit, None)
 
     def offer(self, fragment: Fragment) -> Offer:
-        """Takes a draft in. Raises MalformedDraft."""
+        """Merges a draft. Raises MalformedDraft."""
         self._ranking = None
         self._heard.add(fragment.source)
         return self._pool.offer(fragment)
 
     def prepare(self, rows: int) -> list[tuple[Fragment, Offer]]:
-        """Lets local sources draft for a step of so many pending ids; returns what each offered."""
+        """Lets local sources draft for a step of `rows` uncomputed ids; returns what each source offered."""
         end = self.cached + rows
         offers = []
         for local in self._locals:
@@ -183,38 +182,38 @@ class Session:
         return offers
 
     def ranking(self, rows: int) -> Ranking:
-        """The drafts that a step of `rows` pending ids could verify, likeliest first."""
-        if rows < self.pending:
+        """Drafted nodes that a step of `rows` uncomputed ids could verify, likeliest first."""
+        if rows < self.uncomputed:
             return NOTHING
         if self._ranking is None:
             self._ranking = self._pool.rank(self.node_limit)
         return self._ranking
 
     def patience_ms(self, now_ms: float, step_ms: float, most_ms: float, nodes: int) -> dict[int, float]:
-        """Remote sources whose next draft is worth waiting for, and how long, up to `most_ms`.
+        """Milliseconds, up to `most_ms`, that each remote source's next draft is worth waiting for.
 
-        `step_ms` is how long a step takes that brings so many nodes; where these are as many as there may be,
-        nothing is waited for.
+        A step that begins now brings `nodes` drafted nodes and takes `step_ms`. Sources not worth a wait are
+        left out, which is all of them where the step's nodes reach the limit.
         """
-        if all(pace.silent for pace in self.paces.values()):
+        if all(latency.silent for latency in self.latencies.values()):
             return {}
-        standing = self._standing(step_ms, nodes)
+        value = self._step_value(step_ms, nodes)
         patience = {
-            credit: pace.patience_ms(now_ms, standing, most_ms) for credit, pace in self.paces.items()
+            credit: latency.patience_ms(now_ms, value, most_ms) for credit, latency in self.latencies.items()
         }
         return {credit: ms for credit, ms in patience.items() if ms > 0.0}
 
-    def begin(self, rows: int, nodes: int) -> Portion:
-        """The rows of a step that computes `rows` (at least 1) pending ids and the likeliest `nodes`."""
+    def begin(self, rows: int, nodes: int) -> StepRows:
+        """The session's rows of a step: `rows` (at least 1) uncomputed ids, and the likeliest `nodes`."""
         end = self.cached + rows
         self._brought = nodes
         chain, ranking = tuple(self.ids[self.cached : end]), self.ranking(rows)
-        return Portion(chain, ranking.tree(nodes), end == len(self.ids), len(ranking.survivals))
+        return StepRows(chain, ranking.tree(nodes), end == len(self.ids), len(ranking.survivals))
 
-    def match(self, portion: Portion, logits: NDArray[np.float32]) -> Match:
-        """The target's own tokens along the tree of a final portion; changes nothing.
+    def match(self, step_rows: StepRows, logits: NDArray[np.float32]) -> Match:
+        """The target's own tokens along the tree of final rows; changes nothing.
 
-        `logits` are float32[len(portion.want), V]. Raises EmptySupport.
+        `logits` are float32[len(step_rows.want), V]. Raises EmptySupport.
         """
         target = TargetTokens(
             self._params,
@@ -225,20 +224,20 @@ class Session:
             self._grammar,
         )
         try:
-            match = path_match(portion.tree, target)
+            match = path_match(step_rows.tree, target)
         except EmptySupport:
-            # Perhaps past the request's end, where plain decoding never looks: go on as it does.
+            # The drafts may have led past the request's end, where plain decoding never looks: do without.
             match = path_match(EMPTY_TREE, target)
         return target.told(match, self._logprobs)
 
-    def skip(self, portion: Portion) -> tuple[int, ...]:
-        """After a step that was not final: the rows that are cached now."""
-        self.cached += len(portion.chain)
-        return tuple(range(len(portion.chain)))
+    def skip(self, step_rows: StepRows) -> tuple[int, ...]:
+        """Takes over a step that only read a part of the prompt; returns the rows to keep."""
+        self.cached += len(step_rows.chain)
+        return tuple(range(len(step_rows.chain)))
 
-    def commit(self, portion: Portion, match: Match, batch: int = 1, step: int = 0) -> Round:
-        """After a final step, which was of so many sessions: takes over what was matched, up to the end."""
-        tree, chain, sources = portion.tree, len(portion.chain), portion.tree.sources
+    def commit(self, step_rows: StepRows, match: Match, batch: int = 1, step: int = 0) -> Round:
+        """Commits what was matched, up to the request's end, after a step of `batch` sessions."""
+        tree, chain, sources = step_rows.tree, len(step_rows.chain), step_rows.tree.sources
         self._judge(tree, match)
         tokens, reason = commit_run(self._ending, match.tokens)
         if self._grammar is not None:
@@ -247,8 +246,8 @@ class Session:
         credits = bytes([sources[node] for node in path]).ljust(len(tokens), b"\0")
         self._usage.record_round(len(tokens), credits, len(tree))
         spared = not len(tree) and self._pool.pending > 0
-        for credit, asking in self._asking.items():
-            asking.committed(credits.count(credit), credit in self._heard, spared, batch, step)
+        for credit, throttle in self._throttles.items():
+            throttle.committed(credits.count(credit), credit in self._heard, spared, batch, step)
         self._heard.clear()
         position = len(self.ids)
         self.ids.extend(tokens)
@@ -262,39 +261,39 @@ class Session:
         drafted = self._pool.drafted_by_source.copy()
         return Round(position, tokens, credits, rows, reason, match.logprobs[: len(tokens)], drafted)
 
-    def committed(self, now_ms: float) -> None:
-        """The last round was published: sources' clocks start."""
-        for pace in self.paces.values():
-            pace.committed(now_ms, self._bare)
+    def published(self, now_ms: float) -> None:
+        """The last round was published: the sources' clocks start."""
+        for latency in self.latencies.values():
+            latency.committed(now_ms, self._bare)
 
     @property
     def cost(self) -> tuple[int, int]:
-        """Rounds so far, and the drafted nodes that they computed."""
+        """Number of rounds so far, and of drafted nodes that they computed."""
         return self._usage.rounds, self._usage.admitted
 
     def usage(self) -> UsageCount:
-        """A copy of what the session has cost so far."""
+        """A copy of the session's usage so far."""
         names = self._usage.source_names
         drafted = Counter(self._drafted_before)
         drafted.update({names[credit - 1]: count for credit, count in self._pool.drafted_by_source.items()})
         return replace(self._usage, accepted=dict(self._usage.accepted), drafted=dict(drafted))
 
-    def _standing(self, step_ms: float, nodes: int) -> Standing:
-        tree = self.ranking(self.pending).tree(nodes)
+    def _step_value(self, step_ms: float, nodes: int) -> StepValue:
+        tree = self.ranking(self.uncomputed).tree(nodes)
         leaf, survival = ROOT, 1.0
         while leaf + 1 < len(tree) and tree.parents[leaf + 1] == leaf:
             leaf += 1
             survival = tree.survival[leaf]
         if len(tree) >= self.node_limit:
-            survival = 0.0  # nothing more would be admitted
-        return Standing(1.0 + sum(tree.survival), step_ms, survival)
+            survival = 0.0  # no further node would be admitted
+        return StepValue(1.0 + sum(tree.survival), step_ms, survival)
 
     def _judge(self, tree: TokenTree, match: Match) -> None:
-        """Tells the remote sources' paces which of their drafts the target followed."""
-        if not self.paces or not len(tree):
+        """Records, for each remote source, which of its drafted tokens the target chose."""
+        if not self.latencies or not len(tree):
             return
         for node, following in zip((ROOT, *match.path), (*match.path, None), strict=True):
             followed = None if following is None else tree.sources[following]
             for credit in {tree.sources[child] for child in tree.children(node).values()}:
-                if credit in self.paces:
-                    self.paces[credit].judged(credit == followed)
+                if credit in self.latencies:
+                    self.latencies[credit].judged(credit == followed)

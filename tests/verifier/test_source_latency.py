@@ -2,15 +2,15 @@
 
 from itertools import pairwise
 
-from verifier_service.wait import SourcePace, Standing
+from verifier_service.engine.source_policy import SourceLatency, StepValue
 
-BARE = Standing(expected=1.0, step_ms=8.0, leaf=1.0)
+BARE = StepValue(expected=1.0, step_ms=8.0, leaf=1.0)
 MOST = 4.0
 
 
-def steady(first_ms: float, rounds: int = 20, hit: bool = True) -> tuple[SourcePace, float]:
+def steady(first_ms: float, rounds: int = 20, hit: bool = True) -> tuple[SourceLatency, float]:
     """A source whose first draft comes so long after each commit; returns it just after a commit."""
-    pace, now = SourcePace(), 0.0
+    pace, now = SourceLatency(), 0.0
     for _ in range(rounds):
         pace.committed(now, bare=True)
         pace.arrived(now + first_ms)
@@ -40,22 +40,22 @@ def test_a_source_that_is_mostly_wrong_is_not_waited_for() -> None:
 def test_what_a_step_yields_already_makes_waiting_dearer() -> None:
     pace, now = steady(first_ms=3.0)
     assert pace.patience_ms(now, BARE, MOST) > 0.0
-    assert pace.patience_ms(now, Standing(expected=4.0, step_ms=8.0, leaf=0.5), MOST) == 0.0
+    assert pace.patience_ms(now, StepValue(expected=4.0, step_ms=8.0, leaf=0.5), MOST) == 0.0
 
 
 def test_a_quick_step_is_not_held_up() -> None:
     pace, now = steady(first_ms=1.5)
-    assert pace.patience_ms(now, Standing(expected=1.0, step_ms=1.0, leaf=1.0), MOST) == 0.0
-    assert pace.patience_ms(now, Standing(expected=1.0, step_ms=0.0, leaf=1.0), MOST) == 0.0
+    assert pace.patience_ms(now, StepValue(expected=1.0, step_ms=1.0, leaf=1.0), MOST) == 0.0
+    assert pace.patience_ms(now, StepValue(expected=1.0, step_ms=0.0, leaf=1.0), MOST) == 0.0
 
 
 def test_a_tree_that_is_full_needs_nothing_more() -> None:
     pace, now = steady(first_ms=1.5)
-    assert pace.patience_ms(now, Standing(expected=3.0, step_ms=8.0, leaf=0.0), MOST) == 0.0
+    assert pace.patience_ms(now, StepValue(expected=3.0, step_ms=8.0, leaf=0.0), MOST) == 0.0
 
 
 def test_a_source_never_heard_of_is_not_waited_for() -> None:
-    pace = SourcePace()
+    pace = SourceLatency()
     pace.committed(0.0, bare=True)
     assert pace.silent
     assert pace.patience_ms(0.1, BARE, MOST) == 0.0
@@ -108,5 +108,5 @@ def test_the_gap_between_drafts_decides_once_something_is_there() -> None:
     pace, now = steady(first_ms=1.0)
     for step in range(10):
         pace.arrived(now + 1.0 + 6.0 * step)
-    standing = Standing(expected=1.8, step_ms=8.0, leaf=0.8)
+    standing = StepValue(expected=1.8, step_ms=8.0, leaf=0.8)
     assert pace.patience_ms(now + 55.1, standing, MOST) == 0.0

@@ -1,8 +1,8 @@
-"""Exact quantiles of the last values, and histograms of all."""
+"""The engine's statistics: exact quantiles of the last values, histograms of all, bounded counts by name."""
 
 import pytest
 
-from verifier_service.timings import BUCKETS_MS, Samples, Timings
+from verifier_service.engine.stats import BUCKETS_MS, MOST_NAMES, OTHER, CountsByName, Samples, Timings
 
 
 def test_quantiles_are_those_of_the_last_values() -> None:
@@ -36,3 +36,14 @@ def test_splits_are_kept_by_sessions() -> None:
     timings.add_split(8, 0.9)
     timings.add_split(8, 1.1)
     assert {count: len(samples) for count, samples in timings.split.items()} == {1: 1, 8: 2}
+
+
+def test_names_beyond_a_bound_are_counted_together() -> None:
+    """Clients name sources, and may make up as many names as they like."""
+    counts = CountsByName()
+    for number in range(1000):
+        counts[f"source {number}"].offered += 1
+    assert len(counts) == MOST_NAMES + 1
+    assert counts["source 0"].offered == 1
+    assert counts[OTHER].offered == 1000 - MOST_NAMES
+    assert sum(each.offered for each in counts.values()) == 1000

@@ -9,9 +9,9 @@ from speculative.errors import EmptySupport
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
+from verifier_service.engine.session import Session
+from verifier_service.engine.step import StepRows
 from verifier_service.open_sessions.request import SessionRequest, SourceAddress, SourceSet
-from verifier_service.portion import Portion
-from verifier_service.sessions import Session
 
 WIDTH = 16
 REMOTE = SourceSet(("drafter",), local=frozenset(), remote=frozenset({1}))
@@ -54,7 +54,7 @@ def likes(*tokens: int) -> np.ndarray:
 
 def test_a_prompt_is_a_chain_and_its_last_row_is_wanted() -> None:
     running = session()
-    assert running.pending == 3
+    assert running.uncomputed == 3
     portion = running.begin(3, 6)
     assert (portion.tokens, portion.parents, portion.want) == ((1, 2, 3), (-1, 0, 1), (2,))
 
@@ -64,7 +64,7 @@ def test_part_of_a_prompt_wants_nothing_and_commits_its_rows() -> None:
     portion = running.begin(2, 6)
     assert (portion.tokens, portion.want, portion.final) == ((1, 2), (), False)
     assert running.skip(portion) == (0, 1)
-    assert running.pending == 1
+    assert running.uncomputed == 1
     assert running.begin(1, 6).parents == (-1,)
 
 
@@ -78,7 +78,7 @@ def test_a_tree_hangs_below_the_last_committed_id() -> None:
     assert portion.want == (2, 3, 4, 5)
 
 
-def finish_step(running: Session, portion: Portion, *tokens: int) -> object:
+def finish_step(running: Session, portion: StepRows, *tokens: int) -> object:
     return running.commit(portion, running.match(portion, likes(*tokens)))
 
 
@@ -90,7 +90,7 @@ def test_accepted_nodes_are_credited_and_their_rows_kept() -> None:
     assert done.tokens == (5, 6, 9)
     assert done.credits == bytes([1, 1, 0])
     assert done.path == (0, 1, 2, 3, 4)
-    assert (done.position, running.ids, running.pending) == (3, [1, 2, 3, 5, 6, 9], 1)
+    assert (done.position, running.ids, running.uncomputed) == (3, [1, 2, 3, 5, 6, 9], 1)
     usage = running.usage()
     assert (usage.rounds, usage.completion_tokens, usage.admitted) == (1, 3, 3)
     assert (usage.accepted, usage.drafted) == ({"drafter": 2}, {"drafter": 3})
@@ -143,11 +143,11 @@ def test_nan_changes_nothing() -> None:
 def test_a_muted_source_is_not_listened_to_and_not_waited_for() -> None:
     running = session()
     assert running.listens_to(1)
-    assert 1 in running.paces
+    assert 1 in running.latencies
     running.mute(1)
     running.use_sources(REMOTE)
     assert not running.listens_to(1)
-    assert running.paces == {}
+    assert running.latencies == {}
 
 
 def test_sources_that_change_keep_what_they_know() -> None:
@@ -165,9 +165,9 @@ def test_a_wait_is_considered_only_where_a_source_has_been_heard() -> None:
     running = session()
     assert running.patience_ms(0.0, 8.0, 4.0, 0) == {}
     for start in (0.0, 10.0, 20.0):
-        running.committed(start)
-        running.paces[1].arrived(start + 1.0)
-    running.committed(30.0)
+        running.published(start)
+        running.latencies[1].arrived(start + 1.0)
+    running.published(30.0)
     assert running.patience_ms(30.0, 8.0, 4.0, 0) == {1: pytest.approx(1.0)}
     for token in range(4, 10):
         running.offer(chain(running, token))

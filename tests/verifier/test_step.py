@@ -3,23 +3,23 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier_service.planner import chunk_rows, pending_rows
+from verifier_service.engine.step import chunk_size, schedule_rows
 
 
 def test_decoding_sessions_are_always_in() -> None:
-    assert pending_rows([1] * 100, [16] * 100, chunk=8) == [1] * 100
+    assert schedule_rows([1] * 100, [16] * 100, chunk=8) == [1] * 100
 
 
 def test_prefills_share_what_decoding_leaves_first_come_first_served() -> None:
-    assert pending_rows([300, 1, 300], [0, 99, 0], chunk=512) == [300, 1, 112]
+    assert schedule_rows([300, 1, 300], [0, 99, 0], chunk=512) == [300, 1, 112]
 
 
 def test_a_prefill_that_finds_no_room_sits_out() -> None:
-    assert pending_rows([600, 20], [0, 0], chunk=512) == [512, 0]
+    assert schedule_rows([600, 20], [0, 0], chunk=512) == [512, 0]
 
 
 def test_decoding_never_starves_a_prefill() -> None:
-    assert pending_rows([600, *[1] * 64], [0, *[16] * 64], chunk=512)[0] == 128
+    assert schedule_rows([600, *[1] * 64], [0, *[16] * 64], chunk=512)[0] == 128
 
 
 @given(
@@ -28,20 +28,20 @@ def test_decoding_never_starves_a_prefill() -> None:
 )
 def test_rows_are_bounded_and_somebody_always_moves(sessions: list[tuple[int, int]], chunk: int) -> None:
     pending = [rows for rows, _ in sessions]
-    sizes = pending_rows(pending, [nodes for _, nodes in sessions], chunk)
+    sizes = schedule_rows(pending, [nodes for _, nodes in sessions], chunk)
     assert all(0 <= size <= rows for size, rows in zip(sizes, pending, strict=True))
     assert sum(size for size, rows in zip(sizes, pending, strict=True) if rows > 1) <= chunk
     assert sum(sizes) > 0
 
 
 def test_a_prefill_by_itself_takes_the_whole_chunk() -> None:
-    assert chunk_rows(512, decoding=0, expected_ms=lambda rows: rows, stall_ms=10.0) == 512
+    assert chunk_size(512, decoding=0, expected_ms=lambda rows: rows, stall_ms=10.0) == 512
 
 
 def test_beside_other_streams_a_chunk_shrinks_until_they_do_not_stall() -> None:
-    assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 0.3 * rows, stall_ms=40.0) == 128
-    assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 20.0 * rows, stall_ms=40.0) == 16
-    assert chunk_rows(8, decoding=3, expected_ms=lambda rows: 20.0 * rows, stall_ms=40.0) == 8
+    assert chunk_size(512, decoding=3, expected_ms=lambda rows: 0.3 * rows, stall_ms=40.0) == 128
+    assert chunk_size(512, decoding=3, expected_ms=lambda rows: 20.0 * rows, stall_ms=40.0) == 16
+    assert chunk_size(8, decoding=3, expected_ms=lambda rows: 20.0 * rows, stall_ms=40.0) == 8
 
 
 @given(st.integers(1, 600), st.integers(1, 64), st.floats(0.01, 3.0), st.floats(1.0, 90.0))
@@ -51,7 +51,7 @@ def test_a_chunk_is_the_largest_that_does_not_stall(
     def expected_ms(rows: int) -> float:
         return 8.0 + row_ms * rows
 
-    chunk = chunk_rows(most, decoding, expected_ms, stall)
+    chunk = chunk_size(most, decoding, expected_ms, stall)
     patience = max(stall, 2 * expected_ms(decoding))
     assert 1 <= chunk <= most
     assert chunk <= 16 or expected_ms(chunk) <= patience
@@ -60,5 +60,5 @@ def test_a_chunk_is_the_largest_that_does_not_stall(
 
 def test_where_decoding_alone_is_slow_a_prompt_still_gets_through() -> None:
     """A recovered session must not wait for all others to end, however slow the machine or the model is."""
-    assert chunk_rows(512, decoding=3, expected_ms=lambda rows: 100.0, stall_ms=40.0) == 512
-    assert chunk_rows(512, decoding=8, expected_ms=lambda rows: 300.0 + 3.0 * rows, stall_ms=60.0) == 112
+    assert chunk_size(512, decoding=3, expected_ms=lambda rows: 100.0, stall_ms=40.0) == 512
+    assert chunk_size(512, decoding=8, expected_ms=lambda rows: 300.0 + 3.0 * rows, stall_ms=60.0) == 112

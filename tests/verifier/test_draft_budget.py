@@ -2,16 +2,16 @@
 
 import pytest
 
-from verifier_service.pace import PROFILED, StepPace
-from verifier_service.weighing import Weighing, step_cost
+from verifier_service.engine.draft_budget import DraftBudget, decoding_cost
+from verifier_service.engine.step_cost import PROFILED, StepCostModel
 
 STEADY = {rows: 5.0 + 0.25 * rows for rows in PROFILED}
 """A step's milliseconds by its rows: mostly its own until there are many."""
 SURE = [0.9, 0.8, 0.7, 0.6]
 
 
-def weighing(adaptive: bool = True, row_ms: float = 0.25) -> Weighing:
-    return Weighing(StepPace({rows: 5.0 + row_ms * rows for rows in STEADY}), adaptive)
+def weighing(adaptive: bool = True, row_ms: float = 0.25) -> DraftBudget:
+    return DraftBudget(StepCostModel({rows: 5.0 + row_ms * rows for rows in STEADY}), adaptive)
 
 
 def test_a_session_alone_is_given_what_shares_the_steps_own_time() -> None:
@@ -20,7 +20,7 @@ def test_a_session_alone_is_given_what_shares_the_steps_own_time() -> None:
 
 
 def test_beside_prompts_decoding_costs_what_it_adds_to_them() -> None:
-    cost = step_cost(StepPace(STEADY), prefilled=60, sessions=3)
+    cost = decoding_cost(StepCostModel(STEADY), prefilled=60, sessions=3)
     assert cost(62) == pytest.approx(0.5)
     assert cost(66) == pytest.approx(1.5)
 

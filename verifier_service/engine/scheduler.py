@@ -1,9 +1,9 @@
-"""Who has keys and values in memory, who waits for them, and who gives them up.
+"""Which sessions have keys and values in memory, which wait for them, and which give them up.
 
 Sessions start in order of arrival: first those that ran before, here or on a worker that is gone, then new
-ones, of which the tenant with the fewest running goes first. Where a step needs more blocks than there are,
-it first goes without drafts; then the youngest session gives its blocks up and waits at its old place, to be
-computed again from its ids. The oldest never does, so that some session always comes to its end.
+ones, where the tenant with the fewest running sessions goes first. A step that needs more blocks than there
+are goes without drafts; if that is not enough, the youngest session gives its blocks up and waits at its old
+place, to be computed again from its ids. The oldest never does, so some session always comes to its end.
 Pure: knows handles and numbers of blocks, nothing of sessions, memory or time.
 """
 
@@ -19,30 +19,30 @@ class _Place:
     arrival: int
     tenant: str
     begun: bool
-    """Whether somebody has seen it decode already."""
+    """Whether the session has decoded before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a running session's rows of the next step take."""
+    """Blocks that a running session's rows of the next step take."""
 
     handle: int
     held: int
-    """Blocks it has, all of which come back if it gives them up."""
+    """Blocks that it holds, which come free if it gives them up."""
     bare: int
-    """Blocks it lacks for its pending ids."""
+    """Blocks that it lacks for its uncomputed ids."""
     drafted: int
-    """Blocks it lacks for its drafted nodes as well."""
+    """Blocks that it lacks on top for its drafted nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryFit:
     """How a step fits into memory."""
 
     drafts: bool
     """Whether there is room for drafted nodes."""
     victims: tuple[int, ...]
-    """Sessions that have to give up what they hold first."""
+    """Sessions that have to give their blocks up first."""
 
 
 class Scheduler:
@@ -66,7 +66,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """How many sessions wait."""
+        """Number of sessions that wait for memory or for others to end."""
         return len(self._waiting)
 
     def add(self, handle: int, tenant: str = "", begun: bool = False) -> None:
@@ -75,23 +75,23 @@ class Scheduler:
         self._waiting[handle] = _Place(self._arrivals, tenant, begun)
 
     def remove(self, handle: int) -> None:
-        """A session is no longer there; one that is unknown already is no fault."""
+        """Forgets a session; an unknown handle is no fault."""
         self._waiting.pop(handle, None)
         self._stop(handle)
 
     def next(self) -> int | None:
-        """Who starts next; None where nobody waits or enough run. It stays the same until it starts."""
+        """The session to start next, the same until it starts; None where none waits or enough run."""
         if not self._waiting or len(self._running) >= self._most_running:
             return None
         return min(self._waiting, key=self._turn)
 
     def start(self, handle: int) -> None:
-        """The session has keys and values from now on."""
+        """A waiting session has keys and values from now on."""
         place = self._running[handle] = self._waiting.pop(handle)
         self._by_tenant[place.tenant] += 1
 
     def preempt(self, handle: int) -> None:
-        """A running session gave up its keys and values and waits at its old place."""
+        """A running session gave its keys and values up, and waits at its old place."""
         place = self._stop(handle)
         if place is not None:
             self._waiting[handle] = replace(place, begun=True)
@@ -111,22 +111,22 @@ class Scheduler:
 
 
 def may_start(need: int, available: int, running: int) -> bool:
-    """Whether a session that needs so many blocks to begin should begin beside so many others.
+    """Whether a session that needs `need` blocks should begin beside `running` others.
 
-    Each of these may soon want a block more: a session that came in only to be sent away would have cost
-    its prefill for nothing. Alone, a session always begins: what could not fit was refused when it came.
+    Each of the others may soon need a block more, and a session that begins only to give way has cost its
+    prefill for nothing. Alone, a session always begins: one that could not fit was refused when it came.
     """
     return not running or need + running + 1 <= available
 
 
-def fit(needs: Sequence[Need], available: int) -> Fit:
-    """How the step of these sessions, the oldest first, fits into the blocks that are free or evictable."""
+def fit(needs: Sequence[Need], available: int) -> MemoryFit:
+    """How a step of these sessions, the oldest first, fits into `available` blocks."""
     if sum(need.bare + need.drafted for need in needs) <= available:
-        return Fit(True, ())
+        return MemoryFit(True, ())
     left = list(needs)
     victims = []
     while len(left) > 1 and sum(need.bare for need in left) > available:
         youngest = left.pop()
         victims.append(youngest.handle)
         available += youngest.held
-    return Fit(False, tuple(victims))
+    return MemoryFit(False, tuple(victims))

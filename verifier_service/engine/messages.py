@@ -1,4 +1,4 @@
-"""What crosses between the event loop and the engine thread: commands in, one batch per step out.
+"""The messages between the event loop and the engine: commands in, one batch per step out.
 
 A session is named by its handle, a number that no two incarnations share. Knows nothing of sockets or
 tensors.
@@ -15,19 +15,19 @@ from verifier_service.observe.round_log import RoundRecord
 from verifier_service.open_sessions.request import SourceSet
 
 if TYPE_CHECKING:
-    from verifier_service.sessions import Session
+    from verifier_service.engine.session import Session
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Decode this session; the engine owns it from here on."""
+    """Starts a session; the engine owns it from here on."""
 
     session: "Session"
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a session when the step in flight ends."""
+    """Ends a session when the step in flight has ended."""
 
     handle: int
     message: str = ""
@@ -35,14 +35,14 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Decode a session no further and give its memory up; who reads it again has it opened anew."""
+    """Stops decoding a session and frees its memory; a reader that comes back has it opened anew."""
 
     handle: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """From now on these sources draft for a session."""
+    """Changes the sources that draft for a session."""
 
     handle: int
     sources: SourceSet
@@ -50,30 +50,30 @@ class Sources:
 
 @dataclass(slots=True)
 class InFlight:
-    """How many drafts of one link came since the engine last took some. The loop adds, the engine takes."""
+    """Counts the drafts of one link that the engine has not taken yet. The loop adds, the engine takes."""
 
     put: int = 0
     taken: int = 0
 
     @property
     def count(self) -> int:
-        """Drafts in the inbox, or merged while the target computes; read by the loop."""
+        """Drafts in the inbox, or merged during the pass that is computed; read by the loop."""
         return self.put - self.taken
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What one message of a source brought: pairs of session handle and fragment."""
+    """The drafts of one message of a source: pairs of session handle and fragment."""
 
     drafts: tuple[tuple[int, Fragment], ...]
     arrived_s: float
-    """When it came in, on the clock of time.perf_counter."""
+    """When the message came in, on the clock of time.perf_counter."""
     in_flight: InFlight
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the engine thread."""
+    """Ends the engine's thread."""
 
 
 Command = Open | Cancel | Park | Sources | Offers | Stop
@@ -95,45 +95,45 @@ class Update(NamedTuple):
 
     handle: int
     position: int
-    """Absolute position of the first id."""
+    """Absolute position of the first committed token."""
     ids: tuple[int, ...]
     credits: bytes
-    """One byte per id: 0 the target itself, k the session's source k - 1."""
+    """One byte per token: 0 the target itself, k the session's source k - 1."""
     prefix_hash: int
-    """Over all ids up to and including these."""
+    """Hash of all ids up to and including these."""
     finish: Finish | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One per id where the request asked for them."""
+    """One per token where the request asked for them."""
     resting: frozenset[int] = frozenset()
-    """Sources, by credit index, that are not to be told of this."""
+    """Resting sources, by credit index: they are not sent this update."""
     rounds: int = 0
     """Rounds of the session so far."""
     admitted: int = 0
-    """Drafted nodes that they computed."""
+    """Drafted nodes that these rounds computed."""
     parked: UsageCount | None = None
-    """What it has cost so far, where it was parked: nothing more comes of it."""
+    """The cost so far of a session that was parked by this; its last update."""
     record: RoundRecord | None = None
-    """What its round was, where it had one."""
+    """The round, where the session had one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A source sent a session something malformed."""
+    """A source sent a session a malformed draft."""
 
     handle: int
     source: int
-    """Credit index within that session."""
+    """The source's credit index within that session."""
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """All that one step has to tell, and the beat of the next."""
+    """What happened up to the end of one step, and the beat of the next."""
 
     step: int
     expected_us: int
-    """Of the step that begins; 0 when idle."""
+    """Expected duration of the step that begins, in µs; 0 when idle."""
     updates: tuple[Update, ...] = ()
     strikes: tuple[Strike, ...] = ()
     least_survival: float = 0.0
-    """Of a source's nodes, by its own estimate, to have a chance to be admitted now."""
+    """Survival that a node needs, by its source's own estimate, to have a chance to be admitted now."""

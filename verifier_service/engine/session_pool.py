@@ -1,49 +1,45 @@
-"""The sessions of this worker, those that run and those that wait, and what has happened to them since it was
-last told.
+"""The sessions of this worker, running and waiting, and their updates for the next batch.
 
-The engine's thread owns it, but for drafts that are merged while the target computes (`intake`). One
-session's failure ends that session and no other.
+Belongs to the engine's core. One session's failure ends that session and no other.
 """
 
 import logging
 from collections.abc import Iterator
 
-from outrider.lm.plan import Share
+from outrider.wire.codec import CommittedCode
 from speculative.commit import FinishReason
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
-from verifier_service.commands import Finish, Offers, Strike, Update
-from verifier_service.counts import CountsByName, EngineTotals
-from verifier_service.kv_cache import KVCache
+from verifier_service.engine.kv_cache import KVCache
+from verifier_service.engine.messages import Finish, Offers, Strike, Update
+from verifier_service.engine.scheduler import Scheduler, fit, may_start
+from verifier_service.engine.session import Session
+from verifier_service.engine.stats import CountsByName, EngineTotals, Phases
+from verifier_service.engine.step import Round, StepRows
 from verifier_service.observe.round_log import RoundRecord, Step
-from verifier_service.phases import Phases
-from verifier_service.portion import Portion, Round
-from verifier_service.scheduler import Scheduler, fit, may_start
-from verifier_service.sessions import Session
 
 log = logging.getLogger(__name__)
 
-BUG = 13
 
-
-class RunningSessions:
-    """Sessions by handle; the scheduler says which of them have keys and values."""
+class SessionPool:
+    """All sessions by handle; the scheduler says which of them have keys and values."""
 
     def __init__(self, kv: KVCache, scheduler: Scheduler, totals: EngineTotals, counts: CountsByName) -> None:
         self.kv = kv
         self.phases = Phases()
         self.step = Step(0, 0.0, 0.0, 0, 0, 0.0)
-        """The last one."""
+        """The last step."""
         self._now = 0.0
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._totals = totals
         self._counts = counts
         self._sessions: dict[int, Session] = {}
         self._crowded: tuple[int, int] | None = None
-        self._updates: list[Update] = []
+        self.updates: list[Update] = []
+        """Updates that no batch has taken yet."""
         self._strikes: list[Strike] = []
         self._prompt_passes: dict[int, int] = {}
-        """Of sessions whose prompt is being read, steps that did nothing else for them."""
+        """Steps so far that only read a part of a session's prompt, by handle."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -55,32 +51,22 @@ class RunningSessions:
         return session.handle in self._sessions
 
     def get(self, handle: int) -> Session | None:
-        """The session of this handle, while it runs."""
+        """The session of this handle; None where it has ended."""
         return self._sessions.get(handle)
 
-    @property
-    def untold(self) -> bool:
-        """Whether `tell` has anything to say."""
-        return bool(self._updates or self._strikes)
-
-    def tell(self) -> tuple[tuple[Update, ...], tuple[Strike, ...]]:
-        """What has happened since the last call."""
-        told = tuple(self._updates), tuple(self._strikes)
-        self._updates.clear()
+    def take_events(self) -> tuple[tuple[Update, ...], tuple[Strike, ...]]:
+        """Updates and strikes since the last call."""
+        events = tuple(self.updates), tuple(self._strikes)
+        self.updates.clear()
         self._strikes.clear()
-        return told
+        return events
 
     def guarded(self, session: Session) -> "_Guard":
-        """Whatever goes wrong inside ends this session and nothing else."""
+        """A context in which an exception ends this session and no other."""
         return _Guard(self, session)
 
-    @property
-    def waiting(self) -> int:
-        """Sessions that wait for memory, or for others to end."""
-        return self._scheduler.waiting
-
     def at(self, now_s: float) -> None:
-        """The time, on time.perf_counter, from now on."""
+        """Sets the time, on the engine's clock."""
         self._now = now_s
         self.kv.at(now_s)
 
@@ -88,11 +74,11 @@ class RunningSessions:
         """Takes a session in; it waits for its turn."""
         self._sessions[session.handle] = session
         self.phases.opened(session.handle, now_s)
-        self._scheduler.add(session.handle, session.key.tenant, session.begun)
+        self.scheduler.add(session.handle, session.key.tenant, session.begun)
 
     def ready(self) -> list[Session]:
-        """Sessions that the next step is for, the oldest first; those whose turn it is begin."""
-        while (handle := self._scheduler.next()) is not None:
+        """Starts the sessions whose turn it is; returns all that run, the oldest first."""
+        while (handle := self.scheduler.next()) is not None:
             session = self._sessions[handle]
             if not self._may_start(session):
                 break
@@ -100,24 +86,24 @@ class RunningSessions:
             with self.guarded(session):
                 begun = self.kv.begin(session)
             if begun:
-                self._scheduler.start(handle)
+                self.scheduler.start(handle)
                 self.phases.began(handle, self._now)
             elif session in self:
                 break
-        return [self._sessions[handle] for handle in self._scheduler.running]
+        return [self._sessions[handle] for handle in self.scheduler.running]
 
     def _may_start(self, session: Session) -> bool:
-        """Whether there is room; one that there was none for is looked at again when a session has left."""
+        """Whether there is room for a session; where there was none, a table has to be given back first."""
         crowded = (session.handle, self.kv.released)
         if crowded == self._crowded:
             return False
-        need, running = self.kv.blocks_to_begin(session), len(self._scheduler.running)
+        need, running = self.kv.blocks_to_begin(session), len(self.scheduler.running)
         starts = may_start(need, self.kv.free, running) or may_start(need, self.kv.available, running)
         self._crowded = None if starts else crowded
         return starts
 
     def fit(self, ready: list[Session], sizes: list[int]) -> bool:
-        """Makes room for a step; whether it has room for drafted nodes too. Some may have to give way."""
+        """Makes room for a step, if need be by preempting sessions; returns whether drafted nodes fit too."""
         while True:
             needs = [
                 self.kv.need(session, size, session.node_limit)
@@ -133,14 +119,14 @@ class RunningSessions:
                 self._preempt(self._sessions[handle])
 
     def _preempt(self, session: Session) -> None:
-        """A session gives up its keys and values, and waits to be computed again from its ids."""
+        """Takes a session's keys and values; it waits, to be computed again from its ids."""
         self._totals.preempted += 1
         self.kv.release(session)
         session.resume_at(0)
-        self._scheduler.preempt(session.handle)
+        self.scheduler.preempt(session.handle)
 
     def take_offers(self, offers: Offers) -> None:
-        """Merges what a source sent into the sessions that listen to it."""
+        """Merges the drafts of a source into the sessions that listen to it."""
         offers.in_flight.taken += len(offers.drafts)
         for handle, fragment in offers.drafts:
             session = self._sessions.get(handle)
@@ -151,10 +137,10 @@ class RunningSessions:
                     self.broken(session, error)
 
     def merge(self, handle: int, fragment: Fragment, arrived_s: float) -> bool:
-        """Merges a draft while the target computes, which ends no session.
+        """Merges a draft while the target computes, which must end no session; returns whether it did.
 
-        Returns whether it did; else it is for `take_offers`: what the session is to hear first may be on its
-        way still, and what goes wrong will do so again.
+        A draft that is not merged is for `take_offers` later: its session's Open may still be on the way, or
+        the draft raises an error, and will do so again.
         """
         session = self._sessions.get(handle)
         if session is None or not session.listens_to(fragment.source):
@@ -166,38 +152,34 @@ class RunningSessions:
         return True
 
     def prepare(self, session: Session, rows: int) -> None:
-        """Lets local sources draft for a step of so many pending rows of the session."""
+        """Lets the session's local sources draft for a step of `rows` uncomputed ids."""
         for fragment, offer in session.prepare(rows):
             self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
 
-    def share(self, session: Session, portion: Portion) -> Share:
-        """A session's rows as the target takes them."""
-        return self.kv.share(session, portion)
-
-    def skip(self, session: Session, portion: Portion) -> None:
-        """A step computed part of the session's prompt."""
-        self.kv.keep_rows(session, session.skip(portion))
+    def skip(self, session: Session, step_rows: StepRows) -> None:
+        """Takes over a step that only read a part of the session's prompt."""
+        self.kv.keep_rows(session, session.skip(step_rows))
         self._prompt_passes[session.handle] = self._prompt_passes.get(session.handle, 0) + 1
 
-    def commit(self, session: Session, portion: Portion, done: Round) -> None:
-        """A step committed something: what is cached, counted and told follows from it."""
+    def commit(self, session: Session, step_rows: StepRows, done: Round) -> None:
+        """Keeps a round's rows, counts the round, and adds its update."""
         self.kv.keep_rows(session, done.path)
         self._totals.rounds += 1
         self._totals.committed += len(done.tokens)
-        self._totals.drafted_rounds += bool(portion.tree.sources)
+        self._totals.drafted_rounds += bool(step_rows.tree.sources)
         self._totals.accepted(len(done.credits) - done.credits.count(0))
         self.phases.committed(session.handle, self.step.ended_s)
-        sources, credits = portion.tree.sources, done.credits
+        sources, credits = step_rows.tree.sources, done.credits
         for credit in set(sources):
             counts = self._counts[session.name_of(credit)]
             counts.admitted += sources.count(credit)
             counts.accepted += credits.count(credit)
-        record = self._record(session, portion, done)
+        record = self._record(session, step_rows, done)
         finish = None
         if done.reason is not None:
             finish = Finish(done.reason, session.usage())
             self._release(session)
-        self._updates.append(
+        self.updates.append(
             Update(
                 session.handle,
                 done.position,
@@ -212,15 +194,15 @@ class RunningSessions:
             )
         )
 
-    def _record(self, session: Session, portion: Portion, done: Round) -> RoundRecord:
-        """Of what is there already: this is on every round's way."""
+    def _record(self, session: Session, step_rows: StepRows, done: Round) -> RoundRecord:
+        """The round's record. It only refers to what is there already: every round makes one."""
         return RoundRecord(
             self.step,
             done.position,
-            len(portion.chain),
+            len(step_rows.chain),
             self._prompt_passes.pop(session.handle, 0),
-            portion.candidates,
-            portion.tree.sources,
+            step_rows.candidates,
+            step_rows.tree.sources,
             done.credits,
             done.drafted,
         )
@@ -232,32 +214,32 @@ class RunningSessions:
                 self.end(session, FinishReason.CANCELLED, "the request's deadline has passed")
 
     def broken(self, session: Session, error: Exception, what: str = "") -> None:
-        """Something is wrong with one session: it ends."""
+        """Ends a session in which something went wrong."""
         fields = session.key.fields
         log.error("session %s failed", session.key, exc_info=error, extra={"fields": fields})
         if session not in self:
             return
         self._totals.failed_sessions += 1
-        self.end(session, FinishReason.ERROR, f"{what}{type(error).__name__}: {error}", BUG)
+        self.end(session, FinishReason.ERROR, f"{what}{type(error).__name__}: {error}", CommittedCode.BUG)
 
     def end(self, session: Session, reason: FinishReason, message: str, code: int = 0) -> None:
-        """Ends a running session before its time and frees its slots."""
+        """Ends a session before its request is complete, and frees its blocks."""
         self._release(session)
         finish = Finish(reason, session.usage(), message, code)
         position = len(session.ids)
-        self._updates.append(Update(session.handle, position, (), b"", session.prefix_hash, finish))
+        self.updates.append(Update(session.handle, position, (), b"", session.prefix_hash, finish))
 
     def park(self, session: Session) -> None:
-        """A session that nobody reads gives up its place and its memory; what it has cost is told."""
+        """Frees a session that nobody reads; its update holds its cost so far."""
         self._release(session)
         position = len(session.ids)
-        self._updates.append(
+        self.updates.append(
             Update(session.handle, position, (), b"", session.prefix_hash, parked=session.usage())
         )
 
     def _release(self, session: Session) -> None:
         del self._sessions[session.handle]
-        self._scheduler.remove(session.handle)
+        self.scheduler.remove(session.handle)
         self.kv.release(session)
         self._prompt_passes.pop(session.handle, None)
         self.phases.ended(session.handle, self._now)
@@ -271,17 +253,17 @@ class RunningSessions:
             self._strikes.append(Strike(session.handle, fragment.source, str(error)))
             return
         self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
-        if offer.kept and fragment.source in session.paces:
-            session.paces[fragment.source].arrived(arrived_s * 1000)
+        if offer.kept and fragment.source in session.latencies:
+            session.latencies[fragment.source].arrived(arrived_s * 1000)
 
 
 class _Guard:
-    """A class of its own: one is entered for each session several times a step."""
+    """The context of `guarded`; a class, since each session enters several in a step."""
 
-    __slots__ = ("_running", "_session")
+    __slots__ = ("_pool", "_session")
 
-    def __init__(self, running: RunningSessions, session: Session) -> None:
-        self._running = running
+    def __init__(self, pool: SessionPool, session: Session) -> None:
+        self._pool = pool
         self._session = session
 
     def __enter__(self) -> None:
@@ -290,5 +272,5 @@ class _Guard:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        self._running.broken(self._session, error)
+        self._pool.broken(self._session, error)
         return True

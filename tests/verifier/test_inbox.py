@@ -14,14 +14,14 @@ from speculative.commit import Ending, FinishReason
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
-from verifier_service.commands import Cancel, InFlight, Offers
-from verifier_service.counts import CountsByName, EngineTotals
-from verifier_service.intake import Intake
-from verifier_service.kv_cache import KVCache
+from verifier_service.engine.kv_cache import KVCache
+from verifier_service.engine.messages import Cancel, InFlight, Offers
+from verifier_service.engine.scheduler import Scheduler
+from verifier_service.engine.session import Session
+from verifier_service.engine.session_pool import SessionPool
+from verifier_service.engine.stats import CountsByName, EngineTotals
+from verifier_service.engine.thread import EngineInbox
 from verifier_service.open_sessions.request import SessionRequest, SourceSet
-from verifier_service.running import RunningSessions
-from verifier_service.scheduler import Scheduler
-from verifier_service.sessions import Session
 
 DRAFT = Fragment(1, 1, 3, 0, (7,), (-1,), (0.5,))
 
@@ -50,8 +50,8 @@ def sessions() -> Sessions:
 
 
 @pytest.fixture
-def intake(sessions: Sessions) -> Intake:
-    return Intake(sessions.merge)
+def intake(sessions: Sessions) -> EngineInbox:
+    return EngineInbox(sessions.merge)
 
 
 def offers(*handles: int, in_flight: InFlight | None = None) -> Offers:
@@ -60,7 +60,7 @@ def offers(*handles: int, in_flight: InFlight | None = None) -> Offers:
     return Offers(tuple((handle, DRAFT) for handle in handles), 0.0, counted)
 
 
-def left(intake: Intake) -> list[list[int]]:
+def left(intake: EngineInbox) -> list[list[int]]:
     """Handles of the drafts that wait for the engine's thread."""
     waiting = [command for command in intake.waiting() if isinstance(command, Offers)]
     return [[handle for handle, _ in command.drafts] for command in waiting]
@@ -76,7 +76,9 @@ def running(*work: threading.Thread) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def test_drafts_that_come_between_two_passes_wait_for_the_engine(intake: Intake, sessions: Sessions) -> None:
+def test_drafts_that_come_between_two_passes_wait_for_the_engine(
+    intake: EngineInbox, sessions: Sessions
+) -> None:
     intake.put(offers(1, 2))
     with intake.computing():
         pass
@@ -86,7 +88,7 @@ def test_drafts_that_come_between_two_passes_wait_for_the_engine(intake: Intake,
 
 
 def test_drafts_that_come_while_the_target_computes_are_merged_at_once(
-    intake: Intake, sessions: Sessions
+    intake: EngineInbox, sessions: Sessions
 ) -> None:
     in_flight = InFlight()
     with intake.computing():
@@ -97,7 +99,7 @@ def test_drafts_that_come_while_the_target_computes_are_merged_at_once(
     assert in_flight.count == 0
 
 
-def test_other_commands_wait_whenever_they_come(intake: Intake) -> None:
+def test_other_commands_wait_whenever_they_come(intake: EngineInbox) -> None:
     with intake.computing():
         intake.put(Cancel(1))
     intake.put(Cancel(2))
@@ -105,7 +107,7 @@ def test_other_commands_wait_whenever_they_come(intake: Intake) -> None:
     assert intake.get(0.0) is None
 
 
-def test_what_only_the_engine_can_tell_waits_for_it(intake: Intake, sessions: Sessions) -> None:
+def test_what_only_the_engine_can_tell_waits_for_it(intake: EngineInbox, sessions: Sessions) -> None:
     sessions.unknown = {2}
     in_flight = InFlight()
     with intake.computing():
@@ -116,7 +118,7 @@ def test_what_only_the_engine_can_tell_waits_for_it(intake: Intake, sessions: Se
 
 
 def test_the_engine_has_the_sessions_again_after_a_pass_that_failed(
-    intake: Intake, sessions: Sessions
+    intake: EngineInbox, sessions: Sessions
 ) -> None:
     with pytest.raises(ValueError, match="no memory"), intake.computing():
         raise ValueError("no memory")
@@ -125,7 +127,7 @@ def test_the_engine_has_the_sessions_again_after_a_pass_that_failed(
 
 
 def test_the_engine_waits_for_one_draft_and_not_for_a_whole_message(
-    intake: Intake, sessions: Sessions
+    intake: EngineInbox, sessions: Sessions
 ) -> None:
     sessions.takes_s = 0.05
     bringing = threading.Event()
@@ -147,7 +149,7 @@ def test_the_engine_waits_for_one_draft_and_not_for_a_whole_message(
 
 
 def test_every_draft_is_merged_by_one_thread_at_a_time_and_none_is_lost(
-    intake: Intake, sessions: Sessions
+    intake: EngineInbox, sessions: Sessions
 ) -> None:
     in_flight, taken = [InFlight() for _ in range(4)], []
 
@@ -182,10 +184,10 @@ def session(handle: int) -> Session:
     return Session(handle, request, ending, 16, SourceSet(("far",), frozenset(), frozenset({1})))
 
 
-def running_sessions(*sessions: Session) -> tuple[RunningSessions, CountsByName]:
+def running_sessions(*sessions: Session) -> tuple[SessionPool, CountsByName]:
     counts = CountsByName()
     kv = KVCache(SlotPool(LAYOUT, 1024), reuse=False, lease_s=0.0)
-    running = RunningSessions(kv, Scheduler(8), EngineTotals(), counts)
+    running = SessionPool(kv, Scheduler(8), EngineTotals(), counts)
     for one in sessions:
         running.open(one, 0.0)
     return running, counts
@@ -209,7 +211,7 @@ def test_a_malformed_draft_mutes_its_source_at_once() -> None:
     assert running.merge(1, draft(16), 0.0)
     assert not one.listens_to(1)
     assert counts["far"].malformed == 1
-    assert len(running.tell()[1]) == 1
+    assert len(running.take_events()[1]) == 1
 
 
 def test_a_draft_that_breaks_its_session_ends_it_when_the_pass_is_over(
@@ -224,7 +226,7 @@ def test_a_draft_that_breaks_its_session_ends_it_when_the_pass_is_over(
     assert bad not in running
     assert good in running
     assert counts["far"].kept == 1
-    (update,), _ = running.tell()
+    (update,), _ = running.take_events()
     assert update.finish is not None
     assert update.finish.reason is FinishReason.ERROR
     assert "ZeroDivisionError" in caplog.text

@@ -1,9 +1,9 @@
 """How often a source is told: a source that brings nothing rests for longer and longer."""
 
-from verifier_service.asking import Asking, Record
+from verifier_service.engine.source_policy import SourceActivity, SourceThrottle
 
 
-def told(asking: Asking, rounds: int, accepted: int = 0) -> int:
+def told(asking: SourceThrottle, rounds: int, accepted: int = 0) -> int:
     """Of so many rounds, those that the source is told of."""
     count = 0
     for _ in range(rounds):
@@ -13,12 +13,12 @@ def told(asking: Asking, rounds: int, accepted: int = 0) -> int:
 
 
 def test_a_source_that_is_accepted_is_told_of_every_round() -> None:
-    asking = Asking(Record())
+    asking = SourceThrottle(SourceActivity())
     assert told(asking, 500, accepted=1) == 500
 
 
 def test_a_source_that_brings_nothing_is_told_of_ever_fewer_rounds() -> None:
-    asking = Asking(Record())
+    asking = SourceThrottle(SourceActivity())
     shares = [told(asking, 500) for _ in range(6)]
     assert shares[0] < 150
     assert shares[-1] < 25
@@ -26,7 +26,7 @@ def test_a_source_that_brings_nothing_is_told_of_ever_fewer_rounds() -> None:
 
 
 def test_a_source_that_gets_better_is_found_out() -> None:
-    asking = Asking(Record())
+    asking = SourceThrottle(SourceActivity())
     told(asking, 100)
     while not asking.asked:
         asking.committed(0)
@@ -35,53 +35,53 @@ def test_a_source_that_gets_better_is_found_out() -> None:
 
 
 def test_the_next_session_begins_with_what_the_last_one_found() -> None:
-    record = Record()
-    told(Asking(record), 40)
+    record = SourceActivity()
+    told(SourceThrottle(record), 40)
     assert record.rest > 0
-    later = Asking(record)
+    later = SourceThrottle(record)
     assert not later.asked
     while not later.asked:
         later.committed(0)
     later.committed(2)
-    assert Asking(record).asked
+    assert SourceThrottle(record).asked
 
 
 def test_a_source_that_is_silent_is_told_all_the_time() -> None:
-    asking = Asking(Record())
+    asking = SourceThrottle(SourceActivity())
     for _ in range(500):
         asking.committed(0, heard=False)
     assert asking.asked
 
 
 def test_sessions_too_short_to_find_out_alone_find_out_together() -> None:
-    record = Record()
+    record = SourceActivity()
     told_of = []
     for _ in range(12):
-        asking = Asking(record)
+        asking = SourceThrottle(record)
         told_of.append(told(asking, 20))
     assert told_of[0] == 20
     assert sum(told_of[2:]) < 40
 
 
 def test_short_sessions_try_it_again_when_its_rest_is_over() -> None:
-    record = Record()
+    record = SourceActivity()
     for _ in range(60):
-        told(Asking(record), 20)
+        told(SourceThrottle(record), 20)
     assert record.rest > 20, "longer than any of them lasts"
     tried = False
     for _ in range(record.rest // 20 + 2):
-        asking = Asking(record)
+        asking = SourceThrottle(record)
         for _ in range(20):
             tried |= asking.asked
             asking.committed(1 if asking.asked else 0)
     assert tried
-    assert Asking(record).asked
+    assert SourceThrottle(record).asked
 
 
 def test_one_of_many_sessions_tries_it_and_all_go_by_what_it_finds() -> None:
-    record = Record()
-    told(Asking(record), 40)
-    together = [Asking(record) for _ in range(8)]
+    record = SourceActivity()
+    told(SourceThrottle(record), 40)
+    together = [SourceThrottle(record) for _ in range(8)]
     assert not any(asking.asked for asking in together)
     while not any(asking.asked for asking in together):
         for asking in together:
@@ -95,8 +95,8 @@ def test_one_of_many_sessions_tries_it_and_all_go_by_what_it_finds() -> None:
 
 
 def test_a_session_that_it_does_not_suit_leaves_the_others_alone() -> None:
-    record = Record()
-    suited, unsuited = Asking(record), Asking(record)
+    record = SourceActivity()
+    suited, unsuited = SourceThrottle(record), SourceThrottle(record)
     asked = 0
     for _ in range(400):
         suited.committed(1)
@@ -107,7 +107,7 @@ def test_a_session_that_it_does_not_suit_leaves_the_others_alone() -> None:
 
 
 def test_drafts_that_a_full_batch_had_no_room_for_are_tried_again_soon() -> None:
-    asking = Asking(Record())
+    asking = SourceThrottle(SourceActivity())
     rests = []
     for _ in range(6):
         rest = 0
@@ -121,8 +121,8 @@ def test_drafts_that_a_full_batch_had_no_room_for_are_tried_again_soon() -> None
 
 
 def test_what_a_full_batch_had_no_room_for_is_tried_as_soon_as_the_batch_is_half_as_large() -> None:
-    record = Record()
-    together = [Asking(record) for _ in range(4)]
+    record = SourceActivity()
+    together = [SourceThrottle(record) for _ in range(4)]
     while any(asking.asked for asking in together):
         for asking in together:
             asking.committed(0, spared=True, batch=16)
@@ -135,7 +135,7 @@ def test_what_a_full_batch_had_no_room_for_is_tried_as_soon_as_the_batch_is_half
 
 
 def test_what_brought_nothing_is_not_tried_because_the_batch_is_smaller() -> None:
-    asking = Asking(Record())
+    asking = SourceThrottle(SourceActivity())
     while asking.asked:
         asking.committed(0, batch=16)
     asking.committed(0, batch=1)
@@ -143,10 +143,10 @@ def test_what_brought_nothing_is_not_tried_because_the_batch_is_smaller() -> Non
 
 
 def test_one_that_is_too_late_for_any_session_rests_all_the_same() -> None:
-    record = Record()
+    record = SourceActivity()
     asked = []
     for _ in range(12):
-        asking = Asking(record)
+        asking = SourceThrottle(record)
         asked.append(asking.asked)
         for _ in range(10):
             asking.committed(0, heard=False)
@@ -156,15 +156,15 @@ def test_one_that_is_too_late_for_any_session_rests_all_the_same() -> None:
 
 
 def test_drafts_that_came_late_count_once() -> None:
-    asking = Asking(Record(late=True))
+    asking = SourceThrottle(SourceActivity(late=True))
     for _ in range(500):
         asking.committed(0, heard=False)
     assert asking.asked
 
 
 def test_its_rest_is_counted_in_steps_however_many_sessions_each_is_of() -> None:
-    record = Record()
-    together = [Asking(record) for _ in range(8)]
+    record = SourceActivity()
+    together = [SourceThrottle(record) for _ in range(8)]
     steps = 0
     while any(asking.asked for asking in together):
         steps += 1
@@ -180,10 +180,10 @@ def test_its_rest_is_counted_in_steps_however_many_sessions_each_is_of() -> None
 
 def shares_of_rounds(rounds: int, *, late: bool = False) -> list[int]:
     """Of sessions of so many rounds, 100 at a time, the rounds that a source is told of that is no use."""
-    record = Record()
+    record = SourceActivity()
     told_of = []
     for _ in range(800):
-        asking, count = Asking(record), 0
+        asking, count = SourceThrottle(record), 0
         for _ in range(rounds):
             count += asking.asked
             asking.committed(0, heard=not late)
@@ -205,22 +205,22 @@ def test_sessions_that_hear_of_it_once_after_their_end_find_out_together_too() -
 
 
 def test_a_session_that_begins_tries_it_sooner_than_one_that_may_be_about_to_end() -> None:
-    record = Record()
-    older = Asking(record)
+    record = SourceActivity()
+    older = SourceThrottle(record)
     told(older, 32)
     assert record.rest == 16
     told(older, 8)
-    assert told(Asking(record), 1) == 1
+    assert told(SourceThrottle(record), 1) == 1
     assert not older.asked
 
 
 def test_short_sessions_in_a_full_batch_find_out_when_it_gets_better() -> None:
-    record = Record()
-    running: list[Asking] = []
+    record = SourceActivity()
+    running: list[SourceThrottle] = []
     accepted = 0
     for step in range(1, 2001):
         ended = 4 if len(running) == 16 else 0
-        running = [*running[ended:], *(Asking(record) for _ in range(4))]
+        running = [*running[ended:], *(SourceThrottle(record) for _ in range(4))]
         for asking in running:
             good = asking.asked and step > 1000
             accepted += good
@@ -231,7 +231,7 @@ def test_short_sessions_in_a_full_batch_find_out_when_it_gets_better() -> None:
 
 
 def test_one_that_is_silent_does_not_rest_for_drafts_of_others_that_were_spared() -> None:
-    asking = Asking(Record())
+    asking = SourceThrottle(SourceActivity())
     for _ in range(100):
         asking.committed(0, heard=False, spared=True)
     assert asking.asked

@@ -1,0 +1,371 @@
+"""The engine as a plain object: a step is `begin`, a forward that the caller computes, and `finish`.
+
+`begin` schedules and returns the rows of one pass; `finish` chooses tokens, commits them and returns updates.
+Commands may be applied at any time, between the two as well, so that drafts are merged while the target
+computes. Knows no thread, queue or clock: time is an argument, in seconds. `thread.py` drives it with a real
+target, the simulator with a toy target on a virtual clock.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.lm.plan import Share
+from speculative.acceptance.path_match import Match
+from speculative.commit import FinishReason
+from verifier_service.engine.draft_budget import DraftBudget
+from verifier_service.engine.kv_cache import KVCache
+from verifier_service.engine.messages import Batch, Cancel, Command, Offers, Open, Park, Sources, Update
+from verifier_service.engine.scheduler import Scheduler
+from verifier_service.engine.session import Session
+from verifier_service.engine.session_pool import SessionPool
+from verifier_service.engine.stats import CountsByName, EngineTotals, PassTimes
+from verifier_service.engine.step import EngineLimits, StepRows, chunk_size, schedule_rows
+from verifier_service.engine.step_cost import StepCostModel
+from verifier_service.observe.round_log import Step
+
+Outcome = NDArray[np.float32]
+"""What a pass returns: the logits of its wanted rows, float32[rows wanted, vocabulary]."""
+
+Part = tuple[Session, StepRows]
+"""A session of a step, and its rows in it."""
+
+
+class StepMeter(Protocol):
+    """Measures the time that a step spends inside the core."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Entered while tokens are chosen."""
+
+    def taking_in(self) -> AbstractContextManager[None]:
+        """Entered while sources inside the verifier draft."""
+
+    def waited_for_drafts(self, seconds: float) -> None:
+        """Records that a step was held back so long for drafts."""
+
+
+class Unmeasured:
+    """The StepMeter of a caller that measures nothing."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Measures nothing."""
+        return nullcontext()
+
+    def taking_in(self) -> AbstractContextManager[None]:
+        """Measures nothing."""
+        return nullcontext()
+
+    def waited_for_drafts(self, seconds: float) -> None:
+        """Records nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetPass:
+    """A forward to be computed; its outcome goes to `EngineCore.finish`."""
+
+    parts: Sequence[Part]
+    shares: Sequence[Share]
+    """The rows of each part, as the target takes them."""
+    rows: int
+    """Number of input tokens of all parts."""
+    depth: float
+    """Number of cached positions that a row attends over, on average."""
+    batch: Batch | None
+    """To be published as the forward begins; None where it was published before a wait for drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitDrafts:
+    """The step may wait: call `begin` again at `until_s`, or after a command that comes sooner."""
+
+    until_s: float
+    batch: Batch | None = None
+    """To be published first: sources draft from its updates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """There is nothing to compute until a command comes; the next beat is due at `until_s`."""
+
+    until_s: float
+    batch: Batch
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A step before its drafted nodes are admitted."""
+
+    ready: list[Session]
+    sizes: list[int]
+    depth: float
+    drafts: bool
+    """Whether drafted nodes may be admitted."""
+    step_ms: float
+    """Expected duration of the step, in ms."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A step of one session that is held back for drafts."""
+
+    plan: _Plan
+    began_s: float | None = None
+    """When the wait began; None until the step's batch is out."""
+    waited_for: set[int] = field(default_factory=set)
+    """Sources that were worth waiting for, by credit index."""
+    came: set[int] = field(default_factory=set)
+    """Sources that have sent a draft meanwhile, by credit index."""
+
+
+class EngineCore:
+    """Decodes sessions, one pass at a time.
+
+    Args:
+        kv: keys and values in the target's pool.
+        limits: bounds of a step.
+        costs: what steps of this target take, as far as that is known.
+        meter: measures the time spent in here; None: nothing is measured.
+    """
+
+    def __init__(
+        self,
+        kv: KVCache,
+        limits: EngineLimits,
+        costs: StepCostModel | None = None,
+        meter: StepMeter | None = None,
+    ) -> None:
+        self.totals = EngineTotals()
+        self.counts = CountsByName()
+        self.kv = kv
+        self.sessions = SessionPool(kv, Scheduler(limits.most_running), self.totals, self.counts)
+        self._limits = limits
+        self._costs = costs or StepCostModel()
+        self._meter = meter or Unmeasured()
+        self._budget = DraftBudget(self._costs, limits.adaptive)
+        self._wait: _Wait | None = None
+        self._computing: TargetPass | None = None
+        self._postponed: list[Command] = []
+
+    def apply(self, command: Command, now_s: float) -> None:
+        """Carries out a command; `Stop` is for the caller.
+
+        While a pass is computed, sessions are opened and drafts merged at once. Commands that could end one
+        of its sessions wait for `finish`, as the target is using its blocks.
+        """
+        if self._computing is not None and not isinstance(command, Open):
+            later = self._merged(command) if isinstance(command, Offers) else command
+            if later is not None:
+                self._postponed.append(later)
+            return
+        if self._wait is not None and isinstance(command, Offers):
+            self._wait.came |= {fragment.source for _, fragment in command.drafts}
+        self._carry_out(command, now_s)
+
+    def begin(self, now_s: float) -> TargetPass | AwaitDrafts | Idle:
+        """Begins a step, or resumes the step that waits for drafts."""
+        assert self._computing is None, "one pass is computed at a time"
+        if self._wait is not None:
+            return self._go_on_waiting(self._wait, now_s)
+        self.sessions.expire(now_s)
+        self.sessions.at(now_s)
+        ready = self.sessions.ready()
+        if not ready:
+            return self._idle(now_s)
+        plan = self._schedule(ready)
+        # A step that may wait for drafts has its batch published first. Any other step has it published as
+        # the forward begins, so that the event loop's work overlaps with that and not with this thread's.
+        if len(ready) == 1 and ready[0].latencies and self._limits.wait_ms_most > 0:
+            self._wait = _Wait(plan)
+            return AwaitDrafts(now_s, self._batch(stepping=True, step_ms=plan.step_ms))
+        parts = self._parts(plan)
+        batch = self._batch(stepping=bool(parts), step_ms=plan.step_ms)
+        return self._pass(parts, batch) if parts else Idle(now_s, batch)
+
+    def published(self, batch: Batch, now_s: float) -> None:
+        """Notes that a batch is out: the clocks of its sessions' sources start."""
+        for update in batch.updates:
+            if (session := self.sessions.get(update.handle)) is not None:
+                session.published(now_s * 1000)
+
+    def finish(self, computed: TargetPass, outcome: Outcome, times: PassTimes) -> tuple[Update, ...]:
+        """Chooses tokens and commits them; returns the update of each session that committed some.
+
+        These updates go out with the batch of the next `begin`.
+        """
+        assert computed is self._computing, "another pass is being computed, or none"
+        self._computing = None
+        self.totals.steps += 1
+        self.totals.rows += computed.rows
+        self.sessions.step = Step(
+            self.totals.steps,
+            times.began_s,
+            times.ended_s,
+            len(computed.parts),
+            computed.rows,
+            times.waited_s,
+        )
+        before = len(self.sessions.updates)
+        self._commit_all(computed.parts, outcome)
+        done = tuple(self.sessions.updates[before:])
+        self._carry_out_postponed()
+        return done
+
+    def abandon(self, computed: TargetPass, error: Exception) -> None:
+        """Ends all sessions of a pass whose forward failed."""
+        assert computed is self._computing, "another pass is being computed, or none"
+        self._computing = None
+        for session, _ in computed.parts:
+            self.sessions.broken(session, error, "the target's forward failed: ")
+        self._carry_out_postponed()
+
+    def collect(self) -> Batch:
+        """A batch of what has happened since the last one, where no step follows."""
+        return self._batch(stepping=False, step_ms=0.0)
+
+    def _batch(self, stepping: bool, step_ms: float) -> Batch:
+        updates, strikes = self.sessions.take_events()
+        step, expected_us = self.totals.steps + stepping, int(step_ms * 1000)
+        return Batch(step, expected_us, updates, strikes, self._budget.least_survival)
+
+    def _idle(self, now_s: float) -> Idle:
+        return Idle(now_s if self.sessions else now_s + self._limits.beat_s, self.collect())
+
+    def _carry_out(self, command: Command, now_s: float) -> None:
+        sessions = self.sessions
+        match command:
+            case Offers():
+                sessions.take_offers(command)
+            case Open(session):
+                sessions.open(session, now_s)
+            case Cancel(handle, message):
+                if (cancelled := sessions.get(handle)) is not None:
+                    sessions.end(cancelled, FinishReason.CANCELLED, message)
+            case Park(handle):
+                if (parked := sessions.get(handle)) is not None:
+                    sessions.park(parked)
+            case Sources(handle, sources):
+                if (changed := sessions.get(handle)) is not None:
+                    with sessions.guarded(changed):
+                        changed.use_sources(sources)
+
+    def _carry_out_postponed(self) -> None:
+        postponed, self._postponed = self._postponed, []
+        for command in postponed:
+            self._carry_out(command, 0.0)  # none of them is an Open, which alone needs the time
+
+    def _merged(self, offers: Offers) -> Offers | None:
+        """Merges what can be merged while a pass is computed; returns the rest, if there is any."""
+        merge = self.sessions.merge
+        left = tuple([draft for draft in offers.drafts if not merge(*draft, offers.arrived_s)])
+        offers.in_flight.taken += len(offers.drafts) - len(left)
+        return Offers(left, offers.arrived_s, offers.in_flight) if left else None
+
+    def _schedule(self, ready: list[Session]) -> _Plan:
+        """Uncomputed ids that the step computes of each session, and whether it may admit drafts."""
+        nodes = [session.likely_nodes for session in ready]
+        sizes = schedule_rows([session.uncomputed for session in ready], nodes, self._chunk(ready))
+        taking = [(session.uncomputed, size) for session, size in zip(ready, sizes, strict=True)]
+        depth = sum(size * session.cached for session, size in zip(ready, sizes, strict=True)) / sum(sizes)
+        drafts = self._budget.may_pay(taking, [session.node_limit for session in ready], depth)
+        if drafts:
+            self._prepare(ready, sizes)
+        drafts &= self.sessions.fit(ready, sizes)
+        step_ms = self._costs.expected_ms(sum(sizes) + sum(nodes), len(ready), depth)
+        return _Plan(ready, sizes, depth, drafts, step_ms)
+
+    def _chunk(self, ready: list[Session]) -> int:
+        """Number of rows that prompts may share with decoding in this step."""
+        reading = next((session.cached for session in ready if session.uncomputed > 1), 0)
+        decoding = sum(session.uncomputed == 1 for session in ready)
+
+        def expected_ms(rows: int) -> float:
+            return self._costs.expected_ms(rows, decoding + 1, reading + rows / 2)
+
+        return chunk_size(self._limits.prefill_chunk, decoding, expected_ms, self._limits.stall_ms)
+
+    def _prepare(self, ready: list[Session], sizes: list[int]) -> None:
+        with self._meter.taking_in():
+            for session, size in zip(ready, sizes, strict=True):
+                with self.sessions.guarded(session):
+                    self.sessions.prepare(session, size)
+
+    def _parts(self, plan: _Plan) -> list[Part]:
+        """Every session's rows in this step: its uncomputed ids, and the drafted nodes that are admitted."""
+        sizes = zip(plan.ready, plan.sizes, strict=True)
+        taking = [(session, size) for session, size in sizes if size and session in self.kv]
+        rankings = [session.ranking(size).survivals if plan.drafts else [] for session, size in taking]
+        uncomputed = [(session.uncomputed, size) for session, size in taking]
+        admitted = self._budget.admit(rankings, uncomputed, plan.depth)
+        parts: list[Part] = []
+        for (session, size), nodes in zip(taking, admitted, strict=True):
+            with self.sessions.guarded(session):
+                parts.append((session, session.begin(size, nodes)))
+        return parts
+
+    def _pass(self, parts: list[Part], batch: Batch | None) -> TargetPass:
+        shares = [self.kv.share(session, step_rows) for session, step_rows in parts]
+        rows = sum(len(share.tokens) for share in shares)
+        depth = sum(len(share.tokens) * share.table.length for share in shares) / rows
+        self._computing = TargetPass(parts, shares, rows, depth, batch)
+        return self._computing
+
+    def _go_on_waiting(self, wait: _Wait, now_s: float) -> TargetPass | AwaitDrafts | Idle:
+        """Waits on while drafts of the only ready session are worth more than the time."""
+        if wait.began_s is None:
+            wait.began_s = now_s
+        (session,), patience = wait.plan.ready, {}
+        if len(self.sessions) == 1 and session in self.sessions:
+            with self.sessions.guarded(session):
+                patience = self._patience_ms(session, wait, now_s)
+        if patience:
+            wait.waited_for |= patience.keys()
+            return AwaitDrafts(now_s + min(patience.values()) / 1000)
+        self._wait = None
+        if wait.waited_for:
+            self.totals.waits += 1
+            self._meter.waited_for_drafts(now_s - wait.began_s)
+            for credit in wait.waited_for & session.latencies.keys():
+                session.latencies[credit].waited(fruitful=credit in wait.came)
+        parts = self._parts(wait.plan)
+        return self._pass(parts, None) if parts else Idle(now_s, self.collect())
+
+    def _patience_ms(self, session: Session, wait: _Wait, now_s: float) -> dict[int, float]:
+        """Milliseconds that each source's next draft is worth waiting for; others are left out."""
+        assert wait.began_s is not None
+        (rows,) = wait.plan.sizes
+        left_ms = self._limits.wait_ms_most - (now_s - wait.began_s) * 1000
+        ranking, taking = session.ranking(rows).survivals, [(session.uncomputed, rows)]
+        (nodes,) = self._budget.admit([ranking], taking, session.cached)
+        step_ms = self._costs.expected_ms(rows + nodes, depth=session.cached)
+        return session.patience_ms(now_s * 1000, step_ms, left_ms, nodes)
+
+    def _commit_all(self, parts: Sequence[Part], outcome: Outcome) -> None:
+        # All tokens first: choosing them reads much memory. What follows stays in the processor's caches.
+        with self._meter.sampling():
+            matched = self._match_all(parts, outcome)
+        for session, step_rows, match in matched:
+            with self.sessions.guarded(session):
+                if match is None:
+                    self.sessions.skip(session, step_rows)
+                else:
+                    step = self.sessions.step
+                    done = session.commit(step_rows, match, step.sessions, step.number)
+                    self.sessions.commit(session, step_rows, done)
+
+    def _match_all(
+        self, parts: Sequence[Part], outcome: Outcome
+    ) -> list[tuple[Session, StepRows, Match | None]]:
+        """What the target follows of each session's drafts; None where it only read a part of the prompt."""
+        matched: list[tuple[Session, StepRows, Match | None]] = []
+        low = 0
+        for session, step_rows in parts:
+            high = low + step_rows.wanted
+            with self.sessions.guarded(session):
+                match = session.match(step_rows, outcome[low:high]) if step_rows.final else None
+                matched.append((session, step_rows, match))
+            low = high
+        return matched

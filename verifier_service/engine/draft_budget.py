@@ -1,0 +1,82 @@
+"""Which drafted nodes a step admits: those that are worth their rows, at what steps of this target take.
+
+The arithmetic is `speculative.budget`; here the step's cost comes in. Pure: knows counts and milliseconds.
+"""
+
+from collections.abc import Sequence
+
+from speculative.budget import StepCost, allot, least_survival, may_pay
+from verifier_service.engine.step_cost import StepCostModel
+
+Taking = Sequence[tuple[int, int]]
+"""For each session in a step: its uncomputed ids, and how many of them the step computes."""
+
+LEAST_GAIN = 0.08
+"""The share of a step that drafting costs beside it: merging drafts, sending progress, processors shared with
+the target. Where nodes promise a smaller gain, none is admitted, and the sources come to rest."""
+_LEAST_MS = 1e-3
+_MORE = 8
+_WEIGHT = 0.1
+"""Weight of one step in the running mean of the survival that nodes need."""
+_DOUBT = 0.3
+"""Factor by which a source may underestimate its nodes and still be asked for them."""
+
+
+class DraftBudget:
+    """Admits a step's drafted nodes by what steps of this target take.
+
+    Args:
+        costs: what steps take.
+        adaptive: False admits every drafted node.
+    """
+
+    def __init__(self, costs: StepCostModel, adaptive: bool) -> None:
+        self._costs = costs
+        self._adaptive = adaptive
+        self._needed = 0.0
+
+    @property
+    def least_survival(self) -> float:
+        """Survival that a node needs, by its source's estimate, to have a chance in steps like the last."""
+        return _DOUBT * min(1.0, self._needed)
+
+    def may_pay(self, taking: Taking, most: Sequence[int], depth: float = 0.0) -> bool:
+        """Whether the step could admit any drafts, of at most `most` nodes for each session.
+
+        Where it could not, nobody needs to look for drafts. `depth` is the number of cached positions that a
+        row attends over, on average.
+        """
+        if not self._adaptive:
+            return True
+        nodes = sum(count for (pending, rows), count in zip(taking, most, strict=True) if rows == pending)
+        return may_pay(nodes, *self._bare(taking, depth))
+
+    def admit(self, rankings: Sequence[Sequence[float]], taking: Taking, depth: float = 0.0) -> list[int]:
+        """Number of nodes that the step admits of each session's ranking (survivals, descending)."""
+        if not self._adaptive or not rankings:  # without rankings: all sessions of the step have ended
+            return [len(ranking) for ranking in rankings]
+        committing, rows, cost = self._bare(taking, depth)
+        counts = allot(rankings, committing, rows, cost, LEAST_GAIN)
+        if committing:
+            admitted = [ranking[:count] for ranking, count in zip(rankings, counts, strict=True)]
+            expected = committing + sum(map(sum, admitted))
+            needed = least_survival(expected, rows + sum(counts), cost, _MORE)
+            self._needed += _WEIGHT * (needed - self._needed)
+        return counts
+
+    def _bare(self, taking: Taking, depth: float) -> tuple[int, int, StepCost]:
+        """For the step without drafts: sessions that commit, rows, and the cost of decoding."""
+        rows = sum(size for _, size in taking)
+        committing = sum(pending == size for pending, size in taking)
+        return committing, rows, decoding_cost(self._costs, rows - committing, len(taking), depth)
+
+
+def decoding_cost(costs: StepCostModel, prefilled: int, sessions: int, depth: float = 0.0) -> StepCost:
+    """What decoding costs in a step, in ms, as a function of the step's rows.
+
+    `prefilled` rows are prompts', which have to be computed in any case, so decoding costs what it adds to
+    them. If the whole step were counted, long steps would seem to call for many drafted nodes, which would
+    delay the prompts and save no step.
+    """
+    prompts_ms = costs.expected_ms(prefilled, depth=depth) if prefilled else 0.0
+    return lambda rows: max(costs.step_ms(rows, sessions, depth) - prompts_ms, _LEAST_MS)

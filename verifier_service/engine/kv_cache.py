@@ -1,0 +1,161 @@
+"""Keys and values of the running sessions, and of prefixes that outlive them.
+
+A session begins with the blocks of its longest cached prefix. The blocks that it fills with committed ids are
+cached at once, so that others find them while it still runs. Belongs to the engine's thread.
+"""
+
+from collections.abc import Sequence
+
+from outrider.lm.blocks import BLOCK
+from outrider.lm.plan import Share
+from outrider.lm.pool import SlotPool
+from outrider.lm.table import SlotTable, blocks_for
+from verifier_service.engine.prefix_cache import BlockHash, BlockHasher, PrefixCache
+from verifier_service.engine.scheduler import Need
+from verifier_service.engine.session import Session
+from verifier_service.engine.step import StepRows
+
+_EVICTED_SHARE = 64
+"""An eviction gives back at least this part (1 / n) of the cached blocks."""
+
+
+class _CachedSession:
+    """One session's table, the hashes of its full blocks, and those of blocks that it is about to fill."""
+
+    __slots__ = ("coming", "hashes", "salt", "table")
+
+    def __init__(
+        self, table: SlotTable, salt: BlockHash, hashes: list[BlockHash], coming: list[BlockHash]
+    ) -> None:
+        self.table = table
+        self.salt = salt
+        self.hashes = hashes
+        self.coming = coming
+
+
+class KVCache:
+    """The slot tables of running sessions over the target's pool, and the prefix cache.
+
+    Args:
+        pool: the target's.
+        reuse: whether a session begins with cached blocks.
+        lease_s: seconds for which the blocks of an ended session are evicted after others.
+    """
+
+    def __init__(self, pool: SlotPool, reuse: bool, lease_s: float) -> None:
+        self.prefixes = PrefixCache(pool.blocks, BLOCK)
+        self._pool = pool
+        self._reuse = reuse
+        self._lease_s = lease_s
+        self._hasher = BlockHasher(BLOCK)
+        self._held: dict[int, _CachedSession] = {}
+        self._coming: dict[BlockHash, int] = {}  # handle of the session that is about to fill a block
+        self._now = 0.0
+        self.released = 0
+        """Number of tables given back so far; only then is there more room than before."""
+        pool.evict = self._evict
+
+    def __contains__(self, session: Session) -> bool:
+        return session.handle in self._held
+
+    @property
+    def free(self) -> int:
+        """Number of blocks that nobody holds."""
+        return self._pool.free_blocks
+
+    @property
+    def available(self) -> int:
+        """Number of blocks that are free or can be evicted."""
+        return self._pool.free_blocks + self.prefixes.evictable
+
+    @property
+    def running_slots(self) -> int:
+        """Number of slots in blocks that running sessions hold, shared ones once; from any thread."""
+        tables = [held.table for held in list(self._held.values())]
+        return BLOCK * len({block for table in tables for block in list(table.blocks)})
+
+    def at(self, now: float) -> None:
+        """Sets the time, in seconds, for leases and eviction."""
+        self._now = now
+
+    def blocks_to_begin(self, session: Session) -> int:
+        """Number of blocks that a session needs to begin, if none of its ids is cached."""
+        return blocks_for(len(session.ids) + session.node_limit)
+
+    def begin(self, session: Session) -> bool:
+        """Gives a session a table with as many of its ids as are cached; returns whether it got one.
+
+        It gets none while another session computes the block that it needs next: that will be cached soon.
+        """
+        salt = self._hasher.salt(session.key.tenant)
+        hashes: list[BlockHash] = []
+        blocks: list[int] = []
+        if self._reuse:
+            self._hasher.extend(hashes, session.ids[:-1], salt)
+            if self._is_coming(hashes):
+                return False
+            blocks = self.prefixes.match(hashes, len(session.ids), self._now)
+        held = _CachedSession(
+            SlotTable(self._pool, session.slots), salt, hashes[: len(blocks)], hashes[len(blocks) :]
+        )
+        self._held[session.handle] = held
+        for hash_ in held.coming:
+            self._coming[hash_] = session.handle
+        if blocks and self._pool.has_room(blocks_for(session.slots)):
+            held.table.copy_of(blocks)
+        else:
+            held.table.adopt(blocks)
+        session.resume_at(held.table.length)
+        return True
+
+    def need(self, session: Session, rows: int, nodes: int) -> Need:
+        """Blocks that a session's step of `rows` uncomputed ids and `nodes` drafted nodes takes."""
+        table = self._held[session.handle].table
+        bare = table.lacks(session.cached + rows)
+        drafted = table.lacks(session.cached + rows + nodes) - bare
+        return Need(session.handle, len(table.blocks), bare, drafted)
+
+    def share(self, session: Session, step_rows: StepRows) -> Share:
+        """A session's rows of a step, as the target takes them."""
+        return Share(self._held[session.handle].table, step_rows.tokens, step_rows.parents, step_rows.want)
+
+    def keep_rows(self, session: Session, path: Sequence[int]) -> None:
+        """Keeps these rows of the last pass, which are committed now, and frees the others."""
+        held = self._held[session.handle]
+        held.table.keep(path)
+        if self._reuse and held.table.length // BLOCK > len(held.hashes):
+            first = len(held.hashes)
+            self._hasher.extend(held.hashes, session.ids[: held.table.length], held.salt)
+            self.prefixes.publish(held.hashes, held.table.blocks, first, self._now)
+            self._came(session, held)
+
+    def release(self, session: Session) -> None:
+        """Gives a session's table back, if it has one; its cached blocks stay until they are evicted."""
+        held = self._held.pop(session.handle, None)
+        if held is not None:
+            self.released += 1
+            held.table.close()
+            self._came(session, held, everything=True)
+            self.prefixes.lease(held.hashes, self._now + self._lease_s)
+
+    def check(self) -> None:
+        """Raises AssertionError if a block is lost, or held by anyone but tables and prefix cache."""
+        self._pool.check_integrity([*(held.table.blocks for held in self._held.values()), self.prefixes.held])
+        self.prefixes.check()
+
+    def _is_coming(self, hashes: Sequence[BlockHash]) -> bool:
+        """Whether the first of these blocks that is not cached is being computed."""
+        missing = next((hash_ for hash_ in hashes if hash_ not in self.prefixes), None)
+        return missing is not None and missing in self._coming
+
+    def _came(self, session: Session, held: _CachedSession, everything: bool = False) -> None:
+        """Notes that blocks which a session was about to fill are cached, or never will be."""
+        while held.coming and (everything or held.coming[0] in self.prefixes):
+            hash_ = held.coming.pop(0)
+            if self._coming.get(hash_) == session.handle:
+                del self._coming[hash_]
+
+    def _evict(self, blocks: int) -> int:
+        # The search takes longer the more is cached, and a busy worker's memory is always full of cached
+        # blocks. So each search gives back some more than are needed now.
+        return self.prefixes.evict(max(blocks, len(self.prefixes) // _EVICTED_SHARE), self._now)

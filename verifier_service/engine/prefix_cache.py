@@ -1,0 +1,188 @@
+"""Full blocks of committed ids that outlive their sessions, found again by what they hold.
+
+A block's hash is a keyed 128-bit hash over its parent block's hash and its own ids; the first parent is a
+salt of the tenant. The key belongs to the process, which has one target and no adapters. So equal hashes
+mean equal ids of one target from the first position on, and no tenant finds another's blocks. The cache is
+one more holder of each block that it knows. It evicts blocks that nobody else holds and that no cached block
+continues: those whose lease has ended first, then the least recently used. A lease orders eviction and never
+keeps a running session from memory. Pure: blocks are numbers, time is an argument.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+import numpy as np
+
+BlockHash = bytes
+
+
+class Holders(Protocol):
+    """The part of a block allocator that the cache uses."""
+
+    def holders(self, block: int) -> int:
+        """Number of a block's holders."""
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Adds a holder to each block."""
+
+    def give(self, blocks: Iterable[int]) -> None:
+        """Takes a holder from each block."""
+
+
+class BlockHasher:
+    """Hashes blocks. Its key is drawn per process, so nobody can aim at a hash."""
+
+    def __init__(self, block: int, key: bytes | None = None) -> None:
+        self._block = block
+        self._key = key or secrets.token_bytes(16)
+
+    def salt(self, *parts: str) -> BlockHash:
+        """The parent hash of a first block. No two lists of parts share one."""
+        encoded = [part.encode("utf-8", "surrogatepass") for part in parts]
+        return self._digest(b"".join(len(part).to_bytes(8, "little") + part for part in encoded))
+
+    def extend(self, hashes: list[BlockHash], ids: Sequence[int], salt: BlockHash) -> None:
+        """Appends the hashes of the full blocks of `ids` that `hashes` does not have yet."""
+        for at in range(len(hashes), len(ids) // self._block):
+            part = np.asarray(ids[at * self._block : (at + 1) * self._block], dtype=np.uint32)
+            hashes.append(self._digest((hashes[-1] if hashes else salt) + part.tobytes()))
+
+    def _digest(self, data: bytes) -> BlockHash:
+        return hashlib.blake2b(data, digest_size=16, key=self._key).digest()
+
+
+@dataclass(slots=True)
+class _Entry:
+    block: int
+    parent: BlockHash | None
+    """The parent's hash, where the parent is cached."""
+    children: int = 0
+    used: float = 0.0
+    lease_until: float = 0.0
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """What the cache did, in tokens, and evictions in blocks."""
+
+    asked: int = 0
+    hit: int = 0
+    evicted_blocks: int = 0
+
+
+class PrefixCache:
+    """Cached blocks by hash.
+
+    Args:
+        holders: the block allocator.
+        block: number of ids in a block.
+    """
+
+    def __init__(self, holders: Holders, block: int) -> None:
+        self.counts = CacheCounts()
+        self._holders = holders
+        self._block = block
+        self._entries: dict[BlockHash, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, hash_: BlockHash) -> bool:
+        return hash_ in self._entries
+
+    @property
+    def held(self) -> list[int]:
+        """Numbers of the blocks that the cache holds."""
+        return [entry.block for entry in self._entries.values()]
+
+    @property
+    def evictable(self) -> int:
+        """Number of blocks that `evict` could give back: nobody holds them or a block that continues them.
+
+        A session that began with a copy of a prefix holds the blocks that it added, not those they continue.
+        """
+        lone = {
+            hash_: entry for hash_, entry in self._entries.items() if self._holders.holders(entry.block) == 1
+        }
+        needed: set[BlockHash] = set()
+        for hash_, entry in self._entries.items():
+            parent = None if hash_ in lone else entry.parent
+            while parent is not None and parent not in needed:
+                needed.add(parent)
+                parent = self._entries[parent].parent
+        return len(lone.keys() - needed)
+
+    def match(self, hashes: Sequence[BlockHash], length: int, now: float) -> list[int]:
+        """Blocks of the longest cached beginning of `length` ids; the last id is always left to compute."""
+        self.counts.asked += length
+        found: list[int] = []
+        for hash_ in hashes[: (length - 1) // self._block]:
+            entry = self._entries.get(hash_)
+            if entry is None:
+                break
+            entry.used = now
+            found.append(entry.block)
+        self.counts.hit += len(found) * self._block
+        return found
+
+    def publish(self, hashes: Sequence[BlockHash], blocks: Sequence[int], first: int, now: float) -> None:
+        """Caches the blocks from index `first` on, except those whose hash is cached already."""
+        for at in range(first, len(hashes)):
+            hash_ = hashes[at]
+            if hash_ in self._entries:
+                continue
+            parent = hashes[at - 1] if at and hashes[at - 1] in self._entries else None
+            if at and parent is None:
+                return  # what is before it was evicted: nothing would find it
+            self._holders.share([blocks[at]])
+            self._entries[hash_] = _Entry(blocks[at], parent, used=now)
+            if parent is not None:
+                self._entries[parent].children += 1
+
+    def lease(self, hashes: Sequence[BlockHash], until: float) -> None:
+        """Has the cached ones of these blocks evicted after others, until the time `until`."""
+        for hash_ in hashes:
+            if (entry := self._entries.get(hash_)) is not None:
+                entry.lease_until = max(entry.lease_until, until)
+
+    def evict(self, blocks: int, now: float) -> int:
+        """Gives back up to `blocks` blocks; returns their number."""
+        leaves = [self._rank(hash_, now) for hash_, entry in self._entries.items() if self._is_leaf(entry)]
+        heapify(leaves)
+        given = 0
+        while leaves and given < blocks:
+            hash_ = heappop(leaves)[-1]
+            parent = self._forget(hash_)
+            given += 1
+            if parent is not None and self._is_leaf(self._entries[parent]):
+                heappush(leaves, self._rank(parent, now))
+        self.counts.evicted_blocks += given
+        return given
+
+    def check(self) -> None:
+        """Raises AssertionError where a chain of cached blocks is not whole."""
+        children = dict.fromkeys(self._entries, 0)
+        for entry in self._entries.values():
+            if entry.parent is not None:
+                assert entry.parent in self._entries, "a cached block's parent was evicted before it"
+                children[entry.parent] += 1
+        assert all(self._entries[hash_].children == count for hash_, count in children.items())
+
+    def _is_leaf(self, entry: _Entry) -> bool:
+        return not entry.children and self._holders.holders(entry.block) == 1
+
+    def _rank(self, hash_: BlockHash, now: float) -> tuple[float, float, BlockHash]:
+        entry = self._entries[hash_]
+        return (entry.lease_until if entry.lease_until > now else 0.0, entry.used, hash_)
+
+    def _forget(self, hash_: BlockHash) -> BlockHash | None:
+        """Gives a leaf's block back; returns the hash of its parent."""
+        entry = self._entries.pop(hash_)
+        self._holders.give([entry.block])
+        if entry.parent is not None:
+            self._entries[entry.parent].children -= 1
+        return entry.parent

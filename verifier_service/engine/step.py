@@ -1,0 +1,147 @@
+"""One step of the engine: its limits, how prompts and decoding share its rows, and each session's rows in it.
+
+Chunked prefill is decided here. Pure: knows counts and milliseconds; the target is a protocol.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.lm.plan import Share
+from outrider.lm.pool import SlotPool
+from speculative.commit import FinishReason
+from speculative.logprobs import TokenLogprob
+from speculative.tree import ROOT, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Bounds of the engine's steps and of what it keeps."""
+
+    prefill_chunk: int = 512
+    """The most rows that prefills share with decoding."""
+    wait_ms_most: float = 4.0
+    """The longest wait for drafts before a step; 0: never."""
+    beat_s: float = 0.1
+    """Seconds between two beats of an idle engine."""
+    stall_ms: float = 60.0
+    """The longest step, in ms, that computes part of a prompt while other sessions decode."""
+    most_running: int = 64
+    """Sessions that may have keys and values at once; others wait."""
+    reuse_prefixes: bool = True
+    """Whether blocks of committed ids are kept for sessions that begin with the same ids."""
+    lease_s: float = 300.0
+    """Seconds for which the blocks of an ended or parked session are evicted after others."""
+    adaptive: bool = True
+    """Whether a step admits only nodes that pay for their rows, or all that the sessions' limits allow."""
+
+
+class PassLogits(Protocol):
+    """What a forward returns: logits that can be had as a float32 array on the CPU."""
+
+    def numpy(self) -> NDArray[np.float32]:
+        """The logits, float32[rows wanted, vocabulary]."""
+
+
+class TargetModel(Protocol):
+    """The part of a PackedLM that decoding uses."""
+
+    pool: SlotPool
+
+    def forward(self, shares: Sequence[Share]) -> PassLogits:
+        """Computes one pass; see PackedLM."""
+
+
+class StepRows(NamedTuple):
+    """A session's rows in one step: a chain of committed ids, and below its last one a draft tree."""
+
+    chain: tuple[int, ...]
+    tree: TokenTree
+    final: bool
+    """Whether the chain reaches the last committed id, so that the step commits something."""
+    candidates: int = 0
+    """Drafted nodes that the step could have admitted."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Token of each row."""
+        return self.chain + self.tree.tokens
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Row that each row continues; -1 is the last cached position."""
+        last = len(self.chain) - 1
+        below = tuple(last if parent == ROOT else last + 1 + parent for parent in self.tree.parents)
+        return (*range(-1, last), *below)
+
+    @property
+    def wanted(self) -> int:
+        """Number of rows whose logits are needed."""
+        return 1 + len(self.tree) if self.final else 0
+
+    @property
+    def want(self) -> tuple[int, ...]:
+        """Rows whose logits are needed: the chain's last one and every node, or none."""
+        return tuple(range(len(self.chain) - 1, len(self.chain) + len(self.tree))) if self.final else ()
+
+
+class Round(NamedTuple):
+    """What a step committed of one session."""
+
+    position: int
+    tokens: tuple[int, ...]
+    credits: bytes
+    path: tuple[int, ...]
+    """Rows of the step that are committed positions now."""
+    reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    drafted: Mapping[int, int] = {}
+    """Drafted nodes offered so far, by credit index."""
+
+
+# Prefills keep this part (1 / n) of a step's rows however many sessions decode, so that none starves.
+_PREFILL_FLOOR = 4
+_PIECE = 16
+"""Chunks are multiples of this many rows."""
+# A step may take this many times as long as its decoding alone. Where decoding alone is long, a prompt would
+# otherwise get few rows of each step and hardly ever come to its end.
+_SLOWER = 2.0
+
+
+def chunk_size(most: int, decoding: int, expected_ms: Callable[[int], float], stall_ms: float) -> int:
+    """Rows that prefills and decoding share in the next step, at most `most`.
+
+    The streams of the `decoding` other sessions stand still while the step runs. So it may take `stall_ms`,
+    or twice what decoding takes alone where that is longer: smaller chunks would mean more steps, each with
+    its own cost. A prefill without other sessions beside it gets `most`.
+    """
+    if not decoding:
+        return max(1, most)
+    patience_ms = max(stall_ms, _SLOWER * expected_ms(decoding))
+    if expected_ms(most) <= patience_ms:
+        return max(1, most)
+    pieces = range(2, most // _PIECE + 1)
+    fitting = bisect_left(pieces, True, key=lambda count: expected_ms(count * _PIECE) > patience_ms)
+    return min(most, (fitting + 1) * _PIECE)
+
+
+def schedule_rows(uncomputed: Sequence[int], nodes: Sequence[int], chunk: int) -> list[int]:
+    """Committed ids of each session that the next step computes; 0: the session sits this step out.
+
+    `uncomputed[i]` (at least 1) counts the committed ids of session i that the target has not computed;
+    `nodes[i]` the drafted nodes that the session would bring. A session with one uncomputed id decodes and is
+    always in. The others prefill: first come first served, they share what decoding leaves of `chunk` rows,
+    and at least a quarter of `chunk`.
+    """
+    decoding = sum(1 + count for rows, count in zip(uncomputed, nodes, strict=True) if rows == 1)
+    left = max(chunk - decoding, chunk // _PREFILL_FLOOR, 1)
+    sizes = []
+    for rows in uncomputed:
+        size = 1 if rows == 1 else min(rows, left)
+        left -= 0 if rows == 1 else size
+        sizes.append(size)
+    return sizes

@@ -1,0 +1,222 @@
+"""What a step costs, by its rows and sessions: a profile taken once at load, corrected by what steps take.
+
+A busy neighbour slows all sizes by one factor. That factor is learnt fast and changes no comparison between
+sizes. Sizes are compared by pairs of successive steps only, which the neighbour slowed alike, so noise does
+not make the choice of sizes swing. Without a profile the first requests would be served badly: the budget
+weighs drafted nodes against what their rows cost. The model is pure; only `profile_steps` runs passes.
+"""
+
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from math import log2
+
+from outrider.lm.packed import PackedLM
+from outrider.lm.plan import Share
+from outrider.lm.table import SlotTable
+
+PROFILED = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 256)
+"""Numbers of rows to be profiled. Kernels work in tiles, so both sides of likely edges are among them."""
+
+_SCALE_WEIGHT = 0.2
+_SIZE_WEIGHT = 0.05
+"""Weight of what a pair of successive steps says about their sizes."""
+_SIZES = 24  # powers of two of rows
+_REFRESH = 32
+"""Comparisons after which the expected times are worked out anew; a single one hardly moves them."""
+_LEAST_MS = 1e-3
+# A step that took this many times as long as expected was held up by something else.
+_MOST_RATIO = 2.0
+
+
+class StepCostModel:
+    """Expected duration of a step, in ms, by its rows, its sessions and how long their past is.
+
+    Args:
+        profile: measured ms of a step of one session, by its rows. Without a profile all sizes start out
+            alike, so that larger ones are tried.
+        session_ms: ms that each further session adds to a step of as many rows.
+        depth: cached positions that the profile's rows attended over.
+        deeper_ms: ms that each further cached position adds for each row.
+    """
+
+    __slots__ = (
+        "_compared",
+        "_corrected",
+        "_correction",
+        "_deeper_ms",
+        "_depth",
+        "_last",
+        "_ms",
+        "_overhead_ms",
+        "_rows",
+        "_scale",
+        "_session_ms",
+    )
+
+    def __init__(
+        self,
+        profile: Mapping[int, float] | None = None,
+        session_ms: float = 0.0,
+        depth: float = 0.0,
+        deeper_ms: float = 0.0,
+    ) -> None:
+        points = sorted((profile or {}).items())
+        self._rows = [rows for rows, _ in points]
+        # No larger step is faster: where one was, its measurement was wrong.
+        self._ms = [max(ms for _, ms in points[: at + 1]) for at in range(len(points))]
+        self._session_ms = session_ms
+        self._depth = depth
+        self._deeper_ms = deeper_ms
+        self._scale: float | None = 1.0 if points else None
+        self._correction = [1.0] * (_SIZES + 1)
+        self._corrected: dict[int, float] = {}  # milliseconds of one session by rows, the scale apart
+        self._compared = 0
+        self._last: tuple[int, float] | None = None
+        self._overhead_ms: float | None = None
+
+    def record(self, rows: int, milliseconds: float, sessions: int = 1, depth: float = 0.0) -> None:
+        """Learns from the forward of one step; arguments as for `expected_ms`."""
+        extra = self._beside_ms(rows, sessions, depth) * (self._scale or 1.0)
+        ratio = max(milliseconds - extra, _LEAST_MS) / self._profile_ms(rows)
+        if self._last is not None and self._last[0] != rows:
+            self._compare(*self._last, rows, ratio)
+        self._last = rows, ratio
+        scale = ratio / self._correct(rows)
+        known = self._scale or scale
+        self._scale = known + _SCALE_WEIGHT * (min(scale, _MOST_RATIO * known) - known)
+
+    def record_overhead(self, milliseconds: float, sessions: int) -> None:
+        """Learns from the time between two forwards, in ms, that was not spent waiting."""
+        each = milliseconds / sessions
+        known = self._overhead_ms
+        self._overhead_ms = each if known is None else known + _SCALE_WEIGHT * (each - known)
+
+    def expected_ms(self, rows: int, sessions: int = 1, depth: float = 0.0) -> float:
+        """Expected ms of a forward of `rows` (at least 1) input tokens; 0 where no forward was ever seen.
+
+        `depth` is the number of cached positions that a row attends over, on average.
+        """
+        if self._scale is None:
+            return 0.0
+        alone = self._corrected.get(rows)
+        if alone is None:
+            alone = self._corrected[rows] = self._profile_ms(rows) * self._correct(rows)
+        return (alone + self._beside_ms(rows, sessions, depth)) * self._scale
+
+    def step_ms(self, rows: int, sessions: int = 1, depth: float = 0.0) -> float:
+        """Expected ms of a forward and what lies between two of them; always above 0."""
+        return (self.expected_ms(rows, sessions, depth) + (self._overhead_ms or 0.0) * sessions) or 1.0
+
+    def _beside_ms(self, rows: int, sessions: int, depth: float) -> float:
+        """Ms that further sessions and a longer past add: the profile has one session and a short past."""
+        return self._session_ms * (sessions - 1) + self._deeper_ms * rows * max(0.0, depth - self._depth)
+
+    def _compare(self, rows_before: int, before: float, rows: int, now: float) -> None:
+        """Corrects two sizes whose successive steps took `before` and `now` times the profile's ms."""
+        self._compared += 1
+        if self._compared % _REFRESH == 0:
+            self._corrected.clear()
+        off = (now / self._correct(rows)) / (before / self._correct(rows_before))
+        learnt = _SIZE_WEIGHT * (min(max(off, 1 / _MOST_RATIO), _MOST_RATIO) - 1.0)
+        for size, change in ((rows, learnt), (rows_before, -learnt)):
+            low, share = _place(size)
+            self._correction[low] *= 1.0 + change * (1.0 - share)
+            self._correction[low + 1] *= 1.0 + change * share
+
+    def _profile_ms(self, rows: int) -> float:
+        """The profile's ms of a size: linear between two points, and beyond the last one."""
+        if len(self._rows) < 2:
+            return self._ms[0] if self._ms else 1.0
+        at = min(max(bisect_right(self._rows, rows), 1), len(self._rows) - 1)
+        low, high = self._rows[at - 1], self._rows[at]
+        slope = (self._ms[at] - self._ms[at - 1]) / (high - low)
+        return max(self._ms[at - 1] + slope * (rows - low), self._ms[0])
+
+    def _correct(self, rows: int) -> float:
+        low, share = _place(rows)
+        return self._correction[low] * (1.0 - share) + self._correction[low + 1] * share
+
+
+def _place(rows: int) -> tuple[int, float]:
+    """The power of two at or below a size, and how far the size is towards the next, 0 to 1."""
+    exact = min(log2(rows), _SIZES - 1e-9)
+    return int(exact), exact - int(exact)
+
+
+log = logging.getLogger(__name__)
+
+_CONTEXT = 64
+_SESSIONS = 4
+_REPEATS = 3
+_BUDGET_S = 2.0
+"""Seconds of measuring, after which a slow target is measured at no more sizes and without a long past."""
+_DEEP = 1024
+"""Cached positions of a long past; at most half of those that a session may have."""
+_CHUNK = 128
+_ROWS = 64
+
+
+def profile_steps(target: PackedLM) -> StepCostModel:
+    """The cost model of a target, from the fastest of a few passes of each size."""
+    longest = min(target.max_length, target.pool.max_slots // _SESSIONS)
+    context = min(_CONTEXT, longest // 2)
+    tables = [target.table() for _ in range(_SESSIONS)]
+    try:
+        for table in tables:
+            _extend(target, table, context)
+        sizes = [rows for rows in PROFILED if rows <= longest - context]
+        return _measured(target, tables, sizes, min(_DEEP, longest // 2))
+    finally:
+        for table in tables:
+            target.release(table)
+
+
+def _measured(
+    target: PackedLM, tables: Sequence[SlotTable], sizes: Sequence[int], deep: int
+) -> StepCostModel:
+    alone: dict[int, float] = {}
+    together = float("inf")
+    ends = time.perf_counter() + _BUDGET_S
+    for _ in range(_REPEATS):
+        for rows in sizes:
+            if time.perf_counter() < ends or rows <= sizes[0]:
+                alone[rows] = min(_pass_ms(target, tables[:1], rows), alone.get(rows, float("inf")))
+        together = min(_pass_ms(target, tables, 1), together)
+    session_ms = (together - StepCostModel(alone).expected_ms(_SESSIONS)) / (_SESSIONS - 1)
+    depth = tables[0].length
+    deeper_ms = _deeper_ms(target, tables[0], alone, deep) if time.perf_counter() < ends else 0.0
+    by_rows = {rows: round(ms, 2) for rows, ms in alone.items()}
+    fields = {"ms_by_rows": by_rows, "ns_by_row_and_position": round(deeper_ms * 1e6)}
+    log.info("steps take", extra={"fields": fields})
+    return StepCostModel(alone, max(0.0, session_ms), depth, deeper_ms)
+
+
+def _deeper_ms(target: PackedLM, table: SlotTable, alone: Mapping[int, float], deep: int) -> float:
+    """Ms that one more cached position adds for each row, from passes of one session with a long past."""
+    before = table.length
+    ends = time.perf_counter() + _BUDGET_S
+    while table.length < deep and time.perf_counter() < ends:
+        _extend(target, table, min(_CHUNK, deep - table.length))
+    if table.length < 2 * before or _ROWS not in alone:
+        return 0.0
+    took_ms = min(_pass_ms(target, [table], _ROWS) for _ in range(_REPEATS))
+    return max(0.0, took_ms - alone[_ROWS]) / (_ROWS * (table.length - before))
+
+
+def _extend(target: PackedLM, table: SlotTable, rows: int) -> None:
+    """Computes `rows` more cached positions."""
+    target.forward([Share(table, (0,) * rows, tuple(range(-1, rows - 1)), ())])
+    table.keep(range(rows))
+
+
+def _pass_ms(target: PackedLM, tables: Sequence[SlotTable], rows: int) -> float:
+    """Ms of one pass of `rows` rows of each session: all siblings, and all their logits wanted."""
+    shares = [Share(table, (0,) * rows, (-1,) * rows, tuple(range(rows))) for table in tables]
+    began = time.perf_counter()
+    target.forward(shares).numpy()
+    took_ms = (time.perf_counter() - began) * 1000
+    for table in tables:
+        table.drop_nodes()
+    return took_ms
