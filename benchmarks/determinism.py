@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.packed_step import CONTEXT, packed_pass
 from benchmarks.shared.envelope import MODELS, command_line, print_result
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 from speculative.noise import gumbel
 
 SESSIONS = 8
@@ -101,7 +101,7 @@ def logits_by_prefill(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
     found = []
     for ids in batch:
         table = lm.table(reserve=len(ids))
-        found.append(lm.forward([Share(table, ids, range(-1, len(ids) - 1), range(len(ids)))]))
+        found.append(lm.forward([SequenceRows(table, ids, range(-1, len(ids) - 1), range(len(ids)))]))
         lm.release(table)
     return torch.stack(found)
 
@@ -119,7 +119,7 @@ def logits_by_trees(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
         shares = []
         for table, ids in zip(tables, batch, strict=True):
             tokens = [id_ for own in ids[low : low + DEPTH] for id_ in ((own * 7 + 1) % 4096, own)]
-            shares.append(Share(table, tokens, parents, right))
+            shares.append(SequenceRows(table, tokens, parents, right))
         found.append(lm.forward(shares).view(len(batch), DEPTH, -1))
         for table in tables:
             table.keep(right)
@@ -133,7 +133,7 @@ def logits_one_by_one(lm: PackedLM, ids: Piece) -> torch.Tensor:
     table = lm.table(reserve=len(ids))
     found = []
     for token in ids:
-        found.append(lm.forward([Share(table, [token], [-1], [0])]))
+        found.append(lm.forward([SequenceRows(table, [token], [-1], [0])]))
         table.commit([0])
     lm.release(table)
     return torch.cat(found)

@@ -16,7 +16,7 @@ from benchmarks.shared.envelope import MODELS, command_line, print_result
 from benchmarks.shared.heldout import HELD_OUT, held_out_records
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters.causal_lm import CausalLMDrafter
-from outrider.lm.packed import PackedLM
+from outrider.lm.runner import PackedLM
 from outrider.pair.simulation import Scene, Simulation, Tally, continuation
 from outrider.tokens import TokenTable
 from speculative.params import SamplingParams

@@ -19,12 +19,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.shared.envelope import command_line, print_result
-from outrider.lm.choice import use_ragged, use_steps
-from outrider.lm.graphs import CudaGraphs
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import PassPlan, Share
-from outrider.lm.steps import StaticSteps
-from outrider.lm.table import SlotTable
+from outrider.lm.graphs.backend_choice import use_graphs, use_ragged
+from outrider.lm.graphs.capture import CudaGraphs
+from outrider.lm.graphs.graph_runner import GraphRunner
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.plan import PassPlan, SequenceRows
+from outrider.lm.runner import PackedLM
 
 WARM_UP = 3
 PREFILL_CHUNK = 256
@@ -111,9 +111,9 @@ def build(size: BenchSize, device: str, dtype: torch.dtype, seed: int = 0) -> Ll
     return model.requires_grad_(False)
 
 
-def static_steps(lm: PackedLM, device: TimedDevice) -> StaticSteps:
+def static_steps(lm: PackedLM, device: TimedDevice) -> GraphRunner:
     """Makes a model run in static steps: captured with the Triton kernel on a GPU, plain torch elsewhere."""
-    return use_steps(lm, "triton", CudaGraphs()) if device.is_gpu else use_steps(lm, "gathered")
+    return use_graphs(lm, "triton", CudaGraphs()) if device.is_gpu else use_graphs(lm, "gathered")
 
 
 def prefilled(lm: PackedLM, prompt: Sequence[int]) -> SlotTable:
@@ -121,7 +121,7 @@ def prefilled(lm: PackedLM, prompt: Sequence[int]) -> SlotTable:
     table = lm.table(reserve=len(prompt) + PREFILL_CHUNK)
     for low in range(0, len(prompt), PREFILL_CHUNK):
         part = prompt[low : low + PREFILL_CHUNK]
-        lm.forward([Share(table, part, range(-1, len(part) - 1), ())])
+        lm.forward([SequenceRows(table, part, range(-1, len(part) - 1), ())])
         table.commit(range(len(part)))
     return table
 
@@ -171,9 +171,9 @@ class StepBench:
     def _embedding_bytes(self) -> int:
         return self._size.hidden * self._lm.model.dtype.itemsize
 
-    def _shares(self, batch: int, tree: int) -> list[Share]:
+    def _shares(self, batch: int, tree: int) -> list[SequenceRows]:
         parents = [(row + 1) // 2 - 1 for row in range(tree)]
-        return [Share(table, range(tree), parents, range(tree)) for table in self._tables[:batch]]
+        return [SequenceRows(table, range(tree), parents, range(tree)) for table in self._tables[:batch]]
 
     def _pass(self, batch: int, tree: int) -> Callable[[], None]:
         shares = self._shares(batch, tree)
@@ -186,7 +186,7 @@ class StepBench:
         return once
 
     @torch.inference_mode()
-    def _parts(self, steps: StaticSteps, batch: int, tree: int) -> dict[str, float]:
+    def _parts(self, steps: GraphRunner, batch: int, tree: int) -> dict[str, float]:
         """Milliseconds of a step's three parts, each timed alone."""
         lm, device, repeats = self._lm, self._device, self._repeats
         shares = self._shares(batch, tree)
@@ -235,7 +235,7 @@ class TreeExactness:
         table = prefilled(self._lm, prompt[:-1])
         ids, rows = [prompt[-1]], []
         for _ in range(count):
-            (logits,) = self._lm.forward([Share(table, ids[-1:], [-1], [0])])
+            (logits,) = self._lm.forward([SequenceRows(table, ids[-1:], [-1], [0])])
             table.commit([0])
             rows.append(logits)
             ids.append(int(logits.argmax()))
@@ -253,7 +253,7 @@ class TreeExactness:
                 tokens += [(token + 1) % self._vocabulary, token]
                 parents += [parent, parent]
                 parent = len(tokens) - 1
-            logits = self._lm.forward([Share(table, tokens, parents, range(len(tokens)))])
+            logits = self._lm.forward([SequenceRows(table, tokens, parents, range(len(tokens)))])
             path = [0]
             while True:
                 ids.append(int(logits[path[-1]].argmax()))

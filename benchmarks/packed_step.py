@@ -14,8 +14,8 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.shared.envelope import command_line, print_result
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 
 CONTEXT = 256
 """Tokens in the cache before a timed pass."""
@@ -69,13 +69,13 @@ def packed_pass(lm: PackedLM, sessions: int, rows: int) -> Case:
     """A case of a packed pass: per session the last token and a binary tree of `rows - 1` nodes below it."""
     tables = [lm.table(reserve=CONTEXT + rows) for _ in range(sessions)]
     for table in tables:
-        lm.forward([Share(table, range(CONTEXT), range(-1, CONTEXT - 1), ())])
+        lm.forward([SequenceRows(table, range(CONTEXT), range(-1, CONTEXT - 1), ())])
         table.commit(range(CONTEXT))
     parents = [(row + 1) // 2 - 1 for row in range(rows)]
 
     def once() -> float:
         started = time.perf_counter()
-        lm.forward([Share(table, range(rows), parents, range(rows)) for table in tables])
+        lm.forward([SequenceRows(table, range(rows), parents, range(rows)) for table in tables])
         spent = time.perf_counter() - started
         for table in tables:
             table.drop_nodes()

@@ -24,7 +24,7 @@ from speculative.errors import EmptySupport
 from speculative.history import History
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import processed
+from speculative.sampling import process_logits
 
 Scores = NDArray[np.floating[Any]]
 
@@ -96,7 +96,7 @@ class ChildRanker:
         params = self._params
         if not params.plain_logits or (params.has_cuts and self._noise is not None):
             history = self._history.with_path(path) if self.reads_path else self._history
-            scores: Scores = processed(logits, params, history)
+            scores: Scores = process_logits(logits, params, history)
         elif self._noise is None:
             return logits.copy()
         else:

@@ -22,8 +22,8 @@ from orchestrator.store.ledger import Ledger
 from orchestrator.trace import RequestTrace
 from outrider.runtime.metrics import MODEL, PREFIX, REQUEST_SECONDS, Metrics
 from outrider.runtime.tracing import Tracing
-from speculative.commit import FinishReason
 from speculative.errors import OutriderError
+from speculative.stop import FinishReason
 
 OWN = f"{PREFIX}orchestrator_"
 STORE_SECONDS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1, 1.0)

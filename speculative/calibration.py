@@ -16,7 +16,7 @@ _LEVELS: Final = 255
 _BIN: Final = tuple(bisect_right(_EDGES, level / _LEVELS) for level in range(_LEVELS + 1))
 
 
-class Judge(Protocol):
+class Calibrator(Protocol):
     """Calibrates estimates of a node's acceptance given its parent; `source` is a source index."""
 
     def worth(self, source: int, estimate: float) -> float:
@@ -26,7 +26,7 @@ class Judge(Protocol):
         """Learns from one node whose parent was committed; `hit`: the node's token was committed next."""
 
 
-class Trusting:
+class Uncalibrated:
     """Returns estimates unchanged and learns nothing. A Judge."""
 
     def worth(self, source: int, estimate: float) -> float:
@@ -37,7 +37,7 @@ class Trusting:
         """See Judge."""
 
 
-TRUSTING: Final = Trusting()
+UNCALIBRATED: Final = Uncalibrated()
 
 
 class Calibration:
@@ -80,7 +80,7 @@ class Calibration:
         return (strength * believed + self._hits[kind]) / (strength + self._tries[kind])
 
 
-class SessionJudge:
+class SessionCalibrator:
     """The calibrations of one session's sources, each with a prior learnt from all sessions. A Judge."""
 
     # A session's own text soon says more about its sources than the texts of other sessions did.

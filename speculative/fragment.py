@@ -65,7 +65,7 @@ class Offer(NamedTuple):
 
 
 @dataclass(slots=True)
-class Totals:
+class OfferTotals:
     """Numbers of nodes over a pool's life by what the pool did with them; fields as in `Offer`."""
 
     kept: int = 0

@@ -22,7 +22,7 @@ Scores = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
-def processed(
+def process_logits(
     logits: Logits, params: SamplingParams, history: History, allowed: Mask | None = None
 ) -> NDArray[np.float64]:
     """Logits processed by the request's parameters: float64[V], log-probabilities up to a constant.
@@ -58,31 +58,31 @@ def processed(
     return scores
 
 
-def choose(
+def sample_token(
     logits: Logits,
     params: SamplingParams,
     history: History,
     noise_row: NDArray[np.float64] | None,
     allowed: Mask | None = None,
 ) -> int:
-    """The target's token: the argmax of `processed` plus noise, ties to the lowest id.
+    """The target's token: the argmax of `process_logits` plus noise, ties to the lowest id.
 
     Args:
-        logits, params, history, allowed: as for `processed`.
+        logits, params, history, allowed: as for `process_logits`.
         noise_row: noise of the token's position, float64[V]; not read when greedy.
 
     Raises:
-        EmptySupport: as for `processed`.
+        EmptySupport: as for `process_logits`.
     """
     plain = params.plain_logits and allowed is None
     if params.greedy:
-        scores = logits if plain else processed(logits, params, history, allowed)
+        scores = logits if plain else process_logits(logits, params, history, allowed)
     else:
         assert noise_row is not None, f"temperature {params.temperature} needs the noise of the position"
         if plain and not params.has_cuts:
             scores = np.divide(logits, params.temperature, dtype=np.float64)
         else:
-            scores = processed(logits, params, history, allowed)
+            scores = process_logits(logits, params, history, allowed)
         scores += noise_row
     # NumPy's argmax returns the first NaN where there is one, and the first of equals.
     token = int(scores.argmax())

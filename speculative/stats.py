@@ -25,18 +25,20 @@ class UsageCount:
     replay_identical: bool = False
     """Whether every verifier of the same numerics gives the same ids."""
 
-    def record_round(self, committed_count: int, credits: Sequence[int], admitted: int) -> None:
+    def record_round(self, committed_count: int, token_sources: Sequence[int], admitted: int) -> None:
         """Counts a target pass that computed `admitted` nodes and committed `committed_count` ids.
 
-        `credits` has one source index per committed id.
+        `token_sources` has one source index per committed id.
         """
-        assert len(credits) == committed_count, f"{len(credits)} credits for {committed_count} committed ids"
+        assert len(token_sources) == committed_count, (
+            f"{len(token_sources)} token_sources for {committed_count} committed ids"
+        )
         self.admitted += admitted
         self.completion_tokens += committed_count
         self.rounds += committed_count > 0
-        for credit in set(credits) - {0}:
-            name = self.source_names[credit - 1]
-            self.accepted[name] = self.accepted.get(name, 0) + credits.count(credit)
+        for source_index in set(token_sources) - {0}:
+            name = self.source_names[source_index - 1]
+            self.accepted[name] = self.accepted.get(name, 0) + token_sources.count(source_index)
 
     @property
     def acceptance_length(self) -> float:

@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Callable, Iterable
 
-from speculative.commit import FinishReason, completed_at
+from speculative.stop import FinishReason, completed_at
 
 
 class TextStream:

@@ -42,7 +42,7 @@ class Settings:
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Progress of a run."""
 
     step: int = 0
@@ -64,7 +64,7 @@ class Run:
         self.name = name
         self.model = model
         self.settings = settings
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self._optimisers = optimisers(model, settings.rate)
         self._checkpoint = folder / f"{name}.pt"
         self._log = folder / "log.jsonl"
@@ -105,7 +105,7 @@ class Run:
         self.model.load_state_dict(state["model"])
         for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
-        self.progress = Progress(**state["progress"])
+        self.progress = TrainingProgress(**state["progress"])
 
     def _share(self) -> float:
         return self.progress.spent / self.settings.budget

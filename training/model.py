@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @dataclass(frozen=True)
-class Shape:
+class LlamaShape:
     """A Llama shape: `layers` of width `hidden`, grouped-query attention, tied embeddings."""
 
     layers: int
@@ -24,18 +24,18 @@ class Shape:
 
 # Deep and narrow: at batch 1 on a CPU a layer costs mostly its fixed overhead, so depth makes a token
 # dear while further nodes of a tree stay cheap.
-TARGET = Shape(layers=12, hidden=224, heads=4, kv_heads=2, head_dim=64, inner=576)
+TARGET = LlamaShape(layers=12, hidden=224, heads=4, kv_heads=2, head_dim=64, inner=576)
 # Two layers, because copying from the context takes two.
-DRAFTER = Shape(layers=2, hidden=192, heads=3, kv_heads=3, head_dim=64, inner=512)
+DRAFTER = LlamaShape(layers=2, hidden=192, heads=3, kv_heads=3, head_dim=64, inner=512)
 
 
-def build(shape: Shape, eos: int, seed: int) -> LlamaForCausalLM:
+def build(shape: LlamaShape, eos: int, seed: int) -> LlamaForCausalLM:
     """A freshly initialised float32 model of that shape."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(config(shape, eos))
 
 
-def config(shape: Shape, eos: int) -> LlamaConfig:
+def config(shape: LlamaShape, eos: int) -> LlamaConfig:
     """The Hugging Face configuration of a shape; no bos, `eos` ends a text."""
     return LlamaConfig(
         vocab_size=shape.vocabulary,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.model import DRAFTER, TARGET, Shape
+from training.model import DRAFTER, TARGET, LlamaShape
 
 
 @dataclass(frozen=True)
 class Recipe:
     """The recipe of one pair; sizes are in tokens."""
 
-    target: Shape = TARGET
-    drafter: Shape = DRAFTER
+    target: LlamaShape = TARGET
+    drafter: LlamaShape = DRAFTER
     only: tuple[str, ...] = ()
     """Prefixes of the library files to train on; empty: all files."""
     window: int = 256
@@ -50,10 +50,10 @@ class Recipe:
 EMBEDDED = Recipe()
 
 TOY = Recipe(
-    target=Shape(
+    target=LlamaShape(
         layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, inner=128, vocabulary=512, context=512
     ),
-    drafter=Shape(
+    drafter=LlamaShape(
         layers=1, hidden=32, heads=1, kv_heads=1, head_dim=32, inner=64, vocabulary=512, context=512
     ),
     only=("json/", "html/", "urllib/"),

@@ -1,13 +1,13 @@
 """Loads the target of a verifier, and describes the target to orchestrators and peers."""
 
-from outrider.lm.packed import PackedLM
+from outrider.lm.runner import PackedLM
 from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2
 from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.errors import ModelRefused
-from verifier_service.open_sessions.manager import Capacity
-from verifier_service.open_sessions.request import MAX_NODES, ServedModel
 from verifier_service.proposers import PROPOSERS
+from verifier_service.sessions.manager import Capacity
+from verifier_service.sessions.request import MAX_NODES, ServedModel
 from verifier_service.settings import VerifierSettings
 
 

@@ -1,7 +1,8 @@
 """Tensor parallelism: a verifier of several processes, each with a shard of the target.
 
-The first rank is the verifier; the others run its passes (`outrider.lm.lead`) and have no gRPC, clock or
-scheduler. All ranks end together: the loss of any rank ends the first one with status 1, which ends the rest.
+The first rank is the verifier; the others run its passes (`outrider.lm.parallel.leader`) and have no gRPC,
+clock or scheduler. All ranks end together: the loss of any rank ends the first one with status 1,
+which ends the rest.
 """
 
 import asyncio
@@ -13,9 +14,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from outrider.lm.lead import Lead, follow
-from outrider.lm.packed import PackedLM
-from outrider.lm.ranks import Crew, Place, RankLost
+from outrider.lm.parallel.leader import Leader, follow_leader
+from outrider.lm.parallel.rank_group import RankGroup, RankInfo, RankLost
+from outrider.lm.runner import PackedLM
 from outrider.runtime import gc_freeze
 from outrider.runtime.children import ServiceProcess
 from outrider.runtime.lifeline import die_with_parent
@@ -46,7 +47,7 @@ class LeadingServer(VerifierServer):
     def __init__(
         self,
         settings: VerifierSettings,
-        rank: Place,
+        rank: RankInfo,
         followers: Sequence[ServiceProcess],
         metrics: Metrics,
         fail: Callable[[BaseException], None],
@@ -55,7 +56,7 @@ class LeadingServer(VerifierServer):
         self._rank = rank
         self._listener = listener
         self._followers = followers
-        self._lead: Lead | None = None
+        self._lead: Leader | None = None
         self._lost = fail
         super().__init__(settings, self._load_and_lead, metrics, fail, ranks=rank.size)
 
@@ -89,16 +90,16 @@ class LeadingServer(VerifierServer):
     def _load_and_lead(self) -> PackedLM:
         group = _join(self._settings, self._rank, self._listener)
         target = _load_shard(self._settings, group)
-        self._lead = Lead(target, group, self._lost)
+        self._lead = Leader(target, group, self._lost)
         return target
 
 
-def rank_from_environment(settings: VerifierSettings) -> Place | None:
+def rank_from_environment(settings: VerifierSettings) -> RankInfo | None:
     """The rank that torchrun, or the first rank, started this process as; None: the process is no rank.
 
     Raises InvalidRequest where the environment contradicts itself or the settings.
     """
-    rank = Place.of(os.environ)
+    rank = RankInfo.of(os.environ)
     if rank is not None and settings.ranks not in (1, rank.size):
         raise InvalidRequest(f"ranks = {settings.ranks}, but WORLD_SIZE is {rank.size}; give one of them")
     return rank
@@ -106,7 +107,7 @@ def rank_from_environment(settings: VerifierSettings) -> Place | None:
 
 def start_followers(
     settings: VerifierSettings,
-) -> tuple[Place, tuple[ServiceProcess, ...], socket.socket]:
+) -> tuple[RankInfo, tuple[ServiceProcess, ...], socket.socket]:
     """Makes this process the first of `settings.ranks`, and starts the others as its children.
 
     Returns this process's place, the children, and the socket to which they will connect: it listens from now
@@ -127,10 +128,10 @@ def start_followers(
         )
         for rank in range(1, size)
     ]
-    return Place(0, size, 0), tuple(followers), listener
+    return RankInfo(0, size, 0), tuple(followers), listener
 
 
-def run_follower(settings: VerifierSettings, rank: Place) -> NoReturn:
+def run_follower(settings: VerifierSettings, rank: RankInfo) -> NoReturn:
     """Runs any rank but the first until the verifier ends, and ends the process. For `__main__`.
 
     Once this rank follows, it ignores signals to stop: the first rank answers them.
@@ -139,7 +140,7 @@ def run_follower(settings: VerifierSettings, rank: Place) -> NoReturn:
         die_with_parent(settings.parent_pid)
     configure(f"verifier rank {rank.rank}", settings.log_level, settings.log_format)
     code = 1
-    group: Crew | None = None
+    group: RankGroup | None = None
     try:
         group = _join(settings, rank)
         shard = _load_shard(settings, group)
@@ -147,7 +148,7 @@ def run_follower(settings: VerifierSettings, rank: Place) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         gc_freeze.freeze()
         log.info("follows rank 0")
-        follow(shard, group)
+        follow_leader(shard, group)
         log.info("ends with rank 0")
         code = 0
     except RankLost as error:
@@ -165,12 +166,12 @@ def run_follower(settings: VerifierSettings, rank: Place) -> NoReturn:
     os._exit(code)
 
 
-def _join(settings: VerifierSettings, rank: Place, listener: socket.socket | None = None) -> Crew:
+def _join(settings: VerifierSettings, rank: RankInfo, listener: socket.socket | None = None) -> RankGroup:
     """Connects this rank with the others. Raises OutriderError where they do not come together."""
-    return Crew.join(rank, rank.device(settings.device), settings.ranks_timeout_s, listener)
+    return RankGroup.join(rank, rank.device(settings.device), settings.ranks_timeout_s, listener)
 
 
-def _load_shard(settings: VerifierSettings, group: Crew) -> PackedLM:
+def _load_shard(settings: VerifierSettings, group: RankGroup) -> PackedLM:
     """Loads this rank's shard of the target, and checks it together with the others. Raises OutriderError."""
     try:
         return PackedLM.load(
@@ -179,7 +180,7 @@ def _load_shard(settings: VerifierSettings, group: Crew) -> PackedLM:
             dtype=settings.dtype,
             threads=settings.threads,
             kv_mb=settings.kv_mb,
-            crew=group,
+            rank_group=group,
             deterministic=settings.deterministic,
         )
     except ModelRefused as refusal:

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc.aio
 
-from outrider.lm.blocks import BLOCK
-from outrider.lm.packed import PackedLM
-from outrider.lm.weights import weights_digest
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.load.weights_digest import weights_digest
+from outrider.lm.runner import PackedLM
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
@@ -32,12 +32,12 @@ from verifier_service.grammar.grammars import Grammars
 from verifier_service.loading import description_of, served_model, state_of, tokens_of
 from verifier_service.observe.metrics import VerifierCollector
 from verifier_service.observe.session_trace import SessionTracer
-from verifier_service.open_sessions.manager import Capacity, SessionManager
-from verifier_service.open_sessions.request import ServedModel, request_from_wire
-from verifier_service.open_sessions.table import SessionTable
-from verifier_service.open_sessions.watch import WatchReader, WatchReaders
 from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.remote_sources.stream import LinkLimits, link_limits_from
+from verifier_service.sessions.manager import Capacity, SessionManager
+from verifier_service.sessions.request import ServedModel, request_from_wire
+from verifier_service.sessions.table import SessionTable
+from verifier_service.sessions.watch import WatchReader, WatchReaders
 from verifier_service.settings import VerifierSettings
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from outrider.runtime.settings import WorkerSettings
 from outrider.runtime.threads import default_threads
-from verifier_service.open_sessions.request import MAX_NODES
+from verifier_service.sessions.request import MAX_NODES
 
 
 class VerifierSettings(WorkerSettings):

@@ -115,7 +115,7 @@ class FakeVerifier(VerifierServicer):
             alias=cursor.alias,
             position=start,
             ids=[self._text_ids[place % len(self._text_ids)] for place in places],
-            credits=bytes(place % 2 for place in places),
+            token_sources=bytes(place % 2 for place in places),
         )
         if session.length == session.limit:
             made = session.length - session.prompt

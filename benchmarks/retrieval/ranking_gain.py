@@ -16,7 +16,7 @@ from benchmarks.retrieval.teacher_forced import accepted
 from benchmarks.shared.envelope import MODELS
 from benchmarks.shared.heldout import HELD_OUT, held_out_records
 from outrider.cli.local.demo_corpus import demo_corpus
-from outrider.lm.packed import PackedLM
+from outrider.lm.runner import PackedLM
 from outrider.pair.simulation import Truth, continuation
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.index import CorpusIndex

@@ -20,7 +20,7 @@ from speculative.lookup.suffix_automaton import SuffixAutomaton
 from speculative.tree import ROOT
 
 if TYPE_CHECKING:
-    from outrider.lm.packed import PackedLM
+    from outrider.lm.runner import PackedLM
 
 BATCH = 32
 """Continuations that are decoded in one batch."""
@@ -53,7 +53,7 @@ def continuations(model: Path, prompts: Sequence[Sequence[int]], tokens: int) ->
 
 def write_continuations(model: Path, tokens: int) -> None:
     """Reads prompts from stdin and writes their continuations to stdout; each ends with its first end id."""
-    from outrider.lm.packed import PackedLM
+    from outrider.lm.runner import PackedLM
 
     lm = PackedLM.load(model)
     prompts = json.load(sys.stdin)
@@ -65,13 +65,13 @@ def write_continuations(model: Path, tokens: int) -> None:
 
 def _decode(lm: "PackedLM", prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     """The continuations of some prompts, decoded in one batch."""
-    from outrider.lm.plan import Share
+    from outrider.lm.plan import SequenceRows
 
     written: list[list[int]] = []
     tables = []
     for prompt in prompts:
         table = lm.table(reserve=len(prompt) + tokens)
-        logits = lm.forward([Share(table, prompt, range(-1, len(prompt) - 1), [len(prompt) - 1])])
+        logits = lm.forward([SequenceRows(table, prompt, range(-1, len(prompt) - 1), [len(prompt) - 1])])
         table.commit(list(range(len(prompt))))
         tables.append(table)
         written.append([int(logits[0].argmax())])
@@ -79,7 +79,7 @@ def _decode(lm: "PackedLM", prompts: Sequence[Sequence[int]], tokens: int) -> li
         going = [n for n, ids in enumerate(written) if ids[-1] not in lm.eos_ids]
         if not going:
             break
-        logits = lm.forward([Share(tables[n], [written[n][-1]], [-1], [0]) for n in going])
+        logits = lm.forward([SequenceRows(tables[n], [written[n][-1]], [-1], [0]) for n in going])
         for row, n in enumerate(going):
             tables[n].commit([0])
             written[n].append(int(logits[row].argmax()))

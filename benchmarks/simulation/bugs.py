@@ -26,9 +26,9 @@ from verifier_service.engine.messages import Cancel
 from verifier_service.engine.scheduler import MemoryFit
 from verifier_service.engine.session import Session
 from verifier_service.engine.step import StepRows
-from verifier_service.open_sessions import watch
-from verifier_service.open_sessions.manager import OpenResult, SessionManager
-from verifier_service.open_sessions.table import SessionTable
+from verifier_service.sessions import watch
+from verifier_service.sessions.manager import OpenResult, SessionManager
+from verifier_service.sessions.table import SessionTable
 
 Substitute = tuple[Any, str, Any]
 

@@ -18,7 +18,7 @@ from verifier_service.engine.messages import Batch, Command, Open
 from verifier_service.engine.stats import PassTimes
 from verifier_service.engine.step import EngineLimits
 from verifier_service.engine.step_cost import StepCostModel
-from verifier_service.open_sessions.table import SessionTable
+from verifier_service.sessions.table import SessionTable
 
 BEAT_S = 0.2
 CHUNK = 24

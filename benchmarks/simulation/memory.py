@@ -6,7 +6,7 @@ changes every id that is computed from it, as it would with a model.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from outrider.lm.blocks import BLOCK, BlockAllocator
+from outrider.lm.kv.blocks import BLOCK, BlockAllocator
 from speculative.errors import Overloaded
 
 

@@ -7,7 +7,7 @@ from benchmarks.simulation.network import Weather
 from benchmarks.simulation.source import SourceShape
 from benchmarks.simulation.toy import VOCABULARY
 from benchmarks.simulation.verifier import NODE_LIMIT, VerifierShape
-from outrider.lm.table import blocks_for
+from outrider.lm.kv.table import blocks_for
 
 FAULTS_UNTIL_S = 1.0
 """Seconds in which faults begin."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from benchmarks.simulation.toy import golden
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import finish_from_wire
-from speculative.commit import FinishReason
 from speculative.noise import derive
+from speculative.stop import FinishReason
 
 CANCELLED = FinishReason.CANCELLED
 
@@ -118,8 +118,10 @@ class RequestChecker:
             self._wrong(f"choice {choice}: a {what}: {place} follows {len(ids)}")
         if choice in self.ended:
             self._wrong(f"choice {choice}: ids after its end")
-        if len(tokens.credits) != len(tokens.ids):
-            self._wrong(f"choice {choice}: {len(tokens.ids)} ids with {len(tokens.credits)} credits")
+        if len(tokens.token_sources) != len(tokens.ids):
+            self._wrong(
+                f"choice {choice}: {len(tokens.ids)} ids with {len(tokens.token_sources)} token_sources"
+            )
         self._counts["ids"] += len(tokens.ids)
         ids.extend(tokens.ids)
         if tuple(ids) != expected[: len(ids)]:

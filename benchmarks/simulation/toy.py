@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from benchmarks.simulation.memory import ToyPool
-from outrider.lm.plan import Share
-from speculative.commit import FinishReason
+from outrider.lm.plan import SequenceRows
 from speculative.hashing import EMPTY, extend
+from speculative.stop import FinishReason
 from verifier_service.engine.core import Outcome, TargetPass
 
 VOCABULARY = 64
@@ -70,7 +70,7 @@ class ToyTarget:
         ]
         return _LOGITS[np.asarray(following, np.intp)]
 
-    def _compute(self, share: Share) -> list[int]:
+    def _compute(self, share: SequenceRows) -> list[int]:
         """Prefix hash of each wanted row, from the one in the slot before."""
         table, rows = share.table, self._pool.rows
         length, count = table.length, len(share.tokens)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from drafter_service.session import Abilities, Cache, PassRows
 from drafter_service.settings import DRAFTERS, DrafterSettings
-from speculative import named
+from speculative import implementations
 
 
 class Drafter(Protocol):
@@ -55,5 +55,5 @@ def load(settings: DrafterSettings) -> Drafter:
     Raises:
         OutriderError: the drafter cannot be had; the message says why.
     """
-    drafter: Drafter = named.load(DRAFTERS, settings.drafter).load(settings)
+    drafter: Drafter = implementations.load_implementation(DRAFTERS, settings.drafter).load(settings)
     return drafter

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from drafter_service.session import Abilities, Cache, PassRows
 from drafter_service.settings import DrafterSettings
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
-from outrider.lm.table import SlotTable
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 from outrider.tokens import TokenTable
 
 
@@ -56,7 +56,7 @@ class CausalLMDrafter:
 
     def forward(self, batch: Sequence[tuple[Cache, PassRows]]) -> NDArray[np.float32]:
         """One packed pass over all sessions."""
-        shares = [Share(_table(cache), rows.tokens, rows.parents, rows.want) for cache, rows in batch]
+        shares = [SequenceRows(_table(cache), rows.tokens, rows.parents, rows.want) for cache, rows in batch]
         logits: NDArray[np.float32] = self.lm.forward(shares).numpy()
         return logits
 

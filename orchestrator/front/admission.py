@@ -24,11 +24,11 @@ from outrider.wire.codec import (
     sampling_from_wire,
 )
 from outrider.wire.names import checked_corpora
-from speculative.commit import stop_bytes
 from speculative.errors import IdsNeeded, InvalidRequest, Unavailable, UnknownModel
 from speculative.grammar import Grammar
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
+from speculative.stop import stop_bytes
 
 LEAST_TOKEN_BYTES = 64
 """A text is refused before it is tokenized only where tokens of this many bytes each would not fit the

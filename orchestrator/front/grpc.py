@@ -187,7 +187,7 @@ def _message(
             position=delta.position,
             ids=delta.ids,
             text=delta.text,
-            credits=delta.credits,
+            token_sources=delta.token_sources,
             choice=event.choice,
             logprobs=delta.logprobs,
             epoch=event.epoch if event.epoch != known_epoch else 0,

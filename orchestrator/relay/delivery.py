@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.v1 import common_pb2
-from speculative.commit import FinishReason
+from speculative.stop import FinishReason
 from speculative.text import TextStream
 
 
@@ -19,7 +19,7 @@ class Delta:
     position: int
     """Absolute position of the first token."""
     ids: tuple[int, ...]
-    credits: bytes
+    token_sources: bytes
     """One byte per token: the index of its source, 0 for the target itself."""
     text: str
     logprobs: tuple[common_pb2.TokenLogprob, ...] = ()
@@ -113,7 +113,7 @@ class Delivery:
         self,
         position: int,
         ids: tuple[int, ...],
-        credits: bytes,
+        token_sources: bytes,
         logprobs: Sequence[common_pb2.TokenLogprob] = (),
     ) -> Delta | None:
         """The tokens among these that are new to the client; None where none is.
@@ -126,8 +126,8 @@ class Delivery:
         """
         if position > self.position:
             raise ValueError(f"committed ids start at {position}, but the client has {self.position}")
-        if len(credits) != len(ids):
-            raise ValueError(f"{len(ids)} committed ids came with {len(credits)} credits")
+        if len(token_sources) != len(ids):
+            raise ValueError(f"{len(ids)} committed ids came with {len(token_sources)} token_sources")
         known = self.position - position
         fresh = ids[known:]
         if not fresh:
@@ -136,10 +136,10 @@ class Delivery:
         if fresh_logprobs and len(fresh_logprobs) < len(fresh):
             raise ValueError(f"{len(fresh)} committed ids came with {len(fresh_logprobs)} logprobs")
         text = self._text.push(fresh) if self._text is not None else ""
-        delta = Delta(self.position, fresh, credits[known:], text, fresh_logprobs)
+        delta = Delta(self.position, fresh, token_sources[known:], text, fresh_logprobs)
         self.ids += fresh
         self._here.tokens += len(fresh)
-        self._here.accepted.update(source_index for source_index in delta.credits if source_index)
+        self._here.accepted.update(source_index for source_index in delta.token_sources if source_index)
         return delta
 
     def costs(self, rounds: int, admitted: int) -> None:

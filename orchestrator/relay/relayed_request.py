@@ -23,8 +23,8 @@ from orchestrator.store.ledger import Ledger, Whereabouts
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import CommittedCode, finish_from_wire
 from outrider.wire.status import peer_text
-from speculative.commit import stop_bytes
 from speculative.errors import OutriderError, Overloaded, Superseded, Unavailable
+from speculative.stop import stop_bytes
 from speculative.text import TextStream
 
 log = logging.getLogger(__name__)
@@ -189,7 +189,9 @@ class RelayedRequest:
         _raise_for(committed, placement.link.address)
         delivery = self._unfinished[choice]
         events: list[Event] = []
-        delta = delivery.take(committed.position, tuple(committed.ids), committed.credits, committed.logprobs)
+        delta = delivery.take(
+            committed.position, tuple(committed.ids), committed.token_sources, committed.logprobs
+        )
         delivery.costs(committed.rounds, committed.admitted)
         if delta is not None:
             self._ledger.grew(self._request.key)

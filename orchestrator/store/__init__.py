@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from outrider.wire.codec import SessionKey
 from outrider.wire.workers import WorkerEntry
-from speculative.named import load
+from speculative.implementations import load_implementation
 
 STORES = {
     "memory": "orchestrator.store.memory:MemoryStore",
@@ -162,5 +162,5 @@ def open_store(name: str, *where: str) -> SessionStore:
 
     Raises KeyError for a name that is not in STORES, ValueError for an invalid URL.
     """
-    store: SessionStore = load(STORES, name)(*where)
+    store: SessionStore = load_implementation(STORES, name)(*where)
     return store

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import finish_from_wire
 from outrider.wire.names import TARGET
-from speculative.commit import FinishReason
 from speculative.errors import OutriderError, Unavailable
+from speculative.stop import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class CompletionBuilder:
                 f"choice {tokens.choice}: ids came for position {tokens.position}, but {due} is next"
             )
         self.epoch = max(self.epoch, tokens.epoch)
-        sources = tuple(self._names[credit] for credit in tokens.credits)
+        sources = tuple(self._names[source_index] for source_index in tokens.token_sources)
         ids = tuple(tokens.ids)
         logprobs = tuple(_logprob(id_, sent) for id_, sent in zip(ids, tokens.logprobs, strict=False))
         return self._chunk(Chunk(ids, tokens.text, sources, tokens.choice, logprobs))

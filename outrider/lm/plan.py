@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.lm import transfer
-from outrider.lm.pool import Run, SlotPool
-from outrider.lm.table import SlotTable
+from outrider.lm.kv.pool import Run, SlotPool
+from outrider.lm.kv.table import SlotTable
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SequenceRows:
     """The rows of one session in a pass, as the engine schedules them."""
 
     table: SlotTable
@@ -33,7 +33,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Visible:
+class AttentionView:
     """The keys and values over which one session's rows attend, in layers of one sliding window."""
 
     low: int
@@ -59,19 +59,19 @@ class Visible:
         return found
 
 
-class Rows:
+class PackedRows:
     """The rows of one session in a planned pass: their depths, positions and ancestors."""
 
     __slots__ = ("depths", "high", "is_chain", "low", "parents", "positions", "table")
 
-    def __init__(self, share: Share, low: int) -> None:
+    def __init__(self, sequence: SequenceRows, low: int) -> None:
         """``low`` is the session's first row in the pass. Raises ValueError for a parent out of order."""
-        table = share.table
+        table = sequence.table
         self.table = table
         self.low = low
-        self.high = low + len(share.tokens)
+        self.high = low + len(sequence.tokens)
         kept = table.nodes
-        self.parents = [*table.parents, *share.parents]
+        self.parents = [*table.parents, *sequence.parents]
         depths = list(table.depths)
         for node in range(kept, len(self.parents)):
             parent = self.parents[node]
@@ -94,25 +94,25 @@ class Rows:
 
 
 class PassPlan:
-    """Rows, positions, slots and masks of one pass over ``shares``.
+    """Rows, positions, slots and masks of one pass over ``sequences``.
 
     Building a plan reserves the slots that the pass writes, and raises Overloaded before it changes anything.
     """
 
-    def __init__(self, shares: Sequence[Share], pool: SlotPool, mask_dtype: torch.dtype) -> None:
+    def __init__(self, sequences: Sequence[SequenceRows], pool: SlotPool, mask_dtype: torch.dtype) -> None:
         self._pool = pool
         self._mask_dtype = mask_dtype
-        self.rows: list[Rows] = []
+        self.rows: list[PackedRows] = []
         low = 0
-        for share in shares:
-            rows = Rows(share, low)
+        for sequence in sequences:
+            rows = PackedRows(sequence, low)
             self.rows.append(rows)
             low = rows.high
         self.row_count = low
         for rows in self.rows:
             table = rows.table
             table.reserve(table.length + len(rows.parents))
-        self._visible: dict[int | None, list[Visible]] = {}
+        self._visible: dict[int | None, list[AttentionView]] = {}
 
     def positions(self) -> list[int]:
         """Absolute position of every row, in order of rows."""
@@ -126,14 +126,14 @@ class PassPlan:
             runs += rows.table.runs(first + rows.table.nodes, first + len(rows.parents))
         return runs
 
-    def visible(self, window: int | None) -> list[Visible]:
+    def visible(self, window: int | None) -> list[AttentionView]:
         """For each session the slots that its rows see in layers with this sliding window (None: without)."""
         found = self._visible.get(window)
         if found is None:
             found = self._visible[window] = [self._see(rows, window) for rows in self.rows]
         return found
 
-    def _see(self, rows: Rows, window: int | None) -> Visible:
+    def _see(self, rows: PackedRows, window: int | None) -> AttentionView:
         table = rows.table
         total = table.length + len(rows.parents)
         first = 0
@@ -144,16 +144,16 @@ class PassPlan:
         views = self._pool.seen(table.runs(first, total))
         count = rows.high - rows.low
         if rows.is_chain and (count == 1 or (count == total and window is None)):
-            return Visible(rows.low, rows.high, views, None, causal=count > 1)
+            return AttentionView(rows.low, rows.high, views, None, causal=count > 1)
         allowed = self._allowed(rows, first, total, window)
         if allowed.all():
-            return Visible(rows.low, rows.high, views, None, causal=False)
+            return AttentionView(rows.low, rows.high, views, None, causal=False)
         mask = torch.zeros(allowed.shape, dtype=self._mask_dtype)
         mask.masked_fill_(torch.from_numpy(~allowed), float("-inf"))
         there = transfer.sent(mask, self._pool.layout.device)
-        return Visible(rows.low, rows.high, views, there, causal=False)
+        return AttentionView(rows.low, rows.high, views, there, causal=False)
 
-    def _allowed(self, rows: Rows, first: int, total: int, window: int | None) -> NDArray[np.bool_]:
+    def _allowed(self, rows: PackedRows, first: int, total: int, window: int | None) -> NDArray[np.bool_]:
         """Which slots each row may see, by ancestry and by position: bool ``[rows, total - first]``."""
         table = rows.table
         count = rows.high - rows.low

@@ -1,22 +1,22 @@
 """How a model's passes are laid out and computed: what a `PackedLM` leaves to the profile it was made with.
 
-The fast profile below is the default. `outrider.lm.deterministic` is the other one; it gives up speed so that
-a row of logits is the same, bit for bit, whatever else its pass computes.
+The fast profile below is the default. `outrider.lm.deterministic.profile` is the other one; it gives up speed
+so that a row of logits is the same, bit for bit, whatever else its pass computes.
 """
 
 from typing import TYPE_CHECKING, Protocol
 
 from transformers import PreTrainedModel
 
-from outrider.lm.attention import SlotCache
-from outrider.lm.choice import choose_steps
-from outrider.lm.linears import can_pack, pack_linears
+from outrider.lm.attention.interface import SlotCache
+from outrider.lm.graphs.backend_choice import choose_backend
+from outrider.lm.kv.pool import KVLayout, SlotPool
+from outrider.lm.linear import can_pack, pack_linears
 from outrider.lm.plan import PassPlan
-from outrider.lm.pool import KVLayout, SlotPool
 
 if TYPE_CHECKING:
-    from outrider.lm.checks import Trial
-    from outrider.lm.packed import PackedLM
+    from outrider.lm.load.check import Trial
+    from outrider.lm.runner import PackedLM
 
 
 class Profile(Protocol):
@@ -79,7 +79,7 @@ class FastProfile:
     def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
         """See Profile; chooses between ragged passes and steps of static shape by measuring both."""
         if ranks == 1:  # other ranks replay ragged passes alone
-            choose_steps(lm, trial)
+            choose_backend(lm, trial)
 
     def padding(self, row_count: int) -> int:
         """See Profile; none."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters.causal_lm import CausalLMDrafter
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
-from outrider.lm.sources import Source
+from outrider.lm.load.source import ModelSource
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 from outrider.pair.advice import Advice, Drafting, advise, kv_mb
 from outrider.pair.costs import Cost, measure
 from outrider.pair.simulation import Scene, Simulation, Tally, Truth, continuation
@@ -136,7 +136,7 @@ def check(target: str, drafter: str, how: CheckOptions, tell: Tell) -> Report:
 
 def _find(source: str) -> None:
     """Raises InvalidRequest where it has no configuration, or a folder not all of its weights."""
-    where = Source.of(source)
+    where = ModelSource.of(source)
     where.read_config()
     where.check_whole()
 
@@ -211,7 +211,7 @@ def _agreement(lm: PackedLM, truths: Sequence[Truth]) -> float:
     for truth in truths:
         ids, begin = truth.ids[:-1], truth.prompt_length - 1
         table = lm.table()
-        logits = lm.forward([Share(table, ids, range(-1, len(ids) - 1), range(begin, len(ids)))])
+        logits = lm.forward([SequenceRows(table, ids, range(-1, len(ids) - 1), range(begin, len(ids)))])
         lm.release(table)
         expected = truth.ids[truth.prompt_length :]
         right += sum(int(row.argmax()) == id_ for row, id_ in zip(logits, expected, strict=True))

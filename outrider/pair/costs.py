@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Self
 
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 
 _CONTEXT = 128
 _LEAST, _MOST = 3, 100
@@ -56,7 +56,7 @@ class _Short:
 
     def __enter__(self) -> Self:
         context = min(_CONTEXT, self._lm.max_length // 2)
-        self._lm.forward([Share(self._table, (0,) * context, _chain(context), ())])
+        self._lm.forward([SequenceRows(self._table, (0,) * context, _chain(context), ())])
         self._table.commit(_chain(context, 0))
         return self
 
@@ -67,7 +67,7 @@ class _Short:
         """A chain of so many rows, all of whose logits are wanted."""
         rows = min(rows, self._lm.max_length - self._table.length)
         began = time.perf_counter()
-        self._lm.forward([Share(self._table, (0,) * rows, _chain(rows), range(rows))]).numpy()
+        self._lm.forward([SequenceRows(self._table, (0,) * rows, _chain(rows), range(rows))]).numpy()
         took = (time.perf_counter() - began) * 1000
         self._table.drop_nodes()
         return took

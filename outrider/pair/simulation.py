@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from drafter_service.draft_tree import Growth
 from drafter_service.drafters.causal_lm import CausalLMDrafter
 from drafter_service.session import DraftingSession
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 from outrider.source.events import DecodingRequest, Follow
 from outrider.source.followed import FollowedIds, SourceProfile
 from outrider.wire.codec import SessionKey
+from speculative.draft_pool import DraftPool
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hashes
 from speculative.history import History
-from speculative.merge import DraftPool
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import choose
+from speculative.sampling import sample_token
 from speculative.tree import ROOT
 
 TICK_MS = 0.1
@@ -90,9 +90,11 @@ def continuation(lm: PackedLM, prompt: Sequence[int], params: SamplingParams, se
     noise = NoiseRows(seed, lm.vocabulary_size)
     ids, fresh = list(prompt), list(prompt)
     while len(ids) < len(prompt) + count and ids[-1] not in lm.eos_ids:
-        logits = lm.forward([Share(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])])
+        logits = lm.forward([SequenceRows(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])])
         table.commit(range(len(fresh)))
-        fresh = [choose(logits[0].numpy(), params, history, None if params.greedy else noise.row(len(ids)))]
+        fresh = [
+            sample_token(logits[0].numpy(), params, history, None if params.greedy else noise.row(len(ids)))
+        ]
         history.extend(fresh)
         ids += fresh
     lm.release(table)

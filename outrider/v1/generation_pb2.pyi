@@ -334,7 +334,7 @@ class GenerateStarted(_message.Message):
 
     @_builtins.property
     def source_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names for the source indices in GeneratedTokens.credits: 0 is the target itself, k is source_names[k - 1]."""
+        """Names for the source indices in GeneratedTokens.token_sources: 0 is the target itself, k is source_names[k - 1]."""
 
     def __init__(
         self,
@@ -362,7 +362,7 @@ class GeneratedTokens(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
-    CREDITS_FIELD_NUMBER: _builtins.int
+    TOKEN_SOURCES_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
@@ -370,7 +370,7 @@ class GeneratedTokens(_message.Message):
     """Absolute position of the first id, counted from 0 at the first prompt token."""
     text: _builtins.str
     """Text that these ids complete; incomplete UTF-8 and possible beginnings of a stop string are held back."""
-    credits: _builtins.bytes
+    token_sources: _builtins.bytes
     """One source index per id: the source that drafted it; see GenerateStarted.source_names."""
     choice: _builtins.int
     """The choice that these ids belong to; from 0, below GenerateStart.n."""
@@ -392,14 +392,14 @@ class GeneratedTokens(_message.Message):
         position: _builtins.int = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
-        credits: _builtins.bytes = ...,
+        token_sources: _builtins.bytes = ...,
         choice: _builtins.int = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "credits", b"credits", "epoch", b"epoch", "ids", b"ids", "logprobs", b"logprobs", "position", b"position", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "epoch", b"epoch", "ids", b"ids", "logprobs", b"logprobs", "position", b"position", "text", b"text", "token_sources", b"token_sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

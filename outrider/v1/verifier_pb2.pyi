@@ -352,7 +352,7 @@ class OpenResponse(_message.Message):
     """Set if the ids already end the request."""
     @_builtins.property
     def source_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names for the source indices in Committed.credits: 0 is the target itself, k is source_names[k - 1]."""
+        """Names for the source indices in Committed.token_sources: 0 is the target itself, k is source_names[k - 1]."""
 
     def __init__(
         self,
@@ -495,7 +495,7 @@ class Committed(_message.Message):
     ALIAS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
-    CREDITS_FIELD_NUMBER: _builtins.int
+    TOKEN_SOURCES_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
@@ -507,7 +507,7 @@ class Committed(_message.Message):
     """The reader's alias for the session."""
     position: _builtins.int
     """Absolute position of the first id."""
-    credits: _builtins.bytes
+    token_sources: _builtins.bytes
     """One source index per id; see OpenResponse.source_names."""
     finished: _common_pb2.FinishReason.ValueType
     """Why the session ended; set with the last ids."""
@@ -539,7 +539,7 @@ class Committed(_message.Message):
         alias: _builtins.int = ...,
         position: _builtins.int = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
-        credits: _builtins.bytes = ...,
+        token_sources: _builtins.bytes = ...,
         finished: _common_pb2.FinishReason.ValueType = ...,
         usage: _common_pb2.Usage | None = ...,
         message: _builtins.str = ...,
@@ -550,7 +550,7 @@ class Committed(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "alias", b"alias", "code", b"code", "credits", b"credits", "finished", b"finished", "ids", b"ids", "logprobs", b"logprobs", "message", b"message", "position", b"position", "rounds", b"rounds", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "alias", b"alias", "code", b"code", "finished", b"finished", "ids", b"ids", "logprobs", b"logprobs", "message", b"message", "position", b"position", "rounds", b"rounds", "token_sources", b"token_sources", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,6 @@ from enum import IntEnum
 from typing import Literal, NamedTuple, get_args
 
 from outrider.v1 import common_pb2, draft_source_pb2
-from speculative.commit import FinishReason
 from speculative.draft import MAX_DRAFT_NODES
 from speculative.errors import InvalidRequest, MalformedDraft
 from speculative.fragment import Fragment
@@ -17,6 +16,7 @@ from speculative.grammar import Grammar, GrammarKind
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.params import SamplingParams
 from speculative.stats import UsageCount
+from speculative.stop import FinishReason
 
 MAX_NAME = 128
 MAX_CHOICES = 16
@@ -169,7 +169,7 @@ def fragment_to_wire(fragment: Fragment, alias: int) -> draft_source_pb2.Draft:
 
 
 def fragment_from_wire(draft: draft_source_pb2.Draft, source: int) -> Fragment:
-    """A peer's draft, credited to `source` (the receiver's own index for that peer, from 1).
+    """A peer's draft, attributed to `source` (the receiver's own index for that peer, from 1).
 
     Raises MalformedDraft where the counts do not fit or a parent does not precede its child.
     """
@@ -187,20 +187,22 @@ def fragment_from_wire(draft: draft_source_pb2.Draft, source: int) -> Fragment:
     )
 
 
-def credit_from_wire(response: draft_source_pb2.AttachResponse, place: int, credits: Sequence[int]) -> int:
-    """Of the credits that the receiver has for a peer's names, the one of the draft at this place.
+def source_index_from_wire(
+    response: draft_source_pb2.AttachResponse, place: int, token_sources: Sequence[int]
+) -> int:
+    """Of the token_sources that the receiver has for a peer's names, the one of the draft at this place.
 
     Raises MalformedDraft where the message does not say, or means a name that was not asked for.
     """
     if not response.sources:
-        return credits[0]
+        return token_sources[0]
     if len(response.sources) != len(response.drafts):
         raise MalformedDraft(
             f"{len(response.drafts)} drafts have {len(response.sources)} sources; send as many"
         )
-    if response.sources[place] >= len(credits):
-        raise MalformedDraft(f"a draft is of source {response.sources[place]} of {len(credits)}")
-    return credits[response.sources[place]]
+    if response.sources[place] >= len(token_sources):
+        raise MalformedDraft(f"a draft is of source {response.sources[place]} of {len(token_sources)}")
+    return token_sources[response.sources[place]]
 
 
 def usage_to_wire(usage: UsageCount) -> common_pb2.Usage:

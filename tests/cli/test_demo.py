@@ -12,7 +12,7 @@ from outrider.cli.local.demo import WIDTH, HeldOutPrompt, Painter, TimedCompleti
 from outrider.client import Chunk, Completion
 from outrider.client.completions import Usage
 from outrider.tokens import TokenTable
-from speculative.commit import FinishReason
+from speculative.stop import FinishReason
 
 
 def answer(

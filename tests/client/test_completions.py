@@ -13,8 +13,10 @@ from speculative.errors import InvalidRequest, OutriderError, Unavailable
 STARTED = GenerateResponse(started={"session": "s", "seed": 7, "source_names": ["lookup", "drafter"]})
 
 
-def tokens(ids: list[int], text: str, credits: bytes, position: int = 0) -> GenerateResponse:
-    return GenerateResponse(tokens={"ids": ids, "text": text, "credits": credits, "position": position})
+def tokens(ids: list[int], text: str, token_sources: bytes, position: int = 0) -> GenerateResponse:
+    return GenerateResponse(
+        tokens={"ids": ids, "text": text, "token_sources": token_sources, "position": position}
+    )
 
 
 def test_what_is_left_out_is_left_to_the_server() -> None:
@@ -168,7 +170,7 @@ def test_choices_are_folded_apart_and_their_prompt_is_counted_once() -> None:
     builder.add(STARTED)
     for choice, id_, position in ((1, 8, 0), (0, 5, 0), (1, 9, 1)):
         told = [{"logprob": -id_, "top_ids": [id_, 3], "top_logprobs": [-id_, -50.0]}]
-        said = {"ids": [id_], "text": "x", "credits": b"\2", "choice": choice, "logprobs": told}
+        said = {"ids": [id_], "text": "x", "token_sources": b"\2", "choice": choice, "logprobs": told}
         said["position"] = position
         chunk = builder.add(GenerateResponse(tokens=said))
         assert chunk is not None

@@ -12,14 +12,14 @@ from drafter_service.drafters import Drafter, load
 from drafter_service.drafters.causal_lm import CausalLMDrafter
 from drafter_service.session import DraftingSession
 from drafter_service.settings import DRAFTERS, DrafterSettings
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 from outrider.source.events import DecodingRequest
 from speculative.hashing import prefix_hash
 from speculative.history import History
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import choose
+from speculative.sampling import sample_token
 from tests.drafter.support.fake_drafter import report, session_of
 
 PROMPT = (7, 30, 31, 32, 7, 55, 60, 12)
@@ -57,10 +57,10 @@ def plain_ids(lm: PackedLM, params: SamplingParams, count: int) -> list[int]:
     noise = NoiseRows(SEED, lm.vocabulary_size)
     ids, fresh = list(PROMPT), list(PROMPT)
     for _ in range(count):
-        share = Share(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])
+        share = SequenceRows(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])
         logits = lm.forward([share])[0].numpy()
         table.commit(range(len(fresh)))
-        token = choose(logits, params, history, None if params.greedy else noise.row(len(ids)))
+        token = sample_token(logits, params, history, None if params.greedy else noise.row(len(ids)))
         history.extend([token])
         ids.append(token)
         fresh = [token]

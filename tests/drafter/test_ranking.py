@@ -9,7 +9,7 @@ from speculative.errors import EmptySupport
 from speculative.history import History
 from speculative.noise import gumbel
 from speculative.params import SamplingParams
-from speculative.sampling import choose
+from speculative.sampling import sample_token
 
 WIDTH, IDS, SEED = 40, (3, 5, 3, 9), 12
 
@@ -44,7 +44,7 @@ def test_the_first_child_is_what_a_target_of_these_logits_chooses(params: Sampli
         path = (seed % WIDTH, 9)[: seed % 3] if ranks.reads_path else ()
         position = len(IDS) + len(path)
         history = History.of(IDS, 2).with_path(path)
-        chosen = choose(logits(seed), params, history, gumbel(SEED, position, WIDTH))
+        chosen = sample_token(logits(seed), params, history, gumbel(SEED, position, WIDTH))
         assert ranks.children(logits(seed), position, path)[0][0] == chosen
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from drafter_service.draft_tree import Growth
 from drafter_service.session import DraftingSession
 from outrider.source.events import DecodingRequest
+from speculative.draft_pool import DraftPool
 from speculative.hashing import prefix_hash
-from speculative.merge import DraftPool
 from speculative.params import SamplingParams
 from tests.drafter.support.fake_drafter import report, session_of
 
@@ -100,7 +100,7 @@ def test_what_the_verifiers_pool_holds_is_what_is_in_flight(
         for fragment in session.take_fragments():
             offer = pool.offer(fragment)
             assert offer.kept == len(fragment), offer
-        assert pool.pending == session.in_flight <= node_limit
+        assert pool.drafted == session.in_flight <= node_limit
         if chance.random() < 0.5:
             tree = pool.best_tree(100)
             path = tree.path(chance.randrange(len(tree))) if len(tree) else ()

@@ -23,13 +23,13 @@ def test_one_request_outlives_the_restart_of_its_drafter(tmp_path: Path) -> None
         up.wait_ready()
         with Client(up.address) as client:
             stream = client.stream(**LONG, sources=["drafter"])
-            credited = [source for source in next(stream).sources if source]
+            attributed = [source for source in next(stream).sources if source]
             first = up.children()["drafter"]
             os.kill(first, signal.SIGKILL)
             for chunk in stream:
                 restarted = up.children().get("drafter", first) != first
-                credited += [source for source in chunk.sources if source and restarted]
-            assert "drafter" in credited, "the new drafter took the request up where it was"
+                attributed += [source for source in chunk.sources if source and restarted]
+            assert "drafter" in attributed, "the new drafter took the request up where it was"
             plain = client.generate(**LONG, speculation=False)
             assert stream.completion().ids == plain.ids
     finally:

@@ -89,10 +89,10 @@ def test_a_request_whose_drafter_is_told_to_end_gets_another_one(services: Servi
             (had,) = {one.address for one in drafters} & metric(services.front, "peer_sessions", 1.0).keys()
             lost, other = sorted(drafters, key=lambda one: one.address != had)
             os.kill(lost.pid, signal.SIGTERM)
-            credited: list[str] = []
+            attributed: list[str] = []
             for chunk in stream:
-                credited += [source for source in chunk.sources if source and lost.poll() is not None]
-        assert "drafter" in credited, "after the first one had ended the other one drafted for this request"
+                attributed += [source for source in chunk.sources if source and lost.poll() is not None]
+        assert "drafter" in attributed, "after the first one had ended the other one drafted for this request"
         assert stream.completion().ids == plain.ids
         assert lost.poll() == 0
         assert other.poll() is None

@@ -8,11 +8,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from outrider.lm.blocks import BLOCK
-from outrider.lm.checks import Trial
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
-from outrider.lm.table import SlotTable
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.load.check import Trial
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 
 torch.set_num_threads(1)
 
@@ -130,7 +130,7 @@ def branched(lm: PackedLM, table: SlotTable, ids: Sequence[int]) -> SlotTable:
     full = len(ids) // BLOCK
     other.adopt(table.blocks[:full])
     if rest := ids[full * BLOCK :]:
-        lm.forward([Share(other, rest, range(-1, len(rest) - 1), ())])
+        lm.forward([SequenceRows(other, rest, range(-1, len(rest) - 1), ())])
         other.commit(range(len(rest)))
     return other
 

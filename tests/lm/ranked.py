@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from outrider.lm.blocks import BLOCK
-from outrider.lm.lead import Lead, follow
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
-from outrider.lm.ranks import Crew, Place
-from outrider.lm.table import SlotTable
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.parallel.leader import Leader, follow_leader
+from outrider.lm.parallel.rank_group import RankGroup, RankInfo
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 from speculative.errors import ModelRefused
 from tests.lm.families import VOCABULARY
 
@@ -36,10 +36,10 @@ def drive(lm: PackedLM, longest: int) -> torch.Tensor:
     tables += [adopted, copied]
     for step in range(STEPS):
         live = [table for table in tables if table.length + table.nodes + 8 < longest]
-        shares = [tree(table, dice) for table in dice.sample(live, min(3, len(live)))]
-        found.append(lm.forward(shares))
-        for share in shares:
-            table = share.table
+        sequences = [tree(table, dice) for table in dice.sample(live, min(3, len(live)))]
+        found.append(lm.forward(sequences))
+        for sequence in sequences:
+            table = sequence.table
             table.commit(way(table.parents, dice.randrange(table.nodes)))
             if dice.random() < 0.5:
                 table.drop_nodes()
@@ -55,16 +55,16 @@ def drive(lm: PackedLM, longest: int) -> torch.Tensor:
 def prefilled(lm: PackedLM, dice: random.Random, length: int) -> SlotTable:
     table = lm.table()
     tokens = [dice.randrange(VOCABULARY) for _ in range(length)]
-    lm.forward([Share(table, tokens, range(-1, length - 1), ())])
+    lm.forward([SequenceRows(table, tokens, range(-1, length - 1), ())])
     table.commit(range(length))
     return table
 
 
-def tree(table: SlotTable, dice: random.Random) -> Share:
+def tree(table: SlotTable, dice: random.Random) -> SequenceRows:
     count = dice.randint(1, 7)
     tokens = [dice.randrange(VOCABULARY) for _ in range(count)]
     parents = [dice.randrange(-1, table.nodes + row) for row in range(count)]
-    return Share(table, tokens, parents, range(count))
+    return SequenceRows(table, tokens, parents, range(count))
 
 
 def way(parents: list[int], node: int) -> list[int]:
@@ -75,18 +75,18 @@ def way(parents: list[int], node: int) -> list[int]:
     return found
 
 
-def take_part(folder: Path, crew: Crew, longest: int) -> None:
+def take_part(folder: Path, rank_group: RankGroup, longest: int) -> None:
     """Loads; then drives if this is the first rank, else follows."""
     try:
-        lm = PackedLM.load(folder, crew=crew)
+        lm = PackedLM.load(folder, rank_group=rank_group)
     except ModelRefused as error:
-        if crew.place.rank == 0:
+        if rank_group.place.rank == 0:
             (folder / "refused.txt").write_text(str(error))
         return
-    if crew.place.rank:
-        follow(lm, crew)
+    if rank_group.place.rank:
+        follow_leader(lm, rank_group)
         return
-    lead = Lead(lm, crew, lambda error: os._exit(3))
+    lead = Leader(lm, rank_group, lambda error: os._exit(3))
     torch.save(drive(lm, longest), folder / "logits.pt")
     (folder / "heads.txt").write_text(str(lm.pool.layout.planes[0][0]))
     lm.pool.check_integrity()
@@ -94,13 +94,13 @@ def take_part(folder: Path, crew: Crew, longest: int) -> None:
 
 
 def main() -> None:
-    place = Place.of(os.environ)
+    place = RankInfo.of(os.environ)
     assert place is not None
-    crew = Crew.join(place, "cpu", TIMEOUT_S)
+    rank_group = RankGroup.join(place, "cpu", TIMEOUT_S)
     longest = int(sys.argv[1])
     for folder in sys.argv[2:]:
-        take_part(Path(folder), crew, longest)
-        crew.meet(folder)
+        take_part(Path(folder), rank_group, longest)
+        rank_group.meet(folder)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from outrider.lm.blocks import BlockAllocator
+from outrider.lm.kv.blocks import BlockAllocator
 
 
 def test_growth_goes_on_where_the_last_block_lies() -> None:

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.lm import deterministic, tile_attention, tile_plan
-from outrider.lm.blocks import BLOCK
-from outrider.lm.checks import Trial
-from outrider.lm.deterministic import Deterministic
-from outrider.lm.linear_tiles import TiledProduct
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
-from outrider.lm.table import SlotTable
-from outrider.lm.tile_kernel import TILE
+from outrider.lm.deterministic import attention, plan, profile
+from outrider.lm.deterministic.kernel import TILE
+from outrider.lm.deterministic.linear import TiledProduct
+from outrider.lm.deterministic.profile import Deterministic
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.load.check import Trial
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest, ModelRefused
 from tests.lm.families import VOCABULARY, check_pass, model_of
-from tests.lm.test_packed import Driven
+from tests.lm.test_runner import Driven
 
 LONG = 600
 FAMILIES = ["llama", "mistral", "gemma2", "gemma3_text", "qwen3", "gpt_neox", "gpt2"]
@@ -35,7 +35,7 @@ def packed(family: str, dtype: str, *, profile: bool = True, **changes: object) 
 
 
 def chain(lm: PackedLM, table: SlotTable, ids: Sequence[int]) -> torch.Tensor:
-    logits = lm.forward([Share(table, ids, range(-1, len(ids) - 1), range(len(ids)))])
+    logits = lm.forward([SequenceRows(table, ids, range(-1, len(ids) - 1), range(len(ids)))])
     table.commit(range(len(ids)))
     return logits
 
@@ -61,8 +61,8 @@ def differing_rows(lm: PackedLM, seed: int, turns: int = 7) -> tuple[int, int]:
     others: list[list[int]] = []
     for turn in range(turns):
         chosen = dice.sample(sessions, dice.randint(1, len(sessions)))
-        shares, paths = zip(*(session.share(dice.choice((1, 9, 20))) for session in chosen), strict=True)
-        found = lm.forward(shares)
+        sequences, paths = zip(*(session.share(dice.choice((1, 9, 20))) for session in chosen), strict=True)
+        found = lm.forward(sequences)
         for row, ids in zip(found, [ids for wanted in paths for ids in wanted], strict=True):
             differing += not torch.equal(row, whole(lm, ids)[-1])
             rows += 1
@@ -130,8 +130,8 @@ def test_a_prefix_that_was_adopted_or_copied_changes_no_bit(dtype: str) -> None:
         assert torch.equal(chain(lm, table, ids[full:]), expected[full:])
     more = [*ids, 5, 9]
     again = whole(lm, more)[-2:]
-    shares = [Share(table, [7, 5, 9], [-1, -1, 1], [1, 2]) for table in (adopted, copied, source)]
-    for rows in lm.forward(shares).split(2):
+    sequences = [SequenceRows(table, [7, 5, 9], [-1, -1, 1], [1, 2]) for table in (adopted, copied, source)]
+    for rows in lm.forward(sequences).split(2):
         assert torch.equal(rows, again)
     for table in (source, adopted, copied):
         lm.release(table)
@@ -186,14 +186,12 @@ def test_the_check_finds_passes_that_leave_vectors_unfilled() -> None:
 
 
 def test_the_check_finds_tiles_that_begin_where_slots_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_order_of_slots(rows: object, block: tile_plan.Block, window: int | None) -> object:
+    def in_order_of_slots(rows: object, block: plan.Block, window: int | None) -> object:
         for tile in gather(rows, block, window):
-            yield tile_plan.Gathered(
-                tile.rows, tile.session, tile.tile, tile.slots[::-1], tile.hidden[:, ::-1]
-            )
+            yield plan.Gathered(tile.rows, tile.session, tile.tile, tile.slots[::-1], tile.hidden[:, ::-1])
 
-    gather = tile_plan._gather
-    monkeypatch.setattr(tile_plan, "_gather", in_order_of_slots)
+    gather = plan._gather
+    monkeypatch.setattr(plan, "_gather", in_order_of_slots)
     lm = packed("llama", "float32")
     check_pass(lm)
     refused(lm)
@@ -201,7 +199,7 @@ def test_the_check_finds_tiles_that_begin_where_slots_do(monkeypatch: pytest.Mon
 
 def test_the_check_finds_groups_of_tiles_that_begin_with_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window's first tile moves with the rows that share the pass."""
-    monkeypatch.setattr(tile_attention, "base_tile", lambda first: first)
+    monkeypatch.setattr(attention, "base_tile", lambda first: first)
     lm = packed("mistral", "float32", sliding_window=3 * TILE)
     dice = random.Random(1)
     ids = [dice.randrange(VOCABULARY) for _ in range(9 * TILE)]
@@ -247,4 +245,4 @@ def test_the_checks_work_for_a_model_of_few_positions() -> None:
     lm.pack()
     assert isinstance(lm.profile, Deterministic)
     lm.profile.verify(lm)
-    assert len(deterministic._draw(lm)[0]) == 18
+    assert len(profile._draw(lm)[0]) == 18

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
-from outrider.lm.table import SlotTable
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 from speculative.errors import ModelRefused
 from tests.lm.families import VOCABULARY, WINDOW, check_pass, greedy_ids, model_of, twin_of
 
@@ -32,14 +32,14 @@ def decode_with_trees(lm: PackedLM, prompts: list[list[int]], truths: list[list[
     for table, prompt in zip(tables, prompts, strict=True):
         half = len(prompt) // 2
         for part in (prompt[:half], prompt[half:-1]):
-            lm.forward([Share(table, part, range(-1, len(part) - 1), ())])
+            lm.forward([SequenceRows(table, part, range(-1, len(part) - 1), ())])
             table.commit(range(len(part)))
     made: list[list[int]] = [[] for _ in prompts]
     while live := [at for at, ids in enumerate(made) if len(ids) < NEW]:
         trees = [_drafted(prompts[at], made[at], truths[at], dice) for at in live]
         logits = lm.forward(
             [
-                Share(tables[at], tokens, parents, range(len(tokens)))
+                SequenceRows(tables[at], tokens, parents, range(len(tokens)))
                 for at, (tokens, parents) in zip(live, trees, strict=True)
             ]
         )

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from outrider.lm.choice import use_steps
-from outrider.lm.graphs import CudaGraphs
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
+from outrider.lm.graphs.backend_choice import use_graphs
+from outrider.lm.graphs.capture import CudaGraphs
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 from tests.lm.families import VOCABULARY, model_of, twin_of
 
 pytestmark = [
@@ -24,7 +24,7 @@ pytestmark = [
 def test_captured_steps_give_the_logits_of_ragged_passes(family: str) -> None:
     model = model_of(family).to("cuda")
     static, ragged = PackedLM(twin_of(model), kv_mb=8), PackedLM(model, kv_mb=8)
-    use_steps(static, "triton", CudaGraphs())
+    use_graphs(static, "triton", CudaGraphs())
     dice = random.Random(family)
     tables = {lm: [lm.table() for _ in range(3)] for lm in (static, ragged)}
     for turn in range(8):
@@ -35,7 +35,9 @@ def test_captured_steps_give_the_logits_of_ragged_passes(family: str) -> None:
         found = []
         for lm, own in tables.items():
             given = zip(chosen, tokens, trees, strict=True)
-            found.append(lm.forward([Share(own[at], ids, tree, range(len(ids))) for at, ids, tree in given]))
+            found.append(
+                lm.forward([SequenceRows(own[at], ids, tree, range(len(ids))) for at, ids, tree in given])
+            )
             for at in chosen:
                 own[at].commit([0])
                 own[at].drop_nodes()

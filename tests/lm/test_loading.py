@@ -8,9 +8,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from outrider.lm.loading import load_tokenizer
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
+from outrider.lm.load.model import load_tokenizer
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest, ModelRefused
 from tests.lm.families import LENGTH, VOCABULARY, config_of, eager_logits, model_of
 
@@ -60,7 +60,7 @@ def test_a_loaded_model_computes_what_transformers_does(tiny_llama: Path) -> Non
     ids = [5, 9, 2, 40]
     table = lm.table()
 
-    found = lm.forward([Share(table, ids, range(-1, 3), range(4))])
+    found = lm.forward([SequenceRows(table, ids, range(-1, 3), range(4))])
 
     own = AutoModelForCausalLM.from_pretrained(tiny_llama, attn_implementation="eager")
     torch.testing.assert_close(found, eager_logits(own, ids), rtol=1e-4, atol=1e-4)
@@ -183,7 +183,7 @@ def test_rotary_frequencies_that_depend_on_the_batch_bound_the_context(kind: str
 
 
 def test_a_config_without_a_length_is_refused() -> None:
-    from outrider.lm.loading import longest_context
+    from outrider.lm.load.model import longest_context
 
     with pytest.raises(ModelRefused, match="names no longest context"):
         longest_context(config_of("bloom", max_position_embeddings=None))

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from outrider.lm.blocks import BLOCK
-from outrider.lm.pool import KVLayout, SlotPool
-from outrider.lm.table import SlotTable
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import KVLayout, SlotPool
+from outrider.lm.kv.table import SlotTable
 from speculative.errors import Overloaded
 
 # Two shapes: keys and values of different widths, as latent attention has them.

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.lm.blocks import BLOCK
-from outrider.lm.pool import KVLayout, SlotPool
-from outrider.lm.table import SlotTable
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import KVLayout, SlotPool
+from outrider.lm.kv.table import SlotTable
 
 LAYOUT = KVLayout(((1, 1), (1, 1)), torch.float32, torch.device("cpu"))
 

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.lm.attention import How, SlotCache
-from outrider.lm.blocks import BLOCK
-from outrider.lm.choice import use_steps
-from outrider.lm.kernels.gathered import attend_gathered
-from outrider.lm.kernels.seen import Attend
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import PassPlan, Share
-from outrider.lm.pool import KVLayout, SlotPool
-from outrider.lm.step_inputs import StepInputs
-from outrider.lm.steps import PagedCache
-from outrider.lm.table import SlotTable
-from outrider.lm.tiles import shape_of
+from outrider.lm.attention.interface import AttentionParams, SlotCache
+from outrider.lm.attention.kernels.gathered import attend_gathered
+from outrider.lm.attention.metadata import Attend
+from outrider.lm.attention.partition import graph_shape
+from outrider.lm.graphs.backend_choice import use_graphs
+from outrider.lm.graphs.graph_runner import PagedCache
+from outrider.lm.graphs.inputs import GraphInputs
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import KVLayout, SlotPool
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.plan import PassPlan, SequenceRows
+from outrider.lm.runner import PackedLM
 from tests.lm.families import VOCABULARY, model_of, twin_of
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -80,10 +80,10 @@ class Attention:
             for plane in self.pool.planes():
                 # What nobody may see is not a number.
                 plane.fill_(float("nan"))
-            shares = [self._session(*tree) for tree in case.trees]
-            self.plan = PassPlan(shares, self.pool, dtype)
+            sequences = [self._session(*tree) for tree in case.trees]
+            self.plan = PassPlan(sequences, self.pool, dtype)
         sinks = self._draw(case.heads) if case.sinks else None
-        self.how = How(case.scaling, case.window, case.softcap, sinks)
+        self.how = AttentionParams(case.scaling, case.window, case.softcap, sinks)
         rows = self.plan.row_count
         self.query = self._draw(1, case.heads, rows, case.width)
         self.keys = self._draw(1, case.key_heads, rows, case.width)
@@ -92,7 +92,7 @@ class Attention:
     def _draw(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self._random).to(self.dtype)
 
-    def _session(self, committed: int, kept: int, rows: int) -> Share:
+    def _session(self, committed: int, kept: int, rows: int) -> SequenceRows:
         table = SlotTable(self.pool)
         while len(table.blocks) * BLOCK < committed + kept:
             table.reserve(len(table.blocks) * BLOCK + 1)
@@ -105,7 +105,7 @@ class Attention:
         for parent in parents[:kept]:
             table.depths.append(table.depths[parent] + 1 if parent >= 0 else 0)
         table.parents = parents[:kept]
-        return Share(table, [0] * rows, parents[kept:], [])
+        return SequenceRows(table, [0] * rows, parents[kept:], [])
 
     def ragged(self) -> torch.Tensor:
         """`[rows, heads, value width]` by the way that the CPU takes."""
@@ -115,8 +115,8 @@ class Attention:
     def static(self, attend: Attend) -> torch.Tensor:
         """The same as a step of static shape, its padding included."""
         windows = () if self.case.window is None else (self.case.window,)
-        inputs = StepInputs(windows, 4096, torch.device("cpu"))
-        shape = shape_of(self.plan.rows, self.case.heads // self.case.key_heads)
+        inputs = GraphInputs(windows, 4096, torch.device("cpu"))
+        shape = graph_shape(self.plan.rows, self.case.heads // self.case.key_heads)
         inputs.fill(self.plan, shape, [0] * self.plan.row_count, [], self.pool.scratch)
         inputs.send({})
         padding = (0, 0, 0, shape.rows - self.plan.row_count)
@@ -129,7 +129,7 @@ class Attention:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_and_plain_torch_give_what_the_ragged_way_gives(name: str, seed: int) -> None:
-    from outrider.lm.kernels.tree_attention import attend_tiles
+    from outrider.lm.attention.kernels.tree_attention import attend_tiles
 
     attention = Attention(CASES[name], torch.float32, seed)
     with torch.inference_mode():
@@ -145,7 +145,7 @@ def test_the_kernel_and_plain_torch_give_what_the_ragged_way_gives(name: str, se
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_differs_by_its_own_rounding_alone(dtype: torch.dtype) -> None:
-    from outrider.lm.kernels.tree_attention import attend_tiles
+    from outrider.lm.attention.kernels.tree_attention import attend_tiles
 
     attention = Attention(Case(((150, 3, 6), (20, 0, 1))), dtype, seed=1)
     with torch.inference_mode():
@@ -158,18 +158,18 @@ def test_half_precision_differs_by_its_own_rounding_alone(dtype: torch.dtype) ->
 def test_a_model_on_the_kernel_gives_the_logits_of_ragged_passes() -> None:
     model = model_of("mistral", num_hidden_layers=2)
     static, ragged = PackedLM(twin_of(model)), PackedLM(model)
-    use_steps(static, "triton")
+    use_graphs(static, "triton")
     prompt = [at % VOCABULARY for at in range(20)]
     found = []
     for lm in (static, ragged):
         table, other = lm.table(), lm.table()
         for each in (table, other):
-            lm.forward([Share(each, prompt, range(-1, 19), ())])
+            lm.forward([SequenceRows(each, prompt, range(-1, 19), ())])
             each.commit(range(20))
-        lm.forward([Share(table, [3, 4, 5], [-1, -1, 1], ()), Share(other, [6], [-1], ())])
+        lm.forward([SequenceRows(table, [3, 4, 5], [-1, -1, 1], ()), SequenceRows(other, [6], [-1], ())])
         table.commit([1, 2])
-        shares = [Share(table, [7, 8], [-1, -1], [0, 1]), Share(other, [9], [0], [0])]
-        found.append(lm.forward(shares))
+        sequences = [SequenceRows(table, [7, 8], [-1, -1], [0, 1]), SequenceRows(other, [9], [0], [0])]
+        found.append(lm.forward(sequences))
 
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 

@@ -23,8 +23,8 @@ from outrider.v1.verifier_pb2_grpc import VerifierServicer, add_VerifierServicer
 from outrider.wire.channel import server_options
 from outrider.wire.codec import SessionKey, finish_to_wire, key_from_wire
 from outrider.wire.status import guarded
-from speculative.commit import FinishReason
 from speculative.errors import OutriderError, StaleEpoch, Unavailable
+from speculative.stop import FinishReason
 
 VOCABULARY = 96
 MAX_LENGTH = 64
@@ -199,7 +199,7 @@ class FakeVerifier(VerifierServicer):
             alias=cursor.alias,
             position=cursor.position,
             ids=ids,
-            credits=bytes(position % 2 if self.drafts else 0 for position in range(len(ids))),
+            token_sources=bytes(position % 2 if self.drafts else 0 for position in range(len(ids))),
             finished=finish_to_wire(session.finished),
         )
         if session.message.HasField("logprobs"):

@@ -213,7 +213,7 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("speculative.tree", "import grpc"),
         ("speculative.tree", "import asyncio"),
         ("speculative.tree", "import torch"),
-        ("speculative.merge", "from outrider.wire import codec"),
+        ("speculative.draft_pool", "from outrider.wire import codec"),
         ("orchestrator.front.grpc", "def f():\n    import torch"),
         ("orchestrator.front.grpc", "import llguidance"),
         ("orchestrator.store.ledger", "import redis"),
@@ -225,14 +225,14 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("orchestrator.relay.relay", "from orchestrator.metrics import RequestMetrics"),
         ("orchestrator.store.ledger", "from orchestrator.fleet.fleet import Fleet"),
         ("speculative.grammar", "import llguidance"),
-        ("orchestrator.front.grpc", "from outrider.lm.packed import PackedLM"),
+        ("orchestrator.front.grpc", "from outrider.lm.runner import PackedLM"),
         ("orchestrator.front.grpc", "from transformers import AutoTokenizer"),
         ("orchestrator.front.grpc", "import importlib\nimportlib.import_module('outrider.lm')"),
         ("verifier_service.engine", "from drafter_service import worker"),
         ("verifier_service.engine", "TABLE = {'x': 'drafter_service.drafters.causal_lm:CausalLM'}"),
         ("drafter_service.worker", "from outrider.cli import app"),
-        ("outrider.lm.packed", "import grpc"),
-        ("outrider.lm.packed", "from outrider import runtime"),
+        ("outrider.lm.runner", "import grpc"),
+        ("outrider.lm.runner", "from outrider import runtime"),
         ("outrider.wire.codec", "from outrider.runtime import serve"),
         ("outrider.tokens", "import transformers"),
         ("outrider.client", "from outrider.runtime import serve"),
@@ -277,7 +277,7 @@ def test_the_retrieval_service_runs_without_torch() -> None:
 def test_the_client_and_the_core_are_light() -> None:
     assert not loaded_by("from outrider import Client") & {"torch", "transformers", "tokenizers", "pydantic"}
     assert not loaded_by("import outrider") & {"grpc", "numpy"}
-    assert not loaded_by("import speculative.merge, speculative.sampling") & {"grpc", "asyncio", "torch"}
+    assert not loaded_by("import speculative.draft_pool, speculative.sampling") & {"grpc", "asyncio", "torch"}
 
 
 def test_the_command_line_loads_little_before_it_knows_what_is_asked() -> None:

@@ -6,7 +6,7 @@ from benchmarks.simulation.network import Weather
 from benchmarks.simulation.plan import Fault, Plan, Turn
 from benchmarks.simulation.verifier import VerifierShape
 from benchmarks.simulation.world import simulate
-from verifier_service.open_sessions.manager import SessionManager
+from verifier_service.sessions.manager import SessionManager
 
 
 @pytest.mark.parametrize("seed", [5189, 14946, 32747, 45571])

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from speculative.calibration import Calibration, SessionJudge
+from speculative.calibration import Calibration, SessionCalibrator
+from speculative.draft_pool import DraftPool
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
-from speculative.merge import DraftPool
 
 
 def taught(truth: dict[float, float], count: int = 3000, seed: int = 0) -> Calibration:
@@ -40,22 +40,22 @@ def test_a_source_that_was_worthless_comes_back_when_it_deserves_to() -> None:
 
 def test_a_session_leans_on_what_others_taught_and_then_on_itself() -> None:
     others = taught({0.8: 0.2})
-    judge = SessionJudge([others])
-    assert judge.worth(1, 0.8) == pytest.approx(others.worth(0.8))
+    calibrator = SessionCalibrator([others])
+    assert calibrator.worth(1, 0.8) == pytest.approx(others.worth(0.8))
     for _ in range(100):
-        judge.saw(1, 0.8, True)
-    assert judge.worth(1, 0.8) > 0.8
+        calibrator.saw(1, 0.8, True)
+    assert calibrator.worth(1, 0.8) > 0.8
 
 
 def test_a_source_that_joins_later_leaves_the_others_what_they_learnt() -> None:
     first, second = Calibration(), Calibration()
-    judge = SessionJudge([first])
+    calibrator = SessionCalibrator([first])
     for _ in range(50):
-        judge.saw(1, 0.5, False)
-    before = judge.worth(1, 0.5)
-    judge.use([first, second])
-    assert judge.worth(1, 0.5) == before
-    assert judge.worth(2, 0.5) == pytest.approx(0.5)
+        calibrator.saw(1, 0.5, False)
+    before = calibrator.worth(1, 0.5)
+    calibrator.use([first, second])
+    assert calibrator.worth(1, 0.5) == before
+    assert calibrator.worth(2, 0.5) == pytest.approx(0.5)
 
 
 class Seen:
@@ -78,7 +78,7 @@ def offered(
     *fragments: tuple[int, tuple[int, ...], tuple[int, ...], tuple[float, ...]],
 ) -> tuple[DraftPool, Seen]:
     seen = Seen()
-    pool = DraftPool(IDS, epoch=1, vocabulary_size=100, limit=50, judge=seen)
+    pool = DraftPool(IDS, epoch=1, vocabulary_size=100, limit=50, calibrator=seen)
     for source, tokens, parents, survival in fragments:
         pool.offer(Fragment(source, 1, len(IDS), prefix_hash(IDS), tokens, parents, survival))
     return pool, seen

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from speculative.acceptance.path_match import Match, path_match
-from speculative.commit import Ending, FinishReason, commit_run
+from speculative.draft_pool import DraftPool
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.history import History
-from speculative.merge import DraftPool
 from speculative.params import SamplingParams
-from speculative.sampling import processed
+from speculative.sampling import process_logits
+from speculative.stop import FinishReason, StopChecker, cut_at_stop
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 
 Ids = tuple[int, ...]
@@ -48,8 +48,8 @@ class Rules:
     stops: tuple[bytes, ...] = ()
     min_tokens: int = 0
 
-    def ending(self, ids: Ids) -> Ending:
-        return Ending(
+    def ending(self, ids: Ids) -> StopChecker:
+        return StopChecker(
             self.eos,
             self.limit,
             self.stops,
@@ -65,7 +65,7 @@ class Rules:
 
     def held_back(self, weights: Weights, history: History) -> Weights:
         params = SamplingParams(min_tokens=self.min_tokens, stop_ids=tuple(self.eos))
-        scores = processed(np.zeros(len(weights)), params, history)
+        scores = process_logits(np.zeros(len(weights)), params, history)
         left = [
             weight if score > -np.inf else Fraction(0) for weight, score in zip(weights, scores, strict=True)
         ]
@@ -154,7 +154,7 @@ def plain(law: Law, rules: Rules) -> Callable[[Ids], Joint]:
 
 Look = Callable[[TokenTree, int, Ids, Ids], Weights]
 Criterion = Callable[[TokenTree, Callable[[int, Ids], int]], Match]
-Commit = Callable[[Ending, Ids], tuple[Ids, FinishReason | None]]
+Commit = Callable[[StopChecker, Ids], tuple[Ids, FinishReason | None]]
 
 
 def law_after_a_round(
@@ -164,7 +164,7 @@ def law_after_a_round(
     *,
     look: Look | None = None,
     criterion: Criterion = path_match,
-    commit: Commit = commit_run,
+    commit: Commit = cut_at_stop,
 ) -> Joint:
     """The joint law of one round on `tree`, completed by plain decoding. What is planted replaces a part."""
     complete = plain(law, rules)
@@ -231,14 +231,14 @@ def test_whole_requests_through_the_pool_keep_the_targets_law(rules: Rules, node
     law = rules.applied(random_law(4))
 
     def request(sample: Sample) -> Ids:
-        ids, ending = PROMPT, rules.ending(PROMPT)
+        ids, stop_checker = PROMPT, rules.ending(PROMPT)
         pool = DraftPool(PROMPT, epoch=1, vocabulary_size=3, limit=rules.limit)
         random = Random(node_limit)
-        while ending.finished is None:
+        while stop_checker.finished is None:
             for _ in range(2):
                 pool.offer(drafts_for(ids, random))
             match = path_match(pool.best_tree(node_limit), sampled_below(ids, law, sample))
-            committed, _ = commit_run(ending, match.tokens)
+            committed, _ = cut_at_stop(stop_checker, match.tokens)
             pool.commit(committed)
             ids += committed
         return ids
@@ -330,11 +330,11 @@ def test_trap_7_a_target_cut_to_the_drafters_width_changes_the_law() -> None:
     ids=["end of sequence", "stop string", "limit"],
 )
 def test_trap_8_committing_past_the_end_changes_the_law(rules: Rules) -> None:
-    def whole_run(ending: Ending, tokens: Ids) -> tuple[Ids, FinishReason | None]:
-        return tokens, commit_run(ending, tokens)[1]
+    def whole_run(stop_checker: StopChecker, tokens: Ids) -> tuple[Ids, FinishReason | None]:
+        return tokens, cut_at_stop(stop_checker, tokens)[1]
 
-    def last_token_only(ending: Ending, tokens: Ids) -> tuple[Ids, FinishReason | None]:
-        return tokens, ending.push(tokens[-1])
+    def last_token_only(stop_checker: StopChecker, tokens: Ids) -> tuple[Ids, FinishReason | None]:
+        return tokens, stop_checker.push(tokens[-1])
 
     law = random_law(5)
     tree = TokenTree((0, 1, 2), (-1, 0, 1), (0.5, 0.5, 0.5), (1, 1, 1))

@@ -12,16 +12,16 @@ import pytest
 from numpy.typing import NDArray
 
 from speculative.acceptance.path_match import path_match
-from speculative.commit import commit_run
+from speculative.draft_pool import DraftPool
 from speculative.errors import EmptySupport, InvalidRequest
 from speculative.grammar import Grammar, GrammarKind, Matcher
 from speculative.history import History
 from speculative.logprobs import Logprobs, LogprobsOf
-from speculative.merge import DraftPool
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import choose, processed
-from speculative.target import TargetTokens
+from speculative.sampling import process_logits, sample_token
+from speculative.stop import cut_at_stop
+from speculative.target_sampler import TargetSampler
 from speculative.tree import TokenTree
 from tests.speculative.test_exactness import (
     PROMPT,
@@ -85,7 +85,7 @@ class LastNodesDepth(Toy):
 
 def masked(weights: Weights, mask: NDArray[np.bool_]) -> Weights:
     """In the language of weights, by the production processing."""
-    scores = processed(np.zeros(len(weights)), SamplingParams(), History.of(PROMPT, len(PROMPT)), mask)
+    scores = process_logits(np.zeros(len(weights)), SamplingParams(), History.of(PROMPT, len(PROMPT)), mask)
     # Every allowed id can come, so that no law has an empty support.
     left = [
         weight + Fraction(1, 7) if score > -np.inf else Fraction(0)
@@ -126,17 +126,17 @@ def test_whole_requests_keep_the_masked_law(node_limit: int) -> None:
     base, rules = random_law(12), Rules(eos=frozenset({2}))
 
     def request(sample: Sample) -> Ids:
-        ids, ending, matcher = PROMPT, rules.ending(PROMPT), Toy(no_repeats)
+        ids, stop_checker, matcher = PROMPT, rules.ending(PROMPT), Toy(no_repeats)
         pool = DraftPool(PROMPT, epoch=1, vocabulary_size=3, limit=rules.limit)
         random = Random(node_limit)
-        while ending.finished is None:
+        while stop_checker.finished is None:
             for _ in range(2):
                 pool.offer(drafts_for(ids, random))
 
             def token(node: int, path: Ids, ids: Ids = ids) -> int:
                 return sample(masked(base(ids + path), matcher.allowed(path)))
 
-            committed, _ = commit_run(ending, path_match(pool.best_tree(node_limit), token).tokens)
+            committed, _ = cut_at_stop(stop_checker, path_match(pool.best_tree(node_limit), token).tokens)
             matcher.commit(committed)
             pool.commit(committed)
             ids += committed
@@ -163,8 +163,8 @@ def decode(params: SamplingParams, matcher: Toy, drafts: bool, asked: Logprobs |
             before = (*ids, *(tree.tokens[n] for n in tree.path(node)))
             return np.random.default_rng(before[-3:]).normal(size=6).astype(np.float32) * 2
 
-        target = TargetTokens(params, history, noise, len(ids), logits, matcher)
-        match = target.told(path_match(tree, target), asked)
+        target = TargetSampler(params, history, noise, len(ids), logits, matcher)
+        match = target.with_logprobs(path_match(tree, target), asked)
         tokens = match.tokens[: 14 - len(ids)]
         told += match.logprobs[: len(tokens)]
         matcher.commit(tokens)
@@ -219,29 +219,29 @@ def only(*ids: int) -> NDArray[np.bool_]:
 def test_the_mask_comes_after_the_bias_and_before_the_cuts() -> None:
     logits = np.arange(WIDTH, dtype=np.float32)
     biased = SamplingParams(temperature=1.0, logit_bias=((7, 100.0),), top_k=2)
-    scores = processed(logits, biased, HISTORY, only(1, 2, 3))
+    scores = process_logits(logits, biased, HISTORY, only(1, 2, 3))
     assert np.flatnonzero(np.isfinite(scores)).tolist() == [2, 3]
     greedy = SamplingParams(temperature=0.0, logit_bias=((7, 100.0),))
-    assert choose(logits, greedy, HISTORY, None, only(1, 2, 3)) == 3
-    assert choose(logits, SamplingParams(temperature=0.0), HISTORY, None, only(1, 2)) == 2
+    assert sample_token(logits, greedy, HISTORY, None, only(1, 2, 3)) == 3
+    assert sample_token(logits, SamplingParams(temperature=0.0), HISTORY, None, only(1, 2)) == 2
     noise = np.zeros(WIDTH)
-    assert choose(logits, SamplingParams(), HISTORY, noise, only(0, 4)) == 4
+    assert sample_token(logits, SamplingParams(), HISTORY, noise, only(0, 4)) == 4
     assert logits.tolist() == list(range(WIDTH)), "the logits are left as they were"
 
 
 def test_min_tokens_holds_the_end_back_while_the_grammar_has_anything_else() -> None:
     logits = np.arange(WIDTH, dtype=np.float32)
     params = SamplingParams(temperature=0.0, min_tokens=5, stop_ids=(6, 7))
-    assert choose(logits, params, HISTORY, None, only(2, 6, 7)) == 2
-    assert choose(logits, params, HISTORY, None, only(6, 7)) == 7
+    assert sample_token(logits, params, HISTORY, None, only(2, 6, 7)) == 2
+    assert sample_token(logits, params, HISTORY, None, only(6, 7)) == 7
     mask = only(2, 6)
-    processed(logits, params, HISTORY, mask)
+    process_logits(logits, params, HISTORY, mask)
     assert mask.tolist() == only(2, 6).tolist()
 
 
 def test_a_grammar_that_leads_nowhere_is_an_empty_support() -> None:
     with pytest.raises(EmptySupport):
-        choose(np.zeros(WIDTH, np.float32), SamplingParams(temperature=0.0), HISTORY, None, only())
+        sample_token(np.zeros(WIDTH, np.float32), SamplingParams(temperature=0.0), HISTORY, None, only())
 
 
 @pytest.mark.parametrize(

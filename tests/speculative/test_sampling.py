@@ -1,4 +1,4 @@
-"""Rules one at a time, fast paths against the long one, and that `choose` samples what `processed` says."""
+"""Rules one at a time, fast paths against the long one, and `sample_token` against `process_logits`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from speculative.errors import EmptySupport
 from speculative.history import History
 from speculative.noise import gumbel
 from speculative.params import SamplingParams
-from speculative.sampling import choose, processed, token_logprob
+from speculative.sampling import process_logits, sample_token, token_logprob
 
 NOTHING = History.of([], 0)
 EACH_FIELD: list[dict[str, Any]] = [
@@ -35,7 +35,7 @@ def logits(*values: float) -> NDArray[np.float32]:
 
 
 def kept(values: Sequence[float], **fields: Any) -> list[int]:
-    scores = processed(np.array(values, dtype=np.float64), SamplingParams(**fields), NOTHING)
+    scores = process_logits(np.array(values, dtype=np.float64), SamplingParams(**fields), NOTHING)
     return [int(i) for i in np.flatnonzero(scores > -np.inf)]
 
 
@@ -55,7 +55,7 @@ def test_each_step_applies_in_its_place() -> None:
         3.0 / 0.5,
         ((1.0 - 2) * 2 - 0.25 - 0.125) / 0.5,
     ]
-    assert processed(logits(4, 1, 3, 1), params, history).tolist() == expected
+    assert process_logits(logits(4, 1, 3, 1), params, history).tolist() == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -66,17 +66,19 @@ def test_ids_are_held_back_until_there_are_min_tokens(temperature: float, cuts: 
     prompt = History.of([5, 6, 7], 3)
     for path in ((), (3,)):
         history = prompt.with_path(path)
-        assert np.flatnonzero(np.isneginf(processed(scores, params, history)[[1, 3]])).tolist() == [0, 1]
-        assert choose(scores, params, history, noise) == 2
-    assert choose(scores, params, prompt.with_path((3, 0)), noise) == 1
+        assert np.flatnonzero(np.isneginf(process_logits(scores, params, history)[[1, 3]])).tolist() == [0, 1]
+        assert sample_token(scores, params, history, noise) == 2
+    assert sample_token(scores, params, prompt.with_path((3, 0)), noise) == 1
     prompt.extend([0])
-    assert choose(scores, params, prompt, noise) == 2
-    assert choose(scores, params, prompt.with_path((0,)), noise) == 1
+    assert sample_token(scores, params, prompt, noise) == 2
+    assert sample_token(scores, params, prompt.with_path((0,)), noise) == 1
 
 
 def test_holding_everything_back_leaves_no_token() -> None:
     with pytest.raises(EmptySupport, match="no token"):
-        choose(logits(1, 2), SamplingParams(temperature=0, min_tokens=1, stop_ids=(0, 1)), NOTHING, None)
+        sample_token(
+            logits(1, 2), SamplingParams(temperature=0, min_tokens=1, stop_ids=(0, 1)), NOTHING, None
+        )
 
 
 @given(
@@ -106,7 +108,7 @@ def test_the_callers_logits_stay_as_they_are() -> None:
     values = np.array([1.0, 2.0, 3.0])
     for fields in EACH_FIELD:
         fields = {name: value for name, value in fields.items() if name != "logit_bias"}
-        choose(values, SamplingParams(**fields), History.of([1, 2], 1), np.zeros(3))
+        sample_token(values, SamplingParams(**fields), History.of([1, 2], 1), np.zeros(3))
     assert values.tolist() == [1.0, 2.0, 3.0]
 
 
@@ -163,16 +165,20 @@ def test_cuts_agree_with_sorting_everything(size: int, spread: float, seed: int)
 
 def test_ties_go_to_the_lowest_id() -> None:
     flat = np.zeros(5)
-    assert choose(logits(1, 3, 3, 2), SamplingParams(temperature=0), NOTHING, None) == 1
-    assert choose(logits(3, 3, 3, 3), SamplingParams(), NOTHING, flat[:4]) == 0
-    assert choose(logits(0, 1, 1, 1, 0), SamplingParams(top_k=2), NOTHING, flat) == 1
+    assert sample_token(logits(1, 3, 3, 2), SamplingParams(temperature=0), NOTHING, None) == 1
+    assert sample_token(logits(3, 3, 3, 3), SamplingParams(), NOTHING, flat[:4]) == 0
+    assert sample_token(logits(0, 1, 1, 1, 0), SamplingParams(top_k=2), NOTHING, flat) == 1
 
 
 def test_greedy_takes_penalties_and_bias_but_no_cuts() -> None:
     params = SamplingParams(temperature=0, presence_penalty=2.0, logit_bias=((0, 0.5),), top_k=1, top_p=0.1)
     history = History.of([9, 1], 1)
-    assert processed(logits(1, 3, 1.4), params, history).tolist() == [1.5, 1.0, np.float64(np.float32(1.4))]
-    assert choose(logits(1, 3, 1.4), params, history, None) == 0
+    assert process_logits(logits(1, 3, 1.4), params, history).tolist() == [
+        1.5,
+        1.0,
+        np.float64(np.float32(1.4)),
+    ]
+    assert sample_token(logits(1, 3, 1.4), params, history, None) == 0
 
 
 @pytest.mark.parametrize(
@@ -182,14 +188,14 @@ def test_greedy_takes_penalties_and_bias_but_no_cuts() -> None:
 def test_logits_that_leave_nothing_to_choose_are_an_error(fields: dict[str, Any], bad: list[float]) -> None:
     fields = {name: value for name, value in fields.items() if name != "logit_bias"}
     with pytest.raises(EmptySupport):
-        choose(logits(*bad), SamplingParams(**fields), History.of([1], 0), np.zeros(2))
+        sample_token(logits(*bad), SamplingParams(**fields), History.of([1], 0), np.zeros(2))
 
 
 def test_a_masked_token_is_never_chosen() -> None:
     row = np.array([40.0, -3.0, -3.0])
     for fields in EACH_FIELD:
         fields = {name: value for name, value in fields.items() if name != "logit_bias"}
-        assert choose(logits(-np.inf, 0, 1), SamplingParams(**fields), History.of([0], 0), row) != 0
+        assert sample_token(logits(-np.inf, 0, 1), SamplingParams(**fields), History.of([0], 0), row) != 0
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -200,8 +206,8 @@ def test_the_fast_paths_choose_as_the_long_one(dtype: type, fields: dict[str, An
     for position in range(200):
         values: NDArray[Any] = (rng.normal(size=96) * 4).astype(dtype)
         row = gumbel(1, position, 96)
-        long_way = processed(values, params, NOTHING) + (0 if params.greedy else row)
-        assert choose(values, params, NOTHING, row) == int(np.argmax(long_way))
+        long_way = process_logits(values, params, NOTHING) + (0 if params.greedy else row)
+        assert sample_token(values, params, NOTHING, row) == int(np.argmax(long_way))
 
 
 @pytest.fixture(scope="module")
@@ -217,9 +223,9 @@ def test_choose_samples_the_softmax_of_the_processed_logits(
     """Chi-square over all rows; one seed in a thousand would fail, and the seed is fixed."""
     params, history, positions = SamplingParams(**fields), History.of([1, 2, 2, 3, 3, 3], 2), len(noise_rows)
     values = (np.random.default_rng(8).normal(size=12) * 1.5).astype(np.float32)
-    chosen = [choose(values, params, history, row) for row in noise_rows]
+    chosen = [sample_token(values, params, history, row) for row in noise_rows]
     counts = np.bincount(chosen, minlength=12)
-    scores = processed(values, params, history)
+    scores = process_logits(values, params, history)
     weights = np.exp(scores - scores.max())
     expected = positions * weights / weights.sum()
     assert not counts[expected == 0].any()
@@ -231,7 +237,7 @@ def test_choose_samples_the_softmax_of_the_processed_logits(
 def test_neighbouring_positions_choose_independently(chi_square_limit: Callable[[int], float]) -> None:
     values = np.log(np.array([0.5, 0.3, 0.2]))
     positions = 20_000
-    chosen = [choose(values, SamplingParams(), NOTHING, gumbel(5, t, 3)) for t in range(2 * positions)]
+    chosen = [sample_token(values, SamplingParams(), NOTHING, gumbel(5, t, 3)) for t in range(2 * positions)]
     pairs = np.bincount([3 * a + b for a, b in zip(chosen[::2], chosen[1::2], strict=True)], minlength=9)
     expected = positions * np.outer([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]).ravel()
     assert float(((pairs - expected) ** 2 / expected).sum()) < chi_square_limit(8)

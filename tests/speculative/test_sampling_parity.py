@@ -7,7 +7,7 @@ import pytest
 
 from speculative.history import History
 from speculative.params import SamplingParams
-from speculative.sampling import processed
+from speculative.sampling import process_logits
 
 torch = pytest.importorskip("torch")
 warpers = pytest.importorskip("transformers.generation.logits_process")
@@ -39,7 +39,7 @@ def test_the_same_tokens_survive_with_the_same_probabilities(
     rng = np.random.default_rng(seed)
     logits = (rng.normal(size=300) * 3).astype(np.float32)
     ids = rng.integers(0, 300, 40).tolist()
-    ours = processed(logits, SamplingParams(**fields), History.of(ids, 20))
+    ours = process_logits(logits, SamplingParams(**fields), History.of(ids, 20))
     scores = torch.tensor(logits, dtype=torch.float64)[None]
     for name, argument in theirs:
         scores = getattr(warpers, name)(argument)(torch.tensor([ids]), scores)

@@ -18,8 +18,8 @@ def test_a_round_counts_what_was_delivered() -> None:
 
 def test_accepted_and_the_targets_own_tokens_make_up_the_completion() -> None:
     usage = UsageCount(prompt_tokens=1, source_names=("lookup",))
-    for credits in [(0,), (1, 1, 0), (1,)]:
-        usage.record_round(len(credits), credits, admitted=2)
+    for token_sources in [(0,), (1, 1, 0), (1,)]:
+        usage.record_round(len(token_sources), token_sources, admitted=2)
     assert sum(usage.accepted.values()) == usage.completion_tokens - 2
 
 
@@ -31,5 +31,5 @@ def test_plain_decoding_has_an_acceptance_length_of_exactly_1() -> None:
 
 
 def test_every_committed_id_has_a_credit() -> None:
-    with pytest.raises(AssertionError, match="credits"):
+    with pytest.raises(AssertionError, match="token_sources"):
         UsageCount(prompt_tokens=1).record_round(2, (0,), admitted=0)

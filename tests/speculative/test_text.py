@@ -1,7 +1,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from speculative.commit import Ending, FinishReason, commit_run
+from speculative.stop import FinishReason, StopChecker, cut_at_stop
 from speculative.text import TextStream
 
 PIECES = [
@@ -96,8 +96,8 @@ def test_stop_strings_completed_too_early_are_text(
 
     ends = [count for count in range(max(1, min_tokens), len(ids) + 1) if completed(count)]
     whole = b"".join(PIECES[token] for token in ids)[: min(completed(ends[0])) if ends else None]
-    ending = Ending(frozenset(), 1000, tuple(stops), PIECES.__getitem__, (0,), 1, min_tokens)
-    committed, reason = commit_run(ending, ids)
+    stop_checker = StopChecker(frozenset(), 1000, tuple(stops), PIECES.__getitem__, (0,), 1, min_tokens)
+    committed, reason = cut_at_stop(stop_checker, ids)
     assert (len(committed), reason) == ((ends[0], FinishReason.STOP) if ends else (len(ids), None))
     text = TextStream(PIECES.__getitem__, tuple(stops), min_tokens)
     assert text.push(committed) + text.finish() == whole.decode("utf-8", "replace")
@@ -108,8 +108,8 @@ def test_stop_strings_completed_too_early_are_text(
     stops=st.lists(st.sampled_from(STOPS), min_size=1, max_size=3),
 )
 def test_text_and_commit_agree_about_stop_strings(ids: list[int], stops: list[bytes]) -> None:
-    end = Ending(frozenset(), 1000, tuple(stops), PIECES.__getitem__, (0,), 1)
-    committed, reason = commit_run(end, ids)
+    end = StopChecker(frozenset(), 1000, tuple(stops), PIECES.__getitem__, (0,), 1)
+    committed, reason = cut_at_stop(end, ids)
     assert whole(list(committed), stops) == whole(ids, stops)
     assert (reason is FinishReason.STOP) == any(
         stop in b"".join(PIECES[token] for token in ids) for stop in stops

@@ -11,9 +11,11 @@ from transformers import LlamaForCausalLM
 
 from training import continued, distil, model
 from training.distil import Taught
-from training.model import Shape
+from training.model import LlamaShape
 
-SHAPE = Shape(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=32, vocabulary=96, context=128)
+SHAPE = LlamaShape(
+    layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=32, vocabulary=96, context=128
+)
 IDS = np.random.default_rng(0).integers(96, size=(6, 24)).astype(np.uint16)
 
 

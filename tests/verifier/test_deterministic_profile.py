@@ -10,7 +10,7 @@ from fake_source import FakeSource, Garbage, Oracle, running
 from harness import serving
 from pydantic import ValidationError
 
-from outrider.lm.packed import PackedLM
+from outrider.lm.runner import PackedLM
 from outrider.v1 import verifier_pb2
 from speculative.errors import InvalidRequest
 from speculative.params import SamplingParams

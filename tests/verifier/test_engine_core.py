@@ -6,10 +6,10 @@ import pytest
 from ngram_lm import NgramLM
 
 from outrider.wire.codec import SessionKey
-from speculative.commit import Ending, FinishReason
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
+from speculative.stop import FinishReason, StopChecker
 from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, TargetPass
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Cancel, InFlight, Offers, Open, Park, Sources
@@ -17,7 +17,7 @@ from verifier_service.engine.session import Session
 from verifier_service.engine.stats import PassTimes
 from verifier_service.engine.step import EngineLimits
 from verifier_service.engine.step_cost import StepCostModel
-from verifier_service.open_sessions.request import SessionRequest, SourceSet
+from verifier_service.sessions.request import SessionRequest, SourceSet
 
 PROMPT = (1, 2, 3)
 NEW = 12
@@ -52,8 +52,8 @@ class Driver:
         limit = len(PROMPT) + NEW
         key = SessionKey("", f"s{handle}")
         request = SessionRequest(key, 1, PROMPT, len(PROMPT), limit, GREEDY, 0, (), None, 8, ())
-        ending = Ending(frozenset(), limit, (), None, PROMPT, len(PROMPT))
-        session = Session(handle, request, ending, self.target.vocabulary_size, sources, deadline_s)
+        stop_checker = StopChecker(frozenset(), limit, (), None, PROMPT, len(PROMPT))
+        session = Session(handle, request, stop_checker, self.target.vocabulary_size, sources, deadline_s)
         self.apply(Open(session))
         return session
 

@@ -64,9 +64,9 @@ async def test_a_batch_of_different_requests_is_not_changed_by(behaviour: str) -
         assert verifier.nodes("drafter", "kept") > 0
         for answer in answers:
             drafted = sum(answer.usage.accepted_by_source.values())
-            assert drafted == sum(credit > 0 for credit in answer.credits)
-            assert drafted + answer.credits.count(0) == answer.usage.completion_tokens == 40
-            assert answer.usage.rounds == answer.credits.count(0)
+            assert drafted == sum(source_index > 0 for source_index in answer.token_sources)
+            assert drafted + answer.token_sources.count(0) == answer.usage.completion_tokens == 40
+            assert answer.usage.rounds == answer.token_sources.count(0)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED])

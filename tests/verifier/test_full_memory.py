@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.lm.blocks import BLOCK
-from outrider.lm.pool import KVLayout, SlotPool
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.wire.codec import SessionKey
-from speculative.commit import Ending, FinishReason
 from speculative.params import SamplingParams
+from speculative.stop import FinishReason, StopChecker
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.prefix_cache import BlockHasher, PrefixCache
 from verifier_service.engine.scheduler import Scheduler
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
 from verifier_service.engine.stats import CountsByName, EngineTotals
-from verifier_service.open_sessions.request import SessionRequest, SourceSet
+from verifier_service.sessions.request import SessionRequest, SourceSet
 
 BLOCKS = 1280
 
@@ -41,8 +41,8 @@ def session(handle: int, length: int) -> Session:
     ids = tuple(handle for _ in range(length))
     key = SessionKey("", f"s{handle}")
     request = SessionRequest(key, 1, ids, length, BLOCKS * BLOCK // 2, SamplingParams(), 0, (), None, 0, ())
-    ending = Ending(frozenset(), request.limit, (), None, ids, length)
-    return Session(handle, request, ending, 16, SourceSet((), frozenset(), frozenset()))
+    stop_checker = StopChecker(frozenset(), request.limit, (), None, ids, length)
+    return Session(handle, request, stop_checker, 16, SourceSet((), frozenset(), frozenset()))
 
 
 def test_what_is_cached_is_looked_through_once_for_many_blocks(

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import pytest
 from ngram_lm import LAYOUT
 
-from outrider.lm.pool import SlotPool
+from outrider.lm.kv.pool import SlotPool
 from outrider.wire.codec import SessionKey
-from speculative.commit import Ending, FinishReason
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
+from speculative.stop import FinishReason, StopChecker
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Cancel, InFlight, Offers
 from verifier_service.engine.scheduler import Scheduler
@@ -21,7 +21,7 @@ from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
 from verifier_service.engine.stats import CountsByName, EngineTotals
 from verifier_service.engine.thread import EngineInbox
-from verifier_service.open_sessions.request import SessionRequest, SourceSet
+from verifier_service.sessions.request import SessionRequest, SourceSet
 
 DRAFT = Fragment(1, 1, 3, 0, (7,), (-1,), (0.5,))
 
@@ -180,8 +180,8 @@ IDS = (5, 6, 7)
 def session(handle: int) -> Session:
     key = SessionKey("", f"s{handle}")
     request = SessionRequest(key, 1, IDS, len(IDS), 32, SamplingParams(temperature=0.0), 0, (), None, 8, ())
-    ending = Ending(frozenset(), request.limit, (), None, IDS, len(IDS))
-    return Session(handle, request, ending, 16, SourceSet(("far",), frozenset(), frozenset({1})))
+    stop_checker = StopChecker(frozenset(), request.limit, (), None, IDS, len(IDS))
+    return Session(handle, request, stop_checker, 16, SourceSet(("far",), frozenset(), frozenset({1})))
 
 
 def running_sessions(*sessions: Session) -> tuple[SessionPool, CountsByName]:

@@ -19,7 +19,7 @@ import pytest
 from fake_source import FakeSource, Garbage, Oracle, running
 from harness import Answer, Client, serving
 
-from outrider.lm.packed import PackedLM
+from outrider.lm.runner import PackedLM
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel

@@ -7,7 +7,7 @@ from ngram_lm import NgramLM
 from speculative.history import History
 from speculative.noise import gumbel
 from speculative.params import SamplingParams
-from speculative.sampling import choose
+from speculative.sampling import sample_token
 
 
 def by_the_rule(target: NgramLM, ids: list[int], new: int, params: SamplingParams, seed: int) -> list[int]:
@@ -15,7 +15,7 @@ def by_the_rule(target: NgramLM, ids: list[int], new: int, params: SamplingParam
     ids, prompt = list(ids), len(ids)
     for position in range(prompt, prompt + new):
         noise = gumbel(seed, position, target.vocabulary_size)
-        ids.append(choose(target.logits(ids), params, History.of(ids, prompt), noise))
+        ids.append(sample_token(target.logits(ids), params, History.of(ids, prompt), noise))
     return ids[prompt:]
 
 

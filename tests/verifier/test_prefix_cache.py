@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from outrider.lm.blocks import BlockAllocator
+from outrider.lm.kv.blocks import BlockAllocator
 from verifier_service.engine.prefix_cache import BlockHash, BlockHasher, PrefixCache
 
 BLOCK = 4

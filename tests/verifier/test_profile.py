@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from ngram_lm import NgramLM, NgramLogits
 
-from outrider.lm.plan import Share
+from outrider.lm.plan import SequenceRows
 from verifier_service.engine import step_cost
 from verifier_service.engine.step_cost import StepCostModel, profile_steps
 
@@ -22,7 +22,7 @@ class Clocked(NgramLM):
     def took_ms(self, rows: int, depth: float) -> float:
         return self.slower * (5.0 + 0.25 * rows + 0.002 * rows * depth)
 
-    def forward(self, shares: Sequence[Share]) -> NgramLogits:
+    def forward(self, shares: Sequence[SequenceRows]) -> NgramLogits:
         self.now_ms += sum(self.took_ms(len(share.tokens), share.table.length) for share in shares)
         return super().forward(shares)
 

@@ -11,7 +11,7 @@ import torch
 from fake_source import FakeSource, Garbage, Oracle, running
 from harness import GREEDY, Verifier, eventually, serving
 
-from outrider.lm.packed import PackedLM
+from outrider.lm.runner import PackedLM
 from outrider.tokens import ChatTemplate, TokenTable
 from outrider.v1 import common_pb2, verifier_pb2
 from speculative.params import SamplingParams

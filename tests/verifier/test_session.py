@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from outrider.wire.codec import SessionKey
-from speculative.commit import Ending, FinishReason
 from speculative.errors import EmptySupport
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
+from speculative.stop import FinishReason, StopChecker
 from verifier_service.engine.session import Session
 from verifier_service.engine.step import StepRows
-from verifier_service.open_sessions.request import SessionRequest, SourceAddress, SourceSet
+from verifier_service.sessions.request import SessionRequest, SourceAddress, SourceSet
 
 WIDTH = 16
 REMOTE = SourceSet(("drafter",), local=frozenset(), remote=frozenset({1}))
@@ -34,8 +34,8 @@ def session(
         node_limit=6,
         sources=tuple(SourceAddress(name, "") for name in sources.names),
     )
-    ending = Ending(frozenset({eos}), limit, (), None, ids, len(ids))
-    return Session(1, request, ending, WIDTH, sources)
+    stop_checker = StopChecker(frozenset({eos}), limit, (), None, ids, len(ids))
+    return Session(1, request, stop_checker, WIDTH, sources)
 
 
 def chain(session: Session, *tokens: int, base: int | None = None) -> Fragment:
@@ -88,7 +88,7 @@ def test_accepted_nodes_are_credited_and_their_rows_kept() -> None:
     portion = running.begin(3, 6)
     done = running.commit(portion, running.match(portion, likes(5, 6, 9, 0)))
     assert done.tokens == (5, 6, 9)
-    assert done.credits == bytes([1, 1, 0])
+    assert done.token_sources == bytes([1, 1, 0])
     assert done.path == (0, 1, 2, 3, 4)
     assert (done.position, running.ids, running.uncomputed) == (3, [1, 2, 3, 5, 6, 9], 1)
     usage = running.usage()
@@ -101,7 +101,7 @@ def test_nothing_past_an_end_of_sequence_id_is_committed() -> None:
     running.offer(chain(running, 5, 6, 7))
     portion = running.begin(3, 6)
     done = running.commit(portion, running.match(portion, likes(5, 6, 7, 8)))
-    assert (done.tokens, done.credits, done.reason) == ((5, 6), bytes([1, 1]), FinishReason.STOP)
+    assert (done.tokens, done.token_sources, done.reason) == ((5, 6), bytes([1, 1]), FinishReason.STOP)
     assert running.usage().accepted == {"drafter": 2}
 
 

@@ -9,13 +9,13 @@ from outrider.v1 import common_pb2, draft_source_pb2
 from outrider.wire import codec
 from outrider.wire.codec import CommittedCode, SessionKey
 from outrider.wire.status import status_of
-from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest, MalformedDraft, Superseded, UnknownSession
 from speculative.fragment import Fragment
 from speculative.grammar import Grammar, GrammarKind
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.params import SamplingParams
 from speculative.stats import UsageCount
+from speculative.stop import FinishReason
 
 VOCABULARY = 152_000
 NEVER_SHORT = VOCABULARY - 1  # ids from 2^14 on take three bytes, the most that this vocabulary needs
@@ -297,17 +297,17 @@ def test_a_text_that_is_no_epoch_is_refused(text: str) -> None:
         codec.epoch_from_text(text)
 
 
-@pytest.mark.parametrize(("sources", "credit"), [(b"", 4), (b"\x00\x00", 4), (b"\x01\x02", 9)])
-def test_the_bytes_beside_drafts_say_of_which_name_they_are(sources: bytes, credit: int) -> None:
+@pytest.mark.parametrize(("sources", "source_index"), [(b"", 4), (b"\x00\x00", 4), (b"\x01\x02", 9)])
+def test_the_bytes_beside_drafts_say_of_which_name_they_are(sources: bytes, source_index: int) -> None:
     response = draft_source_pb2.AttachResponse(drafts=[draft_source_pb2.Draft()] * 2, sources=sources)
-    assert codec.credit_from_wire(response, 1, (4, 8, 9)) == credit
+    assert codec.source_index_from_wire(response, 1, (4, 8, 9)) == source_index
 
 
 @pytest.mark.parametrize("sources", [b"\x00", b"\x00\x00\x00", b"\x00\x03"])
 def test_bytes_that_name_nothing_are_malformed(sources: bytes) -> None:
     response = draft_source_pb2.AttachResponse(drafts=[draft_source_pb2.Draft()] * 2, sources=sources)
     with pytest.raises(MalformedDraft):
-        codec.credit_from_wire(response, 1, (4, 8, 9))
+        codec.source_index_from_wire(response, 1, (4, 8, 9))
 
 
 def test_codes_beside_committed_tokens_are_those_of_the_same_errors_as_statuses() -> None:

@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.lm.plan import Share
+from outrider.lm.plan import SequenceRows
 from speculative.acceptance.path_match import Match
-from speculative.commit import FinishReason
+from speculative.stop import FinishReason
 from verifier_service.engine.draft_budget import DraftBudget
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Batch, Cancel, Command, Offers, Open, Park, Sources, Update
@@ -68,7 +68,7 @@ class TargetPass:
     """A forward to be computed; its outcome goes to `EngineCore.finish`."""
 
     parts: Sequence[Part]
-    shares: Sequence[Share]
+    shares: Sequence[SequenceRows]
     """The rows of each part, as the target takes them."""
     rows: int
     """Number of input tokens of all parts."""
@@ -116,9 +116,9 @@ class _Wait:
     began_s: float | None = None
     """When the wait began; None until the step's batch is out."""
     waited_for: set[int] = field(default_factory=set)
-    """Sources that were worth waiting for, by credit index."""
+    """Sources that were worth waiting for, by source index."""
     came: set[int] = field(default_factory=set)
-    """Sources that have sent a draft meanwhile, by credit index."""
+    """Sources that have sent a draft meanwhile, by source index."""
 
 
 class EngineCore:
@@ -328,8 +328,8 @@ class EngineCore:
         if wait.waited_for:
             self.totals.waits += 1
             self._meter.waited_for_drafts(now_s - wait.began_s)
-            for credit in wait.waited_for & session.latencies.keys():
-                session.latencies[credit].waited(fruitful=credit in wait.came)
+            for source_index in wait.waited_for & session.latencies.keys():
+                session.latencies[source_index].waited(fruitful=source_index in wait.came)
         parts = self._parts(wait.plan)
         return self._pass(parts, None) if parts else Idle(now_s, self.collect())
 

@@ -6,10 +6,10 @@ cached at once, so that others find them while it still runs. Belongs to the eng
 
 from collections.abc import Sequence
 
-from outrider.lm.blocks import BLOCK
-from outrider.lm.plan import Share
-from outrider.lm.pool import SlotPool
-from outrider.lm.table import SlotTable, blocks_for
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import SlotPool
+from outrider.lm.kv.table import SlotTable, blocks_for
+from outrider.lm.plan import SequenceRows
 from verifier_service.engine.prefix_cache import BlockHash, BlockHasher, PrefixCache
 from verifier_service.engine.scheduler import Need
 from verifier_service.engine.session import Session
@@ -115,9 +115,11 @@ class KVCache:
         drafted = table.lacks(session.cached + rows + nodes) - bare
         return Need(session.handle, len(table.blocks), bare, drafted)
 
-    def share(self, session: Session, step_rows: StepRows) -> Share:
+    def share(self, session: Session, step_rows: StepRows) -> SequenceRows:
         """A session's rows of a step, as the target takes them."""
-        return Share(self._held[session.handle].table, step_rows.tokens, step_rows.parents, step_rows.want)
+        return SequenceRows(
+            self._held[session.handle].table, step_rows.tokens, step_rows.parents, step_rows.want
+        )
 
     def keep_rows(self, session: Session, path: Sequence[int]) -> None:
         """Keeps these rows of the last pass, which are committed now, and frees the others."""

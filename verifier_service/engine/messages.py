@@ -7,12 +7,12 @@ tensors.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from speculative.commit import FinishReason
 from speculative.fragment import Fragment
 from speculative.logprobs import TokenLogprob
 from speculative.stats import UsageCount
+from speculative.stop import FinishReason
 from verifier_service.observe.round_log import RoundRecord
-from verifier_service.open_sessions.request import SourceSet
+from verifier_service.sessions.request import SourceSet
 
 if TYPE_CHECKING:
     from verifier_service.engine.session import Session
@@ -97,7 +97,7 @@ class Update(NamedTuple):
     position: int
     """Absolute position of the first committed token."""
     ids: tuple[int, ...]
-    credits: bytes
+    token_sources: bytes
     """One byte per token: 0 the target itself, k the session's source k - 1."""
     prefix_hash: int
     """Hash of all ids up to and including these."""
@@ -105,7 +105,7 @@ class Update(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token where the request asked for them."""
     resting: frozenset[int] = frozenset()
-    """Resting sources, by credit index: they are not sent this update."""
+    """Resting sources, by source index: they are not sent this update."""
     rounds: int = 0
     """Rounds of the session so far."""
     admitted: int = 0
@@ -122,7 +122,7 @@ class Strike:
 
     handle: int
     source: int
-    """The source's credit index within that session."""
+    """The source's source index within that session."""
     why: str
 
 

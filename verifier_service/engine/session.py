@@ -10,22 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculative.acceptance.path_match import Match, path_match
-from speculative.calibration import SessionJudge
-from speculative.commit import Ending, commit_run
+from speculative.calibration import SessionCalibrator
+from speculative.draft_nodes import NO_NODES, RankedNodes
+from speculative.draft_pool import DraftPool
 from speculative.errors import EmptySupport
 from speculative.fragment import Fragment, Offer
 from speculative.grammar import Matcher
 from speculative.history import History
-from speculative.merge import DraftPool
 from speculative.noise import NoiseRows
-from speculative.pending import NOTHING, Ranking
 from speculative.stats import UsageCount
-from speculative.target import TargetTokens
+from speculative.stop import StopChecker, cut_at_stop
+from speculative.target_sampler import TargetSampler
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_service.engine.source_policy import Reputations, SourceLatency, SourceThrottle, StepValue
 from verifier_service.engine.step import Round, StepRows
-from verifier_service.open_sessions.request import SessionRequest, SourceSet
 from verifier_service.proposers import ActiveProposer, ProposerInit, make_proposer
+from verifier_service.sessions.request import SessionRequest, SourceSet
 
 
 class Session:
@@ -34,7 +34,7 @@ class Session:
     Args:
         handle: the session's number in this worker.
         request: the checked request.
-        ending: the request's stops and limits, with its ids replayed; not finished.
+        stop_checker: the request's stops and limits, with its ids replayed; not finished.
         vocabulary_size: width of the target's logits.
         sources: the sources that draft for it.
         deadline_s: time at which it has to end, on the engine's clock; None: never.
@@ -47,7 +47,7 @@ class Session:
         self,
         handle: int,
         request: SessionRequest,
-        ending: Ending,
+        stop_checker: StopChecker,
         vocabulary_size: int,
         sources: SourceSet,
         deadline_s: float | None = None,
@@ -67,22 +67,22 @@ class Session:
         """Whether the session has run before, here or on a worker that is gone."""
         self.deadline_s = deadline_s
         self.latencies: dict[int, SourceLatency] = {}
-        """Latency of each remote source in use, by credit index."""
+        """Latency of each remote source in use, by source index."""
         self._epoch = request.epoch
         self._params = request.params
         self._logprobs = request.logprobs
-        self._ending = ending
+        self._stop_checker = stop_checker
         self._grammar = grammar
         self._history = History.of(self.ids, request.prompt_length)
         self._noise = NoiseRows(request.seed, vocabulary_size)
         self._reputations = reputations or Reputations()
-        self._worth = SessionJudge()
+        self._calibrator = SessionCalibrator()
         self._pool = DraftPool(
             self.ids,
             epoch=request.epoch,
             vocabulary_size=vocabulary_size,
             limit=request.limit,
-            judge=self._worth,
+            calibrator=self._calibrator,
         )
         self._usage = usage or UsageCount(
             prompt_tokens=request.prompt_length, replay_identical=request.replay_identical
@@ -93,7 +93,7 @@ class Session:
         self._given = ProposerInit(request.prompt_length, request.prediction)
         self._locals: list[ActiveProposer] = []
         self._muted: set[int] = set()
-        self._ranking: Ranking | None = None
+        self._ranking: RankedNodes | None = None
         self._bare = True
         self._brought = self.node_limit
         self.use_sources(sources)
@@ -102,18 +102,22 @@ class Session:
         """Changes the session's sources; a source that drafted before goes on where it was."""
         self._usage.source_names = sources.names
         reputations = [self._reputations.of(name, self._params) for name in sources.names]
-        self._worth.use([reputation.calibration for reputation in reputations])
+        self._calibrator.use([reputation.calibration for reputation in reputations])
         self._active = sources.local | sources.remote
         known = {local.source_index: local for local in self._locals}
         self._locals = [
-            known.get(credit) or ActiveProposer(credit, make_proposer(sources.names[credit - 1], self._given))
-            for credit in sorted(sources.local)
+            known.get(source_index)
+            or ActiveProposer(source_index, make_proposer(sources.names[source_index - 1], self._given))
+            for source_index in sorted(sources.local)
         ]
         listening = sources.remote - self._muted
-        self.latencies = {credit: self.latencies.get(credit) or SourceLatency() for credit in listening}
+        self.latencies = {
+            source_index: self.latencies.get(source_index) or SourceLatency() for source_index in listening
+        }
         self._throttles = {
-            credit: self._throttles.get(credit) or SourceThrottle(reputations[credit - 1].activity)
-            for credit in listening
+            source_index: self._throttles.get(source_index)
+            or SourceThrottle(reputations[source_index - 1].activity)
+            for source_index in listening
         }
 
     @property
@@ -124,7 +128,7 @@ class Session:
     @property
     def likely_nodes(self) -> int:
         """Drafted nodes that the next step would bring: those in the pool, up to as many as last time."""
-        return min(self.node_limit, self._pool.pending, max(1, self._brought))
+        return min(self.node_limit, self._pool.drafted, max(1, self._brought))
 
     @property
     def prefix_hash(self) -> int:
@@ -133,27 +137,29 @@ class Session:
 
     @property
     def resting(self) -> frozenset[int]:
-        """Remote sources, by credit index, that are not sent the last round."""
-        return frozenset([credit for credit, throttle in self._throttles.items() if not throttle.asked])
+        """Remote sources, by source index, that are not sent the last round."""
+        return frozenset(
+            [source_index for source_index, throttle in self._throttles.items() if not throttle.asked]
+        )
 
     def resume_at(self, cached: int) -> None:
         """Sets how many leading ids have their keys and values in memory."""
         self.cached = cached
         self._ranking = None
 
-    def name_of(self, credit: int) -> str:
-        """Name of the source with this credit index."""
-        return self._usage.source_names[credit - 1]
+    def name_of(self, source_index: int) -> str:
+        """Name of the source with this source index."""
+        return self._usage.source_names[source_index - 1]
 
-    def listens_to(self, credit: int) -> bool:
+    def listens_to(self, source_index: int) -> bool:
         """Whether the session uses this source's drafts."""
-        return credit in self._active and credit not in self._muted
+        return source_index in self._active and source_index not in self._muted
 
-    def mute(self, credit: int) -> None:
+    def mute(self, source_index: int) -> None:
         """Ignores this source from now on."""
-        self._muted.add(credit)
-        self.latencies.pop(credit, None)
-        self._throttles.pop(credit, None)
+        self._muted.add(source_index)
+        self.latencies.pop(source_index, None)
+        self._throttles.pop(source_index, None)
 
     def offer(self, fragment: Fragment) -> Offer:
         """Merges a draft. Raises MalformedDraft."""
@@ -181,10 +187,10 @@ class Session:
                 offers.append((fragment, self.offer(fragment)))
         return offers
 
-    def ranking(self, rows: int) -> Ranking:
+    def ranking(self, rows: int) -> RankedNodes:
         """Drafted nodes that a step of `rows` uncomputed ids could verify, likeliest first."""
         if rows < self.uncomputed:
-            return NOTHING
+            return NO_NODES
         if self._ranking is None:
             self._ranking = self._pool.rank(self.node_limit)
         return self._ranking
@@ -199,9 +205,10 @@ class Session:
             return {}
         value = self._step_value(step_ms, nodes)
         patience = {
-            credit: latency.patience_ms(now_ms, value, most_ms) for credit, latency in self.latencies.items()
+            source_index: latency.patience_ms(now_ms, value, most_ms)
+            for source_index, latency in self.latencies.items()
         }
-        return {credit: ms for credit, ms in patience.items() if ms > 0.0}
+        return {source_index: ms for source_index, ms in patience.items() if ms > 0.0}
 
     def begin(self, rows: int, nodes: int) -> StepRows:
         """The session's rows of a step: `rows` (at least 1) uncomputed ids, and the likeliest `nodes`."""
@@ -215,7 +222,7 @@ class Session:
 
         `logits` are float32[len(step_rows.want), V]. Raises EmptySupport.
         """
-        target = TargetTokens(
+        target = TargetSampler(
             self._params,
             self._history,
             self._noise,
@@ -228,7 +235,7 @@ class Session:
         except EmptySupport:
             # The drafts may have led past the request's end, where plain decoding never looks: do without.
             match = path_match(EMPTY_TREE, target)
-        return target.told(match, self._logprobs)
+        return target.with_logprobs(match, self._logprobs)
 
     def skip(self, step_rows: StepRows) -> tuple[int, ...]:
         """Takes over a step that only read a part of the prompt; returns the rows to keep."""
@@ -239,27 +246,29 @@ class Session:
         """Commits what was matched, up to the request's end, after a step of `batch` sessions."""
         tree, chain, sources = step_rows.tree, len(step_rows.chain), step_rows.tree.sources
         self._judge(tree, match)
-        tokens, reason = commit_run(self._ending, match.tokens)
+        tokens, reason = cut_at_stop(self._stop_checker, match.tokens)
         if self._grammar is not None:
             self._grammar.commit(tokens)
         path = match.path[: len(tokens)]
-        credits = bytes([sources[node] for node in path]).ljust(len(tokens), b"\0")
-        self._usage.record_round(len(tokens), credits, len(tree))
-        spared = not len(tree) and self._pool.pending > 0
-        for credit, throttle in self._throttles.items():
-            throttle.committed(credits.count(credit), credit in self._heard, spared, batch, step)
+        token_sources = bytes([sources[node] for node in path]).ljust(len(tokens), b"\0")
+        self._usage.record_round(len(tokens), token_sources, len(tree))
+        spared = not len(tree) and self._pool.drafted > 0
+        for source_index, throttle in self._throttles.items():
+            throttle.committed(
+                token_sources.count(source_index), source_index in self._heard, spared, batch, step
+            )
         self._heard.clear()
         position = len(self.ids)
         self.ids.extend(tokens)
         self.cached += chain + len(path)
         self._history.extend(tokens)
         self._pool.commit(tokens)
-        self._bare = not self._pool.pending
+        self._bare = not self._pool.drafted
         self._noise.forget_before(len(self.ids))
         self._ranking = None
         rows = (*range(chain), *[chain + node for node in path])
         drafted = self._pool.drafted_by_source.copy()
-        return Round(position, tokens, credits, rows, reason, match.logprobs[: len(tokens)], drafted)
+        return Round(position, tokens, token_sources, rows, reason, match.logprobs[: len(tokens)], drafted)
 
     def published(self, now_ms: float) -> None:
         """The last round was published: the sources' clocks start."""
@@ -275,7 +284,9 @@ class Session:
         """A copy of the session's usage so far."""
         names = self._usage.source_names
         drafted = Counter(self._drafted_before)
-        drafted.update({names[credit - 1]: count for credit, count in self._pool.drafted_by_source.items()})
+        drafted.update(
+            {names[source_index - 1]: count for source_index, count in self._pool.drafted_by_source.items()}
+        )
         return replace(self._usage, accepted=dict(self._usage.accepted), drafted=dict(drafted))
 
     def _step_value(self, step_ms: float, nodes: int) -> StepValue:
@@ -294,6 +305,6 @@ class Session:
             return
         for node, following in zip((ROOT, *match.path), (*match.path, None), strict=True):
             followed = None if following is None else tree.sources[following]
-            for credit in {tree.sources[child] for child in tree.children(node).values()}:
-                if credit in self.latencies:
-                    self.latencies[credit].judged(credit == followed)
+            for source_index in {tree.sources[child] for child in tree.children(node).values()}:
+                if source_index in self.latencies:
+                    self.latencies[source_index].judged(source_index == followed)

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Iterator
 
 from outrider.wire.codec import CommittedCode
-from speculative.commit import FinishReason
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
+from speculative.stop import FinishReason
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Finish, Offers, Strike, Update
 from verifier_service.engine.scheduler import Scheduler, fit, may_start
@@ -167,13 +167,13 @@ class SessionPool:
         self._totals.rounds += 1
         self._totals.committed += len(done.tokens)
         self._totals.drafted_rounds += bool(step_rows.tree.sources)
-        self._totals.accepted(len(done.credits) - done.credits.count(0))
+        self._totals.accepted(len(done.token_sources) - done.token_sources.count(0))
         self.phases.committed(session.handle, self.step.ended_s)
-        sources, credits = step_rows.tree.sources, done.credits
-        for credit in set(sources):
-            counts = self._counts[session.name_of(credit)]
-            counts.admitted += sources.count(credit)
-            counts.accepted += credits.count(credit)
+        sources, token_sources = step_rows.tree.sources, done.token_sources
+        for source_index in set(sources):
+            counts = self._counts[session.name_of(source_index)]
+            counts.admitted += sources.count(source_index)
+            counts.accepted += token_sources.count(source_index)
         record = self._record(session, step_rows, done)
         finish = None
         if done.reason is not None:
@@ -184,7 +184,7 @@ class SessionPool:
                 session.handle,
                 done.position,
                 done.tokens,
-                done.credits,
+                done.token_sources,
                 session.prefix_hash,
                 finish,
                 done.logprobs,
@@ -203,7 +203,7 @@ class SessionPool:
             self._prompt_passes.pop(session.handle, 0),
             step_rows.candidates,
             step_rows.tree.sources,
-            done.credits,
+            done.token_sources,
             done.drafted,
         )
 

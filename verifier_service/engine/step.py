@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.lm.plan import Share
-from outrider.lm.pool import SlotPool
-from speculative.commit import FinishReason
+from outrider.lm.kv.pool import SlotPool
+from outrider.lm.plan import SequenceRows
 from speculative.logprobs import TokenLogprob
+from speculative.stop import FinishReason
 from speculative.tree import ROOT, TokenTree
 
 
@@ -47,12 +47,12 @@ class PassLogits(Protocol):
         """The logits, float32[rows wanted, vocabulary]."""
 
 
-class TargetModel(Protocol):
+class PackedTarget(Protocol):
     """The part of a PackedLM that decoding uses."""
 
     pool: SlotPool
 
-    def forward(self, shares: Sequence[Share]) -> PassLogits:
+    def forward(self, shares: Sequence[SequenceRows]) -> PassLogits:
         """Computes one pass; see PackedLM."""
 
 
@@ -94,13 +94,13 @@ class Round(NamedTuple):
 
     position: int
     tokens: tuple[int, ...]
-    credits: bytes
+    token_sources: bytes
     path: tuple[int, ...]
     """Rows of the step that are committed positions now."""
     reason: FinishReason | None
     logprobs: tuple[TokenLogprob, ...] = ()
     drafted: Mapping[int, int] = {}
-    """Drafted nodes offered so far, by credit index."""
+    """Drafted nodes offered so far, by source index."""
 
 
 # Prefills keep this part (1 / n) of a step's rows however many sessions decode, so that none starves.

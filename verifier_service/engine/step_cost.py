@@ -12,9 +12,9 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import log2
 
-from outrider.lm.packed import PackedLM
-from outrider.lm.plan import Share
-from outrider.lm.table import SlotTable
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
 
 PROFILED = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 256)
 """Numbers of rows to be profiled. Kernels work in tiles, so both sides of likely edges are among them."""
@@ -207,13 +207,13 @@ def _deeper_ms(target: PackedLM, table: SlotTable, alone: Mapping[int, float], d
 
 def _extend(target: PackedLM, table: SlotTable, rows: int) -> None:
     """Computes `rows` more cached positions."""
-    target.forward([Share(table, (0,) * rows, tuple(range(-1, rows - 1)), ())])
+    target.forward([SequenceRows(table, (0,) * rows, tuple(range(-1, rows - 1)), ())])
     table.keep(range(rows))
 
 
 def _pass_ms(target: PackedLM, tables: Sequence[SlotTable], rows: int) -> float:
     """Ms of one pass of `rows` rows of each session: all siblings, and all their logits wanted."""
-    shares = [Share(table, (0,) * rows, (-1,) * rows, tuple(range(rows))) for table in tables]
+    shares = [SequenceRows(table, (0,) * rows, (-1,) * rows, tuple(range(rows))) for table in tables]
     began = time.perf_counter()
     target.forward(shares).numpy()
     took_ms = (time.perf_counter() - began) * 1000

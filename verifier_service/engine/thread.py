@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from threading import Lock
 
-from outrider.lm.ranks import RankLost
+from outrider.lm.parallel.rank_group import RankLost
 from speculative.fragment import Fragment
 from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, Outcome, TargetPass
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Batch, Command, InFlight, Offers, Stop
 from verifier_service.engine.stats import StepClock, Timings
-from verifier_service.engine.step import EngineLimits, TargetModel
+from verifier_service.engine.step import EngineLimits, PackedTarget
 from verifier_service.engine.step_cost import StepCostModel
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class EngineThread:
 
     def __init__(
         self,
-        target: TargetModel,
+        target: PackedTarget,
         limits: EngineLimits,
         publish: Callable[[Batch], None],
         fail: Callable[[BaseException], None],

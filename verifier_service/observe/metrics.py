@@ -14,13 +14,13 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from outrider.lm.blocks import BLOCK
-from outrider.lm.pool import SlotPool
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import SlotPool
 from outrider.runtime.metrics import MODEL, PREFIX
 from verifier_service.engine.stats import Samples, SourceCounts
 from verifier_service.engine.thread import EngineThread
-from verifier_service.open_sessions.table import SessionTable
 from verifier_service.remote_sources.pool import SourcePool
+from verifier_service.sessions.table import SessionTable
 
 OWN = f"{PREFIX}verifier_"
 

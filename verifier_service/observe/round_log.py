@@ -11,7 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from outrider.wire.codec import SessionKey
-from speculative.commit import FinishReason
+from speculative.stop import FinishReason
 
 MOST_ROUNDS = 32_768
 """How many rounds are kept over all sessions; a round takes some 600 bytes."""
@@ -50,7 +50,7 @@ class RoundRecord(NamedTuple):
     """Drafted nodes that the budget could choose from."""
     admitted: tuple[int, ...]
     """Source index of each drafted node in the step."""
-    credits: bytes
+    token_sources: bytes
     """Source index of each token that the round committed; 0: the target itself."""
     drafted: Mapping[int, int]
     """Nodes offered since the session began here, by source index."""
@@ -164,7 +164,7 @@ class RoundLog:
 
 
 def _shares(record: RoundRecord, before: Mapping[int, int]) -> list[SourceShare]:
-    admitted, accepted = Counter(record.admitted), Counter(record.credits)
+    admitted, accepted = Counter(record.admitted), Counter(record.token_sources)
     shares = [
         SourceShare(source, _since(count, before.get(source, 0)), admitted[source], accepted[source])
         for source, count in sorted(record.drafted.items())

@@ -11,11 +11,11 @@ from outrider.runtime.tracing import Span, Tracing
 from outrider.v1 import explain_pb2
 from outrider.wire.codec import SessionKey, finish_to_wire
 from outrider.wire.origin import Origin
-from speculative.commit import FinishReason
 from speculative.stats import UsageCount
+from speculative.stop import FinishReason
 from verifier_service.engine.messages import Update
 from verifier_service.observe.round_log import RoundLog, RoundRecord, SessionLog, SourceShare
-from verifier_service.open_sessions.table import SessionView
+from verifier_service.sessions.table import SessionView
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def _add_round(span: Span, record: RoundRecord) -> None:
         specdec__position=record.position,
         specdec__candidates=record.candidates,
         specdec__admitted=len(record.admitted),
-        specdec__committed=len(record.credits),
+        specdec__committed=len(record.token_sources),
         specdec__waited_ms=step.waited_s * 1000,
         specdec__sessions=step.sessions,
     )
@@ -145,7 +145,7 @@ def _round(kept: SessionLog, record: RoundRecord, shares: list[SourceShare]) -> 
         prompt_passes=record.prompt_passes,
         candidates=record.candidates,
         admitted=len(record.admitted),
-        committed=len(record.credits),
+        committed=len(record.token_sources),
         by_source=[explain_pb2.SourceShare(**share._asdict()) for share in shares],
         sessions=step.sessions,
         rows=step.rows,

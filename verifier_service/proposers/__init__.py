@@ -9,7 +9,7 @@ from typing import Protocol
 
 from outrider.wire.names import PREDICTION
 from speculative.draft import Draft
-from speculative.named import load
+from speculative.implementations import load_implementation
 
 PROPOSERS = {
     "lookup": "verifier_service.proposers.lookup:LookupProposer",
@@ -51,5 +51,5 @@ class ActiveProposer:
 
 def make_proposer(name: str, init: ProposerInit) -> Proposer:
     """Constructs the proposer of the table that has this name. Raises KeyError for an unknown name."""
-    proposer: Proposer = load(PROPOSERS, name)(init)
+    proposer: Proposer = load_implementation(PROPOSERS, name)(init)
     return proposer

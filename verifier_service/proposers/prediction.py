@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from speculative.draft import Draft
 from speculative.lookup import survival
-from speculative.lookup.copying import Copying
+from speculative.lookup.reference import ReferenceCursor
 from verifier_service.proposers import ProposerInit
 from verifier_service.proposers.lookup import chain, chain_survival
 
@@ -13,7 +13,7 @@ class PredictionProposer:
     """Follows the output through the request's prediction. A Proposer."""
 
     def __init__(self, init: ProposerInit) -> None:
-        self._copying = Copying(init.prediction)
+        self._copying = ReferenceCursor(init.prediction)
         self._prompt_left = init.prompt_length
         """Tokens of the prompt that are still to come."""
 

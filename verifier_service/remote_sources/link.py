@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from outrider.runtime.backoff import Backoff
 from outrider.v1 import draft_source_pb2
-from outrider.wire.codec import FULL, credit_from_wire, fragment_from_wire
+from outrider.wire.codec import FULL, fragment_from_wire, source_index_from_wire
 from outrider.wire.status import peer_text
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
@@ -202,7 +202,7 @@ class SourceLink:
                 self._drop_unknown(draft, queue)
                 continue
             try:
-                source_index = credit_from_wire(response, place, subscription.source_indices)
+                source_index = source_index_from_wire(response, place, subscription.source_indices)
                 fragment = fragment_from_wire(draft, source_index)
             except MalformedDraft as error:
                 self._counts[subscription.name].malformed += 1

@@ -7,8 +7,8 @@ from typing import Any
 from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.relay.delivery import Delivered, Event, Finished
 from outrider.v1 import common_pb2
-from speculative.commit import FinishReason
 from speculative.errors import OutriderError, Unavailable
+from speculative.stop import FinishReason
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -30,7 +30,7 @@ class Piece:
 @dataclass(slots=True)
 class _Choice:
     pieces: list[Piece] = field(default_factory=list)
-    credits: bytearray = field(default_factory=bytearray)
+    token_sources: bytearray = field(default_factory=bytearray)
     usage: common_pb2.Usage | None = None
 
 
@@ -59,7 +59,7 @@ class AnswerAccumulator:
         choice = self._choices[index]
         if isinstance(event, Delivered):
             piece = Piece(index, event.delta.text, event.delta.ids, event.delta.logprobs)
-            choice.credits += event.delta.credits
+            choice.token_sources += event.delta.token_sources
         else:
             piece = Piece(index, event.text, finish=_reason(event))
             choice.usage = event.usage
@@ -90,7 +90,7 @@ class AnswerAccumulator:
 
         A step is a pass that committed tokens of a choice.
         """
-        steps = [count for choice in self._choices for count in accepted_by_step(choice.credits)]
+        steps = [count for choice in self._choices for count in accepted_by_step(choice.token_sources)]
         accepted, drafted = self._accepted(), self._admitted()
         histogram = [0] * (max(steps, default=0) + 1)
         for count in steps:
@@ -108,18 +108,18 @@ class AnswerAccumulator:
         return {"speculative_decoding": metrics}
 
     def _accepted(self) -> int:
-        return sum(1 for choice in self._choices for credit in choice.credits if credit)
+        return sum(1 for choice in self._choices for source_index in choice.token_sources if source_index)
 
     def _admitted(self) -> int:
         return sum(choice.usage.admitted for choice in self._choices if choice.usage is not None)
 
 
-def accepted_by_step(credits: bytes | bytearray) -> list[int]:
+def accepted_by_step(token_sources: bytes | bytearray) -> list[int]:
     """Numbers of accepted tokens of each pass, in order.
 
     The target's own token ends a pass, unless the answer ends before it.
     """
-    runs = [len(run) for run in bytes(bool(credit) for credit in credits).split(b"\0")]
+    runs = [len(run) for run in bytes(bool(source_index) for source_index in token_sources).split(b"\0")]
     return runs if runs[-1] else runs[:-1]
 
 

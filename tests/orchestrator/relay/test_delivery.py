@@ -10,8 +10,8 @@ import pytest
 from orchestrator.relay.delivery import Delivery, Delta
 from orchestrator.relay.epochs import Epochs
 from outrider.v1 import common_pb2
-from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest
+from speculative.stop import FinishReason
 from speculative.text import TextStream
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def test_ids_that_come_twice_are_given_once() -> None:
 def test_ids_that_leave_a_gap_are_an_error() -> None:
     with pytest.raises(ValueError, match="start at 5, but the client has 3"):
         Delivery(3, None).take(5, (7,), b"\0")
-    with pytest.raises(ValueError, match="2 committed ids came with 1 credits"):
+    with pytest.raises(ValueError, match="2 committed ids came with 1 token_sources"):
         Delivery(3, None).take(3, (7, 8), b"\0")
 
 

@@ -115,7 +115,7 @@ async def test_ids_that_do_not_join_are_an_internal_error_not_a_wrong_answer(wor
     front = await world.ready(await world.front([verifier.address]))
     stream = front.client.stream(ids=[5], session="mine")
     await world.until(lambda: verifier.sessions)
-    verifier.fault = verifier_pb2.Committed(position=9, ids=[3], credits=b"\0")
+    verifier.fault = verifier_pb2.Committed(position=9, ids=[3], token_sources=b"\0")
     with pytest.raises(OutriderError, match="INTERNAL"):
         await stream.completion()
     await world.until(lambda: (SessionKey("default", "mine"), verifier.highest) in verifier.cancelled)

@@ -10,9 +10,9 @@ from outrider.wire.codec import SessionKey
 from retrieval_service.ranking import DraftShape
 from retrieval_service.session import RetrievalSession
 from retrieval_service.trie import CountedTrie, counted
+from speculative.draft_pool import DraftPool
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
-from speculative.merge import DraftPool
 
 SHAPE = DraftShape(nodes=8, depth=4, floor=0.01)
 

@@ -15,7 +15,7 @@ from fake_source import FakeSource, Garbage, Oracle, running
 from harness import Answer, Verifier, eventually, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
-from outrider.lm.packed import PackedLM
+from outrider.lm.runner import PackedLM
 from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2
 from speculative.params import SamplingParams

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from outrider.wire.codec import SessionKey
-from speculative.commit import FinishReason
+from speculative.stop import FinishReason
 from verifier_service.engine.stats import Phases
 from verifier_service.observe.round_log import RoundLog, RoundRecord, SessionLog, SourceShare, Step
 
@@ -24,7 +24,7 @@ def record(number: int, *, drafted: Mapping[int, int] | None = None, **how: Any)
         "prompt_passes": 0,
         "candidates": 3,
         "admitted": (1, 1, 2),
-        "credits": b"\x01\x00",
+        "token_sources": b"\x01\x00",
     }
     return RoundRecord(step(number), **(fields | how), drafted=drafted or {})
 
@@ -37,7 +37,9 @@ def test_a_round_says_what_each_source_drafted_since_the_one_before() -> None:
     rounds = RoundLog()
     opened(rounds)
     rounds.add(KEY, 7, record(0, drafted={1: 5, 2: 2}), ("lookup", "drafter"), None)
-    rounds.add(KEY, 7, record(1, drafted={1: 5, 2: 6}, admitted=(2,), credits=b"\x02\x02\x00"), (), None)
+    rounds.add(
+        KEY, 7, record(1, drafted={1: 5, 2: 6}, admitted=(2,), token_sources=b"\x02\x02\x00"), (), None
+    )
     (log,) = rounds.find(KEY)
     first, second = (shares for _, shares in log.shares())
     assert first == [SourceShare(1, 5, 2, 1), SourceShare(2, 2, 1, 0)]

@@ -1,4 +1,4 @@
-"""A process of several names: credited by name, followed once, sent the end where it may learn from that."""
+"""A process of several names: counted by name, followed once, sent the end where it may learn from that."""
 
 import asyncio
 import itertools

@@ -172,8 +172,8 @@ async def test_opening_again_with_other_sources_changes_those_and_keeps_the_cred
         assert list((await verifier.open(request)).source_names) == ["nobody", "lookup"]
         answer = await verifier.read(request)
     assert answer.ids == expected.ids
-    assert set(answer.credits) == {0, 2}
-    assert answer.usage.accepted_by_source["lookup"] == answer.credits.count(2)
+    assert set(answer.token_sources) == {0, 2}
+    assert answer.usage.accepted_by_source["lookup"] == answer.token_sources.count(2)
 
 
 async def test_a_higher_epoch_takes_a_session_over_and_an_older_one_is_refused() -> None:
@@ -343,7 +343,7 @@ async def test_greedy_defaults_are_plain() -> None:
             [1, 2], params=GREEDY, speculate=True, node_limit=0, sources=[("lookup", "")]
         )
     assert answer.usage.admitted == 0
-    assert set(answer.credits) == {0}
+    assert set(answer.token_sources) == {0}
 
 
 async def test_a_worker_that_stops_lets_its_sessions_finish_and_opens_no_more() -> None:

@@ -52,8 +52,8 @@ async def test_a_parked_session_goes_on_as_if_it_had_never_stopped(
         assert verifier.metric("sessions_parked") == 0
     assert (answer.ids, answer.finished) == (alone.ids, LENGTH)
     assert answer.usage.completion_tokens == NEW
-    assert answer.usage.rounds == NEW - sum(map(bool, answer.credits))
-    assert len(answer.credits) == NEW
+    assert answer.usage.rounds == NEW - sum(map(bool, answer.token_sources))
+    assert len(answer.token_sources) == NEW
 
 
 async def test_what_a_parked_session_computed_is_not_computed_again() -> None:

@@ -11,11 +11,11 @@ from fake_source import FakeSource, Garbage, Oracle, running
 from harness import GREEDY, Answer, Verifier, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
-from outrider.lm.packed import PackedLM
+from outrider.lm.runner import PackedLM
 from outrider.v1 import common_pb2
 from speculative.history import History
 from speculative.params import SamplingParams
-from speculative.sampling import processed
+from speculative.sampling import process_logits
 
 STOP = common_pb2.FINISH_REASON_STOP
 LENGTH = common_pb2.FINISH_REASON_LENGTH
@@ -100,7 +100,7 @@ async def test_logprobs_are_a_softmax_of_the_logits_that_chose() -> None:
                 before = [*PROMPT, *plain.ids[:at]]
                 scores = verifier.target.logits(before).astype(np.float64)
                 if name == "processed":
-                    scores = processed(scores, params, History.of(before, len(PROMPT)))
+                    scores = process_logits(scores, params, History.of(before, len(PROMPT)))
                 logprobs = scores - np.log(np.exp(scores).sum())
                 order = np.argsort(-logprobs, kind="stable")[:5]
                 assert found.logprob == pytest.approx(logprobs[plain.ids[at]], abs=1e-5)

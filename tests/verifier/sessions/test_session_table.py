@@ -6,14 +6,14 @@ import threading
 import pytest
 
 from outrider.wire.codec import SessionKey
-from speculative.commit import FinishReason
 from speculative.errors import InvalidRequest, StaleEpoch
 from speculative.logprobs import TokenLogprob
 from speculative.params import SamplingParams
 from speculative.stats import UsageCount
+from speculative.stop import FinishReason
 from verifier_service.engine.messages import Finish, Update
-from verifier_service.open_sessions.request import SessionRequest
-from verifier_service.open_sessions.table import SessionTable, SessionView
+from verifier_service.sessions.request import SessionRequest
+from verifier_service.sessions.table import SessionTable, SessionView
 
 KEY = SessionKey("tenant", "s")
 NOW_MS = 1_700_000_000_000
@@ -51,7 +51,7 @@ def test_a_view_grows_with_what_is_committed_and_notifies_its_readers() -> None:
     view = added(table)
     view.add_cursor(notes)
     table.absorb(update(view, 5, 6), now=1.0)
-    assert (view.ids, bytes(view.credits)) == ([1, 2, 5, 6], bytes(4))
+    assert (view.ids, bytes(view.token_sources)) == ([1, 2, 5, 6], bytes(4))
     assert notes.said == ["updated"]
     assert table.running == 1
 

@@ -31,7 +31,7 @@ class Answer:
     """A whole request as its reader saw it."""
 
     ids: list[int] = field(default_factory=list)
-    credits: bytes = b""
+    token_sources: bytes = b""
     finished: int = common_pb2.FINISH_REASON_UNSPECIFIED
     usage: common_pb2.Usage = field(default_factory=common_pb2.Usage)
     message: str = ""
@@ -41,7 +41,7 @@ class Answer:
     def take(self, committed: verifier_pb2.Committed, expected_position: int) -> None:
         assert committed.position == expected_position or committed.code, "no gap and no repeat"
         self.ids.extend(committed.ids)
-        self.credits += committed.credits
+        self.token_sources += committed.token_sources
         self.logprobs.extend(committed.logprobs)
         self.finished = committed.finished
         self.message, self.code = committed.message, committed.code

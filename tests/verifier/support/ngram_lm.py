@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.lm.plan import PassPlan, Share
-from outrider.lm.pool import KVLayout, SlotPool
-from outrider.lm.table import SlotTable
+from outrider.lm.kv.pool import KVLayout, SlotPool
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.tokens import ChatTemplate
 
 ORDER = 3
@@ -68,7 +68,7 @@ class NgramLM:
     def release(self, table: SlotTable) -> None:
         table.close()
 
-    def forward(self, shares: Sequence[Share]) -> NgramLogits:
+    def forward(self, shares: Sequence[SequenceRows]) -> NgramLogits:
         self.before_forward()
         time.sleep(self.step_s)
         self.forward_calls += 1
@@ -88,7 +88,7 @@ class NgramLM:
         return self._known[key]
 
     @torch.inference_mode()
-    def _append(self, shares: Sequence[Share]) -> None:
+    def _append(self, shares: Sequence[SequenceRows]) -> None:
         """Writes the tokens to the rows' slots, where a model writes keys and values."""
         for share in shares:
             assert not share.table.nodes, "nothing is kept from the step before"
@@ -100,7 +100,7 @@ class NgramLM:
         for rows in plan.rows:
             rows.table.parents, rows.table.depths = rows.parents, rows.depths
 
-    def _row(self, share: Share, want: int) -> NDArray[np.float32]:
+    def _row(self, share: SequenceRows, want: int) -> NDArray[np.float32]:
         table, node = share.table, want
         at = []
         while node >= 0 and len(at) < ORDER:

@@ -98,7 +98,7 @@ class Attached:
             return await self.call.read()
 
     async def drafts(self) -> dict[str, list[int]]:
-        """Ids by the name that they are credited to, of the next message."""
+        """Ids by the name that they are attributed to, of the next message."""
         message = await self.read()
         assert not message.refusals
         sources = message.sources or bytes(len(message.drafts))

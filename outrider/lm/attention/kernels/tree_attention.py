@@ -1,0 +1,218 @@
+"""Tree attention over paged slots in Triton: committed prefix, ancestors and self, in one kernel.
+
+Rows of one session that share a key head make one tile of queries (grouped-query attention), so that each key
+is read once for all of them. A tile's slots are cut into spans that are computed side by side (flash
+decoding, Dao et al. 2023), each with its own running softmax in float32; a second kernel joins the spans.
+Needs triton; under ``TRITON_INTERPRET=1`` the kernels run on the CPU.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from outrider.lm.attention.interface import AttentionParams
+from outrider.lm.attention.metadata import SPLIT_ITEMS, WORDS, AttentionMetadata
+from outrider.lm.kv.blocks import BLOCK
+
+_LEAST = 16
+"""Smallest side of a matrix product on the matrix units."""
+
+
+def attend_tiles(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: AttentionMetadata,
+    params: AttentionParams,
+) -> torch.Tensor:
+    """See `attention.metadata.Attend`. Never waits for the host, so a CUDA graph can capture it."""
+    rows, heads, width = query.shape
+    key_heads, value_width = keys.shape[0], values.shape[2]
+    groups = heads // key_heads
+    side = max(_LEAST, triton.next_power_of_2(seen.tile_rows * groups))
+    padded, value_padded = (max(_LEAST, triton.next_power_of_2(size)) for size in (width, value_width))
+    items = len(seen.items)
+    output = query.new_empty(rows, heads, value_width)
+    # Only items of tiles that were cut leave partial results, and then there are few tiles.
+    parts = query.new_empty(SPLIT_ITEMS, key_heads, side, value_padded, dtype=torch.float32)
+    norms = query.new_empty(SPLIT_ITEMS, key_heads, side, 2, dtype=torch.float32)
+    sinks = query if params.sinks is None else params.sinks
+    shape = {
+        "GROUPS": groups,
+        "VALUE_WIDTH": value_width,
+        "VALUE_PADDED": value_padded,
+        "SIDE": side,
+        "HAS_SINKS": params.sinks is not None,
+    }
+    _attend_item[(items, key_heads)](
+        query, keys, values, output, parts, norms, sinks,
+        seen.items, seen.tiles, seen.spans, seen.first, seen.masks, seen.tables,
+        width**-0.5 if params.scaling is None else params.scaling, params.softcap or 1.0,
+        query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
+        values.stride(0), values.stride(1), output.stride(0), output.stride(1),
+        **shape,
+        WIDTH=width, PADDED=padded, KEYS=_keys_at_once(padded, keys.element_size()),
+        MASK_WORDS=WORDS, PAGE=BLOCK, HAS_CAP=params.softcap is not None,
+        WIDEN=triton.knobs.runtime.interpret,
+    )  # fmt: skip
+    _join_items[(rows, heads)](
+        output, parts, norms, sinks, seen.row_tile, seen.tiles, seen.spans,
+        output.stride(0), output.stride(1), key_heads, **shape,
+    )  # fmt: skip
+    return output
+
+
+def _keys_at_once(width: int, bytes_each: int) -> int:
+    """Number of keys in one turn of the loop: two stages of keys and values fit the shared memory."""
+    row = width * bytes_each
+    return 64 if row <= 256 else 32 if row <= 512 else 16
+
+
+@triton.jit
+def _vectors(starts, alive, column, WIDTH: tl.constexpr):
+    """Loads ``WIDTH`` elements from each of ``starts``; zero beyond them and where not ``alive``."""
+    inside = alive[:, None] & (column < WIDTH)[None, :]
+    return tl.load(starts[:, None] + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _allowed(mask_of_row, alive, since, at, end, length):
+    """Which rows see which slots ``at`` of their session: committed slots since their window began, and the
+    nodes of their masks."""
+    inside = at < end
+    node = tl.maximum(at - length, 0)
+    word = tl.load(
+        mask_of_row[:, None] + (node // 32)[None, :],
+        mask=alive[:, None] & (inside & (at >= length))[None, :],
+        other=0,
+    )
+    bit = (word >> (node % 32)[None, :]) & 1
+    committed = (at < length)[None, :] & (at[None, :] >= since[:, None])
+    return alive[:, None] & inside[None, :] & (committed | (bit == 1))
+
+
+@triton.jit
+def _mix(scores, value, best, total, mixed):
+    """One turn of the running softmax; returns highest score, sum of weights and weighted values so far."""
+    highest = tl.maximum(best, tl.max(scores, 1))
+    # A row that has seen no slot yet has no highest score to subtract.
+    offset = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp(scores - offset[:, None])
+    shrink = tl.exp(best - offset)
+    mixed = tl.dot(weights.to(value.dtype), value, mixed * shrink[:, None], input_precision="ieee")
+    return highest, total * shrink + tl.sum(weights, 1), mixed
+
+
+@triton.jit
+def _attend_item(
+    query, keys, values, output, parts, norms, sinks,
+    items, tiles, spans, first, masks, tables,
+    scale, softcap,
+    query_row, query_head, key_head, key_slot,
+    value_head, value_slot, output_row, output_head,
+    GROUPS: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_PADDED: tl.constexpr, SIDE: tl.constexpr,
+    HAS_SINKS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
+    MASK_WORDS: tl.constexpr, PAGE: tl.constexpr, HAS_CAP: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Attention of one item and key head: a tile's queries over one span of its session's slots.
+
+    ``WIDEN`` converts operands to float32, because the interpreter multiplies bfloat16 by its bits.
+    """
+    item, head = tl.program_id(0), tl.program_id(1)
+    tile = tl.load(items + item * 3)
+    begin = tl.load(items + item * 3 + 1)
+    end = tl.load(items + item * 3 + 2)
+    if begin >= end:
+        return
+    low = tl.load(tiles + tile * 4)
+    count = tl.load(tiles + tile * 4 + 1)
+    table = tables + tl.load(tiles + tile * 4 + 2)
+    length = tl.load(tiles + tile * 4 + 3)
+    lane = tl.arange(0, SIDE)
+    alive = lane // GROUPS < count
+    row = low + lane // GROUPS
+    query_at = head * GROUPS + lane % GROUPS
+    column = tl.arange(0, PADDED)
+    value_column = tl.arange(0, VALUE_PADDED)
+    rows = _vectors(query + row.to(tl.int64) * query_row + query_at * query_head, alive, column, WIDTH)
+    since = tl.load(first + row, mask=alive, other=0)
+    best = tl.full([SIDE], float("-inf"), tl.float32)
+    total = tl.zeros([SIDE], tl.float32)
+    mixed = tl.zeros([SIDE, VALUE_PADDED], tl.float32)
+    if WIDEN:
+        rows = rows.to(tl.float32)
+    for start in range(begin, end, KEYS):
+        at = start + tl.arange(0, KEYS)
+        slot = tl.load(table + at // PAGE, mask=at < end, other=0).to(tl.int64) * PAGE + at % PAGE
+        key = _vectors(keys + head * key_head + slot * key_slot, at < end, column, WIDTH)
+        there = values + head * value_head + slot * value_slot
+        value = _vectors(there, at < end, value_column, VALUE_WIDTH)
+        if WIDEN:
+            key, value = key.to(tl.float32), value.to(tl.float32)
+        scores = tl.dot(rows, tl.trans(key), input_precision="ieee") * scale
+        if HAS_CAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        allowed = _allowed(masks + row * MASK_WORDS, alive, since, at, end, length)
+        scores = tl.where(allowed, scores, float("-inf"))
+        best, total, mixed = _mix(scores, value, best, total, mixed)
+    if tl.load(spans + tile * 2 + 1) == 1:
+        if HAS_SINKS:
+            sink = tl.load(sinks + query_at, mask=alive, other=0.0).to(tl.float32)
+            highest = tl.maximum(best, sink)
+            mixed = mixed * tl.exp(best - highest)[:, None]
+            total = total * tl.exp(best - highest) + tl.exp(sink - highest)
+        tl.store(
+            output
+            + row[:, None].to(tl.int64) * output_row
+            + query_at[:, None] * output_head
+            + value_column[None, :],
+            mixed / tl.where(total > 0, total, 1.0)[:, None],
+            mask=alive[:, None] & (value_column < VALUE_WIDTH)[None, :],
+        )
+    else:
+        place = (item.to(tl.int64) * tl.num_programs(1) + head) * SIDE + lane
+        tl.store(parts + place[:, None] * VALUE_PADDED + value_column[None, :], mixed)
+        tl.store(norms + place * 2, best)
+        tl.store(norms + place * 2 + 1, total)
+
+
+@triton.jit
+def _join_items(
+    output, parts, norms, sinks, row_tile, tiles, spans,
+    output_row, output_head, key_heads,
+    GROUPS: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_PADDED: tl.constexpr, SIDE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Joins the spans of one row and query head into its output; zero for padding."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    column = tl.arange(0, VALUE_PADDED)
+    there = output + row.to(tl.int64) * output_row + head * output_head + column
+    inside = column < VALUE_WIDTH
+    tile = tl.load(row_tile + row)
+    if tile < 0:
+        tl.store(there, tl.zeros([VALUE_PADDED], tl.float32), mask=inside)
+        return
+    item = tl.load(spans + tile * 2)
+    count = tl.load(spans + tile * 2 + 1)
+    if count == 1:
+        return
+    lane = (row - tl.load(tiles + tile * 4)) * GROUPS + head % GROUPS
+    place = (item.to(tl.int64) * key_heads + head // GROUPS) * SIDE + lane
+    best = tl.load(norms + place * 2)
+    total = tl.load(norms + place * 2 + 1)
+    mixed = tl.load(parts + place * VALUE_PADDED + column)
+    for _following in range(1, count):
+        place += key_heads * SIDE
+        other = tl.load(norms + place * 2)
+        highest = tl.maximum(best, other)
+        offset = tl.where(highest == float("-inf"), 0.0, highest)
+        shrink, weight = tl.exp(best - offset), tl.exp(other - offset)
+        total = total * shrink + tl.load(norms + place * 2 + 1) * weight
+        mixed = mixed * shrink + tl.load(parts + place * VALUE_PADDED + column) * weight
+        best = highest
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32)
+        highest = tl.maximum(best, sink)
+        mixed = mixed * tl.exp(best - highest)
+        total = total * tl.exp(best - highest) + tl.exp(sink - highest)
+    tl.store(there, mixed / total, mask=inside)

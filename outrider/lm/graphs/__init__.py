@@ -1,0 +1,1 @@
+"""Steps of static shape: captured graphs, their inputs, and when to use them."""

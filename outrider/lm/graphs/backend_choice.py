@@ -1,0 +1,147 @@
+"""Chooses how a model's passes run: ragged or with static shapes, by measuring both at load.
+
+On the CPU passes are always ragged. On a GPU they are steps of static shape with the Triton kernel if Triton
+is installed, the kernel passes the check at load, and such steps are faster.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.lm.attention.metadata import Attend
+from outrider.lm.graphs.capture import Capture, CudaGraphs, eager
+from outrider.lm.graphs.graph_runner import GraphRunner
+from outrider.lm.plan import SequenceRows
+from speculative.implementations import load_implementation
+
+if TYPE_CHECKING:
+    from outrider.lm.load.check import Trial
+    from outrider.lm.runner import PackedLM
+
+log = logging.getLogger(__name__)
+
+KERNELS = {
+    "gathered": "outrider.lm.attention.kernels.gathered:attend_gathered",
+    "triton": "outrider.lm.attention.kernels.tree_attention:attend_tiles",
+}
+"""Attention kernels of a step by name, for `speculative.implementations.load_implementation`."""
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SHAPES = ((1, 1), (1, 8), (4, 1), (4, 16))
+"""Step sizes that are timed: number of sessions, rows of each session."""
+
+_CONTEXT = 1024
+_CHUNK = 512
+_WARM_UP, _REPEATS = 2, 7
+
+
+def use_graphs(lm: "PackedLM", kernel: str, capture: Capture = eager) -> GraphRunner:
+    """Makes the model's passes run with static shapes where they fit, with the attention kernel named.
+
+    Raises ImportError for the Triton kernel where Triton is not installed.
+    """
+    attend: Attend = load_implementation(KERNELS, kernel)
+    lm.steps = GraphRunner(
+        lm.run_on_device,
+        lm.model_type,
+        lm.pool,
+        windows=lm.windows,
+        groups=lm.groups,
+        max_length=lm.max_length,
+        attend=attend,
+        capture=capture,
+    )
+    return lm.steps
+
+
+def use_ragged(lm: "PackedLM") -> None:
+    """Makes all of the model's passes ragged: tensor shapes follow the sessions of each pass."""
+    lm.steps = None
+    lm.pool.settle()
+    lm.pool.deferred = None
+
+
+def choose_backend(lm: "PackedLM", trial: "Trial | None") -> None:
+    """Chooses between ragged passes and static steps for a model that passed ``trial``, the check at load."""
+    if lm.pool.layout.device.type != "cuda":
+        return
+    # Products in float32 stay float32: TF32 keeps ten bits of them.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    if lm.pool.layout.dtype not in _DTYPES or find_spec("triton") is None:
+        log.info("passes are ragged: there is no Triton here, or no kernel for the model's dtype")
+        return
+    compare_backends(lm, trial, "triton", CudaGraphs())
+
+
+def compare_backends(lm: "PackedLM", trial: "Trial | None", kernel: str, capture: Capture) -> None:
+    """Times small steps both ways and leaves the model on the faster way.
+
+    Passes stay ragged where static steps fail, or differ from the model's own forward.
+    """
+    ragged_ms = step_ms(lm)
+    try:
+        use_graphs(lm, kernel, capture)
+        if trial is not None:
+            trial.verify(lm)
+        static_ms = step_ms(lm)
+    except Exception as error:
+        # Errors of compilers and drivers have no common class; ragged passes need neither.
+        use_ragged(lm)
+        log.warning("passes are ragged: steps of static shape fail with %s", error)
+        return
+    if sum(static_ms.values()) >= sum(ragged_ms.values()):
+        use_ragged(lm)
+    named = {"static": static_ms, "ragged": ragged_ms, "chosen": "ragged" if lm.steps is None else "static"}
+    log.info("ways of a step were measured", extra={"fields": named})
+
+
+def step_ms(lm: "PackedLM") -> dict[str, float]:
+    """Median duration of small steps in milliseconds, by "sessions x rows of each session".
+
+    Sizes for which the pool has no room are left out.
+    """
+    calls, rows_before = lm.forward_calls, lm.rows
+    most = max(sessions for sessions, _ in _SHAPES)
+    room = min(lm.max_length, lm.pool.max_slots // most)
+    context = min(_CONTEXT, room // 2)
+    tables = [lm.table() for _ in range(most)]
+    try:
+        for table in tables:
+            for low in range(0, context, _CHUNK):
+                count = min(_CHUNK, context - low)
+                lm.forward([SequenceRows(table, (0,) * count, range(-1, count - 1), ())])
+                table.commit(range(count))
+
+        def once(sessions: int, rows: int) -> Callable[[], None]:
+            tree = [(row + 1) // 2 - 1 for row in range(rows)]
+            sequences = [SequenceRows(table, (0,) * rows, tree, range(rows)) for table in tables[:sessions]]
+
+            def step() -> None:
+                lm.forward(sequences)
+                for table in tables[:sessions]:
+                    table.drop_nodes()
+
+            return step
+
+        fitting = [(sessions, rows) for sessions, rows in _SHAPES if rows <= room - context]
+        return {f"{sessions}x{rows}": _median_ms(once(sessions, rows)) for sessions, rows in fitting}
+    finally:
+        lm.forward_calls, lm.rows = calls, rows_before
+        for table in tables:
+            lm.release(table)
+
+
+def _median_ms(once: Callable[[], None]) -> float:
+    times = []
+    for turn in range(_WARM_UP + _REPEATS):
+        began = time.perf_counter()
+        once()
+        if turn >= _WARM_UP:
+            times.append((time.perf_counter() - began) * 1000)
+    return round(median(times), 3)

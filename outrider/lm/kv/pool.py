@@ -1,0 +1,217 @@
+"""Keys and values of every session, in slots: one tensor for all layers that agree in heads and width.
+
+Storage is ``[planes, heads, slots, width]``; a layer has two planes, keys and values. Slots come in blocks,
+which sessions may share. A table's slots are few runs of slots; where they are one run, a layer attends over
+a view. The pool knows nothing about tokens, trees or positions.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from outrider.lm import transfer
+from outrider.lm.kv.blocks import BLOCK, BlockAllocator
+from speculative.errors import Overloaded
+
+_RETRY_AFTER_S = 1.0
+
+Run = tuple[int, int]
+"""A run of slots ``[low, high)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Shape, dtype and device of the keys and values that a model's layers cache."""
+
+    planes: tuple[tuple[int, int], ...]
+    """(heads, width) of a layer's keys at ``2 * layer``, of its values at the next index."""
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def layers(self) -> int:
+        """Number of layers that cache keys and values."""
+        return len(self.planes) // 2
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of one token's keys and values over all layers, in bytes."""
+        return sum(heads * width for heads, width in self.planes) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Planes of one shape, which share one tensor; ``members`` are their indices in the layout."""
+
+    shape: tuple[int, int]
+    members: tuple[int, ...]
+    storage: list[torch.Tensor] = field(default_factory=list)
+
+
+class SlotPool:
+    """Slots for the keys and values of all sessions of one model. The engine thread alone may use a pool."""
+
+    def __init__(self, layout: KVLayout, max_slots: int, initial_slots: int = 1024) -> None:
+        """``max_slots`` bounds the storage, which starts with ``initial_slots`` and doubles as needed."""
+        self.layout = layout
+        self.max_blocks = max(1, max_slots // BLOCK)
+        self.evict: Callable[[int], int] = lambda blocks: 0
+        """Called with the number of missing blocks when the pool is full; returns the number freed."""
+        self.grown: Callable[[int], None] = lambda blocks: None
+        """Called with the number of blocks that have storage, whenever it changes."""
+        self.copied: Callable[[Sequence[int], Sequence[int]], None] = lambda sources, targets: None
+        """Called with the source and the target slots of every copy."""
+        self.deferred: dict[int, int] | None = None
+        """Copies put off until `settle`, source slot by target slot; None: copies are made at once."""
+        members: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for plane, shape in enumerate(layout.planes):
+            members[shape].append(plane)
+        self._groups = tuple(_Group(shape, tuple(of)) for shape, of in members.items())
+        self.blocks = BlockAllocator(0)
+        """Allocator of the blocks that have storage."""
+        self._planes: list[torch.Tensor] = [torch.empty(0)] * len(layout.planes)
+        self.grow(min(-(-initial_slots // BLOCK), self.max_blocks))
+
+    @property
+    def max_slots(self) -> int:
+        """Largest number of slots that the pool may have."""
+        return self.max_blocks * BLOCK
+
+    @property
+    def slots(self) -> int:
+        """Number of slots that have storage now."""
+        return self.blocks.capacity * BLOCK
+
+    @property
+    def used_slots(self) -> int:
+        """Number of slots in blocks that have a holder."""
+        return (self.blocks.capacity - self.blocks.free) * BLOCK
+
+    @property
+    def free_blocks(self) -> int:
+        """Number of blocks without a holder, including those that the pool may still grow by."""
+        return self.blocks.free + self.max_blocks - self.blocks.capacity
+
+    def has_room(self, blocks: int) -> bool:
+        """Whether a copy of ``blocks`` blocks into one run leaves more than half of the pool free.
+
+        Always False where a kernel reads pages (copies are deferred then): such a kernel gains nothing by a
+        run.
+        """
+        return self.deferred is None and self.free_blocks - blocks > self.max_blocks // 2
+
+    @property
+    def scratch(self) -> int:
+        """Index of the slot behind all others, which takes padding and is never read."""
+        return self.slots
+
+    def bytes(self) -> int:
+        """Size of the storage allocated now, in bytes."""
+        return self.slots * self.layout.slot_bytes
+
+    def take(self, count: int, after: int | None = None, room: int = 0) -> list[int]:
+        """Takes ``count`` blocks for one holder; see `BlockAllocator.take`.
+
+        The pool grows its storage, while it may, before it hands out blocks in pieces. Raises Overloaded,
+        with nothing changed but evictions, where too few blocks are free.
+        """
+        if self.free_blocks < count:
+            self.evict(count - self.free_blocks)
+        if self.free_blocks < count:
+            raise Overloaded(
+                f"a session needs {count} more KV blocks of {BLOCK} tokens; {self.free_blocks} of "
+                f"{self.max_blocks} are free",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        if self.blocks.capacity < self.max_blocks and self.blocks.longest_run() < max(count, room):
+            self.grow(min(max(2 * self.blocks.capacity, count), self.max_blocks))
+        taken = self.blocks.take(count, after, room)
+        while taken is None:
+            self.grow(min(self.blocks.capacity + count, self.max_blocks))
+            taken = self.blocks.take(count, after, room)
+        return taken
+
+    def views(self, low: int, high: int) -> Sequence[torch.Tensor]:
+        """The slots ``[low, high)`` of each plane as views ``[1, heads, high - low, width]``."""
+        if len(self._groups) == 1:
+            return self._groups[0].storage[0][:, :, low:high].unsqueeze(1).unbind(0)
+        found: list[torch.Tensor] = [torch.empty(0)] * len(self.layout.planes)
+        for group in self._groups:
+            cut = group.storage[0][:, :, low:high].unsqueeze(1).unbind(0)
+            for plane, view in zip(group.members, cut, strict=True):
+                found[plane] = view
+        return found
+
+    def seen(self, runs: Sequence[Run]) -> Sequence[torch.Tensor]:
+        """The slots of these runs in each plane: views of a single run, else concatenated when indexed."""
+        return self.views(*runs[0]) if len(runs) == 1 else _Stitched([self.views(*run) for run in runs])
+
+    def planes(self) -> Sequence[torch.Tensor]:
+        """All slots of each plane as views ``[heads, slots + 1, width]``; the last slot is `scratch`."""
+        return self._planes
+
+    @torch.inference_mode()
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies slots to slots: one index operation for all layers, put off where copies are deferred."""
+        if self.deferred is not None:
+            # All slots are read before any is written, so a slot yet to be written stands for its source.
+            found = [self.deferred.get(slot, slot) for slot in sources]
+            self.deferred.update(zip(targets, found, strict=True))
+            return
+        self.move(*transfer.indices([list(targets), list(sources)], self.layout.device))
+        self.copied(sources, targets)
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Makes the deferred copies; call it before slots are read or written."""
+        if copies := self.take_deferred():
+            self.move(*transfer.indices([list(copies.keys()), list(copies.values())], self.layout.device))
+
+    def take_deferred(self) -> dict[int, int]:
+        """Removes and returns the deferred copies, source slot by target slot, for the caller to make."""
+        if not self.deferred:
+            return {}
+        taken, self.deferred = self.deferred, {}
+        return taken
+
+    def move(self, targets: torch.Tensor, sources: torch.Tensor) -> None:
+        """Copies slots to slots, int64 indices on the device; all slots are read before any is written."""
+        for group in self._groups:
+            storage = group.storage[0]
+            storage.index_copy_(2, targets, storage.index_select(2, sources))
+
+    def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
+        """Raises AssertionError unless ``held``, lists of blocks, name every holder (default: no holder)."""
+        self.blocks.check(held)
+
+    @torch.inference_mode()
+    def grow(self, blocks: int) -> None:
+        """Grows the storage to ``blocks`` blocks in all; existing slots keep their indices and contents."""
+        device, dtype = self.layout.device, self.layout.dtype
+        for group in self._groups:
+            heads, width = group.shape
+            shape = (len(group.members), heads, blocks * BLOCK + 1, width)
+            new = torch.empty(shape, dtype=dtype, device=device)
+            if group.storage:
+                new[:, :, : self.slots] = group.storage[0][:, :, : self.slots]
+            group.storage[:] = [new]
+            for plane, view in zip(group.members, new.unbind(0), strict=True):
+                self._planes[plane] = view
+        self.blocks.grow(blocks)
+        self.grown(blocks)
+
+
+class _Stitched(Sequence[torch.Tensor]):
+    """Planes whose slots lie in several runs; each layer reads each of its two planes once, after writing."""
+
+    def __init__(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts[0])
+
+    def __getitem__(self, plane: Any) -> Any:
+        return torch.cat([part[plane] for part in self._parts], dim=2)

@@ -1,0 +1,1 @@
+"""One model over several ranks: the group, its messages, its leader."""

@@ -1,0 +1,254 @@
+"""One packed tree pass over any causal language model that passes the check.
+
+``PackedLM.forward`` runs the rows of any number of sessions, each with a token tree of any shape, in one
+call of the model's own forward. Knows nothing about sampling, drafts or services. A `PackedLM` belongs to
+the engine thread: no two threads may call it at a time.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from outrider.lm import transfer
+from outrider.lm.attention.interface import ACTIVE, ATTENTION, PackedCache
+from outrider.lm.deterministic.profile import Deterministic
+from outrider.lm.graphs.graph_runner import GraphRunner
+from outrider.lm.kv.pool import SlotPool
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.load.check import Trial
+from outrider.lm.load.layout import ModelShape, find_layout
+from outrider.lm.load.model import LoadedTokenizer, end_ids, load_model, load_tokenizer, longest_context
+from outrider.lm.parallel.rank_group import RankGroup
+from outrider.lm.plan import PassPlan, SequenceRows
+from outrider.lm.profile import FastProfile, Profile
+from speculative.errors import ModelRefused
+
+
+class PackedLM:
+    """A causal language model and the KV slots of its sessions."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str = "",
+        kv_mb: int = 1024,
+        tokenizer: LoadedTokenizer | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        """Takes over ``model``: from now on it runs packed passes only.
+
+        ``kv_mb`` bounds the keys and values of all sessions together, in MiB. ``profile`` is the fast one by
+        default; the deterministic one holds once ``pack`` was called. Raises ModelRefused if not every layer
+        attends through the attention interface.
+        """
+        text = model.config.get_text_config()
+        self.model = model
+        self.name = name
+        self.model_type: str = model.config.model_type
+        self.eos_ids = end_ids(model)
+        self.tokenizer_json = None if tokenizer is None else tokenizer.json
+        """The tokenizer beside the model as ``tokenizers`` JSON, or None."""
+        self.chat = None if tokenizer is None else tokenizer.chat
+        """The tokenizer's chat template, or None."""
+        self.forward_calls = 0
+        """Number of forward calls since the model was loaded."""
+        self.rows = 0
+        """Number of input rows (tokens) over all forward calls."""
+        self.around_pass: Callable[[Sequence[SequenceRows]], AbstractContextManager[None]] = lambda _: (
+            nullcontext()
+        )
+        """Context manager around the model's part of every pass; entered once the rows are checked."""
+        self._device = model.device
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        model.config._attn_implementation = ATTENTION
+        self._layers: int = text.num_hidden_layers
+        self.profile: Profile = FastProfile() if profile is None else profile
+        """How passes are laid out and computed."""
+        found = self.find_layout()
+        self.max_length = longest_context(model.config)
+        """Largest number of positions that a session may have."""
+        self.vocabulary_size = found.vocabulary_size
+        """Width of the logits."""
+        self.windows = found.windows
+        """Sliding windows of the layers that have one, in positions."""
+        self.groups = found.groups
+        """Largest number of query heads that share a key head."""
+        self.steps: GraphRunner | None = None
+        """Runner of small passes of static shape on a GPU; None: all passes are ragged."""
+        layout = self.profile.layout(found.layout)
+        max_slots = kv_mb * 2**20 // layout.slot_bytes
+        # On a GPU all storage exists from the start: growing would move the memory that captured graphs read.
+        first = {} if self._device.type == "cpu" else {"initial_slots": max_slots}
+        self.pool = SlotPool(layout, max_slots=max_slots, **first)
+        self._mask_dtype = found.layout.dtype
+        if tokenizer is not None and tokenizer.highest_id >= self.vocabulary_size:
+            why = f"its tokenizer gives ids up to {tokenizer.highest_id}, it knows {self.vocabulary_size}"
+            raise ModelRefused(f"{self.model_type} is not served: {why}", self.model_type)
+
+    @classmethod
+    def load(
+        cls,
+        path_or_id: str | Path,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int = 1,
+        check: bool = True,
+        kv_mb: int = 1024,
+        rank_group: RankGroup | None = None,
+        deterministic: bool = False,
+    ) -> "PackedLM":
+        """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
+
+        ``threads`` sets torch's threads for the whole process. Each rank of a ``rank_group`` gets its part of
+        the model; all ranks make the same call. Raises InvalidRequest if there is no such model, ModelRefused
+        (naming the model type) if the model cannot be served exactly, or not to the bit under the
+        ``deterministic`` profile.
+        """
+        profile: Profile = Deterministic() if deterministic else FastProfile()
+        ranks = 1 if rank_group is None else rank_group.place.size
+        profile.check_settings(device, threads, ranks)
+        torch.set_num_threads(threads)
+        source = str(path_or_id)
+        model = load_model(source, device=device, dtype=dtype, ranks=ranks)
+        if rank_group is not None:
+            rank_group.meet("loaded")
+        name = Path(source).name if Path(source).is_dir() else source
+        tokenizer = load_tokenizer(source)
+        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, profile=profile)
+        trial = Trial.of(lm) if check else None
+        if profile.can_pack(model, ranks):
+            lm.pack()
+        if trial is not None:
+            trial.verify(lm)
+        profile.settle(lm, trial, ranks)
+        return lm
+
+    def pack(self) -> None:
+        """Replaces the linear layers by packed ones, as the profile has them; their own weights are freed."""
+        self.profile.pack(self)
+
+    @property
+    def numerics(self) -> str:
+        """Device type, dtype and profile of the model's arithmetic.
+
+        Under the deterministic profile two models with the same string give the same bits: the string ends in
+        a digest of logits, which depend on weights, kernels and their versions.
+        """
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return f"{self._device.type} {dtype} {self.profile.label}".rstrip()
+
+    def table(self, reserve: int = 0, room: int = 0) -> SlotTable:
+        """A slot table for a new session: ``reserve`` slots at once, more as passes need them.
+
+        ``room`` is the number of slots that the session may come to need; the pool places its first block
+        accordingly. Raises Overloaded where the pool lacks ``reserve`` slots.
+        """
+        table = SlotTable(self.pool, max(reserve, room))
+        table.reserve(reserve)
+        return table
+
+    def release(self, table: SlotTable) -> None:
+        """Returns the slots of a session's table to the pool."""
+        table.close()
+
+    def forward(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
+        """One pass over the rows of all sessions: one call of the model's forward.
+
+        Returns float32 logits ``[sum(len(sequence.want)), vocabulary_size]`` on the CPU, in order of
+        ``sequences`` and, within each, of ``want``. Afterwards the rows are nodes of their tables. Raises
+        Overloaded (nothing changed) if the slots do not suffice, ValueError for sequences that
+        contradict themselves.
+        """
+        if not sequences:
+            raise ValueError("a pass needs at least one sequence")
+        with torch.inference_mode():
+            plan = PassPlan(sequences, self.pool, self._mask_dtype)
+            self._check_sequences(sequences, plan)
+            ids = list(chain.from_iterable(sequence.tokens for sequence in sequences))
+            wanted = [
+                rows.low + row
+                for rows, sequence in zip(plan.rows, sequences, strict=True)
+                for row in sequence.want
+            ]
+            with self.around_pass(sequences):
+                if self.steps is not None and self.steps.fits(plan):
+                    logits = self.steps.forward(plan, ids, wanted)
+                else:
+                    logits = self._run_ragged(plan, ids, wanted)
+        for rows in plan.rows:
+            rows.table.parents = rows.parents
+            rows.table.depths = rows.depths
+        self.forward_calls += 1
+        self.rows += plan.row_count
+        return logits
+
+    def _run_ragged(self, plan: PassPlan, ids: list[int], wanted: list[int]) -> torch.Tensor:
+        """Runs a pass whose tensor shapes follow its sessions; float32 logits of wanted rows on the CPU."""
+        self.pool.settle()
+        fill = [0] * self.profile.padding(plan.row_count)
+        cache = self.profile.cache(self.model_type, self.pool, plan)
+        rows = transfer.indices([ids + fill, plan.positions() + fill], self._device)
+        logits = self.run_model(cache, rows[:1], rows[1:], wanted)
+        cache.finish(self.pool.layout.layers)
+        return logits
+
+    def run_model(
+        self, cache: PackedCache, ids: torch.Tensor, positions: torch.Tensor, wanted: Sequence[int]
+    ) -> torch.Tensor:
+        """Runs the model's own forward over ``[1, rows]`` ids; float32 logits of wanted rows on the CPU."""
+        kept = self._kept(wanted, ids.shape[1])
+        return transfer.download(self.run_on_device(cache, ids, positions, kept).float())
+
+    def run_on_device(
+        self, cache: PackedCache, ids: torch.Tensor, positions: torch.Tensor, kept: int | torch.Tensor
+    ) -> torch.Tensor:
+        """As `run_model`, but the logits stay on the model's device, in its dtype.
+
+        ``kept`` are the row indices wanted, or a number of last rows.
+        """
+        extra = {"logits_to_keep": kept} if self._keeps_logits else {}
+        ACTIVE.cache = cache
+        try:
+            output = self.model(
+                input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **extra
+            )
+        finally:
+            ACTIVE.cache = None
+        logits: torch.Tensor = output.logits[0]
+        if not self._keeps_logits:
+            logits = logits[-kept:] if isinstance(kept, int) else logits[kept]
+        return logits
+
+    def find_layout(self) -> ModelShape:
+        """Cache layout, logit width and windows of the model, found by sending one row through it."""
+        return find_layout(self.run_model, self.model_type, self._device, self._layers)
+
+    def _kept(self, wanted: Sequence[int], rows: int) -> int | torch.Tensor:
+        """The wanted rows as the model takes them: a number where they are the last rows, else indices."""
+        count = len(wanted)
+        if count and list(wanted) == list(range(rows - count, rows)):
+            return count
+        return transfer.indices([list(wanted)], self._device)[0]
+
+    def _check_sequences(self, sequences: Sequence[SequenceRows], plan: PassPlan) -> None:
+        seen = set()
+        for sequence, rows in zip(sequences, plan.rows, strict=True):
+            count = len(sequence.tokens)
+            if not count or len(sequence.parents) != count:
+                raise ValueError(f"a sequence has {count} tokens and {len(sequence.parents)} parents")
+            if id(sequence.table) in seen:
+                raise ValueError("a table appears twice in one pass")
+            seen.add(id(sequence.table))
+            if min(sequence.tokens) < 0 or max(sequence.tokens) >= self.vocabulary_size:
+                raise ValueError(f"a token is outside the vocabulary of {self.vocabulary_size}")
+            if sequence.want and not 0 <= min(sequence.want) <= max(sequence.want) < count:
+                raise ValueError(f"a wanted row is not one of the {count} rows")
+            if max(rows.positions) >= self.max_length:
+                raise ValueError(f"position {max(rows.positions)} is past the model's {self.max_length}")

@@ -1,0 +1,304 @@
+"""Fragments whose base is not known yet, bounded per source; knows nothing of trees."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+from speculative.calibration import UNCALIBRATED, Calibrator
+from speculative.draft_nodes import PoolNode, RankedNodes, rank_nodes
+from speculative.errors import MalformedDraft
+from speculative.fragment import Fragment, Offer, OfferTotals
+from speculative.hashing import extend, prefix_hashes
+from speculative.tree import ROOT, TokenTree
+
+
+class UnanchoredFragments:
+    """Keeps fragments until the prefix that they continue is drafted or committed.
+
+    Args:
+        capacity: largest number of fragments of one source; the oldest is dropped first.
+    """
+
+    __slots__ = ("_by_hash", "_by_source", "_capacity")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        # Dictionaries as ordered sets: a fragment waits once, and the oldest comes first.
+        self._by_source: dict[int, dict[Fragment, None]] = {}
+        self._by_hash: dict[int, list[Fragment]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_source.values()))
+
+    def __contains__(self, fragment: Fragment) -> bool:
+        return fragment in self._by_source.get(fragment.source, ())
+
+    def add(self, fragment: Fragment) -> Fragment | None:
+        """Adds a fragment; returns the fragment dropped for it, or None."""
+        queue = self._by_source.setdefault(fragment.source, {})
+        queue[fragment] = None
+        self._by_hash.setdefault(fragment.prefix_hash, []).append(fragment)
+        if len(queue) <= self._capacity:
+            return None
+        oldest = next(iter(queue))
+        self._remove(oldest)
+        return oldest
+
+    def take(self, prefix_hash: int) -> list[Fragment]:
+        """Removes and returns the fragments that wait for the prefix of this hash, the oldest first."""
+        found = self._by_hash.get(prefix_hash)
+        return self._remove_all(list(found)) if found else []
+
+    def take_up_to(self, length: int) -> list[Fragment]:
+        """Removes and returns the fragments that wait for a prefix of at most `length` ids."""
+        return self._remove_all([f for queue in self._by_source.values() for f in queue if f.base <= length])
+
+    def _remove_all(self, fragments: list[Fragment]) -> list[Fragment]:
+        for fragment in fragments:
+            self._remove(fragment)
+        return fragments
+
+    def _remove(self, fragment: Fragment) -> None:
+        del self._by_source[fragment.source][fragment]
+        same_base = self._by_hash[fragment.prefix_hash]
+        same_base.remove(fragment)
+        if not same_base:
+            del self._by_hash[fragment.prefix_hash]
+
+
+pass
+
+# Place of a fragment's node that is neither drafted nor committed.
+_STALE: Final = -1
+_REFUSED: Final = -2
+
+
+class DraftPool:
+    """The drafts of one session: fragments in, the best tree out.
+
+    Args:
+        ids: all committed ids.
+        epoch: epoch of the session; fragments of older epochs are stale.
+        vocabulary_size: width of the target's logits; drafted ids are below it.
+        limit: largest number of ids that the session may have.
+        node_cap: largest number of drafted nodes; one source may hold half, so that it starves no other.
+        waiting_cap: largest number of waiting fragments of one source; the oldest is dropped first.
+        calibrator: calibrates estimates, and learns from every offered node whose parent was committed.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        *,
+        epoch: int,
+        vocabulary_size: int,
+        limit: int,
+        node_cap: int = 512,
+        waiting_cap: int = 64,
+        calibrator: Calibrator = UNCALIBRATED,
+    ) -> None:
+        self.epoch = epoch
+        """Epoch of the session; raised when the session is adopted under a higher one. Drafted nodes stay."""
+        self.totals = OfferTotals()
+        """Numbers of nodes over the pool's life, by what the pool did with them."""
+        self.drafted_by_source: dict[int, int] = {}
+        """Number of nodes offered under the current epoch, kept or not, by source index."""
+        self._vocabulary_size = vocabulary_size
+        # The last id stands at limit - 1, and the row before predicts it: drafting the last id gains nothing.
+        self._end = limit - 1
+        self._node_cap = node_cap
+        self._source_cap = max(1, node_cap // 2)
+        self._ids = array("q", ids)
+        self._hashes = array("Q", prefix_hashes(ids).tobytes())
+        self._calibrator = calibrator
+        self._root = PoolNode(ROOT, len(self._ids) - 1, self._hashes[-1], 1.0, 0)
+        self._by_hash: dict[int, PoolNode] = {}
+        self._held: dict[int, int] = {}
+        self._room = UnanchoredFragments(waiting_cap)
+        self._ready: list[Fragment] = []
+
+    @property
+    def length(self) -> int:
+        """Number of committed ids."""
+        return len(self._ids)
+
+    @property
+    def drafted(self) -> int:
+        """Number of drafted nodes that may enter a tree."""
+        return len(self._by_hash)
+
+    @property
+    def unanchored(self) -> int:
+        """Number of fragments whose base is not known yet."""
+        return len(self._room)
+
+    def hash_at(self, length: int) -> int:
+        """The prefix hash of the first `length` committed ids."""
+        return self._hashes[length]
+
+    def offer(self, fragment: Fragment) -> Offer:
+        """Takes a fragment in; returns the numbers of its nodes by what the pool did with them.
+
+        Raises:
+            MalformedDraft: an id outside the vocabulary, or an epoch above the session's.
+        """
+        count = len(fragment)
+        if fragment.epoch < self.epoch:
+            self.totals.stale += count
+            return Offer(stale=count)
+        if fragment.epoch > self.epoch:
+            raise MalformedDraft(f"a draft's epoch {fragment.epoch} is above the session's {self.epoch}")
+        if max(fragment.tokens) >= self._vocabulary_size:
+            raise MalformedDraft(
+                f"a draft holds id {max(fragment.tokens)}; ids are below {self._vocabulary_size}"
+            )
+        self.drafted_by_source[fragment.source] = self.drafted_by_source.get(fragment.source, 0) + count
+        offer = self._place(fragment)
+        while self._ready:
+            self._place(self._ready.pop())
+        return offer
+
+    def commit(self, tokens: Sequence[int]) -> int:
+        """Moves the root along newly committed ids; returns the number of nodes dropped off the path.
+
+        Dropped are drafted nodes off the path and nodes of waiting fragments that turn out stale.
+        """
+        stale_before = self.totals.stale
+        outrun = 0
+        for token in tokens:
+            self._calibrate_children(token)
+            child = self._root.children.pop(token, None)
+            for other in self._root.children.values():
+                outrun += self._forget_subtree(other)
+            if child is None:
+                hash_ = extend(self._root.hash, token)
+                self._root = PoolNode(token, len(self._ids), hash_, 1.0, 0)
+            else:
+                del self._by_hash[child.hash]
+                self._held[child.source] -= 1
+                self._root = child
+            self._ids.append(token)
+            self._hashes.append(self._root.hash)
+        self.totals.outrun += outrun
+        self._ready.extend(self._room.take_up_to(self.length))
+        while self._ready:
+            self._place(self._ready.pop())
+        return outrun + self.totals.stale - stale_before
+
+    def rank(self, node_limit: int) -> RankedNodes:
+        """The `node_limit` nodes of the largest survival, likeliest first; the first n are always a tree."""
+        return rank_nodes(self._root, node_limit)
+
+    def best_tree(self, node_limit: int) -> TokenTree:
+        """The tree of the `node_limit` nodes of the largest survival."""
+        return self.rank(node_limit).tree(node_limit)
+
+    def _calibrate_children(self, token: int) -> None:
+        saw = self._calibrator.saw
+        for child in self._root.children.values():
+            hit = child.token == token
+            for source, estimate in child.estimates.items():
+                saw(source, estimate, hit)
+
+    def _place(self, fragment: Fragment) -> Offer:
+        base = self._find_base(fragment)
+        if base is not None:
+            offer = self._graft(fragment, base)
+        elif fragment.base <= self.length:
+            offer = Offer(stale=len(fragment))
+        elif fragment.base >= self._end:
+            offer = Offer(refused=len(fragment))
+        elif fragment in self._room:
+            offer = Offer(duplicate=len(fragment))
+        else:
+            pushed_out = self._room.add(fragment)
+            self.totals.refused += len(pushed_out) if pushed_out is not None else 0
+            offer = Offer(waiting=len(fragment))
+        self.totals.add(offer)
+        return offer
+
+    def _find_base(self, fragment: Fragment) -> PoolNode | int | None:
+        """The fragment's base: a node, a committed length behind the root, or None where it is not known."""
+        if fragment.base <= self.length:
+            if self._hashes[fragment.base] != fragment.prefix_hash:
+                return None
+            return self._root if fragment.base == self.length else fragment.base
+        node = self._by_hash.get(fragment.prefix_hash)
+        return node if node is not None and node.position + 1 == fragment.base else None
+
+    def _graft(self, fragment: Fragment, base: PoolNode | int) -> Offer:
+        """Adds the fragment's nodes below `base`.
+
+        The place of a node is a node of the pool, the length of the committed prefix that it completes, or
+        _STALE or _REFUSED; descendants of a stale or refused node share its fate.
+        """
+        kept = stale = refused = duplicate = pending = 0
+        places: list[PoolNode | int] = []
+        survivals = fragment.survival
+        for token, parent, survival in zip(fragment.tokens, fragment.parents, survivals, strict=True):
+            above = base if parent == ROOT else places[parent]
+            estimate = survival if parent == ROOT else _share(survival, survivals[parent])
+            if isinstance(above, int):
+                place = self._walk(above, token)
+                if above >= 0:
+                    self._calibrator.saw(fragment.source, estimate, place != _STALE)
+                stale += place == _STALE
+                refused += place == _REFUSED
+                duplicate += place not in (_STALE, _REFUSED)
+            else:
+                known = above.children.get(token)
+                if known is not None:
+                    known.estimated(
+                        fragment.source, estimate, self._calibrator.worth(fragment.source, estimate)
+                    )
+                    place = known
+                    pending += 1
+                else:
+                    place = self._grow(above, token, estimate, fragment.source)
+                    kept += place != _REFUSED
+                    refused += place == _REFUSED
+            places.append(place)
+        if not kept + pending + refused:
+            return Offer(stale=len(fragment))
+        return Offer(kept=kept, stale=stale, duplicate=duplicate + pending, refused=refused)
+
+    def _walk(self, above: int, token: int) -> PoolNode | int:
+        """The place of a node below a committed prefix of `above` ids, or below a stale or refused node."""
+        if above < 0:
+            return above
+        if self._ids[above] != token:
+            return _STALE
+        return self._root if above + 1 == self.length else above + 1
+
+    def _grow(self, above: PoolNode, token: int, estimate: float, source: int) -> PoolNode | int:
+        position = above.position + 1
+        held = self._held.get(source, 0)
+        if position >= self._end or held >= self._source_cap or len(self._by_hash) >= self._node_cap:
+            return _REFUSED
+        hash_ = extend(above.hash, token)
+        # Two paths with one hash are no accident; the node that has the hash already keeps it.
+        if hash_ in self._by_hash:
+            return _REFUSED
+        node = PoolNode(token, position, hash_, 0.0, source)
+        node.estimated(source, estimate, self._calibrator.worth(source, estimate))
+        above.children[token] = self._by_hash[hash_] = node
+        self._held[source] = held + 1
+        self._ready.extend(self._room.take(hash_))
+        return node
+
+    def _forget_subtree(self, top: PoolNode) -> int:
+        """Forgets a node and its descendants; returns their number."""
+        by_hash, held, left = self._by_hash, self._held, [top]
+        for node in left:
+            del by_hash[node.hash]
+            held[node.source] -= 1
+            left.extend(node.children.values())
+        return len(left)
+
+
+def _share(survival: float, above: float) -> float:
+    """Survival of a node given its parent, from the survivals of both given the base.
+
+    The result is at most 1. Two survivals that were rounded to 0 count as equal, as two rounded to 1/255 do.
+    """
+    return survival / above if survival < above else 1.0

@@ -1,0 +1,314 @@
+"""Steps of static shape against ragged passes, and what they ask of a device."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outrider.lm import transfer
+from outrider.lm.attention.interface import AttentionParams
+from outrider.lm.attention.metadata import AttentionMetadata
+from outrider.lm.attention.partition import BUCKETS
+from outrider.lm.graphs import backend_choice
+from outrider.lm.graphs.capture import Run, eager
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import KVLayout, SlotPool
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
+from tests.lm.families import LENGTH, VOCABULARY, model_of, twin_of
+from tests.lm.test_runner import Driven, in_pieces, way
+
+FAMILIES = ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "gpt2"]
+"""Plain; windows; capped scores; sinks; values narrower than keys; positions that are embedded."""
+
+
+def both_ways(family: str) -> tuple[PackedLM, PackedLM]:
+    """One model twice: with static shapes, and ragged."""
+    model = model_of(family)
+    static, ragged = PackedLM(twin_of(model)), PackedLM(model)
+    backend_choice.use_graphs(static, "gathered")
+    return static, ragged
+
+
+class Pair:
+    """One random session in two models at once; in the first, its blocks lie apart from one another."""
+
+    def __init__(self, static: PackedLM, ragged: PackedLM, dice: random.Random) -> None:
+        prompt = [dice.randrange(VOCABULARY) for _ in range(2 * BLOCK + 3)]
+        self.driven = Driven(static, dice)
+        self.driven.table, _ = in_pieces(static, prompt)
+        self.other = ragged.table()
+        ragged.forward([SequenceRows(self.other, prompt, range(-1, len(prompt) - 1), ())])
+        self.other.commit(range(len(prompt)))
+
+    def sequences(self, most: int) -> tuple[SequenceRows, SequenceRows]:
+        sequence, _ = self.driven.share(most)
+        every = range(len(sequence.tokens))
+        return tuple(SequenceRows(table, sequence.tokens, sequence.parents, every) for table in self.tables)  # type: ignore[return-value]
+
+    @property
+    def tables(self) -> tuple[SlotTable, SlotTable]:
+        return self.driven.table, self.other
+
+    def commit(self, dice: random.Random) -> None:
+        if self.other.nodes:
+            path = way(self.other.parents, dice.randrange(self.other.nodes))
+            for table in self.tables:
+                table.commit(path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_static_steps_give_the_logits_of_ragged_passes(family: str) -> None:
+    static, ragged = both_ways(family)
+    dice = random.Random(family)
+    pairs = [Pair(static, ragged, dice) for _ in range(4)]
+    for _ in range(8):
+        chosen = dice.sample(pairs, dice.randint(1, len(pairs)))
+        ours, theirs = zip(*(pair.sequences(7) for pair in chosen), strict=True)
+        found, expected = static.forward(ours), ragged.forward(theirs)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(found.argmax(dim=1), expected.argmax(dim=1))
+        for pair in chosen:
+            pair.commit(dice)
+    assert static.steps is not None
+    assert len(static.steps.shapes) > 2
+
+
+def test_a_pass_of_more_rows_than_the_largest_size_goes_the_ragged_way() -> None:
+    lm = PackedLM(model_of("llama", num_hidden_layers=1))
+    runner = backend_choice.use_graphs(lm, "gathered")
+    runner._attend = no_attention
+    tables = [lm.table() for _ in range(BUCKETS[-1] // 64)]
+    sequences = [SequenceRows(table, [1] * 64, [-1] * 64, ()) for table in tables]
+    lm.forward(sequences)
+    assert [shape.rows for shape in runner.shapes] == [BUCKETS[-1]]
+
+    tables += [lm.table()]
+    lm.forward([SequenceRows(table, [1], [-1], ()) for table in tables])
+    lm.forward([SequenceRows(table, [1] * 64, [-1] * 64, ()) for table in tables])
+
+    assert [shape.rows for shape in runner.shapes] == [BUCKETS[-1], 64]
+
+
+def test_a_session_with_more_nodes_than_a_mask_has_bits_goes_the_ragged_way() -> None:
+    static = PackedLM(model_of("llama", max_position_embeddings=1024))
+    runner = backend_choice.use_graphs(static, "gathered")
+    table = static.table()
+    static.forward([SequenceRows(table, [1] * 256, [-1] * 256, ())])
+    shapes = runner.shapes
+
+    assert static.forward([SequenceRows(table, [2], [255], [0])]).isfinite().all()
+    assert table.nodes == 257
+    assert runner.shapes == shapes
+
+
+class Operations(TorchDispatchMode):
+    """Names of the operations that torch was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def no_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: AttentionMetadata,
+    how: AttentionParams,
+) -> torch.Tensor:
+    """Stands in for the kernel, which is one operation or two."""
+    return query.new_zeros(*query.shape[:2], values.shape[2])
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Copies between host and device, in order."""
+    seen: list[str] = []
+    for name in ("upload", "download", "sent"):
+        own = getattr(transfer, name)
+        monkeypatch.setattr(
+            transfer, name, lambda *given, own=own, name=name: (seen.append(name), own(*given))[1]
+        )
+    return seen
+
+
+def operations_of_a_step(lm: PackedLM, sessions: int, rows: int) -> list[str]:
+    """What torch is asked for in the second step of its size, and in the commits after it."""
+    tables = [lm.table() for _ in range(sessions)]
+    for _ in range(2):
+        with Operations() as asked:
+            lm.forward(
+                [SequenceRows(table, [1] * rows, [-1] * rows, [0, rows - 1][:rows]) for table in tables]
+            )
+            for table in tables:
+                table.commit([rows - 1])
+    for table in tables:
+        lm.release(table)
+    return asked.names
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_of_many_sessions_asks_a_device_for_no_more_than_a_step_of_one(
+    family: str, copies: list[str]
+) -> None:
+    lm = PackedLM(model_of(family))
+    runner = backend_choice.use_graphs(lm, "gathered")
+    runner._attend = no_attention
+    copies.clear()
+
+    one = operations_of_a_step(lm, 1, 16)
+    alone = list(copies)
+    copies.clear()
+    many = operations_of_a_step(lm, 8, 2)
+
+    assert one == many
+    assert alone == copies == ["upload", "download"] * 2
+    host_reads = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.item.default"}
+    assert not host_reads & set(many)
+
+
+def test_commits_put_their_copies_off_to_the_next_pass() -> None:
+    lm = PackedLM(model_of("llama"))
+    backend_choice.use_graphs(lm, "gathered")
+    table = lm.table()
+    lm.forward([SequenceRows(table, [1, 2, 3], [-1, -1, 1], ())])
+
+    with Operations() as asked:
+        table.commit([1, 2])
+    assert asked.names == []
+    assert len(lm.pool.deferred or ()) == 2
+
+    lm.forward([SequenceRows(table, [4], [-1], ())])
+    assert not lm.pool.deferred
+
+
+def test_copies_put_off_come_to_the_same_as_copies_made_at_once() -> None:
+    layout = KVLayout(((2, 4), (2, 6)), torch.float32, torch.device("cpu"))
+    dice = random.Random(3)
+    at_once, later = (SlotPool(layout, 8 * BLOCK, 8 * BLOCK) for _ in range(2))
+    later.deferred = {}
+    with torch.inference_mode():
+        for plane, other in zip(at_once.planes(), later.planes(), strict=True):
+            plane.copy_(torch.randn_like(plane))
+            other.copy_(plane)
+    for turn in range(60):
+        count = dice.randrange(1, 12)
+        sources = [dice.randrange(at_once.slots) for _ in range(count)]
+        targets = dice.sample(range(at_once.slots), count)
+        at_once.copy(sources, targets)
+        later.copy(sources, targets)
+        if turn % 7 == 6:
+            later.settle()
+            for plane, other in zip(at_once.planes(), later.planes(), strict=True):
+                assert torch.equal(plane[:, : at_once.slots], other[:, : at_once.slots])
+
+
+def test_a_step_is_captured_once_per_size_and_again_where_its_slots_have_moved() -> None:
+    lm = PackedLM(model_of("llama", max_position_embeddings=4096), kv_mb=2)
+    captured: list[Run] = []
+
+    def capture(run: Run) -> Run:
+        captured.append(run)
+        return eager(run)
+
+    backend_choice.use_graphs(lm, "gathered", capture)
+    table = lm.table()
+    for _ in range(3):
+        lm.forward([SequenceRows(table, [1], [-1], [0])])
+        table.commit([0])
+    assert len(captured) == 1
+    before = lm.pool.slots
+    other = lm.table(reserve=before)
+    assert lm.pool.slots > before
+
+    lm.forward([SequenceRows(table, [1], [-1], [0])])
+
+    assert len(captured) == 2
+    for each in (table, other):
+        lm.release(each)
+
+
+def attend_everything(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: AttentionMetadata,
+    how: AttentionParams,
+) -> torch.Tensor:
+    """Attention as one fixed sequence of operations, whatever the step holds: all positions there may be."""
+    groups = query.shape[1] // keys.shape[0]
+    at = torch.arange(LENGTH + BLOCK)
+    tile = seen.row_tile.long().clamp_min(0)
+    table, length = seen.tiles[tile, 2].long(), seen.tiles[tile, 3].long()
+    page = seen.tables[(table[:, None] + at // BLOCK).clamp_max(len(seen.tables) - 1)].long()
+    slots = (page * BLOCK + at % BLOCK).clamp(0, keys.shape[1] - 1)
+    node = (at[None] - length[:, None]).clamp(0, 255)
+    bits = (seen.masks.gather(1, node // 32) >> (node % 32)) & 1
+    allowed = torch.where(at < length[:, None], at >= seen.first[:, None], bits == 1)
+    chosen, mixed = (
+        plane[:, slots].permute(1, 0, 2, 3).repeat_interleave(groups, dim=1) for plane in (keys, values)
+    )
+    scores = torch.einsum("rhd,rhsd->rhs", query, chosen) * (how.scaling or query.shape[2] ** -0.5)
+    weights = torch.softmax(scores.masked_fill(~allowed[:, None], -1e30), dim=-1)
+    # Nothing says what lies where nobody may look; zero times that need not be zero.
+    mixed = mixed.masked_fill(~allowed[:, None, :, None], 0.0)
+    return torch.einsum("rhs,rhsd->rhd", weights, mixed)
+
+
+def test_a_recorded_step_replays_other_steps_of_its_size() -> None:
+    """As a CUDA graph does: operations and addresses are those of the first step of the size."""
+    model = model_of("mistral", num_hidden_layers=2)
+    static, ragged = PackedLM(twin_of(model)), PackedLM(model)
+
+    def record(run: Run) -> Run:
+        run()
+        (shape,) = runner._logits.keys() - recorded.keys()
+
+        def whole() -> torch.Tensor:
+            run()
+            return runner._logits[shape]
+
+        recorded[shape] = make_fx(whole)()
+
+        def replay() -> None:
+            runner._logits[shape] = recorded[shape]()
+
+        return replay
+
+    recorded: dict[object, Callable[[], torch.Tensor]] = {}
+    runner = backend_choice.use_graphs(static, "gathered", record)
+    runner._attend = attend_everything
+    dice = random.Random(9)
+    pairs = [Pair(static, ragged, dice) for _ in range(3)]
+    for turn in range(12):
+        chosen = dice.sample(pairs, dice.randint(1, 3))
+        ours, theirs = zip(*(pair.sequences(6) for pair in chosen), strict=True)
+        torch.testing.assert_close(static.forward(ours), ragged.forward(theirs), rtol=1e-5, atol=1e-5)
+        for pair in chosen:
+            pair.commit(dice)
+        assert turn < 6 or len(recorded) < turn
+
+
+def test_going_back_to_ragged_passes_makes_the_copies_that_were_put_off() -> None:
+    static, ragged = both_ways("llama")
+    tables = static.table(), ragged.table()
+    for lm, table in zip((static, ragged), tables, strict=True):
+        lm.forward([SequenceRows(table, [1, 2, 3], [-1, -1, 1], ())])
+        table.commit([1, 2])
+    backend_choice.use_ragged(static)
+
+    found, expected = (
+        lm.forward([SequenceRows(table, [4], [-1], [0])])
+        for lm, table in zip((static, ragged), tables, strict=True)
+    )
+
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

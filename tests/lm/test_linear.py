@@ -1,0 +1,92 @@
+"""Packed linear layers: the same products, whichever rows and readers share them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from outrider.lm.linear import PackedLinear, can_pack, pack_linears
+
+pytestmark = pytest.mark.skipif(not can_pack(nn.Linear(2, 2)), reason="this torch has no oneDNN")
+
+
+class Gated(nn.Module):
+    """Two readers of one input, one of their product, and one that a pass may leave out."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, inner)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width)
+        self.extra = nn.Linear(width, width)
+        self.use_extra = False
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        made = self.down(torch.tanh(self.gate(rows)) * self.up(rows))
+        return self.extra(made) if self.use_extra else made
+
+
+def pair(width: int, inner: int) -> tuple[Gated, Gated]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        packed = Gated(width, inner)
+    own = copy.deepcopy(packed)
+    with torch.inference_mode():
+        assert pack_linears(packed, lambda: packed(torch.zeros(1, 1, width))) == 4
+    return packed, own
+
+
+@pytest.mark.parametrize(("width", "inner"), [(32, 48), (48, 32), (700, 1600)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, 33])
+def test_products_are_those_of_the_own_layers(width: int, inner: int, rows: int) -> None:
+    packed, own = pair(width, inner)
+    packed.use_extra = own.use_extra = True
+    inputs = torch.randn(1, rows, width)
+
+    with torch.inference_mode():
+        for _ in range(2):
+            torch.testing.assert_close(packed(inputs), own(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_has_the_same_bits_however_many_share_its_pass() -> None:
+    packed, _ = pair(32, 48)
+    inputs = torch.randn(1, 64, 32)
+    with torch.inference_mode():
+        whole = packed(inputs)
+        for rows in (2, 3, 4, 7, 16, 33):
+            assert torch.equal(packed(inputs[:, :rows]), whole[:, :rows])
+
+
+def test_layers_that_read_the_same_input_share_one_product() -> None:
+    packed, _ = pair(32, 48)
+
+    assert packed.gate._product is packed.up._product
+    assert packed.down._product is not packed.gate._product
+    assert isinstance(packed.extra, PackedLinear)
+
+
+@pytest.mark.parametrize(("width", "inner"), [(32, 48), (1200, 1000)])
+def test_weights_and_biases_can_still_be_read(width: int, inner: int) -> None:
+    packed, own = pair(width, inner)
+
+    with torch.inference_mode():
+        for name in ("gate", "up", "down"):
+            assert torch.equal(getattr(packed, name).weight, getattr(own, name).weight)
+        assert torch.equal(packed.gate.bias, own.gate.bias)
+        assert not packed.up.bias.any()
+    assert packed.extra.bias is not None
+
+
+def test_an_input_changed_in_place_between_passes_is_read_anew() -> None:
+    packed, own = pair(32, 48)
+    inputs = torch.randn(1, 5, 32)
+    with torch.inference_mode():
+        packed(inputs)
+        inputs.mul_(2)
+        torch.testing.assert_close(packed(inputs), own(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_only_float32_on_the_cpu_is_packed() -> None:
+    assert not can_pack(nn.Linear(2, 2).bfloat16())
+    assert not can_pack(nn.Linear(2, 2, device="meta"))

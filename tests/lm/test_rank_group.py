@@ -1,0 +1,133 @@
+"""A model in two processes computes what it computes in one."""
+
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from outrider.lm.load.model import check_split
+from outrider.lm.parallel.rank_group import RankGroup, RankInfo, RankLost
+from outrider.lm.runner import PackedLM
+from speculative.errors import InvalidRequest, ModelRefused
+from tests.lm.families import LENGTH, config_of, model_of
+from tests.lm.ranked import drive
+from tests.ranks import ranks
+
+FAMILIES = ["llama", "qwen3", "gemma2", "gpt_neox", "deepseek_v3"]
+REFUSED = {"gpt2": {}, "mistral": {"num_key_value_heads": 1}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models that a pair of processes has loaded, driven, and told of."""
+    root = tmp_path_factory.mktemp("ranked")
+    every = {family: REFUSED.get(family, {}) for family in [*FAMILIES, *REFUSED]}
+    for family, changes in every.items():
+        model_of(family, **changes).save_pretrained(root / family)
+    command = ["-m", "tests.lm.ranked", str(LENGTH), *(str(root / family) for family in every)]
+    with ranks(command, root / "log") as pair:
+        status = [process.wait(250) for process in pair]
+    assert status == [0, 0], [log.read_text() for log in root.glob("log.*")]
+    return {family: root / family for family in every}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_of_two_ranks_have_the_logits_of_one(family: str, folders: dict[str, Path]) -> None:
+    expected = drive(PackedLM.load(folders[family]), LENGTH)
+    found = torch.load(folders[family] / "logits.pt")
+    spread = expected.std(dim=-1, keepdim=True)
+    assert found.shape == expected.shape
+    assert ((found - expected).abs() / spread).max() < 1e-5
+    assert found.argmax(dim=-1).equal(expected.argmax(dim=-1))
+
+
+@pytest.mark.slow
+def test_a_rank_keeps_its_own_heads_alone(folders: dict[str, Path]) -> None:
+    assert (folders["llama"] / "heads.txt").read_text() == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [("gpt2", "gpt2 .* no tensor-parallel plan"), ("mistral", "num_key_value_heads = 1 do not divide by 2")],
+)
+def test_a_model_that_cannot_be_split_is_refused_by_name(
+    family: str, why: str, folders: dict[str, Path]
+) -> None:
+    with pytest.raises(ModelRefused, match=why) as refusal:
+        check_split(config_of(family, **REFUSED[family]), 2)
+    assert (folders[family] / "refused.txt").read_text() == str(refusal.value)
+
+
+def test_without_torchrun_a_process_is_on_its_own() -> None:
+    assert RankInfo.of({}) is None
+    assert RankInfo.of({"WORLD_SIZE": "1", "RANK": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"MASTER_PORT": ""}, "MASTER_PORT not set; start with torchrun"),
+        ({"RANK": "2"}, "RANK = '2'"),
+        ({"RANK": "-1"}, "RANK = '-1'"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_refused(changes: dict[str, str], why: str) -> None:
+    whole = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    assert RankInfo.of(whole) == RankInfo(1, 2, 1)
+    with pytest.raises(InvalidRequest, match=why):
+        RankInfo.of(whole | changes)
+
+
+class Late:
+    """A store whose waits are over only when the test says so."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.looked = Event()
+
+    def set(self, key: str, value: str) -> None:
+        self.store.set(key, value)
+
+    def wait(self, keys: list[str], within: timedelta) -> None:
+        assert self.looked.wait(20)
+        self.store.wait(keys, within)
+
+
+def test_the_first_rank_leaves_a_meeting_last() -> None:
+    """Its end is the store's, and whoever has not looked by then would find nobody there."""
+    first = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    late = Late(TCPStore("127.0.0.1", first.port, 2, is_master=False))
+    crews = [RankGroup(RankInfo(rank, 2, rank), store, None, 20) for rank, store in enumerate((first, late))]
+    with ThreadPoolExecutor() as threads:
+        met = [threads.submit(rank_group.meet, "loaded", timedelta(seconds=20)) for rank_group in crews]
+        assert not wait(met, 0.5).done
+        late.looked.set()
+        assert wait(met, 20).not_done == set()
+    assert [one.result() for one in met] == [None, None]
+
+
+def test_a_rank_that_came_and_ended_is_not_waited_for_as_long_as_loading_takes() -> None:
+    store = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    store.set("outrider/loaded/here/1", "yes")
+    with pytest.raises(RankLost, match="not all of 2 ranks have loaded"):
+        RankGroup(RankInfo(0, 2, 0), store, None, 0.2).meet("loaded")
+
+
+def test_a_rank_that_does_not_come_is_lost() -> None:
+    alone = RankGroup(
+        RankInfo(0, 2, 0), TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False), None, 1
+    )
+    with pytest.raises(RankLost, match="not all of 2 ranks have loaded"):
+        alone.meet("loaded", timedelta(seconds=0.1))
+
+
+def test_a_device_that_ranks_would_not_take_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="device = 'xpu:3'"):
+        RankInfo(0, 2, 0).device("xpu:3")

@@ -1,0 +1,222 @@
+"""Readers of committed tokens: each Watch stream has cursors and no queue.
+
+A beat wakes every reader, and so does a new cursor. A reader then collects what lies between each of its
+cursors and the committed length into one message, and collects again only when the stream has taken that
+message.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import (
+    CommittedCode,
+    epoch_to_text,
+    finish_to_wire,
+    key_from_wire,
+    token_logprob_to_wire,
+    usage_to_wire,
+)
+from speculative.errors import InvalidRequest
+from speculative.stop import FinishReason
+from verifier_service.sessions.table import SessionTable, SessionView
+
+
+class _SessionCursor:
+    """One reader's place in one session. A ViewCursor."""
+
+    __slots__ = ("alias", "done", "position", "reader", "view")
+
+    def __init__(self, reader: "WatchReader", alias: int, view: SessionView, position: int) -> None:
+        self.reader = reader
+        self.alias = alias
+        self.view = view
+        self.position = position
+        self.done = False
+
+    def updated(self) -> None:
+        self.reader.mark_updated(self.alias)
+
+    def superseded(self) -> None:
+        self.reader.supersede(self.alias, f"session {self.view.key} was taken over under a higher epoch")
+
+    def collect(self) -> verifier_pb2.Committed | None:
+        """What was committed since the last call; None where there is nothing new."""
+        view, start = self.view, self.position
+        end = max(start, len(view.ids))
+        if self.done or (end == start and view.finish is None):
+            return None
+        message = verifier_pb2.Committed(
+            alias=self.alias,
+            position=start,
+            ids=view.ids[start:end],
+            token_sources=bytes(view.token_sources[start:end]),
+            logprobs=map(token_logprob_to_wire, view.logprobs_between(start, end)),
+            rounds=view.rounds,
+            admitted=view.admitted,
+        )
+        self.position = end
+        if view.finish is not None:
+            self.done = True
+            message.finished = finish_to_wire(view.finish.reason)
+            message.usage.CopyFrom(usage_to_wire(view.finish.usage))
+            message.message = view.finish.message
+            message.code = view.finish.code
+        return message
+
+
+class WatchReader:
+    """The reader behind one Watch stream."""
+
+    def __init__(self, readers: "WatchReaders") -> None:
+        self._readers = readers
+        self._cursors: dict[int, _SessionCursor] = {}
+        """By the peer's alias of the session."""
+        self._updated: set[int] = set()
+        """Aliases of the sessions that have something new."""
+        self._notices: dict[int, verifier_pb2.Committed] = {}
+        """Last messages of the sessions that cannot be read, by alias."""
+        self._wake = asyncio.Event()
+        self._failure: Exception | None = None
+
+    def request(self, message: verifier_pb2.WatchRequest) -> None:
+        """Adds the cursors that the peer asks for, and removes those that the peer drops."""
+        for alias in message.drop:
+            self._forget(alias)
+        for cursor in message.add:
+            self._forget(cursor.alias)
+            self._add(cursor)
+
+    def wake(self) -> None:
+        """Has the reader collect and send a message."""
+        self._wake.set()
+
+    def mark_updated(self, alias: int) -> None:
+        """Marks a session that has something new, for the next message."""
+        self._updated.add(alias)
+
+    def supersede(self, alias: int, message: str) -> None:
+        """Ends a cursor whose session was taken over, with a last message that says so."""
+        del self._cursors[alias]
+        self._notice(alias, CommittedCode.TAKEN_OVER, message)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the stream because the peer's requests cannot be read: `responses` raises `error`."""
+        self._failure = error
+        self._wake.set()
+
+    async def responses(self) -> AsyncIterator[verifier_pb2.WatchResponse]:
+        """One message per wake, until the stream breaks or the worker stops."""
+        self._wake.set()
+        while not self._readers.closed:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._failure is not None:
+                raise self._failure
+            yield self._collect()
+
+    def close(self) -> None:
+        """Removes every cursor."""
+        for alias in list(self._cursors):
+            self._forget(alias)
+
+    def _add(self, cursor: verifier_pb2.Cursor) -> None:
+        alias = cursor.alias
+        try:
+            view = self._readers.table.find(key_from_wire(cursor.key))
+        except InvalidRequest as error:
+            self._notice(alias, CommittedCode.UNKNOWN_SESSION, str(error))
+            return
+        if view is None or cursor.epoch > view.epoch:
+            name, epoch = cursor.key.session, epoch_to_text(cursor.epoch)
+            self._notice(
+                alias,
+                CommittedCode.UNKNOWN_SESSION,
+                f"session {name!r} is not known here under epoch {epoch}; open it",
+            )
+        elif cursor.epoch < view.epoch:
+            newer = epoch_to_text(view.epoch)
+            self._notice(
+                alias, CommittedCode.TAKEN_OVER, f"session {view.key} was taken over under epoch {newer}"
+            )
+        else:
+            self._cursors[alias] = _SessionCursor(self, alias, view, cursor.position)
+            view.add_cursor(self._cursors[alias])
+            self._readers.on_read(view)
+            self._updated.add(alias)
+            self._wake.set()
+
+    def _forget(self, alias: int) -> None:
+        self._updated.discard(alias)
+        self._notices.pop(alias, None)
+        cursor = self._cursors.pop(alias, None)
+        if cursor is not None:
+            cursor.view.remove_cursor(cursor, time.monotonic())
+
+    def _notice(self, alias: int, code: CommittedCode, message: str) -> None:
+        finished = finish_to_wire(FinishReason.ERROR)
+        self._notices[alias] = verifier_pb2.Committed(
+            alias=alias, finished=finished, message=message, code=code
+        )
+        self._wake.set()
+
+    def _collect(self) -> verifier_pb2.WatchResponse:
+        response = verifier_pb2.WatchResponse(beat=self._readers.beat)
+        updated, self._updated = self._updated, set()
+        for alias in updated:
+            if (cursor := self._cursors.get(alias)) and (committed := cursor.collect()):
+                response.committed.append(committed)
+        response.committed.extend(self._notices.values())
+        self._notices.clear()
+        return response
+
+
+class WatchReaders:
+    """All readers of this worker, and the latest beat."""
+
+    def __init__(self, table: SessionTable) -> None:
+        self.table = table
+        """The sessions that can be read."""
+        self.beat = verifier_pb2.Beat()
+        """The engine's latest beat."""
+        self.closed = False
+        """Whether all streams are to end."""
+        self.step_s = 0.0
+        """Expected duration of the latest step, in seconds; 0 before the first step."""
+        self.on_read: Callable[[SessionView], None] = lambda view: None
+        """Called with each session for which a reader adds a cursor."""
+        self._draining = False
+        self._readers: dict[WatchReader, None] = {}  # woken in the order in which they came
+
+    def open(self) -> WatchReader:
+        """Adds the reader of a new stream; give the reader to `close` in the end."""
+        reader = WatchReader(self)
+        self._readers[reader] = None
+        return reader
+
+    def close(self, reader: WatchReader) -> None:
+        """Removes a reader whose stream has ended."""
+        self._readers.pop(reader, None)
+        reader.close()
+
+    def announce(self, step: int, expected_us: int) -> None:
+        """Sends every reader a beat, together with whatever is new for that reader.
+
+        `expected_us` is the expected duration of the step that begins, in microseconds; 0 while idle.
+        """
+        self.beat = verifier_pb2.Beat(step=step, expected_us=expected_us, draining=self._draining)
+        self.step_s = expected_us * 1e-6 or self.step_s
+        for reader in self._readers:
+            reader.wake()
+
+    def drain(self) -> None:
+        """Marks this and every later beat as draining: readers should move their sessions elsewhere."""
+        self._draining = True
+        self.announce(self.beat.step, self.beat.expected_us)
+
+    def close_all(self) -> None:
+        """Ends every stream after one last message."""
+        self.closed = True
+        for reader in self._readers:
+            reader.wake()
