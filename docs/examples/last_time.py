@@ -1,6 +1,7 @@
 """A draft source: what followed the session's last id the time before. A process that verifiers attach to."""
 
 import asyncio
+import sys
 
 import grpc.aio
 
@@ -29,11 +30,11 @@ def continuation(ids, most):
     return ids[:0]
 
 
-async def main() -> None:
+async def main(address: str = "127.0.0.1:50071") -> None:
     source = SourceServer(lambda publish: LastTime(PROFILE, publish))
     server = grpc.aio.server()
     source.register(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(address)
     await source.start()
     await server.start()
     print(f"127.0.0.1:{port}", flush=True)
@@ -41,4 +42,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(*sys.argv[1:]))

@@ -55,7 +55,7 @@ def test_every_example_is_run() -> None:
 @contextmanager
 def last_time() -> Iterator[str]:
     process = subprocess.Popen(
-        [sys.executable, "-u", str(EXAMPLES / "last_time.py")],
+        [sys.executable, "-u", str(EXAMPLES / "last_time.py"), "127.0.0.1:0"],
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         stdout=subprocess.PIPE,
         text=True,

@@ -19,7 +19,7 @@ ROOT = EXAMPLE.parents[2]
 @pytest.fixture
 def address() -> Iterator[str]:
     process = subprocess.Popen(
-        [sys.executable, "-u", str(EXAMPLE)],
+        [sys.executable, "-u", str(EXAMPLE), "127.0.0.1:0"],
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         stdout=subprocess.PIPE,
         text=True,
