@@ -1,6 +1,6 @@
-"""`outrider index`: corpora to draft from, built, described, verified, merged and removed.
+"""`outrider index`: builds, describes, verifies, merges and removes corpora on disk.
 
-What the commands do is imported when they are called. Progress goes to standard error.
+Modules that do a command's work are imported when it is called. Progress goes to standard error.
 """
 
 import json
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from retrieval_service.corpus.layout import CorpusHeader
     from retrieval_service.corpus.plan import BuildProgress, Built
 
-app = typer.Typer(help="Corpora on disk that the retrieval worker drafts from.", rich_markup_mode=None)
+app = typer.Typer(help="Manage corpora on disk that the retrieval worker drafts from.", rich_markup_mode=None)
 
 ShardTokens = Annotated[
     int | None,
     typer.Option(
         min=2,
-        help="Tokens of a shard: more take more memory to sort, fewer are slower to search. Default: 2^25.",
+        help="Tokens per shard: large shards need memory to sort, small ones search slower. Default: 2^25.",
     ),
 ]
 
@@ -38,10 +38,11 @@ def build_index(
         Path | None, typer.Option(help="The target's tokenizer.json, or a folder that has one.")
     ] = None,
     glob: Annotated[
-        list[str] | None, typer.Option(help="Read files of folders that match, such as '*.py'; repeatable.")
+        list[str] | None,
+        typer.Option(help="Read only files of folders that match, such as '*.py'; repeatable."),
     ] = None,
     jsonl_field: Annotated[
-        str | None, typer.Option(help="Every line is a JSON object with its text under this name.")
+        str | None, typer.Option(help="Read lines of JSON objects, with their text under this name.")
     ] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="Read standard input too.")] = False,
     exclude: Annotated[
@@ -178,7 +179,7 @@ def remove_index(
 
 @contextmanager
 def _failing() -> Iterator[None]:
-    """What is wrong with a corpus, as a command says it; so too where its library is missing."""
+    """Raises CommandFailed for an error of a corpus inside, and for a library that is not installed."""
     try:
         from retrieval_service.corpus.errors import CorpusError
     except ModuleNotFoundError as error:
@@ -196,12 +197,12 @@ def _missing(error: ModuleNotFoundError) -> CommandFailed:
 
 
 class _Meter:
-    """One line of progress on standard error: rewritten on a terminal, else a new one every ten seconds."""
+    """Prints progress on standard error: one rewritten line on a terminal, else a line every ten seconds."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._started = time.monotonic()
-        self._said = self._started
+        self._printed = self._started
 
     def __enter__(self) -> "_Meter":
         return self
@@ -213,9 +214,9 @@ class _Meter:
     def __call__(self, progress: "BuildProgress") -> None:
         now = time.monotonic()
         pause = 0.1 if self._terminal else 10
-        if sys.stderr is None or now - self._said < pause:
+        if sys.stderr is None or now - self._printed < pause:
             return
-        self._said = now
+        self._printed = now
         text = (
             f"{progress.stage}: {progress.documents:,} documents, {progress.tokens:,} tokens,"
             f" {progress.shards} shards complete, {now - self._started:.0f} s"
