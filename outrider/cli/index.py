@@ -100,28 +100,28 @@ def info_of_index(
         from retrieval_service.corpus.manage import describe
 
         found = describe(path)
-    said: dict[str, Any] = {"complete": found.header is not None}
+    result: dict[str, Any] = {"complete": found.header is not None}
     if found.header is not None:
-        said |= _header_object(found.header)
+        result |= _header_object(found.header)
     if found.unfinished is not None:
         left = found.unfinished
         tokens = sum(shard.tokens for shard in left.shards)
-        said["unfinished"] = {"generation": left.generation, "shards": len(left.shards), "tokens": tokens}
+        result["unfinished"] = {"generation": left.generation, "shards": len(left.shards), "tokens": tokens}
     lines = [f"{path}: {_in_words(found.header) if found.header else 'under construction'}"]
-    if "unfinished" in said:
+    if "unfinished" in result:
         lines.append(
             "an unfinished build of generation {generation} has {shards} shards, {tokens} tokens".format(
-                **said["unfinished"]
+                **result["unfinished"]
             )
         )
-    _print(said, lines, as_json=json_)
+    _print(result, lines, as_json=json_)
 
 
 @app.command("verify")
 def verify_index(
     path: Annotated[Path, typer.Argument(help="The corpus' folder.")], json_: Json = False
 ) -> None:
-    """Read every byte and compare it with what was written; exits 1 and names the file where one differs.
+    """Check that every file of a corpus is as written; exits with 1 and names the first file that differs.
 
     \b
     Example:
@@ -141,11 +141,13 @@ def verify_index(
 @app.command("merge")
 def merge_indexes(
     out: Annotated[Path, typer.Argument(help="The new corpus' folder; may be one of the parts.")],
-    parts: Annotated[list[Path], typer.Argument(help="Corpora of one tokenizer and one owner; they stay.")],
+    parts: Annotated[
+        list[Path], typer.Argument(help="Corpora of one tokenizer and one owner, which are kept.")
+    ],
     shard_tokens: ShardTokens = None,
     json_: Json = False,
 ) -> None:
-    """Make one corpus of several: few full shards are searched faster than many small ones.
+    """Merge several corpora into one: searching few full shards is faster than many small ones.
 
     \b
     Example:
@@ -228,7 +230,7 @@ class _Meter:
 
 
 def _say_built(out: Path, built: "Built", *, as_json: bool) -> None:
-    said = {
+    result = {
         **_header_object(built.header),
         "kept_shards": built.kept_shards,
         "left_out": built.left_out,
@@ -238,7 +240,7 @@ def _say_built(out: Path, built: "Built", *, as_json: bool) -> None:
     lines = [f"{out}: {_in_words(built.header)}"]
     if built.left_out:
         lines.append("left out: " + ", ".join(f"{count:,} {what}" for what, count in built.left_out.items()))
-    _print(said, lines, as_json=as_json)
+    _print(result, lines, as_json=as_json)
 
 
 def _header_object(header: "CorpusHeader") -> dict[str, Any]:
@@ -263,5 +265,5 @@ def _in_words(header: "CorpusHeader") -> str:
     )
 
 
-def _print(said: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-    print(json.dumps(said) if as_json else "\n".join(lines))
+def _print(result: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    print(json.dumps(result) if as_json else "\n".join(lines))

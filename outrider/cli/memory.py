@@ -69,8 +69,8 @@ def show_stats(address: Address, json_: Json = False) -> None:
 
     with _worker(address) as worker:
         held = worker.Stats(retrieval_pb2.StatsRequest(), timeout=CALL_S)
-    said = {field.name: getattr(held, field.name) for field in held.DESCRIPTOR.fields}
-    _print(said, [f"{name.replace('_', ' ')}: {value:,}" for name, value in said.items()], as_json=json_)
+    result = {field.name: getattr(held, field.name) for field in held.DESCRIPTOR.fields}
+    _print(result, [f"{name.replace('_', ' ')}: {value:,}" for name, value in result.items()], as_json=json_)
 
 
 @app.command("build")
@@ -180,8 +180,8 @@ def add_references(
                     yield retrieval_pb2.AddReferencesRequest(tenant=tenant, reference=reference)
 
         added = _sent(worker.AddReferences, messages(), BUILD_S)
-    said = {"documents": added.documents}
-    _print(said, [f"{added.documents:,} documents among the tenant's references"], as_json=json_)
+    result = {"documents": added.documents}
+    _print(result, [f"{added.documents:,} documents among the tenant's references"], as_json=json_)
 
 
 @app.command("drop")
@@ -291,5 +291,5 @@ def _in_words(corpus: "retrieval_pb2.Corpus") -> str:
     return f"{corpus.name.name}: {corpus.tokens:,} tokens of {corpus.documents:,} documents, {owner}"
 
 
-def _print(said: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-    print(json.dumps(said) if as_json else "\n".join(lines))
+def _print(result: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    print(json.dumps(result) if as_json else "\n".join(lines))

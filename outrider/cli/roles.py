@@ -26,7 +26,9 @@ def serve_retrieval(context: typer.Context) -> None:
     _serve("retrieval_service", context)
 
 
-@app.command("orchestrator", context_settings=_PASS_ON, help="Take requests; --verifier A,B --drafter C,D.")
+@app.command(
+    "orchestrator", context_settings=_PASS_ON, help="Serve clients, with --verifier A,B --drafter C,D."
+)
 def serve_orchestrator(context: typer.Context) -> None:
     _serve("orchestrator", context)
 
