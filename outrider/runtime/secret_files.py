@@ -64,7 +64,7 @@ class SecretFiles(BaseModel):
             sibling = name + SUFFIX
             if holds_secret(kind) and sibling not in own:
                 widened[sibling] = SecretFile
-                words = f"A file that holds {name}: what stands in arguments and variables others may read."
+                words = f"File that holds {name}: other users can read arguments and variables."
                 setattr(cls, sibling, Field(default=None, description=words))
         cls.__annotations__ = widened
 

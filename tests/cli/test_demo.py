@@ -1,4 +1,4 @@
-"""The demonstration's own parts: prompts, colours, verdict. That it runs is tested with the services."""
+"""Parts of the demonstration: prompts, colours, verdict. The tests of the services run the whole."""
 
 import io
 import json

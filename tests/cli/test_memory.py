@@ -1,4 +1,4 @@
-"""`outrider memory` against a worker that runs: corpora, references, what was learnt."""
+"""`outrider memory` with a running worker: corpora, references and past output."""
 
 import io
 import sys
@@ -106,7 +106,7 @@ def test_wrong_usage_exits_with_two(arguments: tuple[str, ...], says: str, run: 
     assert says in done.err
 
 
-def test_a_worker_that_is_not_there_is_one_line(run: Run) -> None:
+def test_a_worker_that_does_not_answer_is_reported_in_one_line(run: Run) -> None:
     done = run("stats", address="127.0.0.1:1")
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
 

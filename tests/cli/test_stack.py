@@ -1,4 +1,4 @@
-"""What `up` decides before and between starting processes."""
+"""Decisions of `up` before it starts processes and between two starts."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Who may import whom: the core knows nothing of the wire, services nothing of each other."""
+"""Imports follow the layers: the core knows nothing of the wire, services nothing of each other."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from source import PACKAGES, ROOT, imports, modules
 
 
 class Layer(NamedTuple):
-    """What modules may import, beside themselves and the standard library."""
+    """Modules that a layer may import, beside itself and the standard library."""
 
     ours: tuple[str, ...]
     others: tuple[str, ...]
