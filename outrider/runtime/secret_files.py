@@ -7,8 +7,7 @@ module knows nothing of where values come from.
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -87,12 +86,9 @@ class SecretFiles(BaseModel):
                 read[name + SUFFIX] = _Beside(file)
                 continue
             try:
-                text = _text(Path(file))
+                read[name] = _text(Path(file))
             except (ValueError, TypeError):
                 read.pop(name, None)
-                continue
-            several = _is_list(cls.model_fields[name].annotation)
-            read[name] = tuple(text.splitlines()) if several else text
         return read
 
 
@@ -113,14 +109,6 @@ def rival(kind: type[BaseModel], name: str) -> str:
 def holds_secret(annotation: Any) -> bool:
     """Whether a type is or contains SecretStr."""
     return annotation is SecretStr or any(holds_secret(part) for part in get_args(annotation))
-
-
-def _is_list(annotation: Any) -> bool:
-    """Whether a type has several values; each of them then takes one line of the file."""
-    origin = get_origin(annotation)
-    if origin in (Union, UnionType):
-        return any(_is_list(part) for part in get_args(annotation))
-    return origin in (tuple, list, frozenset, set)
 
 
 def _text(path: Path) -> str:

@@ -255,7 +255,7 @@ def _problem(kind: type[BaseModel], given: GivenSettings, fault: Mapping[str, An
         say = f"is missing: give {names.flag(place)}, {names.variable(role, place)} or {path} below [{role}]"
         return Problem(path, say, missing=True)
     if place and not given.has(place):
-        return Problem(path, what, missing=True)  # its default will not do: it must be given
+        return Problem(path, what, missing=True)  # the default is invalid here: the setting must be given
     value = fault["input"]
     secret = any(
         place[: len(setting.path)] == setting.path and holds_secret(setting.field.annotation)

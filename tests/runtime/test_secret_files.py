@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import SecretStr
 
-from outrider.runtime.settings import Group, Secrets, ServiceSettings, as_variables, read_settings
+from outrider.runtime.settings import Group, ServiceSettings, as_variables, read_settings
 
 SECRET = "hunter2-of-the-toy"
 
@@ -21,7 +21,6 @@ class ToySettings(ServiceSettings):
 
     token: SecretStr
     """Who asks."""
-    keys: Secrets = ()
     door: Door = Door()
 
 
@@ -40,7 +39,6 @@ def read(*flags: str, **variables: str) -> ToySettings:
 def test_every_secret_has_a_field_for_a_file_beside_it() -> None:
     names = list(ToySettings.model_fields)
     assert names[names.index("token") + 1] == "token_file"
-    assert "keys_file" in names
     assert list(Door.model_fields) == ["password", "password_file"]
     assert "token" in (ToySettings.model_fields["token_file"].description or "")
 
@@ -54,12 +52,6 @@ def test_a_secret_of_a_group_comes_from_a_file_too(file: Path) -> None:
     found = read("--token", "t", "--door.password-file", str(file))
     assert found.door.password is not None
     assert found.door.password.get_secret_value() == SECRET
-
-
-def test_each_of_several_secrets_has_a_line_of_the_file(file: Path) -> None:
-    file.write_text("one\ntwo\n")
-    found = read("--token", "t", "--keys-file", str(file))
-    assert [key.get_secret_value() for key in found.keys] == ["one", "two"]
 
 
 def test_the_source_that_wins_decides_between_a_secret_and_its_file(file: Path, tmp_path: Path) -> None:
@@ -114,7 +106,7 @@ def test_no_fault_quotes_a_secret(flags: list[str], also: dict[str, str], file: 
 
 
 def test_a_constructor_s_fault_quotes_no_secret() -> None:
-    wrong: Any = {"token": SECRET, "token_file": "/nowhere", "keys": SECRET, "doors": SECRET}
+    wrong: Any = {"token": SECRET, "token_file": "/nowhere", "doors": SECRET}
     with pytest.raises(ValueError, match="not both") as caught:
         ToySettings(**wrong)
     assert SECRET not in str(caught.value)

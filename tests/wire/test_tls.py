@@ -57,7 +57,7 @@ def test_a_certificate_of_another_authority_is_refused(authority: Authority, tmp
         inside(paths)
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(authority: Authority) -> None:
+def test_a_key_with_a_passphrase_is_refused_without_asking_for_it(authority: Authority) -> None:
     from cryptography.hazmat.primitives import serialization
 
     paths = authority.role("verifier")
