@@ -45,7 +45,7 @@ def test_a_valid_file_is_reported_as_right(run: Run, tmp_path: Path) -> None:
     assert said == {"file": file, "ok": True, "problems": [], "left": []}
 
 
-def test_what_a_file_leaves_to_flags_is_no_fault_of_it(run: Run, tmp_path: Path) -> None:
+def test_a_setting_left_to_flags_is_no_fault_of_the_file(run: Run, tmp_path: Path) -> None:
     done = run("config", "check", written(tmp_path, "[verifier]\nkv_mb = 64\n"))
     assert done.status == 0
     assert "left open: verifier.model is missing: give --model, OUTRIDER_VERIFIER__MODEL or" in done.out

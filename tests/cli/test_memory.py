@@ -81,7 +81,7 @@ def test_a_session_is_forgotten(run: Run) -> None:
     assert (done.status, done.said) == (0, {"forgotten": "s-17", "tenant": "acme"})
 
 
-def test_what_cannot_be_read_ends_a_build_and_says_so(run: Run, tmp_path: Path) -> None:
+def test_an_unreadable_source_ends_a_build_and_is_reported(run: Run, tmp_path: Path) -> None:
     done = run("build", "source", tmp_path / "nothing", "--public", "--json")
     assert (done.status, done.said["error"]["code"]) == (1, "INVALID_ARGUMENT")
     assert "neither a file nor a folder" in done.said["error"]["message"]

@@ -112,7 +112,7 @@ def test_a_model_that_is_refused_at_load_is_reported_with_the_reason(
         (("--device", "abacus"), 1, "abacus"),
     ],
 )
-def test_what_cannot_be_checked_says_why(
+def test_a_pair_that_cannot_be_checked_is_refused_with_the_reason(
     run: Run, tiny_llama: Path, flags: tuple[str, ...], status: int, says: str
 ) -> None:
     done = run(tiny_llama, tiny_llama, *flags, "--json")

@@ -19,7 +19,7 @@ def tokens(ids: list[int], text: str, token_sources: bytes, position: int = 0) -
     )
 
 
-def test_what_is_left_out_is_left_to_the_server() -> None:
+def test_options_left_out_are_not_sent() -> None:
     start = build_request("hello", Options()).start
     assert start.text == "hello"
     assert not any(start.HasField(field) for field in ("max_tokens", "seed"))

@@ -280,6 +280,6 @@ def test_the_client_and_the_core_are_light() -> None:
     assert not loaded_by("import speculative.draft_pool, speculative.sampling") & {"grpc", "asyncio", "torch"}
 
 
-def test_the_command_line_loads_little_before_it_knows_what_is_asked() -> None:
+def test_the_command_line_imports_little_before_a_command_runs() -> None:
     heavy = {"torch", "transformers", "grpc", "numpy", "pydantic", "tokenizers"}
     assert not loaded_by("import outrider.cli.app") & heavy

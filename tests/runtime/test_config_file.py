@@ -76,7 +76,7 @@ def test_no_file_is_read_that_was_not_named(written: Path, monkeypatch: pytest.M
         ("[drafter]\n[drafter]", "'FILE' is no TOML: Cannot declare"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_a_fault_in_a_file_is_named(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "outrider.toml"
     file.write_text(text)
     with pytest.raises(ValueError, match=re.escape(says.replace("FILE", str(file)))):

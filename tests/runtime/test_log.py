@@ -58,7 +58,7 @@ def test_a_field_that_json_cannot_express_is_logged_as_text() -> None:
 FORGED = "odd\n12:00:00.000 verifier ERROR x: forged\x1b[31m\u202e"
 
 
-def test_what_a_peer_sent_cannot_look_like_another_event() -> None:
+def test_a_peer_s_text_cannot_look_like_another_event() -> None:
     stream = io.StringIO()
     configure("verifier", "info", "plain", stream)
     log = logging.getLogger("some.module")

@@ -106,7 +106,7 @@ def test_an_address_has_a_host_and_a_port_that_exists(address: str) -> None:
         read_settings(ToySettings, ["--model", "m", "--bind", address])
 
 
-def test_what_is_missing_is_named_as_flag_and_variable() -> None:
+def test_a_missing_setting_is_named_as_flag_and_variable() -> None:
     with pytest.raises(ValueError, match="model is missing: give --model, OUTRIDER_DRAFTER__MODEL or"):
         read_settings(ToySettings, [])
 

@@ -25,7 +25,7 @@ def test_the_scheme_is_read_as_http_has_it(header: str) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "k", "Bearer", "Bearer ", "Basic k", "Bearer " + "k" * 513])
-def test_what_carries_no_key_is_none(header: str) -> None:
+def test_a_header_without_a_key_gives_none(header: str) -> None:
     assert key_of(header) is None
 
 

@@ -50,7 +50,7 @@ def test_an_id_that_could_forge_a_line_is_replaced_by_one_of_our_own(name: str) 
         TRACE.upper(),
     ],
 )
-def test_a_trace_that_is_none_counts_as_absent(trace: str) -> None:
+def test_a_malformed_trace_counts_as_absent(trace: str) -> None:
     assert origin_of([("traceparent", trace)]).traceparent == ""
     assert not is_sampled(trace)
 

@@ -233,7 +233,7 @@ def test_a_full_worker_that_speaks_of_a_maximum_is_an_overload() -> None:
     assert type(error) is errors.Overloaded
 
 
-def test_what_a_peer_says_is_bounded() -> None:
+def test_a_peer_s_text_is_bounded() -> None:
     nothing = grpc.aio.Metadata()
     error = error_of(grpc.aio.AioRpcError(grpc.StatusCode.UNKNOWN, nothing, nothing, "x" * 100_000))
     assert str(error).endswith("... (100000 characters)")
