@@ -82,7 +82,7 @@ def test_make_run_fails_as_make_does_where_the_demonstration_fails(
 
 
 @pytest.mark.parametrize("flag", ["-n", "-q", "-t"])
-def test_make_run_starts_nothing_where_it_is_only_asked(clone: Path, flag: str) -> None:
+def test_make_run_starts_nothing_in_a_dry_run(clone: Path, flag: str) -> None:
     assert "running" not in ended(clone, 0, "make", flag, "run")[1]
 
 
