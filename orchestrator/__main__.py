@@ -2,12 +2,12 @@
 
 import sys
 
-from outrider.runtime.lifeline import die_with_told_parent
+from outrider.runtime.lifeline import die_with_parent_from_flags
 
 
 def main() -> None:
     """Run the orchestrator; tie it to its parent first, since imports take seconds."""
-    die_with_told_parent(sys.argv[1:])
+    die_with_parent_from_flags(sys.argv[1:])
     from orchestrator.front.tls import grpc_listening
     from orchestrator.service import build
     from orchestrator.settings import OrchestratorSettings

@@ -1,4 +1,4 @@
-"""What every process and every user of Outrider shares.
+"""Code that all processes and clients of Outrider share.
 
 Importing this package costs nothing: the client's names are loaded when they are first used.
 """

@@ -1,7 +1,8 @@
-"""A worker that says where it is and how it is, to the orchestrators that are to use it.
+"""Announces a worker's address and state to the orchestrators that are to use the worker.
 
-Wraps a worker's service: it announces itself once it can serve and every second from then on, and when it
-ends it says so first, so that its sessions go elsewhere while it still works. Knows nothing of what it does.
+Wraps a worker's service: the worker is announced once it can serve, and every second from then on. Before it
+ends, an announcement says so, and orchestrators move its sessions while it still works. This module knows
+nothing of what a worker does.
 """
 
 import asyncio
@@ -27,9 +28,11 @@ from speculative.errors import InvalidRequest
 log = logging.getLogger(__name__)
 
 RESOLVE_S = 5.0
+"""Seconds between two resolutions of the names of registries."""
 CALL_S = 0.8
-"""How long an announcement may take: the next is due soon after."""
+"""Timeout of an announcement in seconds; the next announcement is due soon after."""
 LEAVING_EVERY_S = 0.05
+"""Seconds between two checks whether all sessions have left a worker that ends."""
 WILDCARDS = ("0.0.0.0", "[::]", "*")
 
 
@@ -37,17 +40,17 @@ Settings = TypeVar("Settings", bound=WorkerSettings)
 
 
 class Worker(Service, Protocol):
-    """A service that can be announced."""
+    """A service with a state that can be announced."""
 
     def state(self) -> WorkerState:
-        """How it is now; asked on the event loop, once it has started."""
+        """The worker's present state; called on the event loop, after `start`."""
 
 
 def announced(worker: Worker, context: ServiceContext[Settings], *, waits: bool = False) -> Service:
-    """The worker, announced where its settings say so.
+    """The worker as a service that announces itself where its settings name registries.
 
-    `waits`: while its sessions are moved elsewhere it is not stopped yet; it does not wait for them itself.
-    Raises InvalidRequest where nobody could reach it at what it is bound to.
+    `waits`: a stop waits until the worker's sessions have moved to others; for workers that do not wait
+    themselves. Raises InvalidRequest where the worker is bound to an address that cannot be dialled.
     """
     settings = context.settings
     if not settings.register_with:
@@ -63,7 +66,7 @@ def announced(worker: Worker, context: ServiceContext[Settings], *, waits: bool 
 
 
 class AnnouncedWorker:
-    """A `Service` of `outrider.runtime`."""
+    """A worker and its announcer as one `Service` of `outrider.runtime`."""
 
     def __init__(self, worker: Worker, announcer: "Announcer", waits: bool) -> None:
         self._worker = worker
@@ -71,7 +74,7 @@ class AnnouncedWorker:
         self._waits = waits
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
-        """As the worker does."""
+        """Registers the worker's servicers; returns their names."""
         return self._worker.register(server)
 
     async def start(self) -> None:
@@ -80,7 +83,7 @@ class AnnouncedWorker:
         self._announcer.start()
 
     async def stop(self, grace: float) -> None:
-        """Says that it ends, then ends it; what waits for its sessions to leave counts as grace."""
+        """Announces the end, then stops the worker; `grace` includes the time until its sessions left."""
         began = time.monotonic()
         self._announcer.drain()
         if self._waits and self._announcer.running:
@@ -96,19 +99,19 @@ class AnnouncedWorker:
 
 @dataclass(slots=True)
 class _Registry:
-    """One orchestrator's, and what came of the last announcement there."""
+    """The registry of one orchestrator, and the outcome of the last announcement to it."""
 
     channel: grpc.aio.Channel
-    said: str = "nothing yet"
+    outcome: str = "nothing yet"
 
 
 class Announcer:
-    """Announces one worker to all registries; `start` to `stop` on one event loop.
+    """Announces one worker to all registries, from `start` to `stop`, on one event loop.
 
     Args:
         peers: registries, host:port or dns:NAME:PORT.
-        state: how the worker is.
-        dial: makes a channel to host:port.
+        state: returns the worker's present state.
+        dial: opens a channel to host:port.
     """
 
     def __init__(
@@ -134,23 +137,23 @@ class Announcer:
 
     @property
     def running(self) -> bool:
-        """Whether it has begun."""
+        """Whether announcements have begun."""
         return bool(self._tasks)
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Begins to announce the worker; returns at once."""
         work = [self._run()]
         if names := [peer for peer in self._peers if peer.startswith(DNS)]:
             work.append(self._resolve(names))
         self._tasks = [asyncio.create_task(part, name="announcing") for part in work]
 
     def drain(self) -> None:
-        """From now on it says, and says at once, that the worker is about to end."""
+        """Announces that the worker is about to end, at once and from now on."""
         self._draining = True
         self._now.set()
 
     async def stop(self) -> None:
-        """No more is said: the last announcement is forgotten by itself."""
+        """Ends the announcements; the last one expires by itself."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -185,13 +188,13 @@ class Announcer:
         stub = RegistryStub(registry.channel)
         try:
             answer = await stub.Announce(entry_to_wire(entry), timeout=CALL_S)
-            said = f"not used there: {answer.refusal}" if answer.refusal else "registered"
+            outcome = f"not used there: {answer.refusal}" if answer.refusal else "registered"
         except grpc.aio.AioRpcError as error:
-            said = f"cannot register: {error.code().name}: {error.details() or 'no reason given'}"
-        if said != registry.said:
-            registry.said = said
-            level = logging.INFO if said == "registered" else logging.WARNING
-            log.log(level, "%s", peer_text(said), extra={"fields": {"peer": address}})
+            outcome = f"cannot register: {error.code().name}: {error.details() or 'no reason given'}"
+        if outcome != registry.outcome:
+            registry.outcome = outcome
+            level = logging.INFO if outcome == "registered" else logging.WARNING
+            log.log(level, "%s", peer_text(outcome), extra={"fields": {"peer": address}})
 
     def _addresses(self) -> list[str]:
         fixed = [peer for peer in self._peers if not peer.startswith(DNS)]
@@ -203,7 +206,7 @@ class Announcer:
             for name in names:
                 try:
                     self._found[name] = await resolve(name)
-                except (OSError, UnicodeError) as error:  # what was found before stands
+                except (OSError, UnicodeError) as error:  # the addresses found before stay in use
                     log.debug("not resolved", extra={"fields": {"peer": name, "why": str(error)}})
             if self._addresses() != before:
                 self._now.set()

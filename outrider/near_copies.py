@@ -1,6 +1,6 @@
-"""Which documents nearly copy a text that is to be kept out, by the runs of tokens that they share with it.
+"""Finds documents that nearly copy a held-out text, by the runs of tokens that both share.
 
-The one rule by which training, and every corpus that a figure uses, keeps held-out text away.
+Training, and every corpus that a figure uses, keep held-out text out by this one rule.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,23 +9,23 @@ import numpy as np
 import numpy.typing as npt
 
 WINDOW = 50
-"""Length, in tokens, of the runs that two texts are compared by."""
+"""Length of the compared runs, in tokens."""
 
 SHARE = 0.1
-"""A document that has at least this share of its runs in a text that is kept out is a near-copy."""
+"""Share of its runs that a document has in common with held-out text, from which on it is a near-copy."""
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class KeptOut:
-    """Texts, as token ids, that nothing may nearly copy."""
+    """Held-out texts, as token ids, to compare documents with."""
 
     def __init__(self, texts: Iterable[Sequence[int] | npt.NDArray[np.uint32]]) -> None:
         hashes = [windows(ids) for ids in texts]
         self._known = np.unique(np.concatenate(hashes or [np.zeros(0, dtype=np.uint64)]))
 
     def nearly_copied_by(self, ids: Sequence[int] | npt.NDArray[np.uint32]) -> bool:
-        """Whether a document shares a tenth or more of its runs of 50; a shorter one has none."""
+        """Whether a document shares a tenth or more of its runs of 50 tokens; a shorter document has none."""
         hashes = windows(ids)
         if not len(hashes) or not len(self._known):
             return False

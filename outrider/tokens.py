@@ -1,8 +1,8 @@
-"""Text to token ids, and each id's own bytes, from a `tokenizer.json` alone.
+"""Turns text into token ids and each id into its bytes, from a `tokenizer.json` alone.
 
-Knows nothing of models, prompts' templates, transformers or torch: the orchestrator runs on it.
-Generated text continues a prompt, so no id is treated as the first of a text: where a tokenizer drops the
-space before a text's first word, `token_bytes` keeps it.
+This module knows nothing of models, prompts' templates, transformers or torch: the orchestrator runs on it.
+Generated text continues a prompt, so no id counts as the first of a text: where a tokenizer drops the space
+before a text's first word, `token_bytes` keeps that space.
 """
 
 import hashlib
@@ -18,27 +18,28 @@ from tokenizers import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """How a conversation becomes a prompt, as a tokenizer's configuration says."""
+    """Template that makes a prompt of a conversation, from a tokenizer's configuration."""
 
     source: str
-    """In the template language of Jinja 2."""
+    """The template's text, in the language of Jinja 2."""
     tokens: Mapping[str, str] = field(default_factory=dict)
-    """What the template may name beside the messages: bos_token, eos_token, ..."""
+    """Names of special tokens that the template may use, such as bos_token, to their text."""
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """A Hugging Face id, ORG/NAME@REVISION, in its parts; None where no revision is named."""
+    """Splits a Hugging Face id, ORG/NAME@REVISION, into name and revision; None without a revision."""
     bare, at, revision = name.partition("@")
     return bare, revision if at else None
 
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""Name of a token that stands for one byte, as in sentencepiece vocabularies."""
 
 
 class TokenTable:
     """A tokenizer as a table of ids, their bytes and a digest.
 
-    Ids that the tokenizer does not have (a model's padded width) and special ones have no bytes.
+    Special ids have no bytes, and neither have ids that the tokenizer lacks (a model's padded width).
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -53,22 +54,22 @@ class TokenTable:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads the contents of a `tokenizer.json`. Raises ValueError where they are none."""
+        """Reads the contents of a `tokenizer.json`. Raises ValueError where the text is none."""
         try:
             return cls(Tokenizer.from_str(text))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"not a tokenizer.json: {error}") from error
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """The tokenizer as the JSON text that `from_json` reads."""
         return self._tokenizer.to_str()
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Ids of a prompt, with the special ones that this tokenizer adds, or without them."""
+        """Token ids of a prompt, with or without the special tokens that the tokenizer adds."""
         return self._tokenizer.encode(text, add_special_tokens=add_special).ids
 
     def token(self, id_: int) -> str:
-        """The tokenizer's own name of an id; empty for unknown ones."""
+        """The tokenizer's own name of an id; empty for an unknown id."""
         return self._ids.get(id_, "")
 
     def token_bytes(self, id_: int) -> bytes:
@@ -86,44 +87,44 @@ class TokenTable:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text."""
+        """Ids of special tokens, which stand for no text."""
         return self._special
 
     @cached_property
     def size(self) -> int:
-        """All ids are below this."""
+        """The highest id plus one."""
         return max(self._ids, default=-1) + 1
 
     @cached_property
     def longest_token_bytes(self) -> int:
-        """The most bytes that one id stands for."""
+        """Number of bytes of the longest token."""
         return max((len(self.token_bytes(id_)) for id_ in self._ids), default=0)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256, hexadecimal, of the lines "id<tab>token" in order of id.
 
-        Two tokenizers agree on it when each id stands for the same token in both, however wide the models
-        that use them are.
+        Two tokenizers have the same digest when each id stands for the same token in both, whatever the
+        widths of the models that use them.
         """
         lines = "".join(f"{id_}\t{token}\n" for id_, token in sorted(self._ids.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def _by_difference(self, id_: int) -> bytes:
-        """For decoders that look at neighbours (WordPiece, none at all): what the id adds to another one."""
+        """Bytes that an id adds after another id; without a decoder, or with one that looks at neighbours."""
         before = self._tokenizer.decode([self._anchor])
         both = self._tokenizer.decode([self._anchor, id_])
         return (both[len(before) :] if both.startswith(before) else self._ids[id_]).encode()
 
     @cached_property
     def _anchor(self) -> int:
-        """An ordinary id that decodes to a plain word."""
+        """An ordinary id whose token is a plain word."""
         ordinary = [(id_, token) for id_, token in sorted(self._ids.items()) if id_ not in self._special]
         return next((id_ for id_, token in ordinary if token.isalpha()), ordinary[0][0])
 
 
 def _decoder_of(tokenizer: Tokenizer) -> Callable[[str], bytes] | None:
-    """The function from a token to its bytes, where the tokenizer's decoder treats tokens one by one."""
+    """The function from a token to its bytes; None unless the decoder treats tokens one by one."""
     described = json.loads(tokenizer.to_str()).get("decoder")
     steps = _flatten(described) if described else []
     kinds = [step["type"] for step in steps]
@@ -153,7 +154,7 @@ def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class _Replacing:
-    """Sentencepiece's way: a mark stands for a space, and <0x41> for one byte."""
+    """Decoder of sentencepiece vocabularies: a mark stands for a space, and <0x41> for one byte."""
 
     def __init__(self, replacements: tuple[tuple[str, str], ...], byte_fallback: bool) -> None:
         self._replacements = replacements
@@ -168,7 +169,7 @@ class _Replacing:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    """GPT-2's alphabet: a character per byte, itself where printable, else a character from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if chr(byte) not in table)
@@ -179,7 +180,7 @@ BYTES = _byte_of_character()
 
 
 def _byte_level(token: str) -> bytes:
-    """Characters of the alphabet are bytes; a token with any other character is text as it stands."""
+    """Bytes of a token in GPT-2's alphabet; a token with any other character is plain text."""
     try:
         return bytes([BYTES[character] for character in token])
     except KeyError:

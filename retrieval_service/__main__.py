@@ -2,12 +2,12 @@
 
 import sys
 
-from outrider.runtime.lifeline import die_with_told_parent
+from outrider.runtime.lifeline import die_with_parent_from_flags
 
 
 def main() -> None:
     """Ties the process to its parent's life before the slow imports, then serves."""
-    die_with_told_parent(sys.argv[1:])
+    die_with_parent_from_flags(sys.argv[1:])
     from outrider.runtime.serve import run
     from outrider.runtime.settings import settings_or_exit
     from retrieval_service.service import build

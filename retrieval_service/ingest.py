@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from outrider.runtime.lifeline import die_with_told_parent
+from outrider.runtime.lifeline import die_with_parent_from_flags
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import Ids
@@ -72,5 +72,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    die_with_told_parent(sys.argv[1:3])
+    die_with_parent_from_flags(sys.argv[1:3])
     raise SystemExit(main(sys.argv[3:]))

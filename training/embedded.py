@@ -1,7 +1,8 @@
-"""python -m training.embedded --out DIR: the embedded pair, from source text to two model folders.
+"""python -m training.embedded --out DIR: makes the embedded pair, from source text to two model folders.
 
-Stopped at any moment (SIGTERM included) and run again, it goes on from its checkpoints in the work directory.
-Budgets are minutes of processor time on one thread, so a paused process spends none.
+A run that was stopped at any moment (by SIGTERM too) continues from its checkpoints in the work directory
+when the same command runs again. Budgets are minutes of processor time on one thread, so a paused process
+spends none.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _KEPT_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Job:
-    """One pair in the making: what to make, where to keep checkpoints, and the text to make it from."""
+    """A pair to train: its recipe, the folder of checkpoints, the tokenizer and the training text."""
 
     recipe: Recipe
     work: Path
@@ -71,7 +72,7 @@ def keep_freed_memory() -> None:
 
 
 def make(options: argparse.Namespace) -> None:
-    """Every stage in order; finished ones are skipped because their checkpoints say so."""
+    """Runs every stage in order; stages whose checkpoints say that they are finished are skipped."""
     options.work.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     files = _files(PRESETS[options.preset])
@@ -84,7 +85,7 @@ def make(options: argparse.Namespace) -> None:
 
 
 def prepare(recipe: Recipe, work: Path, files: dict[str, str]) -> Job:
-    """Trains the tokenizer, or takes the one in `work`, and packs the corpus."""
+    """Trains the tokenizer unless `work` has one, and packs the corpus."""
     path = work / "tokenizer.json"
     if not path.exists():
         tokenizer.train(corpus.split(files)[0].values(), recipe.vocabulary).save(str(path))
@@ -95,10 +96,10 @@ def prepare(recipe: Recipe, work: Path, files: dict[str, str]) -> Job:
 
 
 def train_target(job: Job, minutes: float) -> None:
-    """Trains the target and leaves its folder in the work directory."""
+    """Trains the target and writes its folder to the work directory."""
     recipe = job.recipe
     made = model.build(recipe.target, recipe.eos, seed=0)
-    # With products in bfloat16 plain attention beats the fused kernel at these windows, forward and backward.
+    # With products in bfloat16, plain attention is faster than the fused kernel at these windows.
     made.set_attn_implementation("eager")
     run = Run("target", made, Settings(60 * minutes, recipe.target_rate, recipe.evaluate_every), job.work)
     run.train(target.loss_of(made, job.data.train, recipe.window, recipe.batch), _held_out(job, made))
@@ -106,12 +107,12 @@ def train_target(job: Job, minutes: float) -> None:
 
 
 def train_drafter(job: Job, minutes: float) -> None:
-    """Distils the drafter from the target in the work directory and leaves its folder beside it."""
+    """Distils the drafter from the target in the work directory and writes its folder there."""
     recipe = job.recipe
     teacher = LlamaForCausalLM.from_pretrained(job.work / "target", dtype=torch.float32)
     teacher.requires_grad_(False)
     own = continuations(job, teacher)
-    # Token by token float32 and the fused kernel are the faster ones; over whole windows these two are.
+    # Over whole windows bfloat16 and plain attention are faster; token by token, float32 and the fused one.
     teacher.bfloat16().set_attn_implementation("eager")
     made = model.build(recipe.drafter, recipe.eos, seed=0)
     made.set_attn_implementation("eager")
@@ -126,7 +127,7 @@ def train_drafter(job: Job, minutes: float) -> None:
 
 
 def continuations(job: Job, teacher: LlamaForCausalLM) -> npt.NDArray[np.uint16]:
-    """Windows of which the first quarter is source text and the rest the target's: uint16, (rows, window)."""
+    """Windows of a quarter source text and three quarters of the target's own: uint16, (rows, window)."""
     recipe, window = job.recipe, 2 * job.recipe.window
     prompts = scattered(job.data.train, recipe.continued_rows, window // 4, seed=2)
     parts = np.split(prompts, range(recipe.chunk, len(prompts), recipe.chunk))

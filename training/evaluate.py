@@ -1,4 +1,4 @@
-"""python -m training.evaluate TARGET DRAFTER --heldout FILE: what the pair is worth, as one JSON object."""
+"""python -m training.evaluate TARGET DRAFTER --heldout FILE: measures a pair, prints one JSON object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTHS = (1, 2, 4)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Loads both models in float32 on one thread, measures, prints the result as the last line."""
+    """Loads both models in float32 on one thread, measures them, and prints the result as the last line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path)
     parser.add_argument("drafter", type=Path)
@@ -45,14 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """The model of a folder, in float32, ready to be evaluated."""
+    """Loads the model of a folder in float32."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model
 
 
 @torch.inference_mode()
 def loss(model: PreTrainedModel, bpe: Tokenizer, texts: Sequence[str]) -> dict[str, float]:
-    """Loss over `texts`, each read alone, its first token unscored: nats per token and bits per byte."""
+    """Loss in nats per token and bits per byte over `texts`, each scored alone, without its first token."""
     nats = tokens = size = 0.0
     for text in texts:
         ids = bpe.encode(text).ids
@@ -64,9 +64,9 @@ def loss(model: PreTrainedModel, bpe: Tokenizer, texts: Sequence[str]) -> dict[s
 
 
 def speed(target: PreTrainedModel, drafter: PreTrainedModel) -> dict[str, object]:
-    """Milliseconds per token of both, and how many times cheaper the drafter is.
+    """Milliseconds per token of both models, and the ratio of target to drafter.
 
-    They are timed by turns, and the quickest round of each counts: what else the machine does only ever adds.
+    The models are timed in turn, and the fastest round of each counts: other work only adds time.
     """
     rounds = [(milliseconds(target), milliseconds(drafter)) for _ in range(ROUNDS)]
     slow, fast = (min(times) for times in zip(*rounds, strict=True))
@@ -78,9 +78,9 @@ def speed(target: PreTrainedModel, drafter: PreTrainedModel) -> dict[str, object
 
 @torch.inference_mode()
 def milliseconds(model: PreTrainedModel) -> float:
-    """Median milliseconds of a forward of one new token, batch 1, after `CONTEXT` tokens and up.
+    """Median milliseconds of a forward pass of one new token, batch 1, after `CONTEXT` or more tokens.
 
-    They are the thread's own processor time, so that a busy machine does not lengthen them by its waits.
+    The milliseconds are the thread's processor time, which does not include waits on a busy machine.
     """
     cache = DynamicCache(config=model.config)
     ids = torch.arange(CONTEXT)[None] % model.config.vocab_size
@@ -96,7 +96,7 @@ def milliseconds(model: PreTrainedModel) -> float:
 def agreement(
     target: PreTrainedModel, drafter: PreTrainedModel, starts: Sequence[Sequence[int]], new: int = NEW_TOKENS
 ) -> dict[str, float]:
-    """Share of the target's greedy continuations of `starts` among the drafter's k likeliest tokens."""
+    """Share of the target's greedy tokens after `starts` that are among the drafter's k likeliest tokens."""
     ranks = torch.cat([_ranks(target, drafter, ids, new) for ids in starts])
     shares = {f"top_{width}": round(float((ranks < width).float().mean()), 4) for width in WIDTHS}
     return {**shares, "positions": len(ranks)}
@@ -114,7 +114,7 @@ def _ranks(
 
 @torch.inference_mode()
 def greedy(target: PreTrainedModel, prompt: Sequence[int], new: int) -> list[int]:
-    """`prompt` and the target's greedy continuation, at most `new` tokens, eos included if it comes."""
+    """`prompt` and the target's greedy continuation of at most `new` tokens, up to and including eos."""
     cache = DynamicCache(config=target.config)
     text, ids = list(prompt), torch.tensor([list(prompt)])
     for _ in range(new):

@@ -1,4 +1,4 @@
-"""Shapes of the pair, and models made from them."""
+"""Shapes of the embedded target and drafter, and models built from shapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """A Llama shape: `layers` of width `hidden`, grouped-query attention, tied embeddings."""
+    """Shape of a Llama model: `layers` of width `hidden`, grouped-query attention, tied embeddings."""
 
     layers: int
     hidden: int
@@ -23,20 +23,20 @@ class LlamaShape:
 
 
 # Deep and narrow: at batch 1 on a CPU a layer costs mostly its fixed overhead, so depth makes a token
-# dear while further nodes of a tree stay cheap.
+# expensive while further nodes of a tree stay cheap.
 TARGET = LlamaShape(layers=12, hidden=224, heads=4, kv_heads=2, head_dim=64, inner=576)
-# Two layers, because copying from the context takes two.
+# Two layers, because copying from the context needs two.
 DRAFTER = LlamaShape(layers=2, hidden=192, heads=3, kv_heads=3, head_dim=64, inner=512)
 
 
 def build(shape: LlamaShape, eos: int, seed: int) -> LlamaForCausalLM:
-    """A freshly initialised float32 model of that shape."""
+    """A freshly initialised float32 model of a shape."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(config(shape, eos))
 
 
 def config(shape: LlamaShape, eos: int) -> LlamaConfig:
-    """The Hugging Face configuration of a shape; no bos, `eos` ends a text."""
+    """The Hugging Face configuration of a shape, without bos; the id `eos` ends a text."""
     return LlamaConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,

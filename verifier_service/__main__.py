@@ -4,14 +4,14 @@ import contextlib
 import os
 import sys
 
-from outrider.runtime.lifeline import die_with_parent, die_with_told_parent
+from outrider.runtime.lifeline import die_with_parent, die_with_parent_from_flags
 
 
 def main() -> None:
     """Ties the process to its parent first: importing the rest takes seconds."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(os.getppid())
-    die_with_told_parent(sys.argv[1:])
+    die_with_parent_from_flags(sys.argv[1:])
     if os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0":
         # Only the first rank may write to standard output.
         os.dup2(2, 1)

@@ -26,7 +26,7 @@ CertKey = Annotated[str, typer.Option(help="With --cert: file with the key of th
 
 
 class Access(NamedTuple):
-    """Credentials of a client, as files; an empty one is not given."""
+    """Paths of the files with a client's credentials; an empty path stands for none."""
 
     api_key_file: str = ""
     ca: str = ""

@@ -1,6 +1,6 @@
-"""`outrider config`: is a configuration file right, and what would a role run with.
+"""`outrider config`: checks a configuration file, and shows the settings that a role would run with.
 
-What the commands do is imported when they are called.
+Modules that do a command's work are imported when it is called.
 """
 
 import json
@@ -11,7 +11,7 @@ import typer
 
 from outrider.cli.failures import FAILED, CommandFailed, Json, usage
 
-app = typer.Typer(help="The configuration file, and the settings that come of it.", rich_markup_mode=None)
+app = typer.Typer(help="Check a configuration file, and show a role's settings.", rich_markup_mode=None)
 
 
 @app.command("check")
@@ -19,7 +19,7 @@ def check_config(
     file: Annotated[Path, typer.Argument(help="A TOML file with a table per role, and [up].")],
     json_: Json = False,
 ) -> None:
-    """Say everything that is wrong with a file; exits 1 where anything is.
+    """Print all problems of a configuration file; exits with 1 where there are any.
 
     \b
     Example:
@@ -44,9 +44,9 @@ def show_config(
     role: Annotated[str, typer.Argument(help="orchestrator, verifier, drafter, retrieval or up.")],
     json_: Json = False,
 ) -> None:
-    """Show the settings of a role, and where each comes from; secrets are masked.
+    """Show the settings of a role and the origin of each; secrets are masked.
 
-    Flags of the role may follow, --config FILE among them. Exits 1 where the role would not start.
+    Flags of the role may follow, --config FILE among them. Exits with 1 where the role would not start.
 
     \b
     Examples:

@@ -48,9 +48,9 @@ class Checked:
 
     def as_object(self) -> dict[str, Any]:
         """The result for JSON."""
-        said = {"file": str(self.path), "ok": not self.problems}
+        found = {"file": str(self.path), "ok": not self.problems}
         problems = [problem.as_object() for problem in self.problems]
-        return said | {"problems": problems, "left": [problem.as_object() for problem in self.left]}
+        return found | {"problems": problems, "left": [problem.as_object() for problem in self.left]}
 
 
 def check_file(path: Path) -> Checked:

@@ -1,6 +1,6 @@
 """Writes the tables of docs/configuration.md: `python -m outrider.cli.config_table docs/configuration.md`.
 
-Everything between the two marks is replaced by what the classes of settings say.
+The program replaces the text between the two marks by tables made from the classes of settings.
 """
 
 import sys
@@ -22,7 +22,7 @@ _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "max
 
 
 def tables() -> str:
-    """What every role can be told, as Markdown."""
+    """Tables of the settings of every role, as Markdown."""
     common = [setting.dotted for setting in settings_of(ServiceSettings)]
     parts = ["## Every service", "", *_table(list(settings_of(ServiceSettings)))]
     for role, kind in kinds().items():
@@ -32,7 +32,7 @@ def tables() -> str:
 
 
 def rewritten(text: str) -> str:
-    """A document with its tables as they should be. Raises ValueError where it has no marks."""
+    """A document's text with new tables. Raises ValueError where the marks are missing."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -60,7 +60,7 @@ def _takes(field: FieldInfo) -> str:
 
 
 def _inner_bounds(annotation: Any) -> dict[str, Any]:
-    """Of `Annotated[int, Field(ge=1)] | None` the bounds within."""
+    """Bounds inside of a union, such as those in `Annotated[int, Field(ge=1)] | None`."""
     found: dict[str, Any] = {}
     for part in get_args(annotation):
         for field in getattr(part, "__metadata__", ()):
@@ -103,7 +103,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def main() -> None:
-    """Rewrites the document that is named."""
+    """Rewrites the document that the first argument names."""
     path = Path(sys.argv[1])
     path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""How a command reports its failure: in words on standard error, or as one JSON line on standard output.
+"""Reports the failure of a command: in words on standard error, or as one JSON line on standard output.
 
 Knows nothing of any command. Imports nothing heavy at the top: `outrider --help` loads this module.
 """

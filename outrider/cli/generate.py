@@ -1,4 +1,4 @@
-"""`outrider generate`: one request, as text while it comes or as one JSON object."""
+"""`outrider generate`: sends one request; prints the answer as it arrives, or as one JSON object."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from outrider.client.options import Options
 
 
 def parse_ids(text: str, flag: str) -> list[int]:
-    """1,2,3; nothing at all is an empty list. Raises CommandFailed for what are no numbers."""
+    """Token ids from text such as 1,2,3; empty text gives an empty list. Raises CommandFailed otherwise."""
     try:
         return [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError as error:
@@ -19,7 +19,7 @@ def parse_ids(text: str, flag: str) -> list[int]:
 
 
 def parse_names(text: str | None, flag: str) -> list[str]:
-    """a,b; None is an empty list. Raises CommandFailed for an empty name."""
+    """Names from text such as a,b; None gives an empty list. Raises CommandFailed for an empty name."""
     names = [] if text is None else [name.strip() for name in text.split(",")]
     if not all(names):
         raise usage(f"{flag} {text!r} has an empty name; give names such as a,b, or leave {flag} out for all")
@@ -27,23 +27,23 @@ def parse_names(text: str | None, flag: str) -> list[str]:
 
 
 def check_drafting(options: Options) -> None:
-    """Raises CommandFailed where nothing is to be drafted, but it is said how."""
+    """Raises CommandFailed where speculation is off but options of speculation are given."""
     for name in () if options["speculation"] else ("sources", "corpora", "nodes"):
         if options.get(name):
             raise usage(f"--speculation off and --{name} contradict each other: leave one of the two out")
 
 
-def read_schema(told: str) -> str | None:
-    """The schema itself, or the contents of the file that is named; None for nothing.
+def read_schema(value: str) -> str | None:
+    """The JSON schema of a flag's value, which is the schema or its file's path; None for an empty value.
 
-    Raises CommandFailed where there is no such file.
+    Raises CommandFailed where the file cannot be read.
     """
-    if not told or told.lstrip().startswith("{"):
-        return told or None
+    if not value or value.lstrip().startswith("{"):
+        return value or None
     try:
-        return Path(told).read_text(encoding="utf-8")
+        return Path(value).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise usage(f"--json-schema {told!r} is neither a schema, {{...}}, nor a file: {error}") from error
+        raise usage(f"--json-schema {value!r} is neither a schema, {{...}}, nor a file: {error}") from error
 
 
 def run_generate(
@@ -54,7 +54,7 @@ def run_generate(
     *,
     as_json: bool,
 ) -> None:
-    """Ask and print. Raises OutriderError, CommandFailed where there is nowhere to print."""
+    """Sends the request and prints the answer. Raises OutriderError, CommandFailed."""
     if sys.stdout is None:
         raise CommandFailed("standard output is closed: the answer would be lost")
     with access.client(address) as client:
@@ -65,8 +65,8 @@ def run_generate(
 
 
 def as_object(completion: Completion) -> dict[str, object]:
-    """What --json prints: of several answers the first one's fields, and all of them under `choices`."""
-    said: dict[str, object] = {
+    """The object that --json prints: the first answer's fields, and several answers under `choices`."""
+    found: dict[str, object] = {
         "ids": completion.ids,
         "text": completion.text,
         "finish_reason": completion.finish_reason.value,
@@ -75,14 +75,14 @@ def as_object(completion: Completion) -> dict[str, object]:
         "usage": _usage_object(completion.usage),
     }
     if completion.logprobs:
-        said["logprobs"] = [_logprob_object(logprob) for logprob in completion.logprobs]
+        found["logprobs"] = [_logprob_object(logprob) for logprob in completion.logprobs]
     if len(completion.choices) > 1:
-        said["choices"] = [_choice_object(choice) for choice in completion.choices]
-    return said
+        found["choices"] = [_choice_object(choice) for choice in completion.choices]
+    return found
 
 
 def _choice_object(choice: Choice) -> dict[str, object]:
-    said: dict[str, object] = {
+    found: dict[str, object] = {
         "ids": choice.ids,
         "text": choice.text,
         "finish_reason": choice.finish_reason.value,
@@ -90,8 +90,8 @@ def _choice_object(choice: Choice) -> dict[str, object]:
         "usage": _usage_object(choice.usage),
     }
     if choice.logprobs:
-        said["logprobs"] = [_logprob_object(logprob) for logprob in choice.logprobs]
-    return said
+        found["logprobs"] = [_logprob_object(logprob) for logprob in choice.logprobs]
+    return found
 
 
 def _logprob_object(logprob: Logprob) -> dict[str, object]:
@@ -109,7 +109,7 @@ def _usage_object(usage: Usage) -> dict[str, object]:
 
 
 def _stream(client: Client, prompt: str | None, options: Options) -> None:
-    """One answer as it comes; several one after the other, each below its number."""
+    """Prints a single answer as it arrives; several answers at the end, each below its number."""
     stream = client.stream(prompt, **options)
     several = (options.get("n") or 1) > 1
     for chunk in stream:

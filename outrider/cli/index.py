@@ -1,6 +1,6 @@
-"""`outrider index`: corpora to draft from, built, described, verified, merged and removed.
+"""`outrider index`: builds, describes, verifies, merges and removes corpora on disk.
 
-What the commands do is imported when they are called. Progress goes to standard error.
+Modules that do a command's work are imported when it is called. Progress goes to standard error.
 """
 
 import json
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from retrieval_service.corpus.layout import CorpusHeader
     from retrieval_service.corpus.plan import BuildProgress, Built
 
-app = typer.Typer(help="Corpora on disk that the retrieval worker drafts from.", rich_markup_mode=None)
+app = typer.Typer(help="Manage corpora on disk that the retrieval worker drafts from.", rich_markup_mode=None)
 
 ShardTokens = Annotated[
     int | None,
     typer.Option(
         min=2,
-        help="Tokens of a shard: more take more memory to sort, fewer are slower to search. Default: 2^25.",
+        help="Tokens per shard: large shards need memory to sort, small ones search slower. Default: 2^25.",
     ),
 ]
 
@@ -38,10 +38,11 @@ def build_index(
         Path | None, typer.Option(help="The target's tokenizer.json, or a folder that has one.")
     ] = None,
     glob: Annotated[
-        list[str] | None, typer.Option(help="Read files of folders that match, such as '*.py'; repeatable.")
+        list[str] | None,
+        typer.Option(help="Read only files of folders that match, such as '*.py'; repeatable."),
     ] = None,
     jsonl_field: Annotated[
-        str | None, typer.Option(help="Every line is a JSON object with its text under this name.")
+        str | None, typer.Option(help="Read lines of JSON objects, with their text under this name.")
     ] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="Read standard input too.")] = False,
     exclude: Annotated[
@@ -99,28 +100,28 @@ def info_of_index(
         from retrieval_service.corpus.manage import describe
 
         found = describe(path)
-    said: dict[str, Any] = {"complete": found.header is not None}
+    result: dict[str, Any] = {"complete": found.header is not None}
     if found.header is not None:
-        said |= _header_object(found.header)
+        result |= _header_object(found.header)
     if found.unfinished is not None:
         left = found.unfinished
         tokens = sum(shard.tokens for shard in left.shards)
-        said["unfinished"] = {"generation": left.generation, "shards": len(left.shards), "tokens": tokens}
+        result["unfinished"] = {"generation": left.generation, "shards": len(left.shards), "tokens": tokens}
     lines = [f"{path}: {_in_words(found.header) if found.header else 'under construction'}"]
-    if "unfinished" in said:
+    if "unfinished" in result:
         lines.append(
             "an unfinished build of generation {generation} has {shards} shards, {tokens} tokens".format(
-                **said["unfinished"]
+                **result["unfinished"]
             )
         )
-    _print(said, lines, as_json=json_)
+    _print(result, lines, as_json=json_)
 
 
 @app.command("verify")
 def verify_index(
     path: Annotated[Path, typer.Argument(help="The corpus' folder.")], json_: Json = False
 ) -> None:
-    """Read every byte and compare it with what was written; exits 1 and names the file where one differs.
+    """Check that every file of a corpus is as written; exits with 1 and names the first file that differs.
 
     \b
     Example:
@@ -140,11 +141,13 @@ def verify_index(
 @app.command("merge")
 def merge_indexes(
     out: Annotated[Path, typer.Argument(help="The new corpus' folder; may be one of the parts.")],
-    parts: Annotated[list[Path], typer.Argument(help="Corpora of one tokenizer and one owner; they stay.")],
+    parts: Annotated[
+        list[Path], typer.Argument(help="Corpora of one tokenizer and one owner, which are kept.")
+    ],
     shard_tokens: ShardTokens = None,
     json_: Json = False,
 ) -> None:
-    """Make one corpus of several: few full shards are searched faster than many small ones.
+    """Merge several corpora into one: searching few full shards is faster than many small ones.
 
     \b
     Example:
@@ -178,7 +181,7 @@ def remove_index(
 
 @contextmanager
 def _failing() -> Iterator[None]:
-    """What is wrong with a corpus, as a command says it; so too where its library is missing."""
+    """Raises CommandFailed for an error of a corpus inside, and for a library that is not installed."""
     try:
         from retrieval_service.corpus.errors import CorpusError
     except ModuleNotFoundError as error:
@@ -196,12 +199,12 @@ def _missing(error: ModuleNotFoundError) -> CommandFailed:
 
 
 class _Meter:
-    """One line of progress on standard error: rewritten on a terminal, else a new one every ten seconds."""
+    """Prints progress on standard error: one rewritten line on a terminal, else a line every ten seconds."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._started = time.monotonic()
-        self._said = self._started
+        self._printed = self._started
 
     def __enter__(self) -> "_Meter":
         return self
@@ -213,9 +216,9 @@ class _Meter:
     def __call__(self, progress: "BuildProgress") -> None:
         now = time.monotonic()
         pause = 0.1 if self._terminal else 10
-        if sys.stderr is None or now - self._said < pause:
+        if sys.stderr is None or now - self._printed < pause:
             return
-        self._said = now
+        self._printed = now
         text = (
             f"{progress.stage}: {progress.documents:,} documents, {progress.tokens:,} tokens,"
             f" {progress.shards} shards complete, {now - self._started:.0f} s"
@@ -227,7 +230,7 @@ class _Meter:
 
 
 def _say_built(out: Path, built: "Built", *, as_json: bool) -> None:
-    said = {
+    result = {
         **_header_object(built.header),
         "kept_shards": built.kept_shards,
         "left_out": built.left_out,
@@ -237,7 +240,7 @@ def _say_built(out: Path, built: "Built", *, as_json: bool) -> None:
     lines = [f"{out}: {_in_words(built.header)}"]
     if built.left_out:
         lines.append("left out: " + ", ".join(f"{count:,} {what}" for what, count in built.left_out.items()))
-    _print(said, lines, as_json=as_json)
+    _print(result, lines, as_json=as_json)
 
 
 def _header_object(header: "CorpusHeader") -> dict[str, Any]:
@@ -262,5 +265,5 @@ def _in_words(header: "CorpusHeader") -> str:
     )
 
 
-def _print(said: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-    print(json.dumps(said) if as_json else "\n".join(lines))
+def _print(result: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    print(json.dumps(result) if as_json else "\n".join(lines))

@@ -1,4 +1,4 @@
-"""`outrider keys`: keys for clients of an orchestrator."""
+"""`outrider keys`: makes API keys for clients of an orchestrator."""
 
 import json
 from typing import Annotated
@@ -7,13 +7,13 @@ import typer
 
 from outrider.cli.failures import usage
 
-app = typer.Typer(help="Keys for clients of an orchestrator.", rich_markup_mode=None)
+app = typer.Typer(help="Make API keys for clients of an orchestrator.", rich_markup_mode=None)
 Whole = Annotated[int | None, typer.Option(min=1, help="Limit for this key. Default: none.")]
 
 
 @app.callback()
 def keys() -> None:
-    """Keeps `new` a command of its own."""
+    """Make API keys for clients of an orchestrator."""
 
 
 @app.command("new")
@@ -22,9 +22,9 @@ def new(
     streams: Whole = None,
     requests_per_minute: Whole = None,
     tokens_per_minute: Whole = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make a key. It is printed once and kept nowhere; its line goes into the orchestrators' api_keys_file.
+    """Make an API key. It is printed once and kept nowhere; add its line to the orchestrators' api_keys_file.
 
     \b
     Example:

@@ -1,6 +1,6 @@
-"""`outrider memory`: what a running retrieval worker drafts from, listed, added to and forgotten.
+"""`outrider memory`: lists, extends and deletes what a running retrieval worker drafts from.
 
-What the commands do is imported when they are called.
+Modules that do a command's work are imported when it is called.
 """
 
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.v1 import retrieval_pb2
 
 app = typer.Typer(
-    help="What a running retrieval worker drafts from: listed, added to, forgotten.", rich_markup_mode=None
+    help="List, extend and delete what a running retrieval worker drafts from.", rich_markup_mode=None
 )
 app.callback()(take_operator_certificate)
 
@@ -28,12 +28,13 @@ BUILD_S = 24 * 3600.0
 LONGEST_NAME = 128
 
 Address = Annotated[str, typer.Option(help="host:port of the worker, as `outrider up` prints it.")]
-Tenant = Annotated[str, typer.Option(help="Tenant. Default: the tenant without a name.")]
+Tenant = Annotated[str, typer.Option(help="Name of the tenant. Default: the tenant without a name.")]
 Owner = Annotated[str, typer.Option(help="Tenant that owns the corpus.")]
-Public = Annotated[bool, typer.Option("--public", help="Every tenant may use the corpus.")]
+Public = Annotated[bool, typer.Option("--public", help="Let every tenant use the corpus.")]
 Sources = Annotated[list[Path], typer.Argument(help="Files, and folders to read whole.")]
 Globs = Annotated[
-    list[str] | None, typer.Option(help="Read files of folders that match, such as '*.py'; repeatable.")
+    list[str] | None,
+    typer.Option(help="Read only files of folders that match, such as '*.py'; repeatable."),
 ]
 
 
@@ -58,7 +59,7 @@ def list_corpora(address: Address, tenant: Tenant = "", json_: Json = False) -> 
 
 @app.command("stats")
 def show_stats(address: Address, json_: Json = False) -> None:
-    """Print how much the worker holds, of all tenants together.
+    """Print how much the worker holds for all tenants together.
 
     \b
     Example:
@@ -68,8 +69,8 @@ def show_stats(address: Address, json_: Json = False) -> None:
 
     with _worker(address) as worker:
         held = worker.Stats(retrieval_pb2.StatsRequest(), timeout=CALL_S)
-    said = {field.name: getattr(held, field.name) for field in held.DESCRIPTOR.fields}
-    _print(said, [f"{name.replace('_', ' ')}: {value:,}" for name, value in said.items()], as_json=json_)
+    result = {field.name: getattr(held, field.name) for field in held.DESCRIPTOR.fields}
+    _print(result, [f"{name.replace('_', ' ')}: {value:,}" for name, value in result.items()], as_json=json_)
 
 
 @app.command("build")
@@ -81,12 +82,12 @@ def build_corpus(
     public: Public = False,
     glob: Globs = None,
     jsonl_field: Annotated[
-        str | None, typer.Option(help="Every line is a JSON object with its text under this name.")
+        str | None, typer.Option(help="Read lines of JSON objects, with their text under this name.")
     ] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="Read standard input too.")] = False,
     json_: Json = False,
 ) -> None:
-    """Send text, have a corpus made of it, and draft from it; sessions go on meanwhile.
+    """Send text to the worker, which builds a corpus of it and drafts from it; sessions continue meanwhile.
 
     \b
     Example:
@@ -116,7 +117,7 @@ def build_corpus(
 def load_corpus(
     name: str, address: Address, tenant: Owner = "", public: Public = False, json_: Json = False
 ) -> None:
-    """Draft from a corpus of the worker's folder that was unloaded, or put there meanwhile.
+    """Load a corpus from the worker's folder: one that was unloaded, or that was put there meanwhile.
 
     \b
     Example:
@@ -161,7 +162,7 @@ def unload_corpus(
 def add_references(
     sources: Sources, address: Address, tenant: Tenant = "", glob: Globs = None, json_: Json = False
 ) -> None:
-    """Add files to a tenant's references, each under its path; one of a known path is replaced.
+    """Add files to a tenant's references, each under its path; a reference of the same path is replaced.
 
     \b
     Example:
@@ -179,8 +180,8 @@ def add_references(
                     yield retrieval_pb2.AddReferencesRequest(tenant=tenant, reference=reference)
 
         added = _sent(worker.AddReferences, messages(), BUILD_S)
-    said = {"documents": added.documents}
-    _print(said, [f"{added.documents:,} documents among the tenant's references"], as_json=json_)
+    result = {"documents": added.documents}
+    _print(result, [f"{added.documents:,} documents among the tenant's references"], as_json=json_)
 
 
 @app.command("drop")
@@ -221,7 +222,7 @@ def forget(
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Remove what was learnt from a session, or all of a tenant's, for good: from memory and disk.
+    """Delete for good what was learnt from a session, or from a whole tenant: from memory and disk.
 
     \b
     Example:
@@ -248,7 +249,7 @@ def _worker(address: str) -> Iterator[Any]:
 
 
 def _sent(call: Any, messages: Iterator[Any], timeout: float) -> Any:
-    """What a stream of messages is answered with. What reading them raises ends the call, and is raised."""
+    """Sends a stream of messages; returns the answer. Raises an error of `messages`, which ends the call."""
     failures: list[Exception] = []
 
     def safely() -> Iterator[Any]:
@@ -290,5 +291,5 @@ def _in_words(corpus: "retrieval_pb2.Corpus") -> str:
     return f"{corpus.name.name}: {corpus.tokens:,} tokens of {corpus.documents:,} documents, {owner}"
 
 
-def _print(said: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-    print(json.dumps(said) if as_json else "\n".join(lines))
+def _print(result: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    print(json.dumps(result) if as_json else "\n".join(lines))

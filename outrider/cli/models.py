@@ -1,6 +1,6 @@
-"""`outrider models`: does a target go with a drafter, and what should be set for the two.
+"""`outrider models`: checks whether a drafter fits a target, and recommends settings for the pair.
 
-What the command does is imported when it is called. Progress goes to standard error.
+Modules that do a command's work are imported when it is called. Progress goes to standard error.
 """
 
 import json
@@ -16,17 +16,21 @@ from outrider.cli.failures import FAILED, CommandFailed, Json, usage
 if TYPE_CHECKING:
     from outrider.pair.checking import Report, Side
 
-app = typer.Typer(help="Models: whether a pair fits, and what it brings.", rich_markup_mode=None)
+app = typer.Typer(
+    help="Check pairs of models: whether they fit, and the speedup they bring.", rich_markup_mode=None
+)
 
 
 @app.callback()
 def models() -> None:
-    """Models: whether a pair fits, and what it brings."""
+    """Check pairs of models: whether they fit, and the speedup they bring."""
 
 
 @app.command("check")
 def check_models(
-    target: Annotated[str, typer.Argument(help="A Hugging Face folder, or ORG/NAME, or ORG/NAME@REVISION.")],
+    target: Annotated[
+        str, typer.Argument(help="Target: a Hugging Face folder, or ORG/NAME, or ORG/NAME@REVISION.")
+    ],
     drafter: Annotated[str, typer.Argument(help="Drafter: a folder or an id, in the same form.")],
     text: Annotated[
         Path | None,
@@ -34,14 +38,16 @@ def check_models(
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, max=1000, help="Continue at most this many prompts.")] = 8,
     tokens: Annotated[int, typer.Option(min=2, max=4096, help="Tokens to generate for each prompt.")] = 48,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
-    device: Annotated[str, typer.Option(help="The torch device.")] = "cpu",
+    dtype: Annotated[
+        str, typer.Option(help="Number format: float32, bfloat16, float16 or float64.")
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="Torch device.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: by cores.")] = None,
     json_: Json = False,
 ) -> None:
     """Check whether two models can be served together, and recommend settings measured on this machine.
 
-    Exits 1 where they cannot.
+    Exits with 1 where they cannot.
 
     \b
     Examples:

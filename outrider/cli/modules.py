@@ -1,4 +1,4 @@
-"""Becoming another Python program: a service, or a benchmark of the clone."""
+"""Replaces the process of a command by another Python program: a service or a benchmark of the clone."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from outrider.runtime.children import ROOT
 
 
 def become(arguments: Sequence[str]) -> NoReturn:
-    """Replaces this process by Python with these arguments, which finds the packages that this one found."""
+    """Replaces this process by Python with these arguments and the import path of this process."""
     sys.stdout.flush()
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     # -P keeps the working directory and a script's folder off the path, where files could shadow packages.
@@ -20,11 +20,10 @@ def become(arguments: Sequence[str]) -> NoReturn:
 
 
 def find_benchmark(name: str, root: Path = ROOT) -> Path:
-    """benchmarks/NAME.py of the clone, or benchmarks/NAME/__main__.py where a benchmark has several files.
+    """Path of a benchmark: benchmarks/NAME.py of the clone, or benchmarks/NAME/__main__.py.
 
-    A hyphen in the name stands for an underscore too.
-
-    Raises CommandFailed where there is no clone or no such benchmark.
+    A hyphen in the name also stands for an underscore. Raises CommandFailed where there is no clone or no
+    such benchmark.
     """
     folder = root / "benchmarks"
     if not folder.is_dir():

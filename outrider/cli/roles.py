@@ -1,4 +1,4 @@
-"""`outrider serve ROLE`: this process becomes a service, which reads the flags itself."""
+"""`outrider serve ROLE`: replaces this process by a service, which reads the flags itself."""
 
 from typing import NoReturn
 
@@ -11,22 +11,24 @@ app = typer.Typer(
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-@app.command("verifier", context_settings=_PASS_ON, help="Decodes: one target, many sessions.")
+@app.command("verifier", context_settings=_PASS_ON, help="Decode many sessions with one target.")
 def serve_verifier(context: typer.Context) -> None:
     _serve("verifier_service", context)
 
 
-@app.command("drafter", context_settings=_PASS_ON, help="Drafts for verifiers with a small model.")
+@app.command("drafter", context_settings=_PASS_ON, help="Draft for verifiers with a small model.")
 def serve_drafter(context: typer.Context) -> None:
     _serve("drafter_service", context)
 
 
-@app.command("retrieval", context_settings=_PASS_ON, help="Drafts from corpora, past outputs and references.")
+@app.command("retrieval", context_settings=_PASS_ON, help="Draft from corpora, past outputs and references.")
 def serve_retrieval(context: typer.Context) -> None:
     _serve("retrieval_service", context)
 
 
-@app.command("orchestrator", context_settings=_PASS_ON, help="The front door: --verifier A,B --drafter C,D.")
+@app.command(
+    "orchestrator", context_settings=_PASS_ON, help="Serve clients, with --verifier A,B --drafter C,D."
+)
 def serve_orchestrator(context: typer.Context) -> None:
     _serve("orchestrator", context)
 

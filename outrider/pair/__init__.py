@@ -1,1 +1,1 @@
-"""Whether a target and a drafter go together: do their tokenizers fit, and what would drafting bring."""
+"""Checks a pair of target and drafter: whether their tokenizers fit, and the speedup that drafting brings."""

@@ -1,4 +1,4 @@
-"""What to set for a pair, from what was measured. Pure."""
+"""Recommends settings for a pair from measurements. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -6,45 +6,45 @@ from math import ceil, prod
 from typing import Any
 
 WORTH = 1.05
-"""The speedup, over all temperatures, from which on a drafter is worth its processor."""
+"""Smallest mean speedup over all temperatures for which a drafter is recommended."""
 _SESSIONS = 8
-"""Requests of full length at once that keys and values shall have room for, where memory allows."""
+"""Number of concurrent full-length requests to reserve keys and values for, where memory allows."""
 _LEAST_KV_MB = 64
 _SHARE_OF_MEMORY = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What drafting brought in simulated time, at one temperature and one limit of nodes."""
+    """Gain of drafting in simulated time, at one temperature and one limit of nodes."""
 
     temperature: float
     nodes: int
     acceptance_length: float
-    """Tokens per pass of the target; 1 is plain decoding."""
+    """Tokens per pass of the target; plain decoding has 1."""
     expected_speedup: float
-    """Over plain decoding of the same target, where the drafter has cores of its own."""
+    """Speed relative to plain decoding of the same target, with cores of its own for the drafter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A recommendation and its reason."""
+    """A recommendation for a pair, and its reason."""
 
     drafter: bool
     nodes: int
-    """Drafted nodes in one round; 0 without a drafter."""
+    """Largest number of drafted nodes in a round; 0 without a drafter."""
     expected_speedup: float
-    """The geometric mean over temperatures; 1 without a drafter."""
+    """Geometric mean of the speedups over all temperatures; 1 without a drafter."""
     why: str
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON."""
+        """The advice as JSON prints it."""
         return asdict(self)
 
 
 def advise(measured: Sequence[Drafting]) -> Advice:
-    """The limit of nodes that brings most over all temperatures; no drafter where that is too little.
+    """Recommends the limit of nodes with the highest mean speedup; no drafter where that is below WORTH.
 
-    Of limits that bring about as much, the smallest: nodes are rows that other sessions have to share.
+    Of limits within 1 % of the highest speedup it takes the smallest: nodes use rows that sessions share.
     """
     means = {
         nodes: _mean([one.expected_speedup for one in measured if one.nodes == nodes])
@@ -61,7 +61,7 @@ def advise(measured: Sequence[Drafting]) -> Advice:
 
 
 def kv_mb(bytes_per_id: int, max_length: int, memory_mb: int) -> int:
-    """Room for eight requests as long as the model takes, or a quarter of the memory where that is less."""
+    """MiB for keys and values of eight full-length requests; at most a quarter of the memory."""
     wanted = ceil(bytes_per_id * max_length * _SESSIONS / 2**20)
     return max(_LEAST_KV_MB, min(wanted, memory_mb // _SHARE_OF_MEMORY))
 

@@ -1,7 +1,7 @@
-"""Checks a pair: do both load, do the tokenizers fit, what is drafting worth, what should be set.
+"""Checks a pair: whether both models load and their tokenizers fit, what drafting gains, what to set.
 
-What a service would refuse is found and named here, without one. Acceptance is that of the real drafter's
-trees on the target's own continuations; time is simulated with the costs that both models have on this
+The check finds and names what a service would refuse, without starting one. Acceptance is that of the real
+drafter's trees on the target's own continuations; time is simulated from the costs of both models on this
 machine (`outrider.pair.simulation`).
 """
 
@@ -27,25 +27,27 @@ from speculative.params import SamplingParams
 
 TEMPERATURES = (0.0, 0.8)
 NODES = (4, 8, 16)
+"""Limits of nodes to measure."""
 KV_MB = 1024
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
+"""Prints a line about the step that begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """What is measured, and on what."""
+    """Prompts to measure with, and number format, device and threads to compute with."""
 
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 1
     text: Path | None = None
-    """Default: a few prompts of our own."""
+    """File with text to continue; None: built-in prompts."""
     prompts: int = 8
     tokens: int = 48
-    """Ids that each prompt is continued by."""
+    """Number of tokens to generate for each prompt."""
     prompt_ids: int = 128
-    """Ids of a prompt, at most."""
+    """Largest number of tokens of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Side:
 
     source: str
     refusal: str = ""
-    """Why it is not served; empty where it passed the check at load."""
+    """Reason why the model cannot be served; empty where it loads."""
     type: str = ""
     max_length: int = 0
     vocabulary_size: int = 0
@@ -63,27 +65,27 @@ class Side:
 
 @dataclass(slots=True)
 class Report:
-    """What was found out."""
+    """The result of a check."""
 
     how: CheckOptions
     target: Side
     drafter: Side
     tokenizers: Fit
     costs: tuple[Cost, Cost] | None = None
-    """Of the target and of the drafter."""
+    """Costs of the target and of the drafter."""
     agreement: float = 0.0
-    """The share of the target's greedy tokens that are the drafter's likeliest, given the ids before."""
+    """Share of the target's greedy tokens that are the drafter's likeliest token at their position."""
     prompts: int = 0
     measured: list[Drafting] = field(default_factory=list)
     advice: Advice = field(default_factory=lambda: advise([]))
 
     @property
     def fits(self) -> bool:
-        """Whether the two can be served together."""
+        """Whether the two models can be served together."""
         return self.tokenizers.ok and not self.target.refusal and not self.drafter.refusal
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Tables of a configuration file; empty where there is nothing to recommend."""
+        """Recommended tables of a configuration file; empty where the target is refused."""
         if self.target.refusal:
             return {}
         common = {"dtype": self.how.dtype, "device": self.how.device, "threads": self.how.threads}
@@ -94,7 +96,7 @@ class Report:
         return found
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON; docs/models-check.schema.json describes it."""
+        """The report as JSON prints it; docs/models-check.schema.json describes the object."""
         costs = None
         if self.costs is not None:
             target, drafter = self.costs
@@ -115,27 +117,27 @@ class Report:
         }
 
 
-def check(target: str, drafter: str, how: CheckOptions, tell: Tell) -> Report:
-    """Loads both, one after the other, and measures what can be measured.
+def check(target: str, drafter: str, how: CheckOptions, progress: Progress) -> Report:
+    """Loads both models in turn, and measures the pair where they fit.
 
-    Raises InvalidRequest where there is no such model, or no such text: then nothing can be said. That one of
-    them is not there is found before the other is loaded.
+    Raises InvalidRequest where a model or the text does not exist. A missing model is found before the other
+    model is loaded.
     """
     for source in (target, drafter):
         _find(source)
-    tell(f"loading {target}")
+    progress(f"loading {target}")
     big, target_side = _load(target, how)
-    tell(f"loading {drafter}")
+    progress(f"loading {drafter}")
     small, drafter_side = _load(drafter, how)
     fitting = _fit(big, small)
     report = Report(how, target_side, drafter_side, fitting)
     if big is not None and small is not None and fitting.ok:
-        _measure(report, big, small, tell)
+        _measure(report, big, small, progress)
     return report
 
 
 def _find(source: str) -> None:
-    """Raises InvalidRequest where it has no configuration, or a folder not all of its weights."""
+    """Raises InvalidRequest where a model has no configuration, or its folder lacks weights."""
     where = ModelSource.of(source)
     where.read_config()
     where.check_whole()
@@ -156,7 +158,7 @@ def _load(source: str, how: CheckOptions) -> tuple[PackedLM | None, Side]:
 
 
 def _fit(big: PackedLM | None, small: PackedLM | None) -> Fit:
-    """Of models that were refused nothing is known."""
+    """Compares the tokenizers of both models; a refused model fits nothing."""
     if big is None or small is None:
         return Fit(False, "not compared: a model was refused")
     return fit(_tokens(big), _tokens(small))
@@ -166,17 +168,17 @@ def _tokens(lm: PackedLM) -> TokenTable | None:
     return None if lm.tokenizer_json is None else TokenTable.from_json(lm.tokenizer_json)
 
 
-def _measure(report: Report, big: PackedLM, small: PackedLM, tell: Tell) -> None:
+def _measure(report: Report, big: PackedLM, small: PackedLM, progress: Progress) -> None:
     how, table = report.how, _tokens(big)
-    assert table is not None, "tokenizers that fit are there"
+    assert table is not None, "tokenizers that fit exist"
     shortest = min(big.max_length, small.max_length)
     how = replace(how, tokens=max(1, min(how.tokens, shortest // 2)))
     given = prompts(table, how.text, how.prompts, max(1, min(how.prompt_ids, shortest - how.tokens - 1)))
-    tell("timing passes")
+    progress("timing passes")
     costs = measure(big, small)
     model = CausalLMDrafter(small)
     for temperature in TEMPERATURES:
-        tell(f"continuing {len(given)} prompts by {how.tokens} ids at temperature {temperature:g}")
+        progress(f"continuing {len(given)} prompts by {how.tokens} ids at temperature {temperature:g}")
         params = SamplingParams(temperature=temperature)
         truths = [continuation(big, ids, params, seed, how.tokens) for seed, ids in enumerate(given)]
         if params.greedy:
@@ -206,7 +208,7 @@ def _draft(
 
 
 def _agreement(lm: PackedLM, truths: Sequence[Truth]) -> float:
-    """One pass over each whole continuation."""
+    """Share of the greedy tokens that are the drafter's likeliest, by one pass over each continuation."""
     right = count = 0
     for truth in truths:
         ids, begin = truth.ids[:-1], truth.prompt_length - 1

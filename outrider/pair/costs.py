@@ -1,4 +1,4 @@
-"""What passes of two models cost on this machine, measured in turn."""
+"""Measures the time of passes of two models on this machine, in turn."""
 
 import time
 from collections.abc import Sequence
@@ -11,25 +11,26 @@ from outrider.lm.runner import PackedLM
 
 _CONTEXT = 128
 _LEAST, _MOST = 3, 100
-"""Repeats: as many as the time allows."""
+"""Least and most repeats of a measurement, within the time budget."""
 _BUDGET_S = 3.0
 TARGET_ROWS = 17
-"""The last committed id and sixteen nodes."""
+"""Rows of a target's measured pass: the last committed token and sixteen nodes."""
 DRAFTER_ROWS = 6
+"""Rows of a drafter's measured pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one model."""
+    """Milliseconds that passes of one model take."""
 
     step_ms: float
-    """A pass of one row."""
+    """Milliseconds of a pass of one row."""
     row_ms: float
-    """What each further row of the same session adds."""
+    """Milliseconds that each further row of the same session adds."""
 
 
 def measure(target: PackedLM, drafter: PackedLM) -> tuple[Cost, Cost]:
-    """The fastest of several passes, the two in turn: slower ones were held up by something else."""
+    """Costs of target and drafter, from the fastest of several passes: other work delayed the slower ones."""
     ends = time.perf_counter() + _BUDGET_S
     with _Short(target) as big, _Short(drafter) as small:
         sizes = [(big, 1), (big, TARGET_ROWS), (small, 1), (small, DRAFTER_ROWS)]
@@ -64,7 +65,7 @@ class _Short:
         self._lm.release(self._table)
 
     def pass_ms(self, rows: int) -> float:
-        """A chain of so many rows, all of whose logits are wanted."""
+        """Milliseconds of a pass over a chain of `rows` rows, with the logits of all rows."""
         rows = min(rows, self._lm.max_length - self._table.length)
         began = time.perf_counter()
         self._lm.forward([SequenceRows(self._table, (0,) * rows, _chain(rows), range(rows))]).numpy()

@@ -1,7 +1,7 @@
-"""What a drafter's tree gives, on a virtual clock: real models, the real follower and merge, no processes.
+"""Simulates drafting on a virtual clock: real models, the real session and draft pool, no processes.
 
-The target's own continuations are computed first; drafts never change them. Then a verifier and a drafter
-that never stop run side by side in simulated time with given step costs.
+The target's own continuations are computed first; drafts never change them. Then a verifier and a drafter run
+side by side in simulated time with given step costs, and neither pauses.
 """
 
 import heapq
@@ -27,32 +27,33 @@ from speculative.sampling import sample_token
 from speculative.tree import ROOT
 
 TICK_MS = 0.1
+"""Milliseconds between two looks of a waiting verifier for drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Simulated milliseconds (a step of n rows takes `step + row * (n - 1)`) and bounds."""
+    """Costs in simulated milliseconds (a step of n rows takes `step + row * (n - 1)`), and bounds."""
 
     target_step: float = 7.0
     target_row: float = 0.15
     drafter_step: float = 0.95
     drafter_row: float = 0.15
     between: float = 0.4
-    """From the end of a target step to the start of the next."""
+    """Milliseconds from the end of a target step to the start of the next."""
     way: float = 0.4
-    """A message from one process to the other."""
+    """Milliseconds that a message takes from one process to the other."""
     patience: float = 2.5
-    """How long the verifier waits where nothing is drafted."""
+    """Milliseconds that the verifier waits where nothing is drafted."""
     node_limit: int = 16
-    """Nodes that the verifier takes in one round."""
+    """Largest number of nodes that the verifier takes in one round."""
     in_flight: int = 64
-    """Nodes that the drafter may have in flight."""
+    """Largest number of nodes that the drafter may have in flight."""
     nodes_per_pass: int = 5
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over requests."""
+    """Counts over all simulated requests, and their simulated time."""
 
     tokens: int = 0
     rounds: int = 0
@@ -63,7 +64,7 @@ class Tally:
     ms: float = 0.0
 
     def summary(self) -> dict[str, float]:
-        """Ratios that compare."""
+        """Ratios of the counts, with which simulations of different length can be compared."""
         return {
             "acceptance_length": round(self.tokens / self.rounds, 3),
             "tokens_per_second": round(1000 * self.tokens / self.ms, 1),
@@ -76,7 +77,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """A prompt and what the target says after it."""
+    """A prompt and the target's continuation."""
 
     ids: tuple[int, ...]
     prompt_length: int
@@ -85,7 +86,7 @@ class Truth:
 
 
 def continuation(lm: PackedLM, prompt: Sequence[int], params: SamplingParams, seed: int, count: int) -> Truth:
-    """Plain decoding, one token at a time."""
+    """The target's continuation of a prompt by up to `count` tokens, decoded plainly, one at a time."""
     table, history = lm.table(len(prompt) + count), History.of(prompt, len(prompt))
     noise = NoiseRows(seed, lm.vocabulary_size)
     ids, fresh = list(prompt), list(prompt)
@@ -102,7 +103,7 @@ def continuation(lm: PackedLM, prompt: Sequence[int], params: SamplingParams, se
 
 
 class Simulation:
-    """One request: two actors, each with its own time; whoever is behind acts next."""
+    """One request: a verifier and a drafter, each with its own time; the one that is behind acts next."""
 
     def __init__(
         self, drafter: CausalLMDrafter, truth: Truth, growth: Growth, scene: Scene, tally: Tally
@@ -126,12 +127,12 @@ class Simulation:
         self._pool = DraftPool(prompt, epoch=1, vocabulary_size=width, limit=limit)
         self._hashes = prefix_hashes(truth.ids)
         self._fragments: list[tuple[float, int, Fragment]] = []  # by arrival
-        self._lengths: list[tuple[float, int]] = []  # what was committed when, by arrival
+        self._lengths: list[tuple[float, int]] = []  # (arrival at the drafter in ms, committed length)
         self._serial = itertools.count()
         self._waited = 0.0
 
     def run(self) -> None:
-        """To the request's end."""
+        """Runs the request to its end and adds its counts to the tally."""
         verifier_ms = drafter_ms = 0.0
         while self._pool.length < len(self._truth.ids):
             if drafter_ms < verifier_ms:

@@ -1,4 +1,4 @@
-"""The text that acceptance is measured on: a file of the user's, or a few prompts of our own."""
+"""Prompts for measuring acceptance: from a file of the user's, or built in."""
 
 import json
 from pathlib import Path
@@ -17,15 +17,15 @@ OWN = (
     "To replace the battery, first switch the device off and unplug it. Then open the cover and",
     "SELECT customers.name, SUM(orders.total) AS spent\nFROM customers\nJOIN orders ON",
 )
-"""Python, prose, JSON, SQL; written for this."""
+"""Built-in prompts: Python, prose, JSON and SQL, written for this purpose."""
 _LEAST_IDS = 4
 
 
 def prompts(table: TokenTable, text: Path | None, count: int, length: int) -> list[list[int]]:
-    """Ids of up to ``count`` prompts of up to ``length`` ids each, none empty.
+    """Token ids of up to `count` prompts of up to `length` tokens each, none empty.
 
-    Of a file of lines with JSON objects the fields "prompt"; of any other file, pieces spread over it evenly.
-    Raises InvalidRequest where it cannot be read or is too short.
+    A .jsonl file gives the fields "prompt" of its lines, any other file pieces spread evenly over its text.
+    Raises InvalidRequest where the file cannot be read or is too short.
     """
     if text is None:
         return [ids for one in OWN[:count] if (ids := table.encode(one)[-length:])]

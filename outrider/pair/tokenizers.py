@@ -1,4 +1,4 @@
-"""Whether two tokenizers fit: each id must stand for the same token in both. Pure."""
+"""Compares two tokenizers: they fit where each id stands for the same token in both. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from outrider.tokens import TokenTable
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was found."""
+    """Result of comparing two tokenizers."""
 
     ok: bool
     difference: str = ""
-    """The first one, in words; empty where they fit."""
+    """The first difference in words; empty where the tokenizers fit."""
 
 
 def fit(target: TokenTable | None, drafter: TokenTable | None) -> Fit:
-    """As the services decide it: by the digest of "id, token" over all ids."""
+    """Compares two tokenizers as the services do, by the digest of all ids with their tokens."""
     if target is None or drafter is None:
         whose = " and ".join(
             name for name, table in (("the target", target), ("the drafter", drafter)) if table is None

@@ -1,7 +1,7 @@
 """Starts services as child processes, waits until they are ready, and stops them.
 
-A child leads a process group of its own, so that Ctrl-C reaches the parent alone, which then stops its
-children in order; and it is tied to the parent, so that it ends even when the parent is killed.
+Every child has a process group of its own: Ctrl-C reaches the parent alone, and the parent stops its children
+in order. The kernel ties every child to its parent, so that a child ends even when the parent is killed.
 """
 
 import contextlib
@@ -21,10 +21,11 @@ from speculative.errors import Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 LAST_WORDS = 2_000
+"""Bytes at the end of a child's log that an error quotes."""
 
 
 class ServiceFailed(Unavailable):
-    """A child gave up before it was ready; `code` is what it announced, or UNAVAILABLE."""
+    """A child ended before it was ready; `code` is the status name that it announced, or UNAVAILABLE."""
 
     def __init__(self, message: str, role: str, code: str = "UNAVAILABLE") -> None:
         super().__init__(message)
@@ -33,18 +34,18 @@ class ServiceFailed(Unavailable):
 
 
 class ServiceProcess:
-    """One service as a child of this process."""
+    """A service that runs as a child process."""
 
     def __init__(self, role: str, process: subprocess.Popen[bytes], log_path: Path | None) -> None:
         self.role = role
         self.address = ""
-        """host:port of its gRPC server; empty until it is ready."""
+        """host:port of the service's gRPC server; empty until the service is ready."""
         self.metrics = ""
-        """host:port of its metrics; empty until it is ready."""
+        """host:port of the service's metrics; empty until the service is ready."""
         self.http = ""
-        """URL of its HTTP front; empty until it is ready, and where it has none."""
+        """URL of the service's HTTP front; empty until the service is ready, and where it has none."""
         self.registry = ""
-        """host:port where workers register with it, likewise."""
+        """host:port at which workers register; empty until the service is ready, or without a registry."""
         self._process = process
         self._log_path = log_path
 
@@ -57,9 +58,9 @@ class ServiceProcess:
         env: Mapping[str, str] | None = None,
         log_path: Path | None = None,
     ) -> "ServiceProcess":
-        """Runs `python -m module --parent-pid ... arguments`; it logs to `log_path`, else where we do.
+        """Runs `python -m module --parent-pid ... arguments`, logging to `log_path` or this process's stderr.
 
-        Only from the main thread: the kernel ties a child to the thread that started it.
+        Call it from the main thread: the kernel ties a child to the thread that started it.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
@@ -83,33 +84,33 @@ class ServiceProcess:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Exit status, or None while it runs."""
+        """The child's exit status; None while it runs."""
         return self._process.poll()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits for its announcement. Raises ServiceFailed, with the child's own message if it gave one."""
+        """Waits for the child's announcement. Raises ServiceFailed, with the message that the child sent."""
         line = self._first_line(time.monotonic() + timeout_s)
         if line is None:
             raise ServiceFailed(
                 f"{self.role} was not ready within {timeout_s:g} s{self._last_words()}", self.role
             )
-        said = _object(line)
-        if "error" in said:
-            raise ServiceFailed(said["error"]["message"], self.role, said["error"]["code"])
-        if "address" not in said:
+        announced = _object(line)
+        if "error" in announced:
+            raise ServiceFailed(announced["error"]["message"], self.role, announced["error"]["code"])
+        if "address" not in announced:
             status = self._wait(5.0)
             ended = "is still running" if status is None else f"ended with exit status {status}"
             raise ServiceFailed(f"{self.role} {ended} without being ready{self._last_words()}", self.role)
-        self.address, self.metrics, self.http = said["address"], said["metrics"], said.get("http", "")
-        self.registry = said.get("registry", "")
+        self.address, self.metrics = announced["address"], announced["metrics"]
+        self.http, self.registry = announced.get("http", ""), announced.get("registry", "")
 
     def terminate(self) -> None:
-        """Asks it to stop; returns at once."""
+        """Sends the child SIGTERM; returns at once."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
     def stop(self, grace_s: float) -> int:
-        """Asks it to stop, kills it after the grace; returns its exit status. May be called again."""
+        """Sends SIGTERM, kills the child after `grace_s` seconds, returns its exit status. Repeatable."""
         self.terminate()
         if self._wait(grace_s) is None:
             self._process.kill()
@@ -125,20 +126,20 @@ class ServiceProcess:
             return None
 
     def _first_line(self, deadline: float) -> bytes | None:
-        """Its first line of output; empty where it ended without one, None at the deadline."""
+        """The child's first line of output; empty where it ended without output, None at the deadline."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
-        said = b""
+        output = b""
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
-            while b"\n" not in said:
+            while b"\n" not in output:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     return None
                 part = os.read(descriptor, 65_536)
                 if not part:
                     break
-                said += part
-        return said.partition(b"\n")[0]
+                output += part
+        return output.partition(b"\n")[0]
 
     def _last_words(self) -> str:
         if self._log_path is None:
@@ -148,7 +149,7 @@ class ServiceProcess:
 
 
 def stop_all(children: Iterable[ServiceProcess], grace_s: float) -> None:
-    """Stops them together; none is left when this returns."""
+    """Stops all children together and returns when every one has ended."""
     children = list(children)
     for child in children:
         child.terminate()
@@ -159,8 +160,8 @@ def stop_all(children: Iterable[ServiceProcess], grace_s: float) -> None:
 
 @contextlib.contextmanager
 def reserved_address() -> Iterator[str]:
-    """host:port of this machine that stays ours meanwhile: bound here without listening, so that only a child
-    that asks for it by number can serve on it, now or when it is started again."""
+    """Reserves a free host:port of this machine: bound but not listening, so that only a child that names the
+    port can serve on it, also when the child is started again."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
@@ -168,13 +169,13 @@ def reserved_address() -> Iterator[str]:
 
 
 def _python_path() -> str:
-    """The child must find the packages that this process found, wherever it was started from."""
+    """PYTHONPATH of a child, which must find the packages of this process in any working directory."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(line)
+        value = json.loads(line)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return value if isinstance(value, dict) else {}

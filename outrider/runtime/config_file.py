@@ -1,7 +1,7 @@
 """The configuration file: TOML with a table per role, and one for `outrider up`.
 
-Only `--config FILE` or OUTRIDER_CONFIG name it: a file that happens to lie in a working directory is never
-read. Knows nothing of which settings a role has.
+Only `--config FILE` and OUTRIDER_CONFIG name the file: a file that happens to lie in a working directory is
+never read. This module does not know which settings a role has.
 """
 
 import tomllib
@@ -18,14 +18,14 @@ MOST_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a file says, yet to be checked."""
+    """A parsed configuration file, not yet checked."""
 
     path: Path
     content: Mapping[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises ValueError where there is no such file, or it is no TOML: then with line and column."""
+        """Reads a file. Raises ValueError where it cannot be read or is no TOML (with line and column)."""
         try:
             with path.expanduser().open("rb") as file:
                 text = file.read(MOST_BYTES + 1)
@@ -45,12 +45,12 @@ class ConfigFile:
             raise ValueError(f"config file {str(path)!r} cannot be read: {error}") from error
 
     def table(self, name: str) -> dict[str, Any]:
-        """What it says to a role; empty where it says nothing."""
+        """A role's table; empty where the file has none."""
         found = self.content.get(name, {})
         return found if isinstance(found, dict) else {}
 
     def problems(self) -> Iterator[Problem]:
-        """What stands where nobody would read it."""
+        """Problems of tables and settings that no role reads."""
         tables = [f"[{name}]" for name in TABLES]
         for name, value in self.content.items():
             if isinstance(value, dict) and name not in TABLES:

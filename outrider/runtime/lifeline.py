@@ -1,4 +1,4 @@
-"""Ties a process to its parent: it ends when the parent does, even when that was killed."""
+"""Ties a process to its parent: the process ends with the parent, even when the parent is killed."""
 
 import ctypes
 import os
@@ -11,8 +11,8 @@ PR_SET_PDEATHSIG = 1
 def die_with_parent(parent_pid: int) -> None:
     """Asks the kernel to kill this process when the parent's thread that started it ends.
 
-    A parent that ended before the kernel was asked is found by its number; this process then exits at once.
-    Raises OSError where the kernel refuses (it is not Linux).
+    Where the parent ended before the request, the process id of the present parent differs from `parent_pid`;
+    this process then exits at once. Raises OSError where the kernel refuses (it is not Linux).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -22,15 +22,15 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def die_with_told_parent(arguments: Sequence[str]) -> None:
-    """The same where `--parent-pid` is among the arguments of this process.
+def die_with_parent_from_flags(arguments: Sequence[str]) -> None:
+    """Calls `die_with_parent` where `--parent-pid` is among the arguments of this process.
 
-    For the first line of a `__main__`: what a service imports takes seconds, in which its parent may be
-    killed. What is no number is left to the settings, which say so.
+    For the first line of a `__main__`: a service's imports take seconds, in which its parent may be killed. A
+    value that is no number is left to the settings, which refuse it.
     """
     for at, argument in enumerate(arguments):
         flag, given, value = argument.partition("=")
         if flag == "--parent-pid":
-            told = value if given else "".join(arguments[at + 1 : at + 2])
-            if told.isdecimal():
-                die_with_parent(int(told))
+            pid = value if given else "".join(arguments[at + 1 : at + 2])
+            if pid.isdecimal():
+                die_with_parent(int(pid))

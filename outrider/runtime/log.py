@@ -1,8 +1,8 @@
 """Logs on standard error, one line per event, plain or JSON.
 
-An event's fields go in `extra`: `log.info("stream lost", extra={"fields": {"peer": peer}})`; to them come
-those that are bound to the running task (`outrider.wire.origin`): request, tenant, session. Prompts, what
-is generated and secrets are never among them. Standard output is never written to.
+An event's fields go in `extra`: `log.info("stream lost", extra={"fields": {"peer": peer}})`. A line also
+carries the fields that are bound to the running task (`outrider.wire.origin`): request, tenant, session. No
+field ever holds prompts, generated text or secrets. Nothing is written to standard output.
 """
 
 import json
@@ -23,7 +23,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def escaped(text: str) -> str:
-    """The same on one line and without control characters: what a peer sent must not look like an event."""
+    """A text on one line without control characters, so that a peer's text cannot pass for an event."""
     if text.isprintable():
         return text
     return "".join(
@@ -35,7 +35,7 @@ def escaped(text: str) -> str:
 class PlainFormatter(logging.Formatter):
     """12:00:00.000 verifier INFO verifier_service.engine: message field=value
 
-    What is no printable character is escaped. A trace follows on lines of its own, each of them indented.
+    Characters that are not printable are escaped. A trace follows on indented lines of its own.
     """
 
     def __init__(self, role: str) -> None:
@@ -72,10 +72,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(role: str, level: Level, format_: Format, stream: TextIO | None = None) -> None:
-    """Sends every logger of this process to `stream` (standard error), once per process.
+    """Sends every logger of this process to `stream` (default: standard error); called once per process.
 
-    Libraries that were imported before, and have brought handlers of their own to the terminal, lose these:
-    what they say would be told twice, or in another form.
+    Handlers that libraries have already attached to the terminal are removed: their events would be printed
+    twice, or in another form.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(role) if format_ == "json" else PlainFormatter(role))

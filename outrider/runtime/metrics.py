@@ -1,7 +1,8 @@
-"""One process's counters, and the small HTTP server that shows them and tells probes how it is.
+"""The metrics of one process, and a small HTTP server that serves them and answers probes.
 
-Names are outrider_<role>_<name>; what other servers of models count too has vLLM's name behind outrider_ and
-vLLM's meaning. Label sets are bounded: never session ids. Knows nothing of what is counted.
+Names are outrider_<role>_<name>. A metric that other model servers have too carries vLLM's name behind
+outrider_ and has vLLM's meaning. Label sets are bounded: never session ids. This module knows nothing of what
+the metrics count.
 """
 
 import threading
@@ -46,11 +47,11 @@ REQUEST_SECONDS = (
     400.0,
 )
 MODEL = "model_name"
-"""The label that says which target; on every metric that has vLLM's name."""
+"""Label with the target's name; on every metric that has vLLM's name."""
 
 
 class Metrics:
-    """Makes metrics in a registry of their own: `common` ones under vLLM's names, others under the role's."""
+    """Makes a role's metrics in one registry; `common` metrics get vLLM's name, others the role's prefix."""
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -81,15 +82,15 @@ class Metrics:
         return Histogram(self._name(name, common), what, labels, buckets=buckets, registry=self.registry)
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class MetricsServer:
-    """/metrics, /healthz (this process lives) and /readyz (503 until it can serve), in daemon threads."""
+    """Serves /metrics, /healthz (the process lives) and /readyz (503 until ready) in daemon threads."""
 
     def __init__(self, metrics: Metrics, host: str, port: int, ready: Callable[[], bool]) -> None:
-        """Binds; port 0 picks a free one. Raises OSError where that fails."""
+        """Binds the port (0 picks a free port) and starts to serve. Raises OSError where binding fails."""
         self._server = _Server((host, port), _handler(metrics, ready))
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="metrics", daemon=True
@@ -111,7 +112,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A peer that hung up or spoke no HTTP is its own problem."""
+        """Ignores peers that hang up or do not speak HTTP."""
 
 
 def _handler(metrics: Metrics, ready: Callable[[], bool]) -> type[BaseHTTPRequestHandler]:
@@ -139,6 +140,6 @@ def _handler(metrics: Metrics, ready: Callable[[], bool]) -> type[BaseHTTPReques
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Probes come every second; they are no news."""
+            """Logs nothing: probes arrive every second."""
 
     return Handler

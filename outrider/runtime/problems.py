@@ -1,4 +1,4 @@
-"""What is wrong with settings, each with its path, its value and what to do."""
+"""Problems with settings, each with the setting's path, its value and what to do."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with what was told."""
+    """One fault in the settings that were given."""
 
     path: str
-    """Which setting, variable, flag or table."""
+    """Name of the setting, variable, flag or table."""
     what: str
-    """What is wrong with it, and what to do."""
+    """What is wrong with the setting, and what to do."""
     value: str | None = None
-    """As it was given; None where there is none, or none that may be shown."""
+    """The value as it was given; None where there is no value, or where it is secret."""
     origin: str = ""
-    """Where it was given: a flag, a variable, a file."""
+    """Where the value was given: a flag, a variable or a file."""
     missing: bool = False
-    """Whether it is only that nobody has said it yet."""
+    """Whether the setting is only not given yet."""
 
     def __str__(self) -> str:
         if not self.path:
@@ -31,20 +31,20 @@ class Problem:
         return f"{given} {self.what}" if sentence else f"{given}: {self.what}"
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON."""
+        """The problem as JSON prints it."""
         return {"path": self.path, "value": self.value, "origin": self.origin, "what": self.what}
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Settings none of which makes sense before all that are needed are given."""
+    """Settings that are valid only together: none may be given before all `needed` settings are."""
 
     needed: tuple[str, ...]
     more: tuple[str, ...] = ()
-    """Others that need them."""
+    """Further settings that need the `needed` ones."""
 
     def problem(self, values: Mapping[str, Any]) -> Problem | None:
-        """What is wrong with these values by name, where some are given and others are missing."""
+        """The problem where some of these values (by name) are given and a needed one is missing, or None."""
         given = [name for name in (*self.needed, *self.more) if values.get(name) not in (None, "")]
         missing = " and ".join(name for name in self.needed if name not in given)
         if not given or not missing:
@@ -54,7 +54,7 @@ class Together:
 
 
 class WrongSettings(ValueError):
-    """Settings that cannot be used, with everything that is wrong with them."""
+    """Settings cannot be used; `problems` lists every fault."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(str(problem) for problem in problems))

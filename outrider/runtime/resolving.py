@@ -1,4 +1,4 @@
-"""Names that stand for several addresses: dns:NAME:PORT is each address that the name has at the time."""
+"""Resolves peers that stand for several addresses: dns:NAME:PORT is every present address of the name."""
 
 import asyncio
 import socket
@@ -9,8 +9,8 @@ from outrider.runtime.settings import DNS
 async def resolve(peer: str) -> tuple[str, ...]:
     """Every address of dns:NAME:PORT, sorted.
 
-    Waits for as long as the system's resolver does, so that a resolver that hangs holds one thread, not many.
-    Raises OSError where it finds none, UnicodeError where the name can be none.
+    Waits as long as the system's resolver does, so that a resolver that hangs blocks one thread, not many.
+    Raises OSError where the name has no address, UnicodeError where it cannot be a host's name.
     """
     host, _, port = peer.removeprefix(DNS).rpartition(":")
     loop = asyncio.get_running_loop()

@@ -1,14 +1,13 @@
-"""Secrets among settings: each may also be given as a file that holds it, and none is ever shown.
+"""Secrets among settings: each may also be given in a file, and none is ever shown.
 
-A field whose type is SecretStr, or has it within, gets a sibling: `token: SecretStr | None` brings
-`token_file`, a path, by itself. What arguments and variables hold others may read; a file has an owner.
-Knows nothing of where values come from.
+A field whose type is or contains SecretStr gets a sibling: `token: SecretStr | None` also makes the field
+`token_file`, a path. Other users of a machine can read arguments and variables; a file has an owner. This
+module knows nothing of where values come from.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -34,7 +33,7 @@ def _readable(path: Path | None) -> Path | None:
 
 
 class _Beside(str):
-    """A file's name where the secret itself is given, too."""
+    """Path of a secret file where the secret itself is given too."""
 
     __slots__ = ()
 
@@ -50,13 +49,13 @@ SecretFile = Annotated[Path | None, AfterValidator(_readable), BeforeValidator(_
 
 
 class SecretFiles(BaseModel):
-    """Base of all that has settings. The `_file` fields are added to each class that is derived."""
+    """Base of every class of settings; adds the `_file` fields to each derived class."""
 
     together: ClassVar[tuple[Together, ...]] = ()
-    """Settings that are given at one place, or not at all."""
+    """Settings that must be given together or not at all."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Before pydantic collects the fields."""
+        """Adds the `_file` fields before pydantic collects the fields."""
         super().__init_subclass__(**kwargs)
         own, widened = cls.__annotations__, {}
         for name, kind in own.items():
@@ -64,18 +63,18 @@ class SecretFiles(BaseModel):
             sibling = name + SUFFIX
             if holds_secret(kind) and sibling not in own:
                 widened[sibling] = SecretFile
-                words = f"A file that holds {name}: what stands in arguments and variables others may read."
+                words = f"File that holds {name}: other users can read arguments and variables."
                 setattr(cls, sibling, Field(default=None, description=words))
         cls.__annotations__ = widened
 
     def incomplete(self) -> Iterator[str]:
-        """What was said by halves; the rest may be said elsewhere."""
+        """Messages about settings that lack others which they need; another source may give those."""
         yield from ()
 
     @model_validator(mode="before")
     @classmethod
     def _read_secret_files(cls, values: Any) -> Any:
-        """Sets each secret that is given as a file. What is wrong with a file its own field tells."""
+        """Sets each secret that is given as a file. Faults of the file are reported by its `_file` field."""
         if not isinstance(values, dict):
             return values
         read = dict(values)
@@ -83,26 +82,23 @@ class SecretFiles(BaseModel):
             file = read.get(name + SUFFIX)
             if file is None:
                 continue
-            if read.get(name) is not None:  # told as a fault of that field, beside those of all others
+            if read.get(name) is not None:  # reported as a fault of the `_file` field, with all other faults
                 read[name + SUFFIX] = _Beside(file)
                 continue
             try:
-                text = _text(Path(file))
+                read[name] = _text(Path(file))
             except (ValueError, TypeError):
                 read.pop(name, None)
-                continue
-            several = _is_list(cls.model_fields[name].annotation)
-            read[name] = tuple(text.splitlines()) if several else text
         return read
 
 
 def secret_names(kind: type[BaseModel]) -> list[str]:
-    """A class' own fields, without those of groups, whose values must not be shown."""
+    """Names of a class' own fields that hold secrets; fields of groups are left out."""
     return [name for name, field in kind.model_fields.items() if holds_secret(field.annotation)]
 
 
 def rival(kind: type[BaseModel], name: str) -> str:
-    """The other of the two fields that say one secret; empty where `name` is of no such pair."""
+    """The name of the other field for the same secret; empty where `name` is no secret and no file of one."""
     secrets = secret_names(kind)
     if name in secrets:
         return name + SUFFIX
@@ -111,20 +107,12 @@ def rival(kind: type[BaseModel], name: str) -> str:
 
 
 def holds_secret(annotation: Any) -> bool:
-    """Whether a type is SecretStr or is made with it."""
+    """Whether a type is or contains SecretStr."""
     return annotation is SecretStr or any(holds_secret(part) for part in get_args(annotation))
 
 
-def _is_list(annotation: Any) -> bool:
-    """Whether a type is of several values; each then has a line of the file."""
-    origin = get_origin(annotation)
-    if origin in (Union, UnionType):
-        return any(_is_list(part) for part in get_args(annotation))
-    return origin in (tuple, list, frozenset, set)
-
-
 def _text(path: Path) -> str:
-    """What a file holds, without space around it. Raises ValueError, which quotes nothing of it."""
+    """A file's text without surrounding space. Raises ValueError, which quotes none of the text."""
     try:
         with path.expanduser().open("rb") as file:
             text = file.read(MOST_BYTES + 1).decode().strip()

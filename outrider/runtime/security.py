@@ -1,7 +1,7 @@
-"""How a process meets those who dial it: with which certificate, and whom of them it lets in.
+"""TLS of a process's gRPC port: the certificate that it shows, and the callers that it accepts.
 
-Inside, every process shows a certificate of one authority and takes calls from others of it alone, each role
-from those that have business with it (`CALLERS`).
+All processes of a deployment have certificates of one authority and accept no others. A process accepts calls
+only from the roles that its own role works with (`CALLERS`).
 """
 
 import inspect
@@ -19,15 +19,15 @@ from outrider.wire.tls import Certificates, Files, role_name, server_credentials
 from speculative.errors import InvalidRequest, PermissionDenied
 
 OPERATOR = "operator"
-"""The role of people and programs that look after the services."""
+"""Role in the certificates of people and programs that operate the services."""
 CALLERS: Mapping[str, tuple[str, ...]] = {
     "verifier": ("orchestrator", OPERATOR),
     "drafter": ("verifier", "orchestrator", OPERATOR),
     "retrieval": ("verifier", "orchestrator", OPERATOR),
     "orchestrator": ("verifier", "drafter", "retrieval"),
 }
-"""Who calls whom inside; health and reflection answer whoever has a certificate. An orchestrator's are those
-who register; it meets clients at another port."""
+"""Role of a service to the roles that may call it; health and reflection answer any certificate of the
+authority. The orchestrator's callers are workers that register: its clients use another port."""
 _OURS = "/outrider."
 _NAMES = "x509_subject_alternative_name"
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -35,18 +35,18 @@ _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """What a server's port is made with."""
+    """Credentials, interceptors and options of a server's port."""
 
     credentials: grpc.ServerCredentials | None = None
-    """None: plain."""
+    """TLS credentials; None: no encryption."""
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     options: Sequence[tuple[str, int | str]] = ()
 
 
 def certificates(settings: ServiceSettings, *, serves: bool = True) -> Certificates | None:
-    """What this process shows inside, and whom it believes; None: all is plain. Raises InvalidRequest.
+    """Certificates of this process and its authority; None: no encryption. Raises InvalidRequest.
 
-    `serves`: others inside dial it.
+    `serves`: whether other services dial this process.
     """
     files = Files(
         settings.tls_cert,
@@ -61,7 +61,7 @@ def certificates(settings: ServiceSettings, *, serves: bool = True) -> Certifica
 
 
 def inside(settings: ServiceSettings) -> Listening:
-    """For services that others of the same authority call. Raises InvalidRequest."""
+    """The port of a service that other services call, with the role check. Raises InvalidRequest."""
     shown = certificates(settings)
     if shown is None:
         return Listening()
@@ -69,7 +69,7 @@ def inside(settings: ServiceSettings) -> Listening:
 
 
 def check_role(context: grpc.aio.ServicerContext[Any, Any], *roles: str) -> None:
-    """Raises PermissionDenied where the caller's certificate names none of these roles."""
+    """Raises PermissionDenied unless the caller's certificate names one of these roles."""
     shown = {name.decode(errors="replace") for name in context.auth_context().get(_NAMES, ())}
     if shown.isdisjoint(map(role_name, roles)):
         wanted = " or ".join(map(role_name, sorted(roles)))
@@ -77,7 +77,7 @@ def check_role(context: grpc.aio.ServicerContext[Any, Any], *roles: str) -> None
 
 
 class RoleCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls of those whose certificate names none of the roles."""
+    """Interceptor that refuses callers whose certificate names none of the roles."""
 
     def __init__(self, roles: Sequence[str]) -> None:
         self._roles = frozenset(roles)

@@ -1,8 +1,8 @@
 """Runs one service as a process: bind, load, announce, serve, stop.
 
-A process binds before it loads (port 0 picks a free one), is live but not ready while it loads, and then
-prints one JSON line on standard output; everything else goes to standard error. SIGTERM and SIGINT stop it.
-Knows nothing of what is served.
+A process binds its port before it loads (port 0 picks a free port) and is live but not ready while it loads.
+Then it prints one JSON line on standard output; everything else goes to standard error. SIGTERM and SIGINT
+stop the process. This module knows nothing of what a service does.
 """
 
 import asyncio
@@ -34,37 +34,37 @@ from speculative.errors import OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
 
-LIVE = ""
 READY = "readiness"
+"""Name of the health service that says whether the process is ready."""
 
 Settings = TypeVar("Settings", bound=ServiceSettings)
 
 
 class Service(Protocol):
-    """What `serve` runs. One event loop, its methods called in this order."""
+    """A service that `serve` runs on one event loop; methods are called in the order below."""
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
-        """Adds its servicers to the server; returns their full names."""
+        """Adds the service's servicers to the server; returns their full names."""
 
     async def start(self) -> None:
-        """Loads what it needs, off the loop; calls arrive meanwhile. Raises OutriderError to give up."""
+        """Loads models and files off the event loop, while calls arrive. Raises OutriderError to give up."""
 
     async def stop(self, grace: float) -> None:
-        """Ends its work, held streams included, within `grace` seconds. Also called when `start` failed."""
+        """Ends all work, open streams included, within `grace` seconds. Also called when `start` failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext(Generic[Settings]):
-    """What a service is given to be built from."""
+    """Settings, address and helpers of the process, from which a service is built."""
 
     settings: Settings
     address: str
-    """host:port that this process is bound to."""
+    """host:port at which this process serves gRPC."""
     metrics: Metrics
     fail: Callable[[BaseException], None]
     """Ends the process with this error; may be called from any thread, and returns at once."""
     also: dict[str, str] = field(default_factory=dict)
-    """What else it serves, name to URL: announced beside the address."""
+    """Further fronts of the service, name to URL; the process announces them beside its address."""
     tracing: Tracing = field(default_factory=Tracing)
 
 
@@ -74,7 +74,7 @@ Listen = Callable[[Settings], Listening]
 
 
 class _Ending:
-    """When to stop, and why: set by signals, by a failing service, or by nobody."""
+    """The request to stop, set by a signal or by a service that failed, and the error of that failure."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ async def serve(
     announce: Announce,
     listen: Listen[Settings] = inside,
 ) -> int:
-    """Serves until a signal; returns the exit status: 0, or 1 where it gave up, and announces why."""
+    """Serves until a signal arrives; returns the exit status: 0, or 1 after a failure, which it announces."""
     ending = _Ending()
     ending.on_signals()
     try:
@@ -157,8 +157,8 @@ async def _serve(
             ready = True
             await _set(health, names, ready)
             metrics_address = f"{_host(settings.metrics_bind)}:{http.port}"
-            said = {"role": role, "pid": os.getpid(), "address": address, "metrics": metrics_address}
-            announce(said | context.also)
+            ready_line = {"role": role, "pid": os.getpid(), "address": address, "metrics": metrics_address}
+            announce(ready_line | context.also)
             log.info("ready")
             await ending.requested.wait()
     finally:
@@ -187,7 +187,7 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 
 
 async def _stop(service: Service, server: grpc.aio.Server, grace: float) -> None:
-    """The service first, so that its held streams end by themselves; then what is left."""
+    """Stops the service first, so that its open streams end in order; then the server and its calls."""
     try:
         async with asyncio.timeout(grace + 2):
             await service.stop(grace)
@@ -226,16 +226,16 @@ def _metrics_server(metrics: Metrics, bind: str, ready: Callable[[], bool]) -> M
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """A process that gives up may say more than one that answers a stranger."""
+    """The error as an object to announce: with its text, as the parent may read what a client may not."""
     if isinstance(error, OutriderError):
         return error_object(error)
     return {"error": {"code": "INTERNAL", "message": f"{type(error).__name__}: {error}"}}
 
 
 def run(role: str, build: Build[Settings], settings: Settings, listen: Listen[Settings] = inside) -> NoReturn:
-    """For a `__main__`: serves, and ends the process. `listen` says how whoever dials is met.
+    """Serves, then ends the process; for a `__main__`. `listen` makes the server's TLS and interceptors.
 
-    It ends without waiting for threads: a model may still be loading, or a step running, in one of them.
+    The process ends without waiting for threads, in which a model may still load or a step may still run.
     """
     if settings.parent_pid is not None:
         die_with_parent(settings.parent_pid)
@@ -249,13 +249,13 @@ def run(role: str, build: Build[Settings], settings: Settings, listen: Listen[Se
 
 
 def _claim_stdout() -> Announce:
-    """Keeps standard output for announcements; whatever else is printed goes to standard error."""
+    """Keeps standard output for announcements; anything else that is printed goes to standard error."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def announce(what: dict[str, Any]) -> None:
+    def announce(line: dict[str, Any]) -> None:
         try:
-            print(json.dumps(what), file=out, flush=True)
+            print(json.dumps(line), file=out, flush=True)
         except BrokenPipeError:
             log.warning("nobody reads standard output")
 

@@ -41,9 +41,6 @@ def _split(value: Any) -> Any:
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list of strings, written as A,B."""
 
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
-"""A list of secrets, written as A,B."""
-
 
 def _named(path: Any) -> Any:
     return None if path == "" else path

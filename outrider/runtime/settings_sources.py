@@ -165,9 +165,9 @@ def _flags(
         source(args=list(arguments))
         values: dict[str, Any] = source()
     except SettingsError as error:
-        said = str(error).removeprefix("error parsing CLI: ")
-        rest = said.removeprefix("unrecognized arguments: ")
-        raise ValueError(said if rest == said else f"{rest!r} belongs to no flag") from error
+        message = str(error).removeprefix("error parsing CLI: ")
+        rest = message.removeprefix("unrecognized arguments: ")
+        raise ValueError(message if rest == message else f"{rest!r} belongs to no flag") from error
     return values
 
 
@@ -188,7 +188,7 @@ def _variables(
     except SettingsError as error:
         name = str(error).partition('"')[2].partition('"')[0]
         raise ValueError(
-            f"{names.variable(role, (name,))} is no JSON, which a whole group is said in"
+            f"{names.variable(role, (name,))} is no JSON, in which a whole group is given"
         ) from error
     problems: list[Problem] = []
     known = _known_keys(kind, values, _ALL_IN_ALL, "a variable", problems)
@@ -255,7 +255,7 @@ def _problem(kind: type[BaseModel], given: GivenSettings, fault: Mapping[str, An
         say = f"is missing: give {names.flag(place)}, {names.variable(role, place)} or {path} below [{role}]"
         return Problem(path, say, missing=True)
     if place and not given.has(place):
-        return Problem(path, what, missing=True)  # its default will not do: it must be given
+        return Problem(path, what, missing=True)  # the default is invalid here: the setting must be given
     value = fault["input"]
     secret = any(
         place[: len(setting.path)] == setting.path and holds_secret(setting.field.annotation)

@@ -1,4 +1,4 @@
-"""How many processor cores this process may use, and how many threads to compute with."""
+"""Processor cores that this process may use, and the number of threads to compute with."""
 
 import os
 from pathlib import Path
@@ -7,18 +7,18 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def cpu_limit(cgroup: Path = CGROUP) -> float:
-    """Cores that this process may use: its affinity, or its container's quota where that is less."""
+    """Number of cores that this process may use: the lower of its affinity and its container's quota."""
     available = float(len(os.sched_getaffinity(0)))
     return min(available, _quota(cgroup) or available)
 
 
 def default_threads() -> int:
-    """All but one of the cores: computing on every one stalls as soon as anything else runs."""
+    """Number of compute threads: all cores but one, as computing on all stalls once anything else runs."""
     return max(1, int(cpu_limit()) - 1)
 
 
 def _quota(cgroup: Path) -> float | None:
-    """Cores' worth of time per period, as the second or the first version of control groups states it."""
+    """Quota of processor time in cores, from version 2 or 1 of control groups; None without a quota."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)

@@ -1,8 +1,8 @@
 """Spans of requests, exported over OTLP where an endpoint is set; OpenTelemetry is imported only then.
 
-One span per request in each process that works for it, and more inside it only where the trace is sampled.
-Whoever has a span passes its `traceparent` on; nobody but the front door begins a trace. Knows nothing of
-what the spans are about.
+Each process that works for a request makes one span, and child spans only where the trace is sampled. A
+process passes the `traceparent` of its span to the processes that it calls; only the front door begins a
+trace. This module knows nothing of what the spans are about.
 """
 
 import threading
@@ -23,26 +23,26 @@ _CLOSE_S = 1.0
 
 
 class Span:
-    """A span that is recorded, until `end`."""
+    """A recorded span, open until `end`."""
 
     def __init__(self, tracer: "trace.Tracer", span: "trace.Span") -> None:
         self._tracer = tracer
         self._span = span
-        said = span.get_span_context()
-        self.traceparent = f"00-{said.trace_id:032x}-{said.span_id:016x}-{said.trace_flags:02x}"
-        """What makes spans elsewhere children of this one."""
+        context = span.get_span_context()
+        self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+        """W3C traceparent of this span; spans of other processes that get it are children of this span."""
 
     def set(self, **attributes: Value) -> None:
-        """Adds attributes; `__` in a name stands for a dot."""
+        """Adds attributes to the span; `__` in a name stands for a dot."""
         for name, value in attributes.items():
             self._span.set_attribute(name.replace("__", "."), value)
 
     def note(self, event: str, **attributes: Value) -> None:
-        """Something happened now."""
+        """Adds an event to the span, at this moment."""
         self._span.add_event(event, {name.replace("__", "."): value for name, value in attributes.items()})
 
     def child(self, name: str, began_s: float, ended_s: float, **attributes: Value) -> None:
-        """A whole span below this one; times are of time.perf_counter."""
+        """Records a finished child span; its times are seconds of time.perf_counter."""
         from opentelemetry import trace
 
         span = self._tracer.start_span(
@@ -52,7 +52,7 @@ class Span:
         span.end(_wall_ns(ended_s))
 
     def end(self, error: str = "") -> None:
-        """It is over; `error` says why it failed, where it did."""
+        """Ends the span; a non-empty `error` marks it as failed, with this reason."""
         if error:
             from opentelemetry.trace import Status, StatusCode
 
@@ -61,31 +61,31 @@ class Span:
 
 
 class Tracing:
-    """Makes spans. Without a provider there are none, and asking for one costs a comparison."""
+    """Makes spans. Without a provider every span is None and costs one comparison."""
 
     def __init__(self, provider: "TracerProvider | None" = None) -> None:
         self._provider = provider
         self._tracer = None if provider is None else provider.get_tracer("outrider")
 
     def request(self, name: str, traceparent: str = "", **attributes: Value) -> Span | None:
-        """The span of a request at the front door: of the client's trace, or of a new one.
+        """The span of a request at the front door, in the client's trace or in a new trace.
 
-        None where the trace is not sampled: as its client says, or by the ratio where there is none.
+        None where the trace is not sampled: the client's traceparent decides, or for a new trace the ratio.
         """
         if self._tracer is None:
             return None
         return self._start(self._tracer, name, traceparent, attributes)
 
     def part(self, name: str, traceparent: str, **attributes: Value) -> Span | None:
-        """A span of work for a request elsewhere; None unless that is recorded."""
+        """A span of work for another process's request; None unless that process records its span."""
         if self._tracer is None or not is_sampled(traceparent):
             return None
         return self._start(self._tracer, name, traceparent, attributes)
 
     def close(self) -> None:
-        """Sends what is left, for a second at most. Blocks."""
+        """Sends the remaining spans, for a second at most. Blocks."""
         if self._provider is not None:
-            # The library would go on trying a collector that is away for several seconds.
+            # The library would retry an absent collector for several seconds.
             sending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
             sending.start()
             sending.join(_CLOSE_S)
@@ -105,11 +105,11 @@ class Tracing:
 
 
 def open_tracing(role: str, endpoint: str | None, sample: float) -> Tracing:
-    """What the settings ask for; nothing where there is no endpoint.
+    """Tracing as the settings say; without an endpoint it makes no spans.
 
     Args:
-        endpoint: of a collector that takes OTLP over gRPC: http://host:port, or https.
-        sample: of requests that come without a trace, the share that begins one.
+        endpoint: URL of a collector that takes OTLP over gRPC: http://host:port, or https.
+        sample: share of the requests without a trace of their own for which a trace is begun.
 
     Raises InvalidRequest where OpenTelemetry is not installed.
     """
@@ -127,7 +127,7 @@ def open_tracing(role: str, endpoint: str | None, sample: float) -> Tracing:
 
 
 def traced(role: str, processor: "SpanProcessor", sample: float) -> Tracing:
-    """Tracing into this processor."""
+    """Tracing that hands its spans to this processor."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
@@ -149,5 +149,5 @@ def _parent(traceparent: str) -> "Context":
 
 
 def _wall_ns(moment_s: float) -> int:
-    """Of time.perf_counter, as nanoseconds since 1970."""
+    """A moment of time.perf_counter as nanoseconds since 1970."""
     return time.time_ns() - int((time.perf_counter() - moment_s) * 1e9)

@@ -1,18 +1,18 @@
 """Options of servers and channels, in one place because both ends must agree.
 
-A peer that was killed is noticed at once by its closed socket. One that is frozen, or behind a cut line, is
-noticed only by pings, which go out every PING_MS. Whoever dials gives up soon, to try elsewhere; a server is
-patient with those who dialled it, as a stalled client would lose its request.
+The closed socket of a killed peer shows at once. A peer that is frozen, or behind a cut line, is noticed only
+by pings, sent every PING_MS. A client gives up soon, to try another peer. A server is patient with clients:
+otherwise a stalled client would lose its request.
 
-What bounds a message is its receiver: a process's setting is what its server takes from those who dial it,
-and what its channels take as an answer. Nobody bounds what it sends: a message that is too large is refused
-by the one who knows the bound, always in the same words.
+The receiver bounds the size of a message: a process's setting bounds the requests that its server accepts and
+the responses that its channels accept. Senders have no bound, so the process that knows the bound refuses a
+message that is too large, always in the same words.
 
-A burst of calls is answered by the service, not by gRPC, which would cancel without a word what comes beyond
-1,000 at once.
+The service answers a burst of calls. gRPC itself would cancel, without a reason, all calls beyond 1,000 at
+once.
 
-Servers take pings at any rate. By default they hang up with too_many_pings over more than one in five
-minutes, and any limit is wrong: gRPC's own bandwidth probes count too, and come in bunches when it is busy.
+Servers accept pings at any rate. By default gRPC hangs up with too_many_pings after a second ping within five
+minutes, and any limit is wrong: gRPC's own bandwidth probes count too, and come in bunches on a busy server.
 """
 
 import grpc
@@ -22,17 +22,20 @@ from outrider.wire.renewing import RenewingChannel
 from outrider.wire.tls import Certificates, Pem, channel_credentials, role_name
 
 PING_MS = 2_000
+"""Milliseconds between two pings of an idle connection."""
 DIALLER_PATIENCE_MS = 1_000
+"""Milliseconds that a server may leave a client's ping unanswered."""
 SERVER_PATIENCE_MS = 10_000
+"""Milliseconds that a client may leave a server's ping unanswered."""
 DEFAULT_MESSAGE_MB = 32
 MOST_PENDING = 100_000
-"""Calls that a server has not looked at yet."""
+"""Largest number of calls that wait for a server to accept them."""
 
 Options = list[tuple[str, int | str]]
 
 
 def _common(max_message_mb: int, patience_ms: int) -> Options:
-    # Whoever has little patience asks often too: a peer is lost for the sum of both before that is known.
+    # Little patience means frequent pings too: a lost peer is noticed after the sum of both times.
     ping_ms = PING_MS if patience_ms >= DIALLER_PATIENCE_MS else patience_ms
     return [
         ("grpc.max_receive_message_length", max_message_mb * 1024 * 1024),
@@ -45,7 +48,7 @@ def _common(max_message_mb: int, patience_ms: int) -> Options:
 
 
 def server_options(max_message_mb: int = DEFAULT_MESSAGE_MB) -> Options:
-    """For `grpc.aio.server`: a port that is taken is an error, never shared with its owner."""
+    """Options for `grpc.aio.server`: a port that is taken is an error, never shared with its owner."""
     return [
         *_common(max_message_mb, SERVER_PATIENCE_MS),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -59,9 +62,9 @@ def server_options(max_message_mb: int = DEFAULT_MESSAGE_MB) -> Options:
 def channel_options(
     max_message_mb: int = DEFAULT_MESSAGE_MB, patience_ms: int = DIALLER_PATIENCE_MS
 ) -> Options:
-    """For channels to the project's own processes: no proxy, quick to try a lost peer again.
+    """Options for channels to the project's own processes: no proxy, quick reconnects to a lost peer.
 
-    `patience_ms` is how long a ping may go unanswered before the peer counts as lost.
+    After `patience_ms` without an answer to a ping the peer counts as lost.
     """
     return [
         *_common(max_message_mb, patience_ms),
@@ -83,9 +86,9 @@ def open_channel(
     """A channel to host:port; nothing is dialled before the first call.
 
     Args:
-        certificates: what to show and whom to believe; calls made after a change of the files use what they
-            hold then. None: plain.
-        role: which the peer's certificate must name; empty: it must name the host.
+        certificates: certificate to show and authority to trust; calls made after a change of the files use
+            the new contents. None: no encryption.
+        role: the role that the peer's certificate must name; empty: the certificate must name the host.
     """
     options = channel_options(max_message_mb, patience_ms)
     if certificates is None:
@@ -107,7 +110,7 @@ def open_sync_channel(
     certificates: Certificates | None = None,
     role: str = "",
 ) -> grpc.Channel:
-    """The same for callers without an event loop; it shows to its end what the files hold now."""
+    """A channel for callers without an event loop; it uses the files' present contents until it closes."""
     options = channel_options(max_message_mb, patience_ms)
     if certificates is None:
         return grpc.insecure_channel(address, options=options)

@@ -1,7 +1,7 @@
-"""Protobuf messages to values of the core and back.
+"""Converts protobuf messages to values of the core and back.
 
-Receiving checks ranges and names the field and the value; sending trusts its own side. Knows nothing of
-sockets, sessions or models.
+Receiving checks ranges, and errors name the field and the value; sending trusts the values of this process.
+This module knows nothing of sockets, sessions or models.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ FULL = 255
 
 
 class SessionKey(NamedTuple):
-    """Whose sequence: unique everywhere."""
+    """Identity of a sequence, unique in a deployment: tenant, session and choice."""
 
     tenant: str
     session: str
@@ -35,7 +35,7 @@ class SessionKey(NamedTuple):
 
     @property
     def fields(self) -> dict[str, str | int]:
-        """As log lines name it."""
+        """The key as fields of log lines."""
         return {"tenant": self.tenant, "session": self.session, "choice": self.choice}
 
 
@@ -44,21 +44,21 @@ def key_to_wire(key: SessionKey) -> common_pb2.SessionKey:
 
 
 def key_from_wire(message: common_pb2.SessionKey) -> SessionKey:
-    """Raises InvalidRequest where a name cannot be one, or there are not so many choices."""
+    """A key from the wire. Raises InvalidRequest for an invalid name or a choice beyond MAX_CHOICES."""
     if message.choice >= MAX_CHOICES:
         raise InvalidRequest(f"choice is {message.choice}; 0 to {MAX_CHOICES - 1} are possible")
     return SessionKey(checked_tenant(message.tenant), checked_session(message.session), message.choice)
 
 
 def checked_tenant(tenant: str) -> str:
-    """Raises InvalidRequest above 128 characters, and for those that cannot be printed."""
+    """The tenant. Raises InvalidRequest above 128 characters, and for characters that cannot be printed."""
     if len(tenant) > MAX_NAME:
         raise InvalidRequest(f"tenant has {len(tenant)} characters; at most {MAX_NAME}")
     return _printable("tenant", tenant)
 
 
 def checked_session(session: str) -> str:
-    """Raises InvalidRequest unless there are 1 to 128 characters that can be printed."""
+    """The session's name. Raises InvalidRequest unless it has 1 to 128 printable characters."""
     if not 1 <= len(session) <= MAX_NAME:
         raise InvalidRequest(f"session has {len(session)} characters; 1 to {MAX_NAME} are needed")
     return _printable("session", session)
@@ -86,7 +86,7 @@ _SCALARS: tuple[_Scalar, ...] = get_args(_Scalar)
 
 
 def sampling_to_wire(params: SamplingParams) -> common_pb2.Sampling:
-    """Fields that have their plain default are left out."""
+    """Sampling parameters for the wire, without fields at their default."""
     message = common_pb2.Sampling()
     for name in _SCALARS:
         value = getattr(params, name)
@@ -99,7 +99,7 @@ def sampling_to_wire(params: SamplingParams) -> common_pb2.Sampling:
 
 
 def sampling_from_wire(message: common_pb2.Sampling, vocabulary_size: int | None = None) -> SamplingParams:
-    """Raises InvalidRequest where a field is out of its range, or names ids that the vocabulary lacks."""
+    """Sampling parameters. Raises InvalidRequest for a field out of range or ids beyond the vocabulary."""
     given = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
     biases = tuple(message.logit_bias.items())
     params = SamplingParams(**given, logit_bias=biases, stop_ids=tuple(message.stop_ids))
@@ -121,7 +121,7 @@ def logprobs_to_wire(asked: Logprobs) -> common_pb2.Logprobs:
 
 
 def logprobs_from_wire(message: common_pb2.Logprobs) -> Logprobs:
-    """Raises InvalidRequest where a field is out of its range."""
+    """The logprobs requested. Raises InvalidRequest where a field is out of range."""
     of = _DISTRIBUTIONS_BACK.get(message.logprobs_of)
     if of is None:
         raise InvalidRequest(f"logprobs_of is {message.logprobs_of}; 1 (raw) and 2 (processed) are possible")
@@ -139,7 +139,7 @@ def grammar_to_wire(grammar: Grammar) -> common_pb2.Grammar:
 
 
 def grammar_from_wire(message: common_pb2.Grammar) -> Grammar:
-    """Raises InvalidRequest where it is too large, no schema, or not said."""
+    """A grammar from the wire. Raises InvalidRequest for one that is too large, invalid or absent."""
     match message.WhichOneof("kind"):
         case "json_schema":
             return Grammar(GrammarKind.JSON_SCHEMA, message.json_schema)
@@ -150,12 +150,14 @@ def grammar_from_wire(message: common_pb2.Grammar) -> Grammar:
     raise InvalidRequest("grammar says nothing; give json_schema, regex or json_object")
 
 
-def token_logprob_to_wire(told: TokenLogprob) -> common_pb2.TokenLogprob:
-    return common_pb2.TokenLogprob(logprob=told.logprob, top_ids=told.top_ids, top_logprobs=told.top_logprobs)
+def token_logprob_to_wire(token: TokenLogprob) -> common_pb2.TokenLogprob:
+    return common_pb2.TokenLogprob(
+        logprob=token.logprob, top_ids=token.top_ids, top_logprobs=token.top_logprobs
+    )
 
 
 def fragment_to_wire(fragment: Fragment, alias: int) -> draft_source_pb2.Draft:
-    """Survival is rounded to 1/255; what is above zero stays so."""
+    """A fragment for the wire. Survival is rounded to 1/255; a survival above 0 stays above 0."""
     chain = all(parent == node - 1 for node, parent in enumerate(fragment.parents))
     return draft_source_pb2.Draft(
         alias=alias,
@@ -169,7 +171,7 @@ def fragment_to_wire(fragment: Fragment, alias: int) -> draft_source_pb2.Draft:
 
 
 def fragment_from_wire(draft: draft_source_pb2.Draft, source: int) -> Fragment:
-    """A peer's draft, attributed to `source` (the receiver's own index for that peer, from 1).
+    """A peer's draft as a fragment of `source` (the receiver's own index for that peer, from 1).
 
     Raises MalformedDraft where the counts do not fit or a parent does not precede its child.
     """
@@ -190,9 +192,9 @@ def fragment_from_wire(draft: draft_source_pb2.Draft, source: int) -> Fragment:
 def source_index_from_wire(
     response: draft_source_pb2.AttachResponse, place: int, token_sources: Sequence[int]
 ) -> int:
-    """Of the token_sources that the receiver has for a peer's names, the one of the draft at this place.
+    """The source index of the draft at this place, among the receiver's indices for the peer's names.
 
-    Raises MalformedDraft where the message does not say, or means a name that was not asked for.
+    Raises MalformedDraft where the message gives no source for the draft, or a name that was not requested.
     """
     if not response.sources:
         return token_sources[0]
@@ -227,12 +229,12 @@ _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
 
 
 def finish_to_wire(reason: FinishReason | None) -> common_pb2.FinishReason.ValueType:
-    """None is "not ended yet"."""
+    """A finish reason for the wire; None stands for a request that has not ended."""
     return common_pb2.FINISH_REASON_UNSPECIFIED if reason is None else _REASONS[reason]
 
 
 def finish_from_wire(number: common_pb2.FinishReason.ValueType) -> FinishReason | None:
-    """A number of a newer contract is an error of that side: it ended, and this side cannot say how."""
+    """A finish reason from the wire. A number of a newer contract becomes ERROR: the request has ended."""
     if number == common_pb2.FINISH_REASON_UNSPECIFIED:
         return None
     return _REASONS_BACK.get(number, FinishReason.ERROR)
@@ -252,12 +254,12 @@ class CommittedCode(IntEnum):
 
 
 def epoch_to_text(epoch: int) -> str:
-    """Fixed width, so that texts sort as epochs do: 16 hexadecimal digits."""
+    """An epoch as 16 hexadecimal digits: of fixed width, so that texts sort as epochs do."""
     return f"{epoch:016x}"
 
 
 def epoch_from_text(text: str) -> int:
-    """Raises ValueError for anything but 16 hexadecimal digits."""
+    """An epoch from its text. Raises ValueError for anything but 16 hexadecimal digits."""
     if len(text) != 16:
         raise ValueError(f"an epoch has 16 hexadecimal digits, not {text!r}")
     return int(text, 16)

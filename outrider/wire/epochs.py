@@ -1,6 +1,7 @@
 """Epochs as all processes read them: 64 bits, the upper 44 milliseconds since 1970, the lower 20 random.
 
-One from the far future would fence everybody off for good, and none could be made above it: it is refused.
+An epoch from the far future is refused: it would fence off every process for good, as none could make a
+higher epoch.
 """
 
 import time
@@ -11,16 +12,16 @@ from speculative.errors import InvalidRequest
 RANDOM_BITS = 20
 DAY_MS = 86_400_000
 MOST_AHEAD_MS = DAY_MS
-"""How far the clock of whoever made an epoch may be ahead."""
+"""Milliseconds by which the clock of the process that made an epoch may be ahead."""
 
 
 def wall_clock_ms() -> int:
-    """Now, as epochs count."""
+    """Milliseconds since 1970, as epochs count them."""
     return time.time_ns() // 1_000_000
 
 
 def checked_epoch(epoch: int, now_ms: int) -> int:
-    """Raises InvalidRequest for an epoch that is more than a day ahead of this clock."""
+    """The epoch. Raises InvalidRequest where it is more than a day ahead of this clock."""
     ahead_ms = (epoch >> RANDOM_BITS) - now_ms
     if ahead_ms > MOST_AHEAD_MS:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Keys that clients show: how they are made, told apart and carried. Knows nothing of who has which."""
+"""API keys of clients: making, digesting and carrying them. Knows nothing of which client has which key."""
 
 import hashlib
 import secrets
@@ -6,23 +6,23 @@ import secrets
 from speculative.errors import InvalidRequest
 
 HEADER = "authorization"
-"""Metadata over gRPC, header over HTTP: `Bearer KEY`."""
+"""Name of the gRPC metadata and of the HTTP header that carry `Bearer KEY`."""
 MAX_KEY = 512
 _SCHEME = "bearer"
 
 
 def new_key() -> str:
-    """256 random bits, printable."""
+    """A new API key: 256 random bits as printable text."""
     return f"or-{secrets.token_urlsafe(32)}"
 
 
 def key_digest(key: str) -> str:
-    """SHA-256 in hexadecimal: what a server keeps of a key. Enough for keys that are random."""
+    """SHA-256 of a key in hexadecimal, which servers keep in its place: safe because keys are random."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that carry it. Raises InvalidRequest, without the key, where none could."""
+    """gRPC metadata that carry the key. Raises InvalidRequest, without the key, where it cannot be a key."""
     if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable() and " " not in key):
         raise InvalidRequest(
             f"the API key cannot be one: {len(key)} characters; 1 to {MAX_KEY} printable ones of ASCII, "
@@ -32,7 +32,7 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 
 
 def key_of(header: str) -> str | None:
-    """The key that a header carries; None where it carries something else."""
+    """The key in a header's value; None where the value is no bearer key."""
     scheme, _, key = header.strip().partition(" ")
     key = key.strip()
     return key if scheme.lower() == _SCHEME and 0 < len(key) <= MAX_KEY else None

@@ -1,4 +1,4 @@
-"""What a source may be called: one rule for those who name one, place it, or count by it."""
+"""Valid names of sources and corpora: one rule for settings, placement and metrics."""
 
 import re
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from speculative.errors import InvalidRequest
 
 TARGET = "target"
-"""Where a token comes from that no source drafted: no source may be called so."""
+"""Name for tokens that no source drafted; reserved, so no source may have it."""
 PREDICTION = "prediction"
-"""The source inside verifiers that copies from what a request says its answer may resemble."""
+"""Name of the source inside verifiers that copies from the request's own prediction of its answer."""
 MAX_SOURCE_NAME = 64
 MAX_CORPORA = 16
 _CORPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def checked_source_name(name: str) -> str:
-    """Raises InvalidRequest for what cannot be a source's name; commas part names where several are given."""
+    """The source's name. Raises InvalidRequest where it is invalid; a comma would separate two names."""
     if not 1 <= len(name) <= MAX_SOURCE_NAME:
         raise InvalidRequest(f"a source's name has {len(name)} characters; 1 to {MAX_SOURCE_NAME} are needed")
     if not name.isprintable() or "," in name or name != name.strip():
@@ -28,7 +28,7 @@ def checked_source_name(name: str) -> str:
 
 
 def checked_corpus_name(name: str) -> str:
-    """Raises InvalidRequest for what cannot be a corpus's name, which is also that of its folder."""
+    """The corpus' name, which its folder has too. Raises InvalidRequest where it is invalid."""
     if not _CORPUS.fullmatch(name):
         raise InvalidRequest(
             f"{name!r} cannot name a corpus: 1 to 64 letters, digits, dots, dashes and underscores, a letter "
@@ -38,7 +38,7 @@ def checked_corpus_name(name: str) -> str:
 
 
 def checked_corpora(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of corpora, each once. Raises InvalidRequest for more than 16, and for what cannot be one."""
+    """Names of corpora, each once. Raises InvalidRequest for more than 16 names and for an invalid name."""
     if len(names) > MAX_CORPORA:
         raise InvalidRequest(f"there are {len(names)} corpora; name at most {MAX_CORPORA}, or none for all")
     return tuple(dict.fromkeys(map(checked_corpus_name, names)))

@@ -1,7 +1,7 @@
-"""Whose request the running code works for, as its caller named it, and what its log lines name.
+"""The request that the running code works for, by its caller's id, and the fields of its log lines.
 
-Both are bound to the task that answers the request (context variables): whatever it calls sees them, and no
-other task does.
+Both are bound to the task that answers the request (context variables): functions that the task calls see
+them, other tasks do not.
 """
 
 import re
@@ -21,16 +21,16 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What came with a request beside itself; empty where nothing did."""
+    """Id and trace that came with a request; empty where none came."""
 
     request: str = ""
-    """The request's id: its sender's, or drawn where it has none."""
+    """The request's id: the sender's, or a random one."""
     traceparent: str = ""
-    """Which trace it is part of, as W3C's Trace Context writes it."""
+    """The request's trace, as W3C's Trace Context writes it."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """As it goes on to the next process, in gRPC metadata."""
+        """gRPC metadata that carry the origin to the next process."""
         pairs = ((REQUEST_KEY, self.request), (TRACE_KEY, self.traceparent))
         return tuple((key, value) for key, value in pairs if value)
 
@@ -40,7 +40,7 @@ _FIELDS: ContextVar[Mapping[str, str] | None] = ContextVar("fields", default=Non
 
 
 def origin_of(headers: Iterable[tuple[str, str | bytes]]) -> Origin:
-    """From gRPC metadata or HTTP headers, their names in lower case; what is malformed counts as absent."""
+    """The origin in gRPC metadata or HTTP headers with lower-case names; malformed values count as absent."""
     found = {key: _text(value) for key, value in headers if key in (REQUEST_KEY, TRACE_KEY)}
     request, trace = found.get(REQUEST_KEY, ""), found.get(TRACE_KEY, "")
     return Origin(
@@ -50,33 +50,33 @@ def origin_of(headers: Iterable[tuple[str, str | bytes]]) -> Origin:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether the trace is recorded where it comes from; not where there is none, or a malformed one."""
+    """Whether the sender records the trace; False for an empty or malformed traceparent."""
     return _TRACE.fullmatch(traceparent) is not None and bool(int(traceparent[-2:], 16) & _SAMPLED)
 
 
 def current() -> Origin:
-    """Of the request that this task answers; empty outside of one."""
+    """Origin of the request that this task answers; empty where the task answers none."""
     return _ORIGIN.get()
 
 
 def arrived(origin: Origin) -> None:
-    """This task answers a request that came so; until it ends, or another comes."""
+    """Binds this task to the origin of the request that it answers, until its end or its next request."""
     _ORIGIN.set(origin)
 
 
 def for_nobody() -> None:
-    """This task works for no request in particular, though one may have begun it."""
+    """Unbinds this task from the request that started it: its work is for no single request."""
     _ORIGIN.set(Origin())
     _FIELDS.set(None)
 
 
 @contextmanager
 def bound(origin: Origin, **fields: str) -> Iterator[None]:
-    """Inside, calls go out as this request's and log lines carry these fields and the request's id."""
+    """Binds the block to a request: its calls carry the origin, its log lines these fields and the id."""
     before = _ORIGIN.get(), _FIELDS.get()
     _ORIGIN.set(origin)
-    told = {"request": origin.request, **fields}
-    _FIELDS.set({**(before[1] or {}), **{key: value for key, value in told.items() if value}})
+    named = {"request": origin.request, **fields}
+    _FIELDS.set({**(before[1] or {}), **{key: value for key, value in named.items() if value}})
     try:
         yield
     finally:
@@ -86,7 +86,7 @@ def bound(origin: Origin, **fields: str) -> Iterator[None]:
 
 
 def bound_fields() -> Mapping[str, str]:
-    """What log lines of this task carry."""
+    """Fields that log lines of this task carry."""
     return _FIELDS.get() or {}
 
 

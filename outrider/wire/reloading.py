@@ -1,6 +1,6 @@
-"""What is read from files and read again when they change: certificates, keys of clients.
+"""Values read from files, and read again when the files change: certificates, keys of clients.
 
-A file that turns to rubbish while a process runs is told in the log, and what was read before goes on.
+Where a file becomes invalid while a process runs, the log says so and the former value stays in use.
 """
 
 import logging
@@ -16,21 +16,22 @@ from speculative.errors import InvalidRequest
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-"""How often files are looked at, at most."""
+"""Shortest time between two checks of the files, in seconds."""
 
 Value = TypeVar("Value")
 _Signature = tuple[tuple[int, int, int, int] | None, ...]
 
 
 class Reloaded(Generic[Value]):
-    """The files' meaning, of now. Safe in any thread; looking costs a `stat` of each file once per `every_s`.
+    """The present value of some files. Safe in any thread; costs a `stat` of each file once per `every_s`.
 
     Args:
         files: paths by the name of the setting that gave them.
-        read: their contents, by the same names, to what they mean. Raises InvalidRequest.
-        clock: seconds that only rise.
+        read: makes the value from the files' contents, by the same names. Raises InvalidRequest.
+        every_s: shortest time between two checks of the files, in seconds.
+        clock: monotonic seconds.
 
-    Raises InvalidRequest where they cannot be read at first.
+    Raises InvalidRequest where the files cannot be read at first.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class Reloaded(Generic[Value]):
         self._clock = clock
         self._lock = threading.Lock()
         self._looked = clock()
-        # Before they are read: what changes meanwhile is read again.
+        # Taken before the files are read: a file that changes meanwhile is read again.
         self._signature = self._sign()
         self._value = self._read_all()
 
     def current(self) -> Value:
-        """The same object until the files change."""
+        """The value of the files; the same object until they change."""
         now = self._clock()
         if now - self._looked >= self._every_s:
             with self._lock:

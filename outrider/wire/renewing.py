@@ -1,7 +1,7 @@
 """A channel that shows a new certificate once the files hold one.
 
-gRPC fixes a channel's certificate when it is made, and would show it to the end, run out or not. So calls are
-made on the newest of several channels; what runs on an older one goes on there, and it is closed after that.
+gRPC fixes a channel's certificate when the channel is made, and shows it to the end, even expired. So new
+calls go to the newest of several channels. Calls on an older channel continue there, and their end closes it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class RenewingChannel(grpc.aio.Channel):
-    """Stands in for a channel; `make` makes one that shows what it is given."""
+    """A channel whose new calls show the newest certificate; `make` opens a channel with a certificate."""
 
     def __init__(self, certificates: Certificates, make: Callable[[Pem], grpc.aio.Channel]) -> None:
         self._certificates = certificates
@@ -28,7 +28,7 @@ class RenewingChannel(grpc.aio.Channel):
         self._closing: set[asyncio.Task[None]] = set()
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """See grpc.aio.Channel, as for all that follow."""
+        """See grpc.aio.Channel, also for the methods below."""
         return self._calls("unary_unary", method, args, kwargs)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ class RenewingChannel(grpc.aio.Channel):
 
 
 class _Generation:
-    """One channel, and how many calls run on it."""
+    """One channel and the number of calls that run on it."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -101,7 +101,7 @@ class _Generation:
         return call
 
     async def retire(self) -> None:
-        """Closes it once nothing runs on it, or at once when this is cancelled."""
+        """Closes the channel once no call runs on it, or at once when this task is cancelled."""
         try:
             await self._idle.wait()
         finally:

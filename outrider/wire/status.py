@@ -1,7 +1,7 @@
-"""Errors of the core to gRPC statuses and back: the one table, for servers and for clients.
+"""Converts errors of the core to gRPC statuses and back, by one table for servers and clients.
 
-Beside code and message, the trailing metadata carry the error's name (`outrider-error`), seconds to wait
-(`retry-after`) and the highest epoch known (`outrider-epoch`).
+Beside code and message, the trailing metadata carry the error's name (`outrider-error`), the seconds to wait
+(`retry-after`) and the highest known epoch (`outrider-epoch`).
 """
 
 import functools
@@ -46,7 +46,7 @@ _CODES: dict[type[OutriderError], grpc.StatusCode] = {
 
 
 class Status(NamedTuple):
-    """What a failed call ends with."""
+    """Code, message and trailing metadata of a failed call."""
 
     code: grpc.StatusCode
     message: str
@@ -54,7 +54,7 @@ class Status(NamedTuple):
 
 
 def status_of(error: BaseException) -> Status:
-    """Anything outside the family is INTERNAL: its text stays in the log, under the number in the message."""
+    """The status of an error. Foreign errors are INTERNAL: the log has their text, by the number sent."""
     if not isinstance(error, OutriderError):
         incident = secrets.token_hex(4)
         log.error("internal error %s", incident, exc_info=error)
@@ -71,7 +71,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def _code_of(error: OutriderError) -> grpc.StatusCode:
-    """By the table; an error outside it may name its own as `code`."""
+    """An error's code in the table; an error outside the table may name its own as `code`."""
     known = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
     named = getattr(error, "code", "")
     if known is None and isinstance(named, str) and named in grpc.StatusCode.__members__:
@@ -80,14 +80,14 @@ def _code_of(error: OutriderError) -> grpc.StatusCode:
 
 
 def shortened(message: str, longest: int = LONGEST_MESSAGE) -> str:
-    """Status messages are HTTP/2 headers, of which a peer takes some 8 KB."""
+    """A message cut to `longest` characters: status messages are HTTP/2 headers, limited to some 8 KB."""
     if len(message) <= longest:
         return message
     return f"{message[:longest]}... ({len(message)} characters)"
 
 
 def peer_text(message: str) -> str:
-    """What a peer says, as much of it as logs and refusals hold."""
+    """A peer's message, cut to the length for logs and refusals."""
     return shortened(message, LONGEST_PEER_TEXT)
 
 
@@ -95,10 +95,10 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def guarded(handler: Handler) -> Handler:
-    """Decorates a servicer's method (a coroutine or an async generator): whatever it raises becomes a status.
+    """Decorates a servicer's method (a coroutine or an async generator): every error becomes a status.
 
-    It runs bound to what came with the call; see `outrider.wire.origin`. Cancellation passes through, and so
-    does an abort that the method made itself.
+    The method runs bound to the origin of the call; see `outrider.wire.origin`. Cancellation passes through,
+    and so does an abort by the method itself.
     """
     wrapped: Callable[..., Any]
     if inspect.isasyncgenfunction(handler):
@@ -139,7 +139,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
 
 @contextmanager
 def rpc_errors() -> Iterator[None]:
-    """Around calls of either stack: a failed one is raised as the error it stands for, the cause kept."""
+    """Raises a failed RPC of the block, sync or async, as the error that it stands for, with its cause."""
     try:
         yield
     except grpc.RpcError as error:
@@ -155,7 +155,7 @@ _KINDS: Mapping[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.Unavailable,
 }
-# Errors that are made from a message alone, by the name that a peer gives.
+# Errors made from a message alone, by the error's name in the metadata.
 _NAMED: Mapping[str, type[OutriderError]] = {
     kind.__name__: kind
     for kind in (
@@ -174,11 +174,11 @@ _NAMED: Mapping[str, type[OutriderError]] = {
 
 
 _TOO_LARGE = "larger than max"
-"""What gRPC itself, on either end, says of a message that is larger than its receiver takes."""
+"""Part of gRPC's own text, on either end, for a message that is larger than its receiver accepts."""
 
 
 def error_of(error: grpc.RpcError) -> OutriderError:
-    """The error that a failed call stands for; by its name where the peer gave one, else by its code."""
+    """The error that a failed call stands for: by the name that the peer sent, else by the status code."""
     call: Any = error  # both stacks' errors have these methods, the base class has none
     code: grpc.StatusCode = call.code()
     message: str = shortened(call.details() or "no message")
@@ -198,7 +198,7 @@ Number = TypeVar("Number", int, float)
 
 
 def _number(text: str, read: Callable[[str], Number], otherwise: Number) -> Number:
-    """A peer's number, or `otherwise` where it is none."""
+    """A peer's number, or `otherwise` where the text is no number."""
     try:
         return read(text)
     except ValueError:
@@ -206,6 +206,6 @@ def _number(text: str, read: Callable[[str], Number], otherwise: Number) -> Numb
 
 
 def error_object(error: BaseException) -> dict[str, dict[str, str]]:
-    """What programs read in place of a result: the status code's name, and the message."""
+    """An error as JSON that programs read in place of a result: status code's name and message."""
     status = status_of(error)
     return {"error": {"code": status.code.name, "message": status.message}}

@@ -1,8 +1,8 @@
 """Certificates of both ends, in files that may be replaced while a process runs.
 
-Inside, each process shows a certificate of one authority and asks for one; the names in it say which roles it
-plays, not where it runs: processes are dialled by addresses that come and go. At the front door it is the
-host's name that counts, as everywhere.
+Inside a deployment, each process shows a certificate of one authority and requires one of its peer. The names
+in a certificate are the roles of its process, not its host, as the addresses of processes come and go. At the
+front door the certificate names the host, as usual.
 """
 
 import os
@@ -18,20 +18,19 @@ from outrider.wire.reloading import EVERY_S, Reloaded
 from speculative.errors import InvalidRequest
 
 INSIDE = "outrider.internal"
-"""What the names of roles end with; no DNS server need know it."""
+"""Suffix of the names of roles in certificates; no DNS server needs to know it."""
 SOURCE = "source"
-"""The name that every process carries to which verifiers go for drafts."""
+"""Role in the certificates of all processes that verifiers get drafts from."""
 
 
 def role_name(role: str) -> str:
-    """How a certificate says that its holder plays the role."""
+    """The name in a certificate of the role's processes."""
     return f"{role}.{INSIDE}"
 
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """One end's certificate with those that lead to its authority, its key, and who signs for the other end;
-    empty where there is none."""
+    """PEM contents of one end: certificate chain, its key, and the authority of the other end, if any."""
 
     chain: bytes = field(default=b"", repr=False)
     key: bytes = field(default=b"", repr=False)
@@ -40,11 +39,11 @@ class Pem:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where they lie, and how settings call them.
+    """Paths of the PEM files, and the names of the settings that gave them.
 
     Args:
-        server: whether the certificate is shown to those who dial, or to those who are dialled.
-        own_ca: whether `ca` signs for this end, too.
+        server: whether the certificate is shown by a server to its clients; False: by a client.
+        own_ca: whether `ca` also signs the certificate of this end.
     """
 
     cert: Path | None = None
@@ -56,8 +55,11 @@ class Files:
 
 
 class Certificates:
-    """What the files hold, of now. Raises InvalidRequest, naming the file and what to do, where that is
-    nothing that could be used; once it is in use, such a change is logged and what was there goes on."""
+    """The present contents of the PEM files, checked.
+
+    Raises InvalidRequest where the files cannot be used at first, naming the file and what to do. A later
+    change to unusable contents is logged, and the former contents stay in use.
+    """
 
     def __init__(self, files: Files, *, every_s: float = EVERY_S) -> None:
         self._files = files
@@ -66,7 +68,7 @@ class Certificates:
         self._pem = Reloaded(self._paths, self._checked, every_s=every_s)
 
     def current(self) -> Pem:
-        """The same object until the files change."""
+        """The contents of the files; the same object until they change."""
         return self._pem.current()
 
     def _checked(self, contents: Mapping[str, bytes]) -> Pem:
@@ -86,7 +88,7 @@ class Certificates:
             raise self._wrong(name, "has no certificate in PEM; put one there") from error
 
     def _rehearse(self, pem: Pem) -> None:
-        """One handshake in memory, in which the other end looks at what this one shows."""
+        """Runs one handshake in memory, in which the other end checks the certificate of this end."""
         cert, key, ca = self._files.names
         shows = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._files.server else ssl.PROTOCOL_TLS_CLIENT)
         looks = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if self._files.server else ssl.PROTOCOL_TLS_SERVER)
@@ -102,7 +104,7 @@ class Certificates:
         shows.verify_mode, looks.verify_mode = ssl.CERT_NONE, ssl.CERT_REQUIRED
         if self._files.own_ca:
             looks.load_verify_locations(cadata=pem.ca.decode())
-        else:  # whoever signed it; that it has not run out can be seen all the same
+        else:  # the authority is unknown here, but an expired certificate is found all the same
             looks.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             looks.load_verify_locations(cadata=pem.chain.decode())
         try:
@@ -118,7 +120,7 @@ class Certificates:
 
 
 def load_pair(context: ssl.SSLContext, pem: Pem) -> None:
-    """Certificate and key into a context: those that were checked, whatever has become of the files.
+    """Loads the checked certificate and key into a context, without reading their files again.
 
     Raises ssl.SSLError, and ValueError where the key is encrypted.
     """
@@ -127,9 +129,9 @@ def load_pair(context: ssl.SSLContext, pem: Pem) -> None:
 
 
 def server_credentials(certificates: Certificates, *, clients: bool) -> grpc.ServerCredentials:
-    """For a server's port; each new connection is shown what the files hold then.
+    """Credentials of a server's port; each new connection gets the files' contents at that moment.
 
-    `clients`: whether those who dial must show a certificate, too.
+    `clients`: whether clients must show a certificate too.
     """
     shown = certificates.current()
 
@@ -149,7 +151,7 @@ def server_credentials(certificates: Certificates, *, clients: bool) -> grpc.Ser
 
 
 def channel_credentials(pem: Pem) -> grpc.ChannelCredentials:
-    """For a channel; good for as long as the certificate is."""
+    """Credentials of a channel, valid as long as the certificate is."""
     return grpc.ssl_channel_credentials(pem.ca or None, pem.key or None, pem.chain or None)
 
 
@@ -158,7 +160,7 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
 
 
 def _shake(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
-    """Raises ssl.SSLError."""
+    """Runs a handshake between two contexts in memory. Raises ssl.SSLError."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True))
     for end in (*ends, *ends):
@@ -170,7 +172,7 @@ def _shake(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
 
 @contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """The library loads pairs from files alone; this one is in memory, and nobody else's."""
+    """Path of an in-memory file with the data, as the ssl module loads key pairs only from files."""
     descriptor = os.memfd_create("pem")
     try:
         os.write(descriptor, data)

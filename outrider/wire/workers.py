@@ -1,6 +1,6 @@
-"""A worker as it announces itself: one form for workers, orchestrators and what they share.
+"""A worker's announcement: one form for workers, orchestrators and the store that orchestrators share.
 
-What comes from the wire or from a store is checked in one place, `checked`: rubbish is refused by name.
+`checked` checks every announcement from the wire or from a store, and its errors name the wrong field.
 """
 
 import math
@@ -11,11 +11,11 @@ from outrider.v1 import registry_pb2
 from speculative.errors import InvalidRequest
 
 CONTRACT = 1
-"""Version of the contract that this code speaks. Another one means: do not use one another."""
+"""Version of the contract that this code speaks; processes of different versions do not use each other."""
 EVERY_S = 1.0
-"""How often a worker announces itself, in seconds."""
+"""Seconds between two announcements of a worker."""
 BELIEVED_S = 4.0
-"""How long an announcement is believed, in seconds."""
+"""Seconds after which an announcement expires."""
 ROLES = {
     "verifier": registry_pb2.WORKER_ROLE_VERIFIER,
     "drafter": registry_pb2.WORKER_ROLE_DRAFTER,
@@ -24,7 +24,7 @@ ROLES = {
 _NAMES = {number: name for name, number in ROLES.items()}
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 _SCHEMES = frozenset({"dns", "fd", "ipv4", "ipv6", "passthrough", "unix", "unix-abstract", "vsock", "xds"})
-"""Before a colon gRPC takes these for something else than a host: unix:1 is a file."""
+"""Words before a colon that gRPC does not read as a host: unix:1 is a file."""
 _DIGEST = re.compile(r"[0-9a-f]{0,128}")
 _LONGEST_ADDRESS = 255
 _LONGEST_TEXT = 256
@@ -34,7 +34,7 @@ _LONGEST_STEP_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """How a worker is at the moment; fields as in AnnounceRequest."""
+    """Model, load and step time of a worker at present; fields as in AnnounceRequest."""
 
     model: str = ""
     weights_digest: str = ""
@@ -47,19 +47,19 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEntry:
-    """A worker where it is."""
+    """A worker's role, address and state."""
 
     role: str
-    """One of ROLES."""
+    """The worker's role, a key of ROLES."""
     address: str
-    """host:port."""
+    """host:port at which the worker serves gRPC."""
     state: WorkerState
     contract: int = CONTRACT
     draining: bool = False
 
 
 def checked(entry: WorkerEntry) -> WorkerEntry:
-    """Raises InvalidRequest for what can be no worker."""
+    """The entry. Raises InvalidRequest where a field cannot be that of a worker."""
     state = entry.state
     if entry.role not in ROLES:
         raise InvalidRequest(f"a worker's role is {entry.role[:20]!r}; one of {', '.join(ROLES)}")
@@ -86,7 +86,7 @@ def checked(entry: WorkerEntry) -> WorkerEntry:
 
 
 def checked_address(address: str) -> str:
-    """Raises InvalidRequest for what is no host:port that somebody can dial."""
+    """The address. Raises InvalidRequest where it is no host:port that a channel can dial."""
     found = _ADDRESS.fullmatch(address) if len(address) <= _LONGEST_ADDRESS else None
     if found is None or found[1].lower() in _SCHEMES or not 1 <= int(found[2]) <= 65535:
         raise InvalidRequest(f"a worker's address is {address[:80]!r}; host:port is needed, port 1 to 65535")
@@ -94,7 +94,7 @@ def checked_address(address: str) -> str:
 
 
 def entry_to_wire(entry: WorkerEntry) -> registry_pb2.AnnounceRequest:
-    """As a worker announces it."""
+    """The announcement of a worker for the wire."""
     state = entry.state
     return registry_pb2.AnnounceRequest(
         role=ROLES[entry.role],
@@ -112,7 +112,7 @@ def entry_to_wire(entry: WorkerEntry) -> registry_pb2.AnnounceRequest:
 
 
 def entry_from_wire(message: registry_pb2.AnnounceRequest) -> WorkerEntry:
-    """Raises InvalidRequest for what can be no worker."""
+    """A worker from its announcement. Raises InvalidRequest where a field cannot be that of a worker."""
     state = WorkerState(
         model=message.model,
         weights_digest=message.weights_digest,

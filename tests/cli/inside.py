@@ -1,4 +1,4 @@
-"""Commands run inside the tests' process; one that becomes another program needs a process of its own."""
+"""Runs commands inside the tests' process; a command that becomes another program needs its own process."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from outrider.cli.app import main
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -18,7 +18,7 @@ class Ended(NamedTuple):
 
     @property
     def said(self) -> dict[str, Any]:
-        """The one JSON object that it printed."""
+        """The single JSON object that the command printed."""
         assert self.out.count("\n") == 1, self
         said: dict[str, Any] = json.loads(self.out)
         return said
@@ -28,7 +28,7 @@ Run = Callable[..., Ended]
 
 
 def ended(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
-    """The command of these arguments."""
+    """Runs the command with these arguments; returns its exit status and output."""
     with pytest.raises(SystemExit) as end:
         main([*map(str, arguments)])
     assert isinstance(end.value.code, int)

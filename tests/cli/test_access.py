@@ -1,4 +1,4 @@
-"""How `outrider generate` is let in: never by an argument that holds a secret."""
+"""Credentials of `outrider generate`, which no argument ever holds."""
 
 from pathlib import Path
 

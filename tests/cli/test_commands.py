@@ -1,4 +1,4 @@
-"""The command line without any service: help, usage, and how errors are said."""
+"""The command line without any service: help, usage and errors."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def outrider(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.Comple
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """A command inside this process; one that becomes another program needs `outrider`."""
+    """Runs a command inside this process; one that becomes another program needs `outrider`."""
 
     def run(*arguments: str) -> Ended:
         return ended(capsys, *arguments)
@@ -130,7 +130,7 @@ def test_a_setting_that_does_not_exist_is_refused_by_the_service() -> None:
     assert "MAX_STREAMS" in done.stderr
 
 
-def test_nobody_at_the_address_is_a_failure(run: Run) -> None:
+def test_an_address_without_an_orchestrator_is_a_failure(run: Run) -> None:
     plain = run("generate", "--address", "127.0.0.1:1", "--prompt", "x")
     assert (plain.status, plain.out) == (1, "")
     assert "127.0.0.1:1" in plain.err
@@ -149,7 +149,9 @@ def test_nobody_at_the_address_is_a_failure(run: Run) -> None:
         (("--ids", "1", "--max-tokens", str(2**63)), "max_tokens"),
     ],
 )
-def test_what_no_message_can_hold_is_refused_by_name(flags: tuple[str, ...], says: str, run: Run) -> None:
+def test_a_value_beyond_its_field_s_range_is_refused_by_name(
+    flags: tuple[str, ...], says: str, run: Run
+) -> None:
     done = run("generate", "--address", "127.0.0.1:1", *flags, "--json")
     assert done.status == 1
     assert error_of(done.out)["code"] == "INVALID_ARGUMENT"

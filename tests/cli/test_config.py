@@ -1,4 +1,4 @@
-"""`outrider config`: what is wrong with a file, and what a role would run with."""
+"""`outrider config`: the problems of a file, and the settings that a role would run with."""
 
 import json
 import re
@@ -38,20 +38,20 @@ def written(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_a_right_file_is_said_to_be_right(run: Run, tmp_path: Path) -> None:
+def test_a_valid_file_is_reported_as_right(run: Run, tmp_path: Path) -> None:
     file = written(tmp_path, '[up]\ntarget = "org/name"\n[verifier]\nkv_mb = 64\nmodel = "org/name"\n')
     assert run("config", "check", file) == Ended(0, f"{file}: right\n", "")
     said = json.loads(run("config", "check", file, "--json").out)
     assert said == {"file": file, "ok": True, "problems": [], "left": []}
 
 
-def test_what_a_file_leaves_to_flags_is_no_fault_of_it(run: Run, tmp_path: Path) -> None:
+def test_a_setting_left_to_flags_is_no_fault_of_the_file(run: Run, tmp_path: Path) -> None:
     done = run("config", "check", written(tmp_path, "[verifier]\nkv_mb = 64\n"))
     assert done.status == 0
     assert "left open: verifier.model is missing: give --model, OUTRIDER_VERIFIER__MODEL or" in done.out
 
 
-def test_everything_that_is_wrong_is_told_with_path_value_and_what_to_do(run: Run, tmp_path: Path) -> None:
+def test_every_problem_is_reported_with_path_value_and_what_to_do(run: Run, tmp_path: Path) -> None:
     file = written(
         tmp_path,
         'kv_mb = 3\n[verifer]\nmodel = "x"\n[verifier]\nkv_bm = 3\nthreads = 0\n[drafter]\nmodel = 4\n'
@@ -86,7 +86,7 @@ def test_everything_that_is_wrong_is_told_with_path_value_and_what_to_do(run: Ru
 
 
 @pytest.mark.parametrize(("text", "says"), [(None, "No such file"), ("a = \n", "at line 1, column 5")])
-def test_what_is_no_file_of_tables_is_said_so(run: Run, tmp_path: Path, text: str | None, says: str) -> None:
+def test_a_file_that_is_no_toml_is_refused(run: Run, tmp_path: Path, text: str | None, says: str) -> None:
     file = str(tmp_path / "none.toml") if text is None else written(tmp_path, text)
     done = run("config", "check", file)
     assert (done.status, done.out) == (1, "")
@@ -145,7 +145,7 @@ def test_a_role_that_would_not_start_is_shown_with_the_reason(run: Run) -> None:
         (("--redis-url", "redis://h:1"), "a Redis URL is given, but store is memory"),
     ],
 )
-def test_what_is_said_by_halves_is_told_before_a_role_starts(
+def test_incomplete_settings_are_reported_before_a_role_starts(
     run: Run, tmp_path: Path, flags: tuple[str, str], says: str
 ) -> None:
     shown = run("config", "show", "orchestrator", "--verifier", "h:1", *flags)
@@ -213,7 +213,7 @@ def test_a_secret_given_twice_hides_no_other_fault(run: Run, tmp_path: Path) -> 
     assert SECRET not in checked.out
 
 
-def test_a_role_that_is_none_is_refused(run: Run) -> None:
+def test_an_unknown_role_is_refused(run: Run) -> None:
     done = run("config", "show", "juggler", "--json")
     assert done.status == 2
     assert (
@@ -228,7 +228,7 @@ def test_the_document_has_the_tables_that_the_settings_give() -> None:
     assert text.index(BEGIN) < text.index("| `verifier` |")
 
 
-def test_what_a_setting_is_for_is_said_of_every_one() -> None:
+def test_every_setting_has_a_description() -> None:
     silent = [
         f"{role}.{one.dotted}"
         for role, kind in kinds().items()
@@ -246,7 +246,7 @@ def test_every_secret_can_be_a_file() -> None:
         assert not any(name.endswith("_file") for name in secrets)
 
 
-def test_the_files_of_the_document_are_right(run: Run, tmp_path: Path) -> None:
+def test_the_document_s_example_files_are_valid(run: Run, tmp_path: Path) -> None:
     examples = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.S)
     assert examples
     for text in examples:

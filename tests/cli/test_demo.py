@@ -1,4 +1,4 @@
-"""The demonstration's own parts: prompts, colours, verdict. That it runs is tested with the services."""
+"""Parts of the demonstration: prompts, colours, verdict. The tests of the services run the whole."""
 
 import io
 import json
@@ -86,7 +86,7 @@ def table() -> TokenTable:
 CHUNKS = [Chunk((0,), "a", ("target",)), Chunk((1, 2, 3), "bc\n", ("lookup", "drafter", "target"))]
 
 
-def test_tokens_are_plain_text_where_nobody_sees_colours(table: TokenTable) -> None:
+def test_tokens_are_plain_text_without_colours(table: TokenTable) -> None:
     out = io.StringIO()
     Painter(Console(file=out), table).answer(CHUNKS)
     assert out.getvalue() == "abc\n\n"

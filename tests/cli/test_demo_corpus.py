@@ -1,4 +1,4 @@
-"""The demonstration's corpus: what prompts are held out from is in it no more than it is in training."""
+"""The demonstration's corpus leaves out the text that the prompts come from, as training does."""
 
 import json
 import sysconfig

@@ -1,4 +1,4 @@
-"""What `outrider explain` prints of a session's rounds."""
+"""The output of `outrider explain` for a session's rounds."""
 
 import io
 import json

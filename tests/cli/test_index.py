@@ -1,4 +1,4 @@
-"""`outrider index`: corpora built, described, verified, merged and removed at the command line."""
+"""`outrider index` builds, describes, verifies, merges and removes corpora."""
 
 import io
 import sys
@@ -118,18 +118,18 @@ def test_wrong_usage_exits_with_two(arguments: tuple[str, ...], says: str, run: 
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "rm"])
-def test_nothing_there_is_one_line(command: str, run: Run, tmp_path: Path) -> None:
+def test_a_missing_corpus_is_reported_in_one_line(command: str, run: Run, tmp_path: Path) -> None:
     done = run(command, tmp_path / "nothing")
     assert done == (1, "", f"error: {tmp_path / 'nothing'}: no corpus there\n")
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "rm"])
-def test_a_file_is_no_corpus(command: str, run: Run, tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_corpus_is_refused(command: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     assert run(command, tmp_path / "file") == (1, "", f"error: {tmp_path / 'file'}: no corpus there\n")
 
 
-def test_a_source_that_is_not_there_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_a_missing_source_file_is_reported_in_one_line(run: Run, tmp_path: Path) -> None:
     done = run("build", tmp_path / "out", tmp_path / "nothing", "--tokenizer", TOKENIZER)
     assert done.status == 1
     assert done.err == f"error: {tmp_path / 'nothing'}: neither a file nor a folder\n"

@@ -1,4 +1,4 @@
-"""How `up` finds out that its orchestrator has found the others, whatever clients have to show."""
+"""`up` waits until its orchestrator reaches all workers, whatever credentials clients need."""
 
 import threading
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from speculative.errors import Unavailable
 
 @pytest.fixture
 def served() -> Iterator[tuple[Gauge, str]]:
-    """Who answers the orchestrator, as its metrics tell it, and where these are."""
+    """The orchestrator's gauge of workers in reach, and host:port of its metrics."""
     metrics = Metrics("orchestrator")
     up = Gauge("outrider_orchestrator_peer_up", "", ("peer",), registry=metrics.registry)
     server = MetricsServer(metrics, "127.0.0.1", 0, lambda: True)
@@ -21,7 +21,7 @@ def served() -> Iterator[tuple[Gauge, str]]:
     server.close()
 
 
-def test_it_waits_for_the_last_of_them(served: tuple[Gauge, str]) -> None:
+def test_up_waits_for_the_last_worker(served: tuple[Gauge, str]) -> None:
     up, metrics = served
     up.labels("v:1").set(1)
     up.labels("d:1").set(0)
@@ -31,7 +31,7 @@ def test_it_waits_for_the_last_of_them(served: tuple[Gauge, str]) -> None:
     assert late.finished.is_set()
 
 
-def test_who_was_not_found_is_named(served: tuple[Gauge, str]) -> None:
+def test_workers_out_of_reach_are_named(served: tuple[Gauge, str]) -> None:
     up, metrics = served
     up.labels("v:1").set(1)
     up.labels("d:1").set(0)
@@ -39,6 +39,6 @@ def test_who_was_not_found_is_named(served: tuple[Gauge, str]) -> None:
         wait_until_joined(metrics, ["v:1", "d:1", "r:1"], 0.1)
 
 
-def test_metrics_that_are_not_there_find_nobody() -> None:
+def test_without_metrics_no_worker_counts_as_reached() -> None:
     with pytest.raises(Unavailable, match="did not reach v:1 within"):
         wait_until_joined("127.0.0.1:1", ["v:1"], 0.1)

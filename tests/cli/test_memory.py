@@ -1,4 +1,4 @@
-"""`outrider memory` against a worker that runs: corpora, references, what was learnt."""
+"""`outrider memory` with a running worker: corpora, references and past output."""
 
 import io
 import sys
@@ -81,7 +81,7 @@ def test_a_session_is_forgotten(run: Run) -> None:
     assert (done.status, done.said) == (0, {"forgotten": "s-17", "tenant": "acme"})
 
 
-def test_what_cannot_be_read_ends_a_build_and_says_so(run: Run, tmp_path: Path) -> None:
+def test_an_unreadable_source_ends_a_build_and_is_reported(run: Run, tmp_path: Path) -> None:
     done = run("build", "source", tmp_path / "nothing", "--public", "--json")
     assert (done.status, done.said["error"]["code"]) == (1, "INVALID_ARGUMENT")
     assert "neither a file nor a folder" in done.said["error"]["message"]
@@ -106,7 +106,7 @@ def test_wrong_usage_exits_with_two(arguments: tuple[str, ...], says: str, run: 
     assert says in done.err
 
 
-def test_a_worker_that_is_not_there_is_one_line(run: Run) -> None:
+def test_a_worker_that_does_not_answer_is_reported_in_one_line(run: Run) -> None:
     done = run("stats", address="127.0.0.1:1")
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
 

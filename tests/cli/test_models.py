@@ -1,4 +1,4 @@
-"""`outrider models check`: do two models go together, and what should be set."""
+"""`outrider models check`: whether two models fit, and the settings that it recommends."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(run: Run, tiny_llama: Pa
     assert found["settings"]["verifier"]["model"] == str(tiny_llama)
 
 
-def test_one_that_is_often_wrong_is_less_so_and_says_so(
+def test_a_drafter_that_is_often_wrong_agrees_less_and_the_report_says_so(
     run: Run, tiny_llama: Path, tiny_llama_b: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
@@ -58,7 +58,7 @@ def test_one_that_is_often_wrong_is_less_so_and_says_so(
     assert found["how"]["text"] == str(text)
 
 
-def test_in_words_it_ends_in_a_configuration_file_that_is_right(
+def test_the_text_report_ends_in_a_valid_configuration_file(
     run: Run, tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run(tiny_llama, tiny_llama, *SMALL)
@@ -73,7 +73,7 @@ def test_in_words_it_ends_in_a_configuration_file_that_is_right(
     assert end.value.code == 0, capsys.readouterr().out
 
 
-def test_tokenizers_that_differ_are_told_with_the_first_difference(
+def test_different_tokenizers_are_reported_with_the_first_difference(
     run: Run, tiny_llama: Path, tiny_writer: Path
 ) -> None:
     done = run(tiny_llama, tiny_writer, *SMALL, "--json")
@@ -87,12 +87,12 @@ def test_tokenizers_that_differ_are_told_with_the_first_difference(
     assert "cannot be served together" in plain.out
 
 
-def test_a_model_without_a_tokenizer_is_told(run: Run, tiny_llama: Path, tiny_llama_bare: Path) -> None:
+def test_a_model_without_a_tokenizer_is_reported(run: Run, tiny_llama: Path, tiny_llama_bare: Path) -> None:
     found = said(run(tiny_llama, tiny_llama_bare, *SMALL, "--json"))
     assert "the drafter came without a tokenizer" in found["tokenizers"]["difference"]
 
 
-def test_a_model_that_is_refused_at_load_is_told_with_the_reason(
+def test_a_model_that_is_refused_at_load_is_reported_with_the_reason(
     run: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     folder = save_tiny_llama(tmp_path / "narrow", seed=0, tokenizer=writing_tokenizer(), width=200)
@@ -112,7 +112,7 @@ def test_a_model_that_is_refused_at_load_is_told_with_the_reason(
         (("--device", "abacus"), 1, "abacus"),
     ],
 )
-def test_what_cannot_be_checked_says_why(
+def test_a_pair_that_cannot_be_checked_is_refused_with_the_reason(
     run: Run, tiny_llama: Path, flags: tuple[str, ...], status: int, says: str
 ) -> None:
     done = run(tiny_llama, tiny_llama, *flags, "--json")
@@ -120,7 +120,7 @@ def test_what_cannot_be_checked_says_why(
     assert says in json.loads(done.out)["error"]["message"]
 
 
-def test_a_folder_that_is_half_there_is_named(run: Run, tiny_llama: Path, tmp_path: Path) -> None:
+def test_an_incomplete_model_folder_is_named(run: Run, tiny_llama: Path, tmp_path: Path) -> None:
     half = Path(shutil.copytree(tiny_llama, tmp_path / "half"))
     (half / "model.safetensors").unlink()
     done = run(tiny_llama, half)

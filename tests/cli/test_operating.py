@@ -1,4 +1,4 @@
-"""`outrider memory` and a retrieval worker that asks for certificates."""
+"""`outrider memory` with a retrieval worker that requires certificates."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,8 +18,8 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def worker(authority: Authority) -> Iterator[ServiceProcess]:
-    told = authority.role("retrieval", "source")
-    flags = [part for name, path in told.items() for part in (f"--{name.replace('_', '-')}", str(path))]
+    files = authority.role("retrieval", "source")
+    flags = [part for name, path in files.items() for part in (f"--{name.replace('_', '-')}", str(path))]
     with ExitStack() as held:
         process = ServiceProcess.start("retrieval", "retrieval_service", flags)
         held.callback(process.stop, 10.0)
@@ -34,7 +34,7 @@ def listed(worker: ServiceProcess, *before: str) -> int:
     return end.value.code
 
 
-def test_an_operator_s_certificate_opens_it_and_another_role_s_does_not(
+def test_a_worker_accepts_an_operator_s_certificate_and_refuses_another_role_s(
     worker: ServiceProcess, authority: Authority, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def shows(role: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where standard output takes nothing more, a command says so in a line and fails."""
+"""A command whose standard output cannot be written fails with one line."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_a_closed_standard_output_is_a_failure_where_an_answer_would_be_lost() -
     assert "standard output is closed" in done.stderr
 
 
-def test_a_character_that_the_terminal_does_not_know_ends_nothing() -> None:
+def test_a_character_that_the_terminal_lacks_does_not_end_an_answer() -> None:
     code = "from outrider.cli.app import main; main(['version'])"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What `up` decides before and between starting processes."""
+"""Decisions of `up` before it starts processes and between two starts."""
 
 import socket
 
@@ -46,7 +46,7 @@ def test_a_drafter_with_another_tokenizer_is_refused_with_both_names() -> None:
         check_pair(VerifierDescription(model="big"), SourceDescription(model="s", tokenizer_digest="b"))
 
 
-def test_a_reserved_port_is_free_for_a_child_that_asks_for_it_and_for_nobody_else() -> None:
+def test_a_reserved_port_is_free_only_for_a_child_that_names_it() -> None:
     stack = Stack(StackOptions(target="org/name"))
     try:
         address = stack._reserve()

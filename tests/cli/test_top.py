@@ -1,4 +1,4 @@
-"""What `outrider top` makes of two readings of a process's metrics."""
+"""Figures of `outrider top` from two readings of a process's metrics."""
 
 import io
 import json
@@ -106,7 +106,7 @@ def orchestrator() -> Iterator[tuple[Metrics, str]]:
     server.close()
 
 
-def test_it_reads_processes_that_serve_metrics(orchestrator: tuple[Metrics, str]) -> None:
+def test_top_reads_processes_that_serve_metrics(orchestrator: tuple[Metrics, str]) -> None:
     metrics, address = orchestrator
     tokens = metrics.counter("generation_tokens", "", (MODEL,), common=True)
     errors = metrics.counter("request_errors", "", ("reason",))
@@ -123,7 +123,7 @@ def test_it_reads_processes_that_serve_metrics(orchestrator: tuple[Metrics, str]
     assert (said["errors"], said["store"]) == ({"Overloaded": 2}, "up")
 
 
-def test_one_that_is_away_is_said_to_be_beside_the_others(
+def test_a_process_that_does_not_answer_is_shown_beside_the_others(
     orchestrator: tuple[Metrics, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, address = orchestrator
@@ -135,7 +135,7 @@ def test_one_that_is_away_is_said_to_be_beside_the_others(
     assert "refused" in gone["error"]
 
 
-def test_nobody_at_all_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_answer_from_any_process_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["top", "127.0.0.1:1", "--once", "--interval", "0.1"])
     assert ended.value.code == 1
@@ -144,7 +144,7 @@ def test_nobody_at_all_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert "none of them answers" in shown.err
 
 
-def test_what_a_process_says_is_shown_as_it_is() -> None:
+def test_a_process_s_texts_are_shown_without_markup() -> None:
     from rich.console import Console
 
     process = {"address": "a:1", "error": "[red]no[/red]"}

@@ -1,4 +1,4 @@
-"""What `up` makes of its flags, of variables and of a file that speaks to the services as well."""
+"""Settings of `up` from flags, variables and a file that the services read too."""
 
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,20 @@ def flags_of(options: StackOptions, role: str) -> dict[str, str]:
     return dict(zip(flags[::2], flags[1::2], strict=True))
 
 
-def test_without_flags_and_a_file_it_is_what_it_is_by_default() -> None:
+def test_without_flags_and_a_file_up_has_its_defaults() -> None:
     assert read_up({"target": None, "corpus": None, "threads": None}, {}) == StackOptions()
 
 
-def test_its_own_table_goes_below_variables_and_these_below_flags(tmp_path: Path) -> None:
+def test_flags_win_over_variables_and_variables_over_the_table_of_up(tmp_path: Path) -> None:
     text = (
         '[up]\ntarget = "a/filed"\ndevice = "filed"\nthreads = 3\nretrieval = "none"\ncorpus = ["x", "y"]\n'
     )
-    found = up(tmp_path, text, {"OUTRIDER_UP__DEVICE": "told", "OUTRIDER_UP__THREADS": "4"}, threads=5)
-    assert (found.target, found.device, found.threads) == ("a/filed", "told", 5)
+    found = up(tmp_path, text, {"OUTRIDER_UP__DEVICE": "cuda", "OUTRIDER_UP__THREADS": "4"}, threads=5)
+    assert (found.target, found.device, found.threads) == ("a/filed", "cuda", 5)
     assert (found.retrieval, found.corpora) == (False, ("x", "y"))
 
 
-def test_what_the_file_says_to_a_service_goes_before_what_up_decides(tmp_path: Path) -> None:
+def test_a_service_s_own_table_wins_over_choices_of_up(tmp_path: Path) -> None:
     text = '[up]\ndtype = "float16"\n[verifier]\ndtype = "bfloat16"\nbind = "127.0.0.1:7001"\nmodel = "a/b"\n'
     options = up(tmp_path, text, {"OUTRIDER_DRAFTER__THREADS": "7", "OUTRIDER_DRAFTER__MODEL": "a/s"})
     verifier, drafter = flags_of(options, "verifier"), flags_of(options, "drafter")
@@ -67,7 +67,7 @@ def test_a_flag_of_up_holds_for_every_service(tmp_path: Path) -> None:
         ("[up\n", {}, {}, "is no TOML"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_or_contradicting_settings_are_refused(
     tmp_path: Path, text: str, variables: dict[str, str], flags: dict[str, str], says: str
 ) -> None:
     with pytest.raises(CommandFailed, match=says) as refused:

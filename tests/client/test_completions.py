@@ -1,4 +1,4 @@
-"""What a client sends and how answers are folded, without any connection."""
+"""Requests that a client builds and completions that it folds from chunks, without any connection."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def tokens(ids: list[int], text: str, token_sources: bytes, position: int = 0) -
     )
 
 
-def test_what_is_left_out_is_left_to_the_server() -> None:
+def test_options_left_out_are_not_sent() -> None:
     start = build_request("hello", Options()).start
     assert start.text == "hello"
     assert not any(start.HasField(field) for field in ("max_tokens", "seed"))
@@ -91,7 +91,7 @@ def test_one_stop_string_is_one_stop_string() -> None:
         ("x\ud800", {}, "not a request"),
     ],
 )
-def test_what_no_message_can_hold_is_refused(prompt: Any, options: Any, says: str) -> None:
+def test_an_invalid_option_is_refused(prompt: Any, options: Any, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         build_request(prompt, options)
     assert says in str(caught.value)
@@ -154,7 +154,7 @@ def test_a_request_that_failed_or_broke_off_is_no_completion() -> None:
         broken.completion()
 
 
-def test_what_is_asked_beside_sampling_is_sent_as_it_is() -> None:
+def test_options_beside_sampling_are_sent_as_they_are() -> None:
     start = build_request("x", Options(min_tokens=3, stop_ids=[7], ignore_eos=True, n=2, logprobs=True)).start
     sampling = start.sampling
     assert (sampling.min_tokens, list(sampling.stop_ids), sampling.ignore_eos) == (3, [7], True)
@@ -165,12 +165,12 @@ def test_what_is_asked_beside_sampling_is_sent_as_it_is() -> None:
     assert not plain.sampling.ListFields()
 
 
-def test_choices_are_folded_apart_and_their_prompt_is_counted_once() -> None:
+def test_choices_are_folded_separately_and_their_prompt_is_counted_once() -> None:
     builder = CompletionBuilder(2)
     builder.add(STARTED)
     for choice, id_, position in ((1, 8, 0), (0, 5, 0), (1, 9, 1)):
-        told = [{"logprob": -id_, "top_ids": [id_, 3], "top_logprobs": [-id_, -50.0]}]
-        said = {"ids": [id_], "text": "x", "token_sources": b"\2", "choice": choice, "logprobs": told}
+        logprobs = [{"logprob": -id_, "top_ids": [id_, 3], "top_logprobs": [-id_, -50.0]}]
+        said = {"ids": [id_], "text": "x", "token_sources": b"\2", "choice": choice, "logprobs": logprobs}
         said["position"] = position
         chunk = builder.add(GenerateResponse(tokens=said))
         assert chunk is not None
@@ -191,7 +191,7 @@ def test_choices_are_folded_apart_and_their_prompt_is_counted_once() -> None:
     completion = builder.completion()
     assert [choice.ids for choice in completion.choices] == [(5,), (8, 9)]
     assert [choice.seed for choice in completion.choices] == [0, 1]
-    assert (completion.ids, [told.id for told in completion.choices[1].logprobs]) == ((5,), [8, 9])
+    assert (completion.ids, [token.id for token in completion.choices[1].logprobs]) == ((5,), [8, 9])
     usage = completion.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.rounds) == (4, 3, 2)
     assert usage.accepted_by_source == {"drafter": 3}

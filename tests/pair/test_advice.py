@@ -1,4 +1,4 @@
-"""What is recommended for a pair, and why."""
+"""Recommendations for a pair, and their reasons."""
 
 from outrider.pair.advice import Drafting, advise, kv_mb
 
@@ -12,23 +12,23 @@ def measured(**by_nodes: tuple[float, float]) -> list[Drafting]:
     ]
 
 
-def test_the_limit_that_brings_most_is_recommended() -> None:
+def test_the_limit_with_the_highest_speedup_is_recommended() -> None:
     found = advise(measured(n4=(1.5, 1.2), n8=(2.0, 1.3), n16=(1.8, 1.2)))
     assert (found.drafter, found.nodes) == (True, 8)
     assert 1.61 < found.expected_speedup < 1.62
 
 
-def test_of_limits_that_bring_about_as_much_the_smallest_is() -> None:
+def test_the_smallest_of_about_equal_limits_is_recommended() -> None:
     assert advise(measured(n4=(1.99, 1.3), n8=(2.0, 1.3))).nodes == 4
 
 
-def test_a_drafter_that_brings_nothing_is_not() -> None:
+def test_a_drafter_without_a_speedup_is_not_recommended() -> None:
     found = advise(measured(n4=(1.1, 0.95), n8=(1.0, 0.9)))
     assert (found.drafter, found.nodes, found.expected_speedup) == (False, 0, 1.0)
     assert "1.02 times" in found.why
 
 
-def test_one_of_which_nothing_is_known_is_not_either() -> None:
+def test_a_drafter_without_measurements_is_not_recommended() -> None:
     assert not advise([]).drafter
 
 

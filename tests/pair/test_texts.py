@@ -1,4 +1,4 @@
-"""The prompts that acceptance is measured on."""
+"""Prompts for measuring acceptance."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def table() -> TokenTable:
     return TokenTable.from_json(writing_tokenizer().to_str())
 
 
-def test_our_own_are_there_without_a_file(table: TokenTable) -> None:
+def test_without_a_file_the_built_in_prompts_are_used(table: TokenTable) -> None:
     found = prompts(table, None, 100, 16)
     assert len(found) == len(OWN)
     assert all(0 < len(ids) <= 16 for ids in found)
@@ -54,7 +54,7 @@ def test_lines_of_json_are_a_prompt_each(table: TokenTable, tmp_path: Path) -> N
         ("a.jsonl", b'{"prompt": 3}\n', "has no prompts"),
     ],
 )
-def test_a_text_that_is_none_is_named(
+def test_an_unusable_text_is_named(
     table: TokenTable, tmp_path: Path, name: str, content: bytes | None, says: str
 ) -> None:
     if content is not None:

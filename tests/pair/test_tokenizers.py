@@ -1,4 +1,4 @@
-"""Tokenizers fit where each id is the same token in both."""
+"""Two tokenizers fit where each id is the same token in both."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ def table(change: Any = None) -> TokenTable:
     return TokenTable.from_json(json.dumps(described))
 
 
-def test_the_same_fit() -> None:
+def test_equal_tokenizers_fit() -> None:
     assert fit(table(), table()).ok
 
 
@@ -32,7 +32,7 @@ def test_the_first_id_that_differs_is_named_with_both_tokens() -> None:
     )
 
 
-def test_ids_that_only_one_has_differ() -> None:
+def test_an_id_that_only_one_tokenizer_has_is_a_difference() -> None:
     def add(described: Any) -> None:
         described["added_tokens"].append({**described["added_tokens"][0], "id": 96, "content": "<tool>"})
 
@@ -43,6 +43,6 @@ def test_ids_that_only_one_has_differ() -> None:
     assert "of 96 and 97" in found.difference
 
 
-def test_without_a_tokenizer_nothing_fits_and_it_is_said_whose_is_missing() -> None:
+def test_without_a_tokenizer_nothing_fits_and_the_model_without_one_is_named() -> None:
     assert "the drafter came without" in fit(table(), None).difference
     assert "the target and the drafter came without" in fit(None, None).difference

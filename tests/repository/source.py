@@ -25,12 +25,12 @@ ENTRY = re.compile(r"[a-z_][\w.]*\.[\w.]*:\w+")
 
 @cache
 def project() -> dict[str, Any]:
-    """pyproject.toml."""
+    """The contents of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def files(root: Path = ROOT) -> Iterator[Path]:
-    """Every file that is not made by tools."""
+    """Every file of the repository that no tool generates."""
     for path in sorted(root.iterdir()):
         made = (
             path.name in NOT_OURS
@@ -46,7 +46,7 @@ def files(root: Path = ROOT) -> Iterator[Path]:
 
 
 def modules(generated: bool = False) -> Iterator[tuple[str, Path]]:
-    """Dotted name and path of every module of the packages, with the generated ones or without."""
+    """Dotted name and path of every module of the packages, with or without generated modules."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -55,7 +55,7 @@ def modules(generated: bool = False) -> Iterator[tuple[str, Path]]:
 
 
 def imports(name: str, text: str) -> set[str]:
-    """Modules that a module names: at its top, in functions, for types alone, or in a table of strings."""
+    """Modules that a module imports: at its top, in functions, for types alone, or by a table of strings."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

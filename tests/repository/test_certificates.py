@@ -1,4 +1,4 @@
-"""scripts/certificates makes what services take."""
+"""scripts/certificates makes certificates that services accept."""
 
 import shutil
 import subprocess

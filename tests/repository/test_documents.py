@@ -1,4 +1,4 @@
-"""What documents show is there: code parses, commands have such flags, messages such fields, links an end."""
+"""Documents agree with the code: examples parse, flags and fields of messages exist, links lead somewhere."""
 
 import ast
 import importlib
@@ -70,7 +70,7 @@ def of(*languages: str) -> list[Block]:
 
 
 def commands(program: str) -> list[tuple[str, list[str]]]:
-    """Calls of a program in blocks that a shell reads, or that stand without a language, by where."""
+    """Calls of a program in blocks of shell commands or without a language, by their place."""
     found = []
     for block in of("sh", ""):
         for line in block.text.replace("\\\n", " ").splitlines():
@@ -119,7 +119,7 @@ def test_data_can_be_read(block: Block) -> None:
 
 
 def flags_of(words: list[str]) -> set[str]:
-    """What the command that these words call takes."""
+    """Flags of the command that these words call."""
     top = command = get_command(app)
     rest = list(words)
     if rest[0] == "bench":
@@ -161,7 +161,7 @@ def test_messages_for_grpcurl_are_messages_of_the_contract(where: str, words: li
 
 
 def services() -> dict[str, dict[str, str]]:
-    """Methods of the contract's services, each with the name of what it takes."""
+    """Methods of the contract's services, each with the name of its request message."""
     return {
         service.full_name: {method.name: method.input_type.full_name for method in service.methods}
         for module in OURS
@@ -175,7 +175,7 @@ def test_a_wrong_message_would_be_found() -> None:
 
 
 def anchor(heading: str) -> str:
-    """As renderers of Markdown make it."""
+    """Anchor of a heading, as renderers of Markdown make it."""
     return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""Of every file: nothing of one machine, nothing where it does not belong, nothing too long to read."""
+"""Every file: no traces of one machine, nothing in a wrong place, nothing too long to read."""
 
 import ast
 import hashlib
@@ -80,7 +80,7 @@ def test_every_field_of_the_contract_is_commented() -> None:
 
 
 def test_functions_are_short_enough_to_read() -> None:
-    """From the first statement on: a long signature is a list of names."""
+    """Lines count from the first statement on: a long signature is a list of names."""
     long = [
         f"{name}.{node.name}: {length} lines"
         for name, path in modules()

@@ -1,4 +1,4 @@
-"""Who may import whom: the core knows nothing of the wire, services nothing of each other."""
+"""Imports follow the layers: the core knows nothing of the wire, services nothing of each other."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from source import PACKAGES, ROOT, imports, modules
 
 
 class Layer(NamedTuple):
-    """What modules may import, beside themselves and the standard library."""
+    """Modules that a layer may import, beside itself and the standard library."""
 
     ours: tuple[str, ...]
     others: tuple[str, ...]
@@ -280,6 +280,6 @@ def test_the_client_and_the_core_are_light() -> None:
     assert not loaded_by("import speculative.draft_pool, speculative.sampling") & {"grpc", "asyncio", "torch"}
 
 
-def test_the_command_line_loads_little_before_it_knows_what_is_asked() -> None:
+def test_the_command_line_imports_little_before_a_command_runs() -> None:
     heavy = {"torch", "transformers", "grpc", "numpy", "pydantic", "tokenizers"}
     assert not loaded_by("import outrider.cli.app") & heavy

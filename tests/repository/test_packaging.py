@@ -1,4 +1,4 @@
-"""What is declared is what is used, and every version is pinned."""
+"""Declared dependencies are those in use, and every version is pinned."""
 
 import re
 import subprocess
@@ -88,7 +88,7 @@ def test_what_is_installed_here_is_what_is_pinned() -> None:
 
 
 def test_everything_that_the_environment_needs_is_pinned() -> None:
-    """Whatever the declared packages pull in, for this Python, is in the list too."""
+    """The packages that the declared ones need, for this Python, are in the list too."""
     pinned = set(pins("constraints.txt"))
     extras = set(project()["project"]["optional-dependencies"])
     pulled, waiting = set[str](), {name for name in declared(extras) if _is_installed(name)}

@@ -44,7 +44,7 @@ def executable(path: Path, text: str) -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The Makefile and its launcher, with a stand-in for the demonstration and nothing to install."""
+    """A clone with the Makefile, its launcher and a stand-in for the demonstration; nothing to install."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "scripts/run", tmp_path / "scripts")
@@ -82,12 +82,12 @@ def test_make_run_fails_as_make_does_where_the_demonstration_fails(
 
 
 @pytest.mark.parametrize("flag", ["-n", "-q", "-t"])
-def test_make_run_starts_nothing_where_it_is_only_asked(clone: Path, flag: str) -> None:
+def test_make_run_starts_nothing_in_a_dry_run(clone: Path, flag: str) -> None:
     assert "running" not in ended(clone, 0, "make", flag, "run")[1]
 
 
 def heed_interrupts() -> None:
-    """A shell has its background jobs ignore interrupts, and all children of these tests with them."""
+    """Makes children of these tests obey interrupts, which a shell's background jobs ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -15,7 +15,7 @@ StartToy = Callable[..., ServiceProcess]
 
 @pytest.fixture
 def start_toy(tmp_path: Path) -> Iterator[StartToy]:
-    """Starts a toy with these flags, waiting until it is ready unless told not to."""
+    """Starts a toy with these flags; by default waits until it is ready."""
     children: list[ServiceProcess] = []
 
     def start(*flags: str, wait: bool = True, module: str = "toy_service") -> ServiceProcess:

@@ -1,4 +1,4 @@
-"""Starts a toy, says its pid, and waits to be killed."""
+"""Starts a toy, prints its pid, and waits to be killed."""
 
 import sys
 import time

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process that is no zombie."""
+    """Whether a process with this pid exists and is no zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -67,7 +67,7 @@ def test_a_child_that_is_not_ready_in_time_is_an_error(start_toy: StartToy) -> N
         child.wait_ready(0.1)
 
 
-def test_a_child_that_ends_early_is_told_with_its_last_words(start_toy: StartToy) -> None:
+def test_a_child_that_ends_early_is_reported_with_the_end_of_its_log(start_toy: StartToy) -> None:
     with pytest.raises(ServiceFailed, match=r"(?s)exit status 3 without being ready.*last words") as failed:
         start_toy("--silent-end", module="stubborn")
     assert failed.value.code == "UNAVAILABLE"

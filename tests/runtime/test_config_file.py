@@ -1,4 +1,4 @@
-"""One file below variables and flags: who goes before whom, and that nothing in it is ignored."""
+"""The configuration file: flags and variables win over it, and nothing in it is ignored."""
 
 import re
 from pathlib import Path
@@ -33,7 +33,7 @@ def written(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_file_goes_below_variables_and_these_below_flags(written: Path) -> None:
+def test_flags_win_over_variables_and_variables_over_the_file(written: Path) -> None:
     variables = {"OUTRIDER_DRAFTER__LIMITS__MOST": "6", "OUTRIDER_DRAFTER__LOG_LEVEL": "debug"}
     found = read_settings(ToySettings, ["--config", str(written), "--log-level", "warning"], variables)
     assert (found.model, found.peers, found.check) == ("filed", ("a:1", "b:2"), False)
@@ -76,20 +76,20 @@ def test_no_file_is_read_that_was_not_named(written: Path, monkeypatch: pytest.M
         ("[drafter]\n[drafter]", "'FILE' is no TOML: Cannot declare"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_a_fault_in_a_file_is_named(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "outrider.toml"
     file.write_text(text)
     with pytest.raises(ValueError, match=re.escape(says.replace("FILE", str(file)))):
         read_settings(ToySettings, ["--model", "m", "--config", str(file)][2 * ("model = " in text) :], {})
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "outrider.toml"
     file.write_text('[drafter]\nmodle = "m"\ngrace_s = -1\n[nobody]\n')
-    with pytest.raises(ValueError, match="modle") as told:
+    with pytest.raises(ValueError, match="modle") as caught:
         read_settings(ToySettings, ["--config", str(file), "--bind", "x"], {"OUTRIDER_DRAFTER__X": "1"})
     for part in ("[nobody]", "grace_s = -1", "bind = 'x'", "OUTRIDER_DRAFTER__X", "model is missing"):
-        assert part in str(told.value)
+        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def logged(format_: Format, **kwargs: object) -> str:
     stream = io.StringIO()
     configure("verifier", "info", format_, stream)
     logging.getLogger("some.module").warning("stream %s lost", 3, **kwargs)  # type: ignore[arg-type]
-    logging.getLogger("some.module").debug("not told")
+    logging.getLogger("some.module").debug("not logged")
     return stream.getvalue()
 
 
@@ -47,18 +47,18 @@ def test_a_json_line_is_one_object() -> None:
 
 
 @pytest.mark.parametrize("format_", ["plain", "json"])
-def test_an_exception_is_told_with_its_trace(format_: Format) -> None:
+def test_an_exception_is_logged_with_its_trace(format_: Format) -> None:
     assert "ValueError: odd" in logged(format_, exc_info=ValueError("odd"))
 
 
-def test_a_field_that_json_has_no_form_for_is_told_as_text() -> None:
+def test_a_field_that_json_cannot_express_is_logged_as_text() -> None:
     assert json.loads(logged("json", extra={"fields": {"what": {1, 2}}}))["what"] == "{1, 2}"
 
 
 FORGED = "odd\n12:00:00.000 verifier ERROR x: forged\x1b[31m\u202e"
 
 
-def test_what_a_peer_sent_cannot_look_like_another_event() -> None:
+def test_a_peer_s_text_cannot_look_like_another_event() -> None:
     stream = io.StringIO()
     configure("verifier", "info", "plain", stream)
     log = logging.getLogger("some.module")
@@ -72,7 +72,7 @@ def test_what_a_peer_sent_cannot_look_like_another_event() -> None:
 
 
 @pytest.mark.parametrize("propagates", [True, False])
-def test_a_library_with_a_handler_of_its_own_is_told_once_and_in_our_form(
+def test_a_library_with_a_handler_of_its_own_is_logged_once_and_in_our_form(
     capsys: pytest.CaptureFixture[str], propagates: bool
 ) -> None:
     library = logging.getLogger("some_library")

@@ -1,4 +1,4 @@
-"""Counts under the role's own prefix."""
+"""Metrics carry the role's prefix."""
 
 from outrider.runtime.metrics import Metrics
 

@@ -1,4 +1,4 @@
-"""Any secret may be a file, and none is ever shown."""
+"""Every secret may be given in a file, and none is ever shown."""
 
 import logging
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import SecretStr
 
-from outrider.runtime.settings import Group, Secrets, ServiceSettings, as_variables, read_settings
+from outrider.runtime.settings import Group, ServiceSettings, as_variables, read_settings
 
 SECRET = "hunter2-of-the-toy"
 
@@ -21,7 +21,6 @@ class ToySettings(ServiceSettings):
 
     token: SecretStr
     """Who asks."""
-    keys: Secrets = ()
     door: Door = Door()
 
 
@@ -40,7 +39,6 @@ def read(*flags: str, **variables: str) -> ToySettings:
 def test_every_secret_has_a_field_for_a_file_beside_it() -> None:
     names = list(ToySettings.model_fields)
     assert names[names.index("token") + 1] == "token_file"
-    assert "keys_file" in names
     assert list(Door.model_fields) == ["password", "password_file"]
     assert "token" in (ToySettings.model_fields["token_file"].description or "")
 
@@ -50,31 +48,25 @@ def test_a_secret_comes_from_a_file_as_flag_or_variable(file: Path) -> None:
         assert found.token.get_secret_value() == SECRET
 
 
-def test_so_does_one_within_a_group(file: Path) -> None:
+def test_a_secret_of_a_group_comes_from_a_file_too(file: Path) -> None:
     found = read("--token", "t", "--door.password-file", str(file))
     assert found.door.password is not None
     assert found.door.password.get_secret_value() == SECRET
 
 
-def test_of_several_secrets_each_has_a_line(file: Path) -> None:
-    file.write_text("one\ntwo\n")
-    found = read("--token", "t", "--keys-file", str(file))
-    assert [key.get_secret_value() for key in found.keys] == ["one", "two"]
-
-
-def test_whichever_is_given_higher_up_counts(file: Path, tmp_path: Path) -> None:
+def test_the_source_that_wins_decides_between_a_secret_and_its_file(file: Path, tmp_path: Path) -> None:
     config = tmp_path / "outrider.toml"
     config.write_text(f'[drafter]\ntoken_file = "{file}"\n')
     assert read("--config", str(config)).token.get_secret_value() == SECRET
-    assert read("--config", str(config), token="told").token.get_secret_value() == "told"
-    assert read("--token-file", str(file), token="told").token.get_secret_value() == SECRET
+    assert read("--config", str(config), token="given").token.get_secret_value() == "given"
+    assert read("--token-file", str(file), token="given").token.get_secret_value() == SECRET
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [(None, "cannot be read: FileNotFoundError"), (b"", "is empty"), (b"\xff", "UnicodeDecodeError")],
 )
-def test_a_file_that_holds_none_is_named(tmp_path: Path, content: bytes | None, says: str) -> None:
+def test_an_unusable_file_is_named(tmp_path: Path, content: bytes | None, says: str) -> None:
     path = tmp_path / "secret"
     if content is not None:
         path.write_bytes(content)
@@ -82,7 +74,7 @@ def test_a_file_that_holds_none_is_named(tmp_path: Path, content: bytes | None, 
         read("--token-file", str(path))
 
 
-def test_both_at_one_place_are_refused(file: Path) -> None:
+def test_a_secret_and_its_file_in_one_place_are_refused(file: Path) -> None:
     with pytest.raises(ValueError, match="give token or token_file, not both"):
         read("--token-file", str(file), "--token", SECRET)
 
@@ -108,19 +100,19 @@ def test_no_secret_is_shown(file: Path, caplog: pytest.LogCaptureFixture) -> Non
     ],
 )
 def test_no_fault_quotes_a_secret(flags: list[str], also: dict[str, str], file: Path) -> None:
-    with pytest.raises(ValueError, match=r"tok|door|TOK|DOOR") as told:
+    with pytest.raises(ValueError, match=r"tok|door|TOK|DOOR") as caught:
         read_settings(ToySettings, [str(file) if flag == "FILE" else flag for flag in flags], also)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(caught.value)
 
 
-def test_neither_does_a_class_that_is_called_wrongly() -> None:
-    wrong: Any = {"token": SECRET, "token_file": "/nowhere", "keys": SECRET, "doors": SECRET}
-    with pytest.raises(ValueError, match="not both") as told:
+def test_a_constructor_s_fault_quotes_no_secret() -> None:
+    wrong: Any = {"token": SECRET, "token_file": "/nowhere", "doors": SECRET}
+    with pytest.raises(ValueError, match="not both") as caught:
         ToySettings(**wrong)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(caught.value)
 
 
-def test_another_process_is_told_of_the_file_alone(file: Path) -> None:
+def test_another_process_gets_only_the_path_of_a_secret_file(file: Path) -> None:
     given = as_variables(read("--token-file", str(file)))
     assert SECRET not in str(given)
     assert read_settings(ToySettings, [], given).token.get_secret_value() == SECRET

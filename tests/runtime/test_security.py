@@ -1,4 +1,4 @@
-"""mTLS inside: who shows no certificate of ours, or one of another role, is not talked to."""
+"""mTLS between services: peers without a certificate of the authority or of the right role are refused."""
 
 import asyncio
 import json
@@ -31,19 +31,19 @@ DESCRIBE = verifier_pb2.VerifierDescribeRequest()
 
 
 class VerifierLike(ServiceSettings):
-    """As a verifier is told."""
+    """Settings of a verifier."""
 
     role: ClassVar[str] = "verifier"
 
 
 class OrchestratorLike(ServiceSettings):
-    """As an orchestrator is told."""
+    """Settings of an orchestrator."""
 
     role: ClassVar[str] = "orchestrator"
 
 
 class Mirror(VerifierServicer):
-    """Says which certificate it was shown."""
+    """Answers with the certificate that the caller showed."""
 
     async def Describe(self, request: Any, context: Any) -> verifier_pb2.VerifierDescription:
         (pem,) = context.auth_context()["x509_pem_cert"]
@@ -58,12 +58,12 @@ class Mirror(VerifierServicer):
 
 
 @asynccontextmanager
-async def serving(told: dict[str, Path], *, at_once: bool = False) -> AsyncIterator[str]:
-    """`at_once`: files are looked at for each connection, not once a second."""
-    listening = inside(VerifierLike(**told))
+async def serving(files: dict[str, Path], *, at_once: bool = False) -> AsyncIterator[str]:
+    """A server with these files; `at_once` reads them for each connection, not once a second."""
+    listening = inside(VerifierLike(**files))
     assert listening.credentials is not None
     if at_once:
-        shown = Certificates(Files(*told.values(), own_ca=True), every_s=0.0)
+        shown = Certificates(Files(*files.values(), own_ca=True), every_s=0.0)
         listening = replace(listening, credentials=server_credentials(shown, clients=True))
         assert listening.credentials is not None
     server = grpc.aio.server(interceptors=listening.interceptors, options=server_options())
@@ -90,8 +90,8 @@ async def refused(address: str, shown: Certificates | None, role: str = "verifie
     return code
 
 
-def dialling(told: dict[str, Path]) -> Certificates:
-    shown = certificates(OrchestratorLike(**told))
+def dialling(files: dict[str, Path]) -> Certificates:
+    shown = certificates(OrchestratorLike(**files))
     assert shown is not None
     return shown
 
@@ -106,7 +106,7 @@ def theirs(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "theirs")
 
 
-async def test_roles_that_have_business_with_one_another_talk(ours: Authority) -> None:
+async def test_roles_that_work_together_accept_each_other(ours: Authority) -> None:
     orchestrator = ours.role("orchestrator")
     async with serving(ours.role("verifier")) as address:
         assert await describe(address, dialling(orchestrator)) == orchestrator["tls_cert"].read_text()
@@ -118,7 +118,7 @@ async def test_a_certificate_may_carry_several_roles(ours: Authority) -> None:
             await describe(address, dialling(shown), role="source")
 
 
-async def test_who_shows_no_certificate_or_a_stranger_s_is_not_let_in(
+async def test_a_caller_without_a_certificate_of_our_authority_is_refused(
     ours: Authority, theirs: Authority
 ) -> None:
     stranger = theirs.role("orchestrator") | {"tls_ca": theirs.ca}
@@ -130,7 +130,7 @@ async def test_who_shows_no_certificate_or_a_stranger_s_is_not_let_in(
         assert await refused(address, shown) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_who_is_dialled_must_be_of_the_role_and_of_our_authority(
+async def test_a_dialled_peer_must_have_the_role_and_our_authority(
     ours: Authority, theirs: Authority
 ) -> None:
     orchestrator = dialling(ours.role("orchestrator"))
@@ -141,7 +141,7 @@ async def test_who_is_dialled_must_be_of_the_role_and_of_our_authority(
 
 
 @pytest.mark.parametrize("role", ["drafter", "retrieval", "verifier", "somebody"])
-async def test_a_role_that_has_no_business_here_is_refused_with_what_would_be_needed(
+async def test_a_role_that_may_not_call_is_refused_with_the_roles_that_may(
     ours: Authority, role: str
 ) -> None:
     shown = dialling(ours.role(role))
@@ -156,7 +156,7 @@ async def test_a_role_that_has_no_business_here_is_refused_with_what_would_be_ne
         assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_new_files_are_shown_by_those_who_dial_while_streams_go_on(ours: Authority) -> None:
+async def test_new_calls_use_new_files_while_streams_continue(ours: Authority) -> None:
     orchestrator = ours.role("orchestrator")
     files = Files(*orchestrator.values(), server=False, own_ca=True)
     before = orchestrator["tls_cert"].read_text()
@@ -181,10 +181,10 @@ async def test_new_files_are_shown_by_those_who_dial_while_streams_go_on(ours: A
         assert (await stub.Describe(DESCRIBE, timeout=100)).model == after
 
 
-async def shown_by(address: str, told: dict[str, Path]) -> int:
-    """The serial number of the certificate that a new connection is shown."""
-    context = ssl.create_default_context(cafile=str(told["tls_ca"]))
-    context.load_cert_chain(told["tls_cert"], told["tls_key"])
+async def shown_by(address: str, files: dict[str, Path]) -> int:
+    """Serial number of the certificate that a new connection gets."""
+    context = ssl.create_default_context(cafile=str(files["tls_ca"]))
+    context.load_cert_chain(files["tls_cert"], files["tls_key"])
     host, _, port = address.rpartition(":")
     _, writer = await asyncio.open_connection(
         host, int(port), ssl=context, server_hostname="verifier.outrider.internal"
@@ -194,7 +194,7 @@ async def shown_by(address: str, told: dict[str, Path]) -> int:
     return int(shown["serialNumber"], 16)
 
 
-async def test_new_files_are_shown_to_those_who_connect_after(ours: Authority) -> None:
+async def test_new_connections_are_shown_new_files(ours: Authority) -> None:
     orchestrator, verifier = ours.role("orchestrator"), ours.role("verifier")
     async with serving(verifier, at_once=True) as address:
         first = await shown_by(address, orchestrator)
@@ -211,20 +211,20 @@ async def test_new_files_are_shown_to_those_who_connect_after(ours: Authority) -
 
 
 @pytest.mark.parametrize("given", ["tls_cert", "tls_key", "tls_ca"])
-def test_a_part_of_what_is_needed_is_refused(ours: Authority, given: str) -> None:
+def test_an_incomplete_set_of_tls_files_is_refused(ours: Authority, given: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"^{given} = .* is given without tls_\w+ and tls_\w+: give "):
         inside(VerifierLike(**{given: ours.role("verifier")[given]}))
 
 
-def test_without_files_all_is_plain() -> None:
+def test_without_files_nothing_is_encrypted() -> None:
     assert inside(VerifierLike()).credentials is None
 
 
-def flags(told: dict[str, Path]) -> list[str]:
-    return [part for name, path in told.items() for part in (f"--{name.replace('_', '-')}", str(path))]
+def flags(files: dict[str, Path]) -> list[str]:
+    return [part for name, path in files.items() for part in (f"--{name.replace('_', '-')}", str(path))]
 
 
-def test_a_process_serves_with_what_it_is_told(
+def test_a_process_serves_with_the_certificate_of_its_flags(
     start_toy: Callable[..., ServiceProcess], ours: Authority
 ) -> None:
     toy = start_toy(*flags(ours.role("drafter", "source")))
@@ -243,9 +243,9 @@ async def _toy_answers(address: str, shown: Certificates) -> None:
 def test_a_process_whose_certificate_is_none_does_not_start_and_says_which_file(
     start_toy: Callable[..., ServiceProcess], ours: Authority
 ) -> None:
-    told = ours.role("drafter")
-    told["tls_key"].write_text("rubbish")
-    toy = start_toy(*flags(told), wait=False)
+    files = ours.role("drafter")
+    files["tls_key"].write_text("rubbish")
+    toy = start_toy(*flags(files), wait=False)
     with pytest.raises(ServiceFailed, match=r"tls_key: .*drafter\.key") as failed:
         toy.wait_ready(20)
     assert failed.value.code == "INVALID_ARGUMENT"

@@ -95,7 +95,7 @@ def test_a_loading_service_is_live_but_not_ready(start_toy: StartToy) -> None:
     assert get(f"127.0.0.1:{http_port}", "/readyz")[0] == 503
 
 
-def test_what_is_loaded_is_not_looked_through_for_garbage_again(start_toy: StartToy) -> None:
+def test_loaded_objects_are_exempt_from_garbage_collection(start_toy: StartToy) -> None:
     with open_sync_channel(start_toy().address) as channel:
         request = generation_pb2.CancelRequest(session="frozen")
         assert generation_pb2_grpc.GenerationStub(channel).Cancel(request, timeout=100).found
@@ -126,7 +126,7 @@ def test_reflection_lists_the_services(start_toy: StartToy) -> None:
 
 
 @pytest.mark.parametrize("kind", ["random", "http/1", "half a preface", "frames after a preface", "tls"])
-def test_garbage_on_the_port_harms_nobody(start_toy: StartToy, kind: str) -> None:
+def test_garbage_on_the_port_does_no_harm(start_toy: StartToy, kind: str) -> None:
     toy = start_toy()
     noise = random.Random(0)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -156,7 +156,7 @@ def test_garbage_on_the_port_harms_nobody(start_toy: StartToy, kind: str) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_with_status_0(start_toy: StartToy, number: signal.Signals) -> None:
+def test_a_signal_stops_the_service_with_status_0(start_toy: StartToy, number: signal.Signals) -> None:
     toy = start_toy()
     os.kill(toy.pid, number)
     assert toy._wait(5) == 0
@@ -170,7 +170,7 @@ def test_several_signals_are_one(start_toy: StartToy) -> None:
     assert toy._wait(5) == 0
 
 
-async def test_a_held_stream_ends_orderly_when_it_stops(start_toy: StartToy) -> None:
+async def test_an_open_stream_ends_in_order_when_the_service_stops(start_toy: StartToy) -> None:
     toy = start_toy()
     async with open_channel(toy.address) as channel:
         call = generation_pb2_grpc.GenerationStub(channel).Generate()
@@ -183,7 +183,7 @@ async def test_a_held_stream_ends_orderly_when_it_stops(start_toy: StartToy) -> 
     assert toy._wait(5) == 0
 
 
-def test_it_stops_at_once_while_a_thread_still_loads(start_toy: StartToy) -> None:
+def test_the_service_stops_at_once_while_a_thread_still_loads(start_toy: StartToy) -> None:
     port = free_port()
     toy = start_toy("--bind", f"127.0.0.1:{port}", "--block-s", "60", wait=False)
     assert health(f"127.0.0.1:{port}", "") == SERVING

@@ -23,7 +23,7 @@ class Limits(Group):
 
 
 class ToySettings(ServiceSettings):
-    """Settings of a toy."""
+    """Settings of a toy service."""
 
     role: ClassVar[str] = "drafter"
 
@@ -106,12 +106,12 @@ def test_an_address_has_a_host_and_a_port_that_exists(address: str) -> None:
         read_settings(ToySettings, ["--model", "m", "--bind", address])
 
 
-def test_what_is_missing_is_named_as_flag_and_variable() -> None:
+def test_a_missing_setting_is_named_as_flag_and_variable() -> None:
     with pytest.raises(ValueError, match="model is missing: give --model, OUTRIDER_DRAFTER__MODEL or"):
         read_settings(ToySettings, [])
 
 
-def test_a_default_that_will_not_do_is_told_without_a_value() -> None:
+def test_an_invalid_default_is_reported_without_a_value() -> None:
     class Choosy(ToySettings):
         rooms: Annotated[int, Field(validate_default=True, ge=1)] = 0
 
@@ -125,7 +125,7 @@ def test_settings_do_not_change() -> None:
         settings.model = "other"  # type: ignore[misc]
 
 
-def test_a_fault_exits_with_2_and_is_told_on_both_streams(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_exits_with_2_and_is_reported_on_both_streams(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         settings_or_exit(ToySettings, [])
     out, err = capsys.readouterr()
@@ -135,7 +135,7 @@ def test_a_fault_exits_with_2_and_is_told_on_both_streams(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("flags", [["--modle", "m"], ["--modle=m"], ["--mod", "m"], ["--no-model"]])
-def test_an_unknown_flag_is_told_as_everything_else_is(
+def test_an_unknown_flag_is_reported_like_any_other_fault(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
@@ -175,7 +175,7 @@ def test_another_process_of_the_role_reads_the_same_from_variables() -> None:
     assert read_settings(ToySettings, [], given) == first
 
 
-def test_a_class_that_is_called_takes_what_it_is_given_and_nothing_else(
+def test_a_constructor_takes_its_arguments_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OUTRIDER_DRAFTER__LIMITS__MOST", "7")

@@ -1,4 +1,4 @@
-"""Spans are made where they are asked for, and cost nothing where they are not."""
+"""Spans are made where an endpoint is set, and cost nothing elsewhere."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def test_a_request_without_a_trace_begins_one_by_the_ratio() -> None:
 
 
 @pytest.mark.parametrize(("flag", "sample"), [("01", 0.0), ("00", 1.0)])
-def test_a_client_s_trace_is_gone_on_with_as_the_client_samples_it(flag: str, sample: float) -> None:
+def test_a_client_s_trace_continues_as_the_client_samples_it(flag: str, sample: float) -> None:
     tracing, spans = recording(sample)
     span = tracing.request("outrider.request", CLIENT[:-2] + flag)
     assert (span is not None) == (flag == "01")
@@ -114,7 +114,7 @@ def test_spans_reach_a_collector() -> None:
     assert one.name == "outrider.request"
 
 
-def test_a_collector_that_is_away_holds_nobody_up_at_the_end() -> None:
+def test_an_absent_collector_does_not_delay_the_end() -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="the extra otel is not installed")
     tracing = open_tracing("verifier", "http://127.0.0.1:1", 1.0)
     span = tracing.request("outrider.request")

@@ -1,4 +1,4 @@
-"""A service for tests of the runtime: it lists one model, and fails or dawdles when told to."""
+"""A service for tests of the runtime: it lists one model, and fails or waits as its settings say."""
 
 import asyncio
 import gc

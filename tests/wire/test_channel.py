@@ -61,7 +61,7 @@ async def test_a_burst_of_pings_does_not_end_a_connection() -> None:
     await server.stop(None)
 
 
-def test_messages_are_bounded_by_whoever_takes_them() -> None:
+def test_the_receiver_bounds_messages() -> None:
     for options in (server_options(), channel_options()):
         assert dict(options)["grpc.max_receive_message_length"] == 32 * 1024 * 1024
         assert dict(options)["grpc.max_send_message_length"] == -1
@@ -69,7 +69,7 @@ def test_messages_are_bounded_by_whoever_takes_them() -> None:
 
 
 @pytest.mark.parametrize("takes_mb", [32, 64])
-async def test_a_server_that_takes_more_gets_more_and_any_other_says_so(takes_mb: int) -> None:
+async def test_a_server_with_a_higher_bound_accepts_larger_messages_and_others_refuse(takes_mb: int) -> None:
     server = grpc.aio.server(options=server_options(takes_mb))
     port = server.add_insecure_port("127.0.0.1:0")
     nothing = generation_pb2_grpc.GenerationServicer()  # type: ignore[abstract]  # answers UNIMPLEMENTED
@@ -103,7 +103,7 @@ async def test_a_larger_message_than_that_is_refused_and_the_channel_lives_on() 
 
 @pytest.fixture
 def silent_server() -> Iterator["subprocess.Popen[bytes]"]:
-    """Answers each stream once, and then holds it."""
+    """A server that answers each stream once and then leaves it open."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", SERVER], env=env, stdout=subprocess.PIPE) as process:
         yield process
@@ -131,7 +131,7 @@ async def test_a_silent_stream_lives_and_a_frozen_peer_is_noticed(
         assert time.monotonic() - frozen < 8
 
 
-def test_whoever_has_little_patience_asks_often_too() -> None:
+def test_little_patience_means_frequent_pings() -> None:
     """A frozen peer is lost after the time between two pings and the time for an answer."""
     quick, usual = dict(channel_options(patience_ms=450)), dict(channel_options(patience_ms=10_000))
     assert (quick["grpc.keepalive_time_ms"], quick["grpc.keepalive_timeout_ms"]) == (450, 450)

@@ -1,4 +1,4 @@
-"""Messages and values: what is sent is what is received, within the bytes that are allowed for it."""
+"""Messages and values: values arrive as they were sent, and keep within their bytes."""
 
 import grpc
 import pytest
@@ -146,7 +146,7 @@ def test_too_many_biases_are_refused() -> None:
     ],
     ids=["top_k", "logit_bias", "stop_ids"],
 )
-def test_what_the_vocabulary_lacks_is_refused_where_it_is_known(message: common_pb2.Sampling) -> None:
+def test_ids_beyond_a_known_vocabulary_are_refused(message: common_pb2.Sampling) -> None:
     codec.sampling_from_wire(message)
     with pytest.raises(InvalidRequest, match="96"):
         codec.sampling_from_wire(message, vocabulary_size=96)
@@ -200,7 +200,7 @@ def test_one_node_below_the_base_is_a_chain() -> None:
     ],
     ids=["no node", "256 nodes", "a million", "survival short", "parents short", "own parent", "cycle"],
 )
-def test_a_malformed_draft_is_told_as_such(draft: draft_source_pb2.Draft) -> None:
+def test_a_malformed_draft_is_refused(draft: draft_source_pb2.Draft) -> None:
     with pytest.raises(MalformedDraft):
         codec.fragment_from_wire(draft, source=1)
 
@@ -227,7 +227,7 @@ def test_a_key_out_of_range_is_refused(key: SessionKey, fault: str) -> None:
 
 
 @pytest.mark.parametrize("of", LogprobsOf)
-def test_what_logprobs_are_asked_for_arrives(of: LogprobsOf) -> None:
+def test_requested_logprobs_arrive_as_they_were_sent(of: LogprobsOf) -> None:
     sent = Logprobs(20, of)
     assert codec.logprobs_from_wire(codec.logprobs_to_wire(sent)) == sent
     assert codec.logprobs_from_wire(common_pb2.Logprobs()) == Logprobs(0, LogprobsOf.RAW)
@@ -241,7 +241,7 @@ def test_what_logprobs_are_asked_for_arrives(of: LogprobsOf) -> None:
         (common_pb2.Logprobs(logprobs_of=9), "logprobs_of is 9"),  # type: ignore[arg-type]
     ],
 )
-def test_logprobs_that_cannot_be_are_refused(message: common_pb2.Logprobs, says: str) -> None:
+def test_invalid_logprobs_are_refused(message: common_pb2.Logprobs, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         codec.logprobs_from_wire(message)
 
@@ -298,7 +298,7 @@ def test_a_text_that_is_no_epoch_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(("sources", "source_index"), [(b"", 4), (b"\x00\x00", 4), (b"\x01\x02", 9)])
-def test_the_bytes_beside_drafts_say_of_which_name_they_are(sources: bytes, source_index: int) -> None:
+def test_the_bytes_beside_drafts_give_each_draft_s_source(sources: bytes, source_index: int) -> None:
     response = draft_source_pb2.AttachResponse(drafts=[draft_source_pb2.Draft()] * 2, sources=sources)
     assert codec.source_index_from_wire(response, 1, (4, 8, 9)) == source_index
 

@@ -1,4 +1,4 @@
-"""Keys of clients, as they are made and carried."""
+"""API keys of clients: making and carrying them."""
 
 import pytest
 
@@ -25,12 +25,12 @@ def test_the_scheme_is_read_as_http_has_it(header: str) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "k", "Bearer", "Bearer ", "Basic k", "Bearer " + "k" * 513])
-def test_what_carries_no_key_is_none(header: str) -> None:
+def test_a_header_without_a_key_gives_none(header: str) -> None:
     assert key_of(header) is None
 
 
 @pytest.mark.parametrize("key", ["", "a b", "a\nb", "é", "x" * 513])
-def test_a_key_that_could_not_be_carried_is_refused_without_being_told(key: str) -> None:
+def test_an_invalid_key_is_refused_without_being_quoted(key: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         bearer(key)
     assert not key or key not in str(refused.value)

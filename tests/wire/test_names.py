@@ -1,4 +1,4 @@
-"""What a source may be called, and which epochs are believed."""
+"""Valid names of sources, and epochs that are accepted."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_name_is_up_to_64_printable_characters(name: str) -> None:
         ("target", "what the target itself is called"),
     ],
 )
-def test_what_cannot_be_told_apart_or_written_down_is_no_name(name: str, why: str) -> None:
+def test_an_ambiguous_or_unprintable_name_is_refused(name: str, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         checked_source_name(name)
 

@@ -1,4 +1,4 @@
-"""What came with a request goes with it, and its log lines name it."""
+"""A request's id and trace are passed on, and its log lines carry the id."""
 
 import asyncio
 import io
@@ -23,7 +23,7 @@ def _root_as_it_was() -> Iterator[None]:
     root.setLevel(level)
 
 
-def test_what_a_caller_names_is_kept_and_goes_on_as_metadata() -> None:
+def test_a_caller_s_id_and_trace_are_passed_on_as_metadata() -> None:
     origin = origin_of([("user-agent", "x"), ("x-request-id", "job-7"), ("traceparent", TRACE.encode())])
     assert origin == Origin("job-7", TRACE)
     assert origin.metadata == (("x-request-id", "job-7"), ("traceparent", TRACE))
@@ -50,7 +50,7 @@ def test_an_id_that_could_forge_a_line_is_replaced_by_one_of_our_own(name: str) 
         TRACE.upper(),
     ],
 )
-def test_a_trace_that_is_none_counts_as_absent(trace: str) -> None:
+def test_a_malformed_trace_counts_as_absent(trace: str) -> None:
     assert origin_of([("traceparent", trace)]).traceparent == ""
     assert not is_sampled(trace)
 

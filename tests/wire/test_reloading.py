@@ -1,4 +1,4 @@
-"""Files that are read again when they change."""
+"""Values of files are read again when the files change."""
 
 import logging
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def test_a_file_that_is_replaced_as_kubernetes_does_is_read_again(tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", ["rubbish", None])
-def test_rubbish_is_told_once_and_what_was_read_before_goes_on(
+def test_an_invalid_file_is_logged_once_and_the_former_value_stays_in_use(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str | None
 ) -> None:
     path, clock = tmp_path / "n", Clock()
@@ -65,9 +65,9 @@ def test_rubbish_is_told_once_and_what_was_read_before_goes_on(
     for _ in range(3):
         clock.now += 1
         assert value.current() == 1
-    (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert "number_file" in told
-    assert "goes on" in told
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "number_file" in message
+    assert "goes on" in message
     path.write_text("4")
     clock.now += 1
     assert value.current() == 4

@@ -100,7 +100,7 @@ async def failed_call(error: BaseException | None) -> grpc.aio.AioRpcError:
 async def test_each_error_arrives_as_itself(kind: type[OutriderError]) -> None:
     sent = made(kind)
     received = error_of(await failed_call(sent))
-    if kind is errors.ModelRefused:  # told by a process that gives up, not by a call: its name suffices
+    if kind is errors.ModelRefused:  # announced by a process that fails to start, not sent over a call
         assert str(sent) in str(received)
         return
     assert type(received) is kind
@@ -133,7 +133,7 @@ async def test_overload_says_when_to_come_back() -> None:
     assert ("retry-after", "1.5") in tuple(failed.trailing_metadata() or ())
 
 
-async def test_a_stale_epoch_tells_the_highest_one() -> None:
+async def test_a_stale_epoch_names_the_highest_epoch() -> None:
     failed = await failed_call(MADE["StaleEpoch"])
     assert ("outrider-epoch", "8000000000000007") in tuple(failed.trailing_metadata() or ())
 
@@ -233,7 +233,7 @@ def test_a_full_worker_that_speaks_of_a_maximum_is_an_overload() -> None:
     assert type(error) is errors.Overloaded
 
 
-def test_what_a_peer_says_is_bounded() -> None:
+def test_a_peer_s_text_is_bounded() -> None:
     nothing = grpc.aio.Metadata()
     error = error_of(grpc.aio.AioRpcError(grpc.StatusCode.UNKNOWN, nothing, nothing, "x" * 100_000))
     assert str(error).endswith("... (100000 characters)")

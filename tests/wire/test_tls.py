@@ -1,4 +1,4 @@
-"""Certificates from files: what cannot be used is refused by name, at once or, while in use, in the log."""
+"""Certificates from files: unusable files are refused by name at the start, and logged later."""
 
 from pathlib import Path
 
@@ -14,55 +14,55 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "ours")
 
 
-def inside(told: dict[str, Path], *, server: bool = True) -> Certificates:
-    files = Files(told["tls_cert"], told["tls_key"], told["tls_ca"], server=server, own_ca=True)
+def inside(paths: dict[str, Path], *, server: bool = True) -> Certificates:
+    files = Files(paths["tls_cert"], paths["tls_key"], paths["tls_ca"], server=server, own_ca=True)
     return Certificates(files, every_s=0.0)
 
 
 @pytest.mark.parametrize("server", [True, False])
 def test_a_certificate_that_its_authority_signed_is_taken(authority: Authority, server: bool) -> None:
-    told = authority.role("verifier")
-    pem = inside(told, server=server).current()
-    assert (pem.chain, pem.key, pem.ca) == tuple(path.read_bytes() for path in told.values())
+    paths = authority.role("verifier")
+    pem = inside(paths, server=server).current()
+    assert (pem.chain, pem.key, pem.ca) == tuple(path.read_bytes() for path in paths.values())
 
 
 @pytest.mark.parametrize("which", ["tls_cert", "tls_key", "tls_ca"])
 @pytest.mark.parametrize("contents", [b"", b"rubbish", b"\xff\xfe", None])
-def test_a_file_that_holds_none_is_named(authority: Authority, which: str, contents: bytes | None) -> None:
-    told = authority.role("verifier")
+def test_an_unusable_file_is_named(authority: Authority, which: str, contents: bytes | None) -> None:
+    paths = authority.role("verifier")
     if contents is None:
-        told[which].unlink()
+        paths[which].unlink()
     else:
-        told[which].write_bytes(contents)
-    with pytest.raises(InvalidRequest, match=f"^{which}: '{told[which]}' "):
-        inside(told)
+        paths[which].write_bytes(contents)
+    with pytest.raises(InvalidRequest, match=f"^{which}: '{paths[which]}' "):
+        inside(paths)
 
 
 def test_a_key_of_another_certificate_is_refused(authority: Authority) -> None:
-    told, other = authority.role("verifier"), authority.role("drafter")
+    paths, other = authority.role("verifier"), authority.role("drafter")
     with pytest.raises(InvalidRequest, match=r"^tls_key: .* that belongs to tls_cert"):
-        inside(told | {"tls_key": other["tls_key"]})
+        inside(paths | {"tls_key": other["tls_key"]})
 
 
 @pytest.mark.parametrize("server", [True, False])
 def test_a_certificate_that_has_run_out_is_refused(authority: Authority, server: bool) -> None:
-    told = authority.role("verifier", not_before=LONG_AGO, not_after=LONG_AGO.replace(year=2002))
+    paths = authority.role("verifier", not_before=LONG_AGO, not_after=LONG_AGO.replace(year=2002))
     with pytest.raises(InvalidRequest, match=r"^tls_cert: .* not accepted by tls_ca: .* expired"):
-        inside(told, server=server)
+        inside(paths, server=server)
 
 
 def test_a_certificate_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
-    told = authority.role("verifier") | {"tls_ca": Authority(tmp_path / "theirs").ca}
+    paths = authority.role("verifier") | {"tls_ca": Authority(tmp_path / "theirs").ca}
     with pytest.raises(InvalidRequest, match=r"tls_cert: .* unable to get local issuer"):
-        inside(told)
+        inside(paths)
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(authority: Authority) -> None:
+def test_a_key_with_a_passphrase_is_refused_without_asking_for_it(authority: Authority) -> None:
     from cryptography.hazmat.primitives import serialization
 
-    told = authority.role("verifier")
-    key = serialization.load_pem_private_key(told["tls_key"].read_bytes(), password=None)
-    told["tls_key"].write_bytes(
+    paths = authority.role("verifier")
+    key = serialization.load_pem_private_key(paths["tls_key"].read_bytes(), password=None)
+    paths["tls_key"].write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -70,7 +70,7 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(authority
         )
     )
     with pytest.raises(InvalidRequest, match="encrypted"):
-        inside(told)
+        inside(paths)
 
 
 def test_a_front_certificate_is_checked_without_its_authority(authority: Authority) -> None:
@@ -86,21 +86,21 @@ def test_a_front_certificate_is_checked_without_its_authority(authority: Authori
 def test_new_files_are_taken_and_rubbish_is_not(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = authority.role("verifier")
-    certificates = inside(told)
+    paths = authority.role("verifier")
+    certificates = inside(paths)
     first = certificates.current()
     assert certificates.current() is first
     authority.role("verifier")
     second = certificates.current()
-    assert second.chain == told["tls_cert"].read_bytes() != first.chain
-    told["tls_key"].write_bytes(b"rubbish")
+    assert second.chain == paths["tls_cert"].read_bytes() != first.chain
+    paths["tls_key"].write_bytes(b"rubbish")
     assert certificates.current() is second
     assert "what was read before goes on" in caplog.text
 
 
 def test_a_key_is_in_no_repr(authority: Authority) -> None:
-    told = authority.role("verifier")
-    certificates = inside(told)
+    paths = authority.role("verifier")
+    certificates = inside(paths)
     shown = f"{certificates!r} {certificates.current()!r} {vars(certificates)!r}"
-    assert told["tls_key"].read_text().splitlines()[1] not in shown
+    assert paths["tls_key"].read_text().splitlines()[1] not in shown
     assert "PRIVATE" not in shown

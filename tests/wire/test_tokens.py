@@ -1,4 +1,4 @@
-"""Each id's own bytes, against what the tokenizer itself decodes."""
+"""The bytes of each id, compared with the tokenizer's own decoding."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """As Llama 2 and Gemma have it."""
+    """A tokenizer like those of Llama 2 and Gemma."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -61,7 +61,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """As T5 and the converted Mistral tokenizers have it."""
+    """A tokenizer like those of T5 and of converted Mistral models."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first")
@@ -83,7 +83,7 @@ def word_piece() -> Tokenizer:
 
 
 def end_of_word() -> Tokenizer:
-    """As the first GPT and CLIP have it."""
+    """A tokenizer like those of the first GPT and of CLIP."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
@@ -95,7 +95,7 @@ def end_of_word() -> Tokenizer:
 
 
 def words() -> Tokenizer:
-    """No decoder at all: the library puts spaces between tokens."""
+    """A tokenizer without a decoder: the library puts spaces between tokens."""
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2, ",": 3}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
@@ -222,6 +222,6 @@ def test_size_and_longest_token_are_over_all_ids() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2]", '{"model": 3}'])
-def test_what_is_no_tokenizer_is_told_as_such(text: str) -> None:
+def test_an_invalid_tokenizer_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a tokenizer\.json"):
         TokenTable.from_json(text)

@@ -1,4 +1,4 @@
-"""A worker's announcement, as it goes over the wire and into a store, and what is none."""
+"""A worker's announcement on the wire and in a store, and malformed ones."""
 
 import json
 import string
@@ -78,7 +78,7 @@ def test_whatever_comes_is_a_worker_or_refused_by_name(message: registry_pb2.Ann
     assert not why or why.startswith("a worker's ")
 
 
-def test_one_that_does_not_say_speaks_the_first_contract() -> None:
+def test_an_announcement_without_a_version_speaks_the_first_contract() -> None:
     message = entry_to_wire(ENTRY)
     message.contract = 0
     assert entry_from_wire(message).contract == 1
@@ -86,13 +86,13 @@ def test_one_that_does_not_say_speaks_the_first_contract() -> None:
 
 
 def altered(**fields: object) -> bytes:
-    told = json.loads(entry_to_bytes(ENTRY)[1:])
-    return b"1" + json.dumps(told | fields).encode()
+    content = json.loads(entry_to_bytes(ENTRY)[1:])
+    return b"1" + json.dumps(content | fields).encode()
 
 
 def with_state(**fields: object) -> bytes:
-    told = json.loads(entry_to_bytes(ENTRY)[1:])
-    return altered(state=told["state"] | fields)
+    content = json.loads(entry_to_bytes(ENTRY)[1:])
+    return altered(state=content["state"] | fields)
 
 
 @pytest.mark.parametrize(

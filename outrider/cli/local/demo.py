@@ -1,7 +1,7 @@
-"""`outrider demo`: the embedded pair at work on held-out prompts, beside plain decoding of the same.
+"""`outrider demo`: completes held-out prompts with the embedded pair, and compares with plain decoding.
 
-Streams completions with every token coloured by who drafted it, decodes them again plainly, compares ids and
-speed. Works without a terminal, as plain text.
+Prints completions with every token in the colour of its source, decodes the prompts again plainly, and
+compares tokens and speed. Without a terminal it prints plain text.
 """
 
 import json
@@ -27,10 +27,10 @@ from speculative.text import TextStream
 PROMPTS = 8
 TOKENS = 160
 TEMPERATURES = (0.0, 0.8)
-"""Taken in turn."""
+"""Temperatures of the prompts, used in turn."""
 WARM_UP_TOKENS = 16
 LEAST_TOKENS = 16
-"""A shorter answer's time is that of its prompt, and says nothing of decoding."""
+"""Tokens of an answer below which no speed is shown: its time would be mostly that of the prompt."""
 PROMPT_LINES = 4
 WIDTH = 156
 TERMINATED = 143
@@ -45,7 +45,7 @@ STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class HeldOutPrompt:
-    """A held-out text, and how it is completed."""
+    """A held-out prompt with its temperature and seed."""
 
     name: str
     text: str
@@ -64,14 +64,14 @@ class HeldOutPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TimedCompletion:
-    """A completion and how long it took, from the request to its last token."""
+    """A completion and its seconds from the request to the last token."""
 
     completion: Completion
     seconds: float
 
 
 def run_demo() -> int:
-    """Returns 0 where every completion is what plain decoding gives, else 1; 130 after Ctrl-C."""
+    """Runs the demonstration; returns 0 if all completions equal plain decoding, else 1; 130 after Ctrl-C."""
     console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
     prompts = read_prompts(EMBEDDED / "heldout.jsonl")
     table = TokenTable.from_json((embedded("target") / "tokenizer.json").read_text(encoding="utf-8"))
@@ -87,7 +87,7 @@ def run_demo() -> int:
 
 
 def read_prompts(path: Path, count: int = PROMPTS) -> list[HeldOutPrompt]:
-    """So many of the held-out prompts, spread over the file, each with its temperature and seed."""
+    """Reads `count` held-out prompts, spread over the file, each with its temperature and seed."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError as error:
@@ -100,28 +100,28 @@ def read_prompts(path: Path, count: int = PROMPTS) -> list[HeldOutPrompt]:
 
 
 class Painter:
-    """Prints tokens in the colour of their source; without colours, as text alone."""
+    """Prints tokens in the colour of their source, or plainly without a terminal."""
 
     def __init__(self, console: Console, table: TokenTable) -> None:
         self._console = console
         self._table = table
 
     def legend(self) -> None:
-        """What the colours mean."""
+        """Prints the sources in their colours."""
         self._console.print("every token in the colour of who proposed it:", end="")
         for source, style in STYLES.items():
             self._console.out(f" {source}", style=style, end="", highlight=False)
         self._console.print()
 
     def prompt(self, prompt: HeldOutPrompt, number: int, count: int) -> None:
-        """A heading, and the prompt's last lines."""
+        """Prints a heading and the prompt's last lines."""
         how = f"temperature {prompt.temperature:g}" if prompt.temperature else "greedy"
         self._console.print(f"\n[bold]{number}/{count} {prompt.name}, {how}[/bold]", soft_wrap=True)
         tail = prompt.text.splitlines(keepends=True)[-PROMPT_LINES:]
         self._console.out("".join(tail), style="dim", end="", highlight=False)
 
     def answer(self, chunks: Iterable[Chunk]) -> None:
-        """Tokens as they come."""
+        """Prints tokens as they arrive."""
         text = TextStream(self._table.token_bytes, ())
         for chunk in chunks:
             for id_, source in zip(chunk.ids, chunk.sources, strict=True):
@@ -134,7 +134,7 @@ class Painter:
 
 
 def _corpora(table: TokenTable, console: Console) -> tuple[str, ...]:
-    """The corpus to draft from; none where it cannot be made, which costs speed alone."""
+    """Folder of the corpus to draft from; empty where it cannot be built, which costs only speed."""
     from outrider.cli.local.demo_corpus import demo_corpus
     from retrieval_service.corpus.errors import CorpusError
 
@@ -162,7 +162,7 @@ def _start(stack: Stack, console: Console) -> None:
 def _decode_all(
     client: Client, prompts: Sequence[HeldOutPrompt], painter: Painter, console: Console
 ) -> tuple[list[TimedCompletion], list[TimedCompletion]]:
-    """Every prompt with speculation, in colour; then every one again, plainly and silently."""
+    """Completes every prompt with speculation and prints it; then decodes all plainly, printing times."""
     for speculation in (True, False):
         warming = prompts[0].options(speculation=speculation, tokens=WARM_UP_TOKENS, learn=False)
         client.generate(prompts[0].text, **warming)
@@ -196,7 +196,7 @@ def report(
     speculative: Sequence[TimedCompletion],
     console: Console,
 ) -> int:
-    """The table, and the verdict as the last line."""
+    """Prints the table and, as the last line, the verdict; returns the exit status."""
     table = Table()
     table.add_column("prompt", overflow="ellipsis", no_wrap=True)
     columns = ("decoding", "plain\ntokens/s", "speculative\ntokens/s", "speedup", "acceptance\nlength")
@@ -221,7 +221,7 @@ def report(
 def _figures(
     plain: Sequence[TimedCompletion], speculative: Sequence[TimedCompletion], sources: Sequence[str]
 ) -> list[str]:
-    """One row: sums over these answers, then ratios."""
+    """Cells of one row: speeds, speedup, acceptance length and shares, over all of these answers."""
     slow, fast = _rate(plain), _rate(speculative)
     usages = [answer.completion.usage for answer in speculative]
     tokens = sum(usage.completion_tokens for usage in usages)

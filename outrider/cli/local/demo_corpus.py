@@ -1,7 +1,7 @@
 """The demonstration's corpus: Python source of the packages that are installed here, built on first use.
 
-Held-out modules, from which the prompts are, and near-copies of them are left out, as they are from training:
-what the corpus finds there it did not read there. Kept in the user's cache folder, one corpus at a time.
+The held-out modules, which the prompts come from, and their near-copies are left out, as in training: the
+corpus must not hold the text that it is to draft. The user's cache folder keeps one corpus at a time.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from retrieval_service.corpus.plan import CorpusSettings
 from retrieval_service.corpus.texts import TextSource
 
 MOST_BYTES = 8 << 20
-"""Of source: some two and a half million tokens, read and sorted in seconds."""
+"""Largest size of the source in bytes: some two and a half million tokens, read and sorted in seconds."""
 LARGEST_FILE = 256 << 10
-"""Larger ones are tables rather than code."""
+"""Largest size of a module in bytes; larger ones are tables rather than code."""
 _LEFT_OUT = {"test", "tests", "_vendor", "__pycache__"}
 
 
 def demo_corpus(tokens: TokenTable, heldout: Path, cache: Path | None = None) -> Path:
-    """The corpus' folder, built if need be. Raises CorpusError or OSError where it cannot be."""
+    """Folder of the corpus, built if necessary. Raises CorpusError or OSError where it cannot be built."""
     files = installed_source(Path(sysconfig.get_path("purelib")))
     folder = cache_folder() if cache is None else cache
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def demo_corpus(tokens: TokenTable, heldout: Path, cache: Path | None = None) ->
 
 
 def built_of(files: Sequence[Path], tokens: TokenTable, held: Sequence[Path], cache: Path) -> Path:
-    """A corpus of these files without what nearly copies `held`; that of last time where nothing changed."""
+    """Folder of a corpus of these files without near-copies of `held`; an unchanged corpus is kept."""
     listed = [(str(file), file.stat().st_size) for file in (*files, *held)]
     key = hashlib.sha256(json.dumps([tokens.digest, listed]).encode()).hexdigest()[:16]
     folder = cache / f"source-{key}"
@@ -53,7 +53,7 @@ def built_of(files: Sequence[Path], tokens: TokenTable, held: Sequence[Path], ca
 
 
 def installed_source(root: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
-    """Modules below `root`, the smallest packages first, so that many of them have a say."""
+    """Modules below `root`, the smallest packages first, so that the corpus covers many packages."""
     packages = [_modules(path) for path in sorted(root.iterdir()) if path.name not in _LEFT_OUT]
     sizes = [sum(path.stat().st_size for path in modules) for modules in packages]
     chosen: list[Path] = []
@@ -68,7 +68,7 @@ def installed_source(root: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
 
 
 def kept_out(heldout: Path, cache: Path) -> list[Path]:
-    """The held-out prompts with what follows them, and their modules as they are installed here."""
+    """Files of held-out text: the prompts with their continuations, and their modules as installed here."""
     library = Path(sysconfig.get_path("stdlib"))
     held = [json.loads(line) for line in heldout.read_text(encoding="utf-8").splitlines()]
     texts = cache / "held-out.txt"
@@ -77,7 +77,7 @@ def kept_out(heldout: Path, cache: Path) -> list[Path]:
 
 
 def cache_folder() -> Path:
-    """Where this user's programs keep what they can make again."""
+    """The user's cache folder of Outrider."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "outrider"
 

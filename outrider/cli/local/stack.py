@@ -158,7 +158,7 @@ class Stack:
         Raises ServiceFailed, or CommandFailed where the drafter cannot draft for the target.
         """
         deadline = time.monotonic() + START_S
-        for child in reversed(self.children):  # the orchestrator is quick, and so are its faults
+        for child in reversed(self.children):  # the orchestrator starts fastest, and so fails first
             try:
                 child.wait_ready(max(0.0, deadline - time.monotonic()))
             except ServiceFailed as error:

@@ -1,4 +1,4 @@
-"""`outrider up`: runs the stack until it is told to stop."""
+"""`outrider up`: runs the stack until a signal stops it."""
 
 import json
 import signal
@@ -13,10 +13,11 @@ from outrider.cli.local.stack import Stack
 from outrider.cli.local.up_settings import StackOptions
 
 LOOK_EVERY_S = 0.1
+"""Seconds between two checks of the services."""
 
 
 class Stopped(BaseException):
-    """A signal to stop; `status` is what to exit with."""
+    """A signal to stop arrived; `status` is the exit status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -25,7 +26,7 @@ class Stopped(BaseException):
 
 @contextmanager
 def stoppable(terminated: int = 0) -> Iterator[None]:
-    """SIGTERM (status `terminated`) and SIGINT raise Stopped inside, once; stopping is not interrupted."""
+    """Makes SIGTERM (status `terminated`) and SIGINT raise Stopped inside, once; ignores further signals."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in (signal.SIGTERM, signal.SIGINT):
@@ -41,7 +42,7 @@ def stoppable(terminated: int = 0) -> Iterator[None]:
 
 
 def run_up(options: StackOptions, *, as_json: bool) -> int:
-    """Start, say so, watch. Returns the exit status. Raises CommandFailed or OutriderError."""
+    """Runs the stack until a signal to stop; returns the exit status. Raises CommandFailed, OutriderError."""
     stack = Stack(options)
     try:
         with stoppable(), closing(stack):

@@ -179,7 +179,7 @@ def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = No
 
 
 def _arguments(flagged: Mapping[str, Any]) -> Sequence[str]:
-    """The flags again, as a command line has them."""
+    """The given flags as arguments of a command line."""
     parts: list[str] = []
     for name, value in flagged.items():
         for one in value if isinstance(value, list) else [value]:

@@ -1,4 +1,4 @@
-"""`outrider explain`: how the rounds of one session went, as a table or as one JSON object."""
+"""`outrider explain`: shows the rounds of one session, as a table or as one JSON object."""
 
 import json
 from collections import Counter
@@ -38,10 +38,10 @@ def run_explain(
     access: Access = NOTHING_TO_SHOW,
     as_json: bool,
 ) -> None:
-    """Ask and print. Raises OutriderError, CommandFailed."""
+    """Fetches the rounds of a session and prints them. Raises OutriderError, CommandFailed."""
     with access.client(address) as client:
-        told = client.explain(session, tenant=tenant, choice=choice)
-    incarnations = [as_object(one) for one in told.incarnations]
+        explanation = client.explain(session, tenant=tenant, choice=choice)
+    incarnations = [as_object(one) for one in explanation.incarnations]
     if as_json:
         print(json.dumps({"session": session, "incarnations": incarnations}))
         return
@@ -52,7 +52,7 @@ def run_explain(
 
 
 def as_object(one: explain_pb2.Incarnation) -> dict[str, Any]:
-    """What --json prints of a session under one epoch."""
+    """The object that --json prints for a session under one epoch."""
     names = list(one.source_names)
     finished = finish_from_wire(one.finished)
     return {
@@ -90,7 +90,7 @@ def _round(number: int, one: explain_pb2.Round, names: list[str]) -> dict[str, A
 
 
 def show(one: dict[str, Any], console: Console) -> None:
-    """One incarnation: its head, a line for each round, and the sums."""
+    """Prints one incarnation: its head, a line for each round, and the sums."""
     console.print(
         f"verifier {one['verifier']}, epoch {one['epoch']}: a prompt of {one['prompt_tokens']} ids, at most "
         f"{one['node_limit']} nodes a round, {one['finished'] or 'running'}"

@@ -1,4 +1,4 @@
-"""What the /metrics of one process says of it, as a few figures: pure, from two readings some time apart."""
+"""Computes a few figures of a process from two readings of its /metrics. Pure."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -8,11 +8,12 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 COMMON = "outrider_"
+"""Prefix of the names of all metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value and what distinguishes it."""
+    """One value of a metric, with its labels."""
 
     labels: Mapping[str, str]
     value: float
@@ -23,24 +24,24 @@ class Reading:
     """All of a process's samples at one moment."""
 
     at_s: float
-    """On any monotonic clock."""
+    """Time of the reading, in seconds of a monotonic clock."""
     samples: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
 
     @property
     def role(self) -> str:
-        """What the process says that it is; empty where it is none of ours."""
+        """The process's role by its metrics; empty where it is no process of Outrider."""
         return next((sample.labels["role"] for sample in self.of("info")), "")
 
     def of(self, name: str) -> tuple[Sample, ...]:
-        """Samples of a metric, its name without the beginning that all have."""
+        """Samples of a metric, by its name without the prefix."""
         return self.samples.get(COMMON + name, ())
 
     def sum(self, name: str, **labels: str) -> float:
-        """Of the samples that have these labels."""
+        """Sum of a metric's samples with these labels."""
         return sum(one.value for one in self.of(name) if labels.items() <= one.labels.items())
 
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Sums by the value of a label."""
+        """Value of a label to the sum of the metric's samples that have it."""
         found: dict[str, float] = defaultdict(float)
         for one in self.of(name):
             if labels.items() <= one.labels.items():
@@ -49,7 +50,7 @@ class Reading:
 
 
 def read(text: str, at_s: float) -> Reading:
-    """Of Prometheus' text format. Raises ValueError where it is none."""
+    """Reads metrics from Prometheus' text format. Raises ValueError for other text."""
     found: dict[str, list[Sample]] = defaultdict(list)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -67,31 +68,31 @@ class ReadingPair:
 
     @property
     def seconds(self) -> float:
-        """Between them; above 0."""
+        """Seconds between the two readings; above 0."""
         return max(self.after.at_s - self.before.at_s, 1e-9)
 
     def grown(self, name: str, **labels: str) -> float:
-        """By how much a counter grew; from 0 where the process was started anew."""
+        """Growth of a counter between the readings; counted from 0 where the process restarted."""
         before, after = self.before.sum(name, **labels), self.after.sum(name, **labels)
         return after - before if after >= before else after
 
     def rate(self, name: str, **labels: str) -> float:
-        """A second."""
+        """Growth of a counter per second."""
         return self.grown(name, **labels) / self.seconds
 
     def mean(self, name: str, **labels: str) -> float | None:
-        """Of what a histogram observed meanwhile; None where that is nothing."""
+        """Mean of a histogram's observations between the readings; None without any."""
         count = self.grown(f"{name}_count", **labels)
         return self.grown(f"{name}_sum", **labels) / count if count else None
 
 
 def figures(span: ReadingPair) -> dict[str, Any]:
-    """What there is to say of a process; counts are of now, rates of the time between the readings."""
+    """Figures of a process by name: counts of the later reading, rates of the time between the readings."""
     role = span.after.role
-    tell = _TELLERS.get(role)
-    if tell is None:
+    compute = _FIGURES.get(role)
+    if compute is None:
         raise ValueError("these are no metrics of ours: there is no outrider_info")
-    return {"role": role, **_rounded(tell(span))}
+    return {"role": role, **_rounded(compute(span))}
 
 
 def _orchestrator(span: ReadingPair) -> dict[str, Any]:
@@ -134,7 +135,7 @@ def _verifier(span: ReadingPair) -> dict[str, Any]:
 
 
 def _sources(span: ReadingPair) -> dict[str, dict[str, Any]]:
-    """Nodes verified and accepted meanwhile, by source."""
+    """Source to its nodes that were verified and accepted between the readings."""
     found = {}
     for source in sorted(span.after.by("spec_decode_num_draft_tokens_total", "source")):
         verified = span.grown("spec_decode_num_draft_tokens_total", source=source)
@@ -171,7 +172,7 @@ def _retrieval(span: ReadingPair) -> dict[str, Any]:
     }
 
 
-_TELLERS: Mapping[str, Callable[[ReadingPair], dict[str, Any]]] = {
+_FIGURES: Mapping[str, Callable[[ReadingPair], dict[str, Any]]] = {
     "orchestrator": _orchestrator,
     "verifier": _verifier,
     "drafter": _drafter,
@@ -180,7 +181,7 @@ _TELLERS: Mapping[str, Callable[[ReadingPair], dict[str, Any]]] = {
 
 
 def _rounded(value: Any) -> Any:
-    """Whole numbers as such, others to six digits."""
+    """A value with its floats as whole numbers, or to six digits."""
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     if isinstance(value, float):

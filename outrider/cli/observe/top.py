@@ -1,4 +1,4 @@
-"""`outrider top`: what each process does, live in the terminal, or once as text or JSON."""
+"""`outrider top`: shows figures of each process, live in the terminal, or once as text or JSON."""
 
 import json
 import sys
@@ -26,13 +26,13 @@ MOST_BYTES = 8_000_000
 DONE = 0
 
 
-def metrics_of(told: Sequence[str]) -> list[str]:
-    """Addresses of /metrics: as given, or those in what `outrider up --json` printed, from a file or `-`.
+def metrics_of(arguments: Sequence[str]) -> list[str]:
+    """Addresses of /metrics: arguments themselves, or addresses in the output of `outrider up --json`.
 
-    Raises CommandFailed where there is none.
+    The output is read from a file, or from standard input for `-`. Raises CommandFailed without an address.
     """
     found: list[str] = []
-    for one in told:
+    for one in arguments:
         if one == "-":
             found += _announced(sys.stdin.readline(), "standard input")
         elif (path := Path(one)).is_file():
@@ -54,20 +54,20 @@ def _announced(text: str, where: str) -> list[str]:
 
 
 def url_of(address: str) -> str:
-    """host:port, or a URL with or without its path."""
+    """URL of the metrics at an address, which is host:port or a URL with or without its path."""
     url = address if "://" in address else f"http://{address}"
     return url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
 
 
 class Watched:
-    """One process, read again and again."""
+    """A process whose metrics are read repeatedly."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._last: Reading | None = None
 
     def look(self) -> dict[str, Any]:
-        """What it did since the last look; since it was asked first, nothing. Says so where it is away."""
+        """Reads the metrics; returns figures since the last look (none at the first), or the error."""
         try:
             reading = self._read()
             before, self._last = self._last or reading, reading
@@ -90,9 +90,9 @@ def _why(error: Exception) -> str:
     return escaped(str(reason)) or type(error).__name__
 
 
-def run_top(told: Sequence[str], *, interval_s: float, once: bool, as_json: bool) -> int:
-    """Shows until Ctrl-C, or once: then 1 where no process answered. Raises CommandFailed."""
-    watched = [Watched(address) for address in metrics_of(told)]
+def run_top(addresses: Sequence[str], *, interval_s: float, once: bool, as_json: bool) -> int:
+    """Shows the table until Ctrl-C, or once; returns 1 where no process answered. Raises CommandFailed."""
+    watched = [Watched(address) for address in metrics_of(addresses)]
     with ThreadPoolExecutor(min(32, len(watched))) as pool:
 
         def look() -> list[dict[str, Any]]:
@@ -123,13 +123,13 @@ def _once(processes: list[dict[str, Any]], *, as_json: bool) -> int:
 
 
 def _console() -> Console:
-    """What processes say of themselves is shown as it is."""
+    """A console that prints the texts of processes as they are, without markup."""
     width = None if Console().is_terminal else WIDTH
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def table(processes: Sequence[dict[str, Any]]) -> Table:
-    """One line a process."""
+    """The table, with one row per process."""
     shown = Table(box=None, pad_edge=False)
     for name in ("process", "at"):
         shown.add_column(name, no_wrap=True)
