@@ -34,7 +34,6 @@ from speculative.errors import OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
 
-LIVE = ""
 READY = "readiness"
 
 Settings = TypeVar("Settings", bound=ServiceSettings)

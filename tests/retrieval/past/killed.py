@@ -12,8 +12,9 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from retrieval_service.past import DiskPolicy, Limits, PastOutputs
+from retrieval_service.past.outputs import Limits, PastOutputs
 from retrieval_service.past.text import PastText
+from retrieval_service.past.writer import DiskPolicy
 
 LIMIT = 700
 TENANTS = ("one", "two")
