@@ -149,5 +149,5 @@ def read_tokens(name: str) -> TokenTable | None:
             bare, revision = split_revision(name)
             path = Path(hf_hub_download(bare, TOKENIZER, revision=revision))
         return TokenTable.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # those of the hub are OSErrors
+    except (OSError, ValueError) as error:  # errors of the Hugging Face hub are OSErrors
         raise CannotLoad(f"no tokenizer at {name!r}: {error}") from error

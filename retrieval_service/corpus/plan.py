@@ -113,7 +113,7 @@ def old_header(folder: Path) -> CorpusHeader | None:
     except NoCorpus:
         return None
     except Damaged as error:
-        raise Damaged(f"{error}; remove the corpus first, as it cannot be told what belongs to it") from error
+        raise Damaged(f"{error}; remove the corpus first, as its files are not known") from error
 
 
 def unfinished(folder: Path) -> State | None:

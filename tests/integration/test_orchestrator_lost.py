@@ -181,7 +181,7 @@ def test_a_conversation_finds_its_kv_again_after_all_orchestrators_were_lost(
     how = ("--store", "redis", "--redis-url", store.url)
     ids = list(range(5, 55))
     turn: dict[str, Any] = {"session": "talk", "temperature": 0.0, "ignore_eos": True, "max_tokens": 40}
-    # An idle orchestrator places where it was told first: the order says where a lost conversation would go.
+    # An idle orchestrator uses the verifier named first: the order decides where a lost conversation goes.
     fronts = [services.orchestrator(verifiers[::-1], *how) for _ in range(2)]
     with Client(at_all(fronts)) as client:
         ids += [*client.generate(**turn, ids=ids).ids, 7, 8, 9]

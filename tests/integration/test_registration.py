@@ -1,4 +1,4 @@
-"""Workers of which nobody told the orchestrator: they register, serve, and are replaced amid requests."""
+"""Workers that no setting names: they register, serve, and are replaced amid requests."""
 
 import os
 import re
@@ -24,7 +24,7 @@ MODELS = ROOT / "models"
 
 
 class Services:
-    """An orchestrator that was told of nobody, and workers that know where it is."""
+    """An orchestrator whose settings name no worker, and workers that know its address."""
 
     def __init__(self) -> None:
         self.processes: list[ServiceProcess] = []

@@ -97,7 +97,7 @@ async def joined(address: str) -> None:
 
 
 @pytest.mark.usefixtures("quick_switches")
-async def test_a_request_goes_the_way_that_the_documentation_tells(
+async def test_a_request_goes_the_way_that_the_documentation_describes(
     tiny_llama: Path, tiny_llama_b: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sections = documented()

@@ -46,7 +46,7 @@ class Session:
 
 @dataclass
 class FakeVerifier(VerifierServicer):
-    """Keeps the contract; what it is told to do wrong it does."""
+    """A verifier that keeps the contract, but for the faults that a test sets."""
 
     model: str = "toy"
     tokens: TokenTable | None = None
@@ -204,10 +204,10 @@ class FakeVerifier(VerifierServicer):
         )
         if session.message.HasField("logprobs"):
             top = range(2, 2 + session.message.logprobs.top_logprobs)
-            told = common_pb2.TokenLogprob(
+            logprob = common_pb2.TokenLogprob(
                 logprob=-0.5, top_ids=top, top_logprobs=[-0.25 * id_ for id_ in top]
             )
-            committed.logprobs.extend([told] * len(ids))
+            committed.logprobs.extend([logprob] * len(ids))
         cursor.position = session.length
         if session.finished is not None:
             committed.usage.completion_tokens = session.length - len(session.message.ids)
@@ -242,7 +242,7 @@ class Front:
     client: AsyncClient
     metrics: Metrics
     http: str = ""
-    """URL of its HTTP front, where it was told to have one."""
+    """URL of its HTTP front, if its settings name one."""
     registry: str = ""
     """Where workers register with it, likewise."""
 
@@ -305,9 +305,9 @@ class World:
         tracing: Tracing | None = None,
         **settings: Any,
     ) -> Front:
-        told = OrchestratorSettings(verifier=verifiers, drafter=drafters, **settings)
+        parsed = OrchestratorSettings(verifier=verifiers, drafter=drafters, **settings)
         metrics = Metrics("orchestrator")
-        context = ServiceContext(told, "", metrics, lambda error: None, tracing=tracing or Tracing())
+        context = ServiceContext(parsed, "", metrics, lambda error: None, tracing=tracing or Tracing())
         service = await build(context)
         address, _ = await listen(self._stack, lambda _, server: service.register(server) and None, None)
         await service.start()

@@ -18,8 +18,8 @@ from outrider.wire.keys import key_digest, new_key
 async def orchestrator(**settings: Any) -> AsyncIterator[dict[str, str]]:
     """What it announces, once it is ready. Raises AssertionError where it gives up."""
     said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    told = OrchestratorSettings(**{"http_bind": "127.0.0.1:0", "grace_s": 0.0, **settings})
-    task = asyncio.create_task(serve("orchestrator", build, told, said.put_nowait, grpc_listening))
+    parsed = OrchestratorSettings(**{"http_bind": "127.0.0.1:0", "grace_s": 0.0, **settings})
+    task = asyncio.create_task(serve("orchestrator", build, parsed, said.put_nowait, grpc_listening))
     try:
         announced = await said.get()
         assert "error" not in announced, announced

@@ -35,7 +35,7 @@ class ToyLink:
 
 
 class Resolver:
-    """Answers what it is told, or raises it."""
+    """Stands for the name service: answers with `found`, or raises it."""
 
     def __init__(self, *found: str) -> None:
         self.found: Sequence[str] | Exception = found

@@ -1,4 +1,4 @@
-"""Workers register over real gRPC, and are used from then on without anybody having been told of them."""
+"""Workers register over real gRPC, and are used from then on, though no setting names them."""
 
 import asyncio
 import contextlib
@@ -173,8 +173,8 @@ async def test_other_weights_under_a_model_s_name_are_not_used_and_logged_once(
         await front.client.generate(ids=[5], max_tokens=3)
     assert not other.opened
     assert front.sample("peer_refused", peer=other.address, reason="model") == 1
-    told = [one for one in caplog.records if one.message == "worker not used"]
-    assert [one.fields["peer"] for one in told if one.fields["reason"] == "model"][-1] == other.address
+    logged = [one for one in caplog.records if one.message == "worker not used"]
+    assert [one.fields["peer"] for one in logged if one.fields["reason"] == "model"][-1] == other.address
 
 
 async def test_a_request_goes_on_with_the_very_model_that_began_it_or_waits(world: Any) -> None:

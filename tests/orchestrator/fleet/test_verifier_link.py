@@ -14,7 +14,7 @@ ANSWER = verifier_pb2.OpenResponse(source_names=["lookup"])
 
 
 class Stub:
-    """A verifier whose Open answers as it is told to."""
+    """A verifier whose Open answers as the test sets it."""
 
     def __init__(self, answer: Callable[[], Awaitable[verifier_pb2.OpenResponse]]) -> None:
         self.answer = answer

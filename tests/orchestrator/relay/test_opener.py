@@ -30,7 +30,7 @@ REQUEST = AdmittedRequest(KEY, (5,), 9, SamplingParams(), 1, (), Speculation(Tru
 
 
 class Link:
-    """Stands for a verifier: answers an Open with what it is told to, one after the other."""
+    """Stands for a verifier: answers each Open with the next answer that a test has set."""
 
     def __init__(self, address: str, *answers: Exception | None) -> None:
         self.address = address

@@ -227,7 +227,7 @@ def test_a_folder_with_anything_else_in_it_is_left_alone(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
 
 
-def test_a_lock_that_cannot_be_made_is_told(folder: Path) -> None:
+def test_a_lock_that_cannot_be_made_is_reported(folder: Path) -> None:
     (folder / "lock").mkdir(parents=True)
     with pytest.raises(CorpusError, match="cannot be written"):
         make_corpus(folder, [[1]])

@@ -36,7 +36,7 @@ def opened(folder: Path) -> PastOutputs:
 
 
 def ingest(folder: Path, seed: int, acknowledge: int) -> None:
-    """Until killed; tells through a pipe after which operations everything so far is to last."""
+    """Runs operations until killed; reports through a pipe each after which all so far is durable."""
     outputs = opened(folder)
     for number, (what, tenant, session, ids) in enumerate(operations(seed), 1):
         if what == "extend":
@@ -52,7 +52,7 @@ def ingest(folder: Path, seed: int, acknowledge: int) -> None:
 
 
 def killed(folder: Path, seed: int, after: float) -> list[int]:
-    """What was acknowledged until the kill."""
+    """The numbers of the operations that were acknowledged before the kill."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -78,7 +78,7 @@ def make_request(ids: Sequence[int], **given: Any) -> DecodingRequest:
 
 
 def make_follow(ids: Sequence[int], alias: int = 1, stream: int = 0, **given: Any) -> Follow:
-    """A follow of session "s" of tenant "t", unless told otherwise."""
+    """A follow of session "s" of tenant "t", unless the arguments say otherwise."""
     key = SessionKey(given.pop("tenant", "t"), given.pop("session", "s"))
     return Follow(stream, alias, key, make_request(ids, **given))
 

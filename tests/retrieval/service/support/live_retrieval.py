@@ -108,12 +108,12 @@ class Attached:
 
 @asynccontextmanager
 async def serving(model: Path, folder: Path | None = None, **settings: Any) -> AsyncIterator[Live]:
-    told = RetrievalSettings(tokenizer=str(model), folder="" if folder is None else str(folder), **settings)
+    parsed = RetrievalSettings(tokenizer=str(model), folder="" if folder is None else str(folder), **settings)
     metrics = Metrics("retrieval")
     server = grpc.aio.server(options=server_options())
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     failures: list[BaseException] = []
-    service = await build(ServiceContext(told, address, metrics, failures.append))
+    service = await build(ServiceContext(parsed, address, metrics, failures.append))
     service.register(server)
     await server.start()
     tokens = TokenTable.from_json((model / "tokenizer.json").read_text())
