@@ -1,4 +1,4 @@
-"""Real orchestrators are killed or frozen amid requests, and two go on with one: clients get the same ids."""
+"""Real orchestrators are killed or frozen amid requests, and two continue one: clients get the same ids."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def recorded(store: RedisServer, what: str) -> bool:
 
 
 def at_all(fronts: list[ServiceProcess]) -> str:
-    """Once each of them serves."""
+    """Waits until every orchestrator serves; returns their addresses, separated by commas."""
     for front in fronts:
         with Client(front.address) as client:
             until(lambda client=client: client.models())
@@ -98,7 +98,7 @@ def test_a_frozen_orchestrator_is_left_within_a_second_or_so(services: Services)
 
 
 class Raw:
-    """One stream as it is on the wire, and all ids of its client."""
+    """One stream as messages of the wire, and all ids that its client has."""
 
     def __init__(self, channel: grpc.Channel, request: generation_pb2.GenerateRequest) -> None:
         self.ids = [id_ for have in request.start.have for id_ in have.ids]
@@ -107,7 +107,7 @@ class Raw:
         self._call = GenerationStub(channel).Generate(iter((request,)), timeout=100)
 
     def read(self, least: int = 10_000) -> tuple[int, ...]:
-        """Until it has so many ids, or ends. Raises OutriderError."""
+        """Reads until the client has `least` ids, or the stream ends. Raises OutriderError."""
         with rpc_errors():
             while len(self.ids) < least:
                 response = next(self._call, None)

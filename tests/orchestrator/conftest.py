@@ -31,13 +31,13 @@ MAX_LENGTH = 64
 
 
 def next_id(position: int) -> int:
-    """What the toy target puts at a position: never an end of sequence."""
+    """The id that the toy target chooses at a position: never an end of sequence."""
     return 2 + (position * 7) % (VOCABULARY - 2)
 
 
 @dataclass
 class Session:
-    """One open session of the fake."""
+    """One open session of the fake verifier."""
 
     message: verifier_pb2.OpenRequest
     length: int
@@ -247,7 +247,7 @@ class Front:
     """Where workers register with it, likewise."""
 
     def sample(self, name: str, **labels: str) -> float:
-        """Of the orchestrator's own metrics, or else of those that all servers have, summed over models."""
+        """Value of an orchestrator's metric, its own or a common one, summed over models."""
         own = self.metrics.registry.get_sample_value(f"outrider_orchestrator_{name}", labels)
         if own is not None:
             return own
@@ -288,7 +288,7 @@ class World:
         return fake
 
     async def serve(self, fake: FakeVerifier) -> None:
-        """Starts it, at the address that it had if it had one."""
+        """Starts a fake server, at its earlier address if it had one."""
         port = int(fake.address.rpartition(":")[2]) if fake.address else 0
         fake.address, fake.server = await listen(self._stack, add_VerifierServicer_to_server, fake, port)
 
@@ -324,7 +324,7 @@ class World:
                 await asyncio.sleep(0.01)
 
     async def ready(self, front: Front, models: int = 1, sources: int = 1) -> Front:
-        """Waits until so many models are served, with so many sources each."""
+        """Waits until the front serves `models` models, each with `sources` sources."""
         async with asyncio.timeout(60):
             while True:
                 served = []

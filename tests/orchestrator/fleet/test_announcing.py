@@ -15,7 +15,7 @@ from tests.orchestrator.fleet.test_registry import ANY, used
 
 
 class Toy:
-    """A worker that counts what is asked of it."""
+    """A worker that counts the calls of its methods."""
 
     def __init__(self, sessions: int = 0) -> None:
         self.sessions = sessions

@@ -25,7 +25,7 @@ async def front_of(world: Any, **settings: Any) -> Any:
 
 
 async def announce(registry: str, entry: WorkerEntry | registry_pb2.AnnounceRequest) -> str:
-    """What the registry answers to one announcement."""
+    """The registry's answer to one announcement."""
     message = entry_to_wire(entry) if isinstance(entry, WorkerEntry) else entry
     async with open_channel(registry) as channel:
         answer = await RegistryStub(channel).Announce(message, timeout=100)
@@ -46,7 +46,7 @@ def used(front: Any, address: str) -> bool:
     return bool(front.sample("peer_up", peer=address) and front.sample("peer_registered", peer=address))
 
 
-async def test_whoever_registers_is_used(world: Any) -> None:
+async def test_a_worker_that_registers_is_used(world: Any) -> None:
     front = await front_of(world)
     with pytest.raises(Unavailable):
         await front.client.generate(ids=[5])

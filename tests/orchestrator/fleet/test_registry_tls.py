@@ -45,7 +45,7 @@ async def announcing(
 
 @contextlib.asynccontextmanager
 async def registering(ours: Authority) -> AsyncIterator[tuple[str, AsyncClient]]:
-    """An orchestrator to which nobody was named: its registry, and a client of it."""
+    """The registry of an orchestrator whose settings name no worker, and a client of it."""
     settings: dict[str, Any] = ours.role("orchestrator")
     async with (
         orchestrator(registry_bind="127.0.0.1:0", **settings) as said,

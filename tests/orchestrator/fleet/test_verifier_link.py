@@ -78,7 +78,7 @@ async def test_a_verifier_without_a_peer_may_be_back_in_time() -> None:
     assert await task == ANSWER
 
 
-async def test_whoever_goes_away_takes_the_call_along() -> None:
+async def test_a_caller_that_goes_away_cancels_its_call() -> None:
     ended: list[str] = []
 
     async def endless() -> verifier_pb2.OpenResponse:

@@ -1,4 +1,4 @@
-"""Under which epoch a request is opened, where what is known of its session comes from elsewhere."""
+"""The epoch that a request is opened under, where its session is known from elsewhere."""
 
 import random
 from collections.abc import Iterator

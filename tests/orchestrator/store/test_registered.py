@@ -52,7 +52,7 @@ async def test_a_server_that_is_lost_moves_nobody_and_comes_back_with_all(world:
 
 
 def lives(seconds: float = 30.0) -> bytes:
-    """As an entry begins: until when it is believed."""
+    """The first bytes of an entry: the time when it expires."""
     return f"{int((time.time() + seconds) * 1000):016d}".encode()
 
 

@@ -37,7 +37,7 @@ def texts(seed: int, count: int = 30) -> list[list[int]]:
 
 
 class Failing(Unsynced):
-    """Refuses everything from its nth write on."""
+    """A Disk that refuses every write from the nth on."""
 
     def __init__(self, writes: int, error: int) -> None:
         self.left, self.error = writes, error
@@ -286,7 +286,7 @@ def test_what_is_removed_is_gone(folder: Path) -> None:
 
 
 class TestDamage:
-    """A corpus that is not what was written."""
+    """A corpus whose files were changed after the build."""
 
     @pytest.fixture
     def built(self, folder: Path) -> Path:

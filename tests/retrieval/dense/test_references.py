@@ -19,7 +19,7 @@ SECONDS = 10
 
 
 def topic(number: int, length: int = 60) -> list[int]:
-    """Ids of one of 20 sets of ten."""
+    """Ids of one topic: one of 20 sets of ten ids."""
     drawn = np.random.default_rng(number)
     return (drawn.integers(0, 10, length) + 10 * number).tolist()
 

@@ -73,7 +73,7 @@ def states(outputs: PastOutputs) -> dict[str, State]:
 
 
 def follow(before: dict[str, State], seed: int, acknowledged: list[int], found: dict[str, State]) -> int:
-    """The operation after which a tenant was as found; fails where it never was, or only too early."""
+    """The operation after which a tenant was as found; fails without one, or if it is too early."""
     last = {name: 0 for name in TENANTS}
     done = list(operations_until(seed, acknowledged))
     for number in acknowledged:

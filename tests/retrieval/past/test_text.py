@@ -101,7 +101,7 @@ def test_the_oldest_sequences_are_given_up_whole_and_no_more_of_them_than_must_b
     kept = text.sequences()
     assert sum(cost(one) for _, _, one in kept) == text.cost <= limit
     assert text.tokens + text.evicted == sum(len(ids) for _, ids in pieces)
-    # Whoever takes them all in at once keeps the same: so does a log that is read again.
+    # Adding all pieces at once keeps the same sequences: so does a log that is read again.
     again = PastText(limit)
     again.restore(((one.serial, one.session, one.ids) for one in written.values()), text.next_serial)
     assert again.sequences() == kept

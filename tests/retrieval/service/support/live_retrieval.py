@@ -59,7 +59,7 @@ class Live:
 
 
 class Attached:
-    """One verifier's stream."""
+    """The verifier's end of one Attach stream."""
 
     def __init__(self, call: Any, tokens: TokenTable) -> None:
         self.call = call
@@ -98,7 +98,7 @@ class Attached:
             return await self.call.read()
 
     async def drafts(self) -> dict[str, list[int]]:
-        """Ids by the name that they are attributed to, of the next message."""
+        """Drafted ids of the next message, by the source name of each draft."""
         message = await self.read()
         assert not message.refusals
         sources = message.sources or bytes(len(message.drafts))
