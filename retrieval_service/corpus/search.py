@@ -79,7 +79,7 @@ class Shard(NamedTuple):
 def look_up(
     shards: Sequence[Shard], ids: Sequence[int], *, node_limit: int, depth: int
 ) -> CountedTrie | None:
-    """What follows, in any of the shards, the longest suffix of `ids` that something follows there.
+    """Looks up the longest suffix of `ids` that an id follows in any shard, and what follows it; or None.
 
     All shards are of one tokenizer. At most `LONGEST_MATCH` ids are matched; counts are of the occurrences
     read, at most `MOST_READ` of all shards together, never scaled up. Depends on nothing but its arguments.

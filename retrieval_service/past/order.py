@@ -25,7 +25,7 @@ class PositionRange:
 
 
 class ContextOrder:
-    """Positions sorted by `key(position)`, which differs for any two of them and never changes.
+    """Positions sorted by `key(position)`; keys differ, and stay the same while a position is held.
 
     A key is the ids that end at the position, latest first, cut at some length, then the position itself.
     Positions are at least 2**31, so that a text's beginning sorts after every id.

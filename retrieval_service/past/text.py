@@ -165,7 +165,7 @@ class PastText:
         return bool(self._leaving)
 
     def tidy(self, steps: int) -> bool:
-        """Drop up to `steps` positions of the text that is to be dropped; returns whether more is left.
+        """Evict beyond the limit, and drop up to `steps` positions; returns whether more are to be dropped.
 
         In steps, so that a caller holds its lock for a moment only.
         """
