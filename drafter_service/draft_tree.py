@@ -24,7 +24,7 @@ OWN = 1
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Bounds and estimates by which draft trees grow."""
+    """Bounds and estimates that decide which nodes a draft tree gets."""
 
     children: int = 4
     """Most children of one node."""
@@ -56,7 +56,7 @@ class DraftNode:
 
 @dataclass(frozen=True, slots=True)
 class Rerooted:
-    """What a commit did to a draft tree."""
+    """The effect of a commit on a draft tree."""
 
     path: tuple[DraftNode, ...]
     """Drafted nodes that were committed, in order."""
@@ -114,7 +114,7 @@ class DraftTree:
         return chosen
 
     def expand(self, node: DraftNode, children: Sequence[tuple[int, float]]) -> None:
-        """Gives a node its children: tokens, each with its probability given the node, likeliest first.
+        """Adds a node's children: tokens, likeliest first, each with its probability given the node.
 
         Children whose probability alone is below the floor are left out: they could never be sent.
         """
@@ -191,7 +191,7 @@ class DraftTree:
 
 
 def pack(nodes: Iterable[DraftNode], epoch: int) -> list[Fragment]:
-    """New nodes as fragments, the unit in which a draft tree crosses the wire; in order of their parents.
+    """Packs new nodes into fragments, the wire's unit of drafts; fragments are in order of their parents.
 
     Nodes are sent once, as they grow, so every new node hangs below one that the verifier has or will have:
     siblings share a fragment whose base is their parent, named by the number of ids up to it and the hash

@@ -67,7 +67,7 @@ class ChildRanker:
         self._history.extend([token])
 
     def forget_before(self, position: int) -> None:
-        """Frees the noise of positions before this one."""
+        """Frees the noise of positions before `position`."""
         if self._noise is not None:
             self._noise.forget_before(position)
 
@@ -106,7 +106,7 @@ class ChildRanker:
         return scores
 
     def _largest(self, scores: Scores) -> list[int]:
-        """Ids of the largest scores, ties to the lowest id. Overwrites them: a few passes beat any sort."""
+        """Ids of the largest scores, ties to the lowest id. Overwrites the scores: passes beat any sort."""
         chosen: list[int] = []
         for _ in range(min(self._most, len(scores))):
             token = int(scores.argmax())

@@ -16,7 +16,7 @@ from outrider.source.worker import Publish
 def drafter_server(
     context: ServiceContext[DrafterSettings], load_drafter: Callable[[], Drafter]
 ) -> SourceServer[DrafterWorker]:
-    """A server for the drafter that `load_drafter` makes, in a thread of its own."""
+    """A source server; its worker's thread calls `load_drafter` and runs the drafter."""
     return SourceServer(
         partial(_make_worker, context.settings, load_drafter),
         loading="the drafter is loading its model",
@@ -55,5 +55,5 @@ def _make_worker(
 
 
 async def build(context: ServiceContext[DrafterSettings]) -> Service:
-    """The service, not yet loaded."""
+    """The drafter service of these settings, not yet loaded."""
     return announced(drafter_server(context, partial(load, context.settings)), context, waits=True)

@@ -24,7 +24,7 @@ from speculative.fragment import Fragment
 
 
 class Cache(Protocol):
-    """One session's keys and values, as `outrider.lm` keeps them."""
+    """The cached keys and values of one session, as `outrider.lm` keeps them."""
 
     length: int
 
@@ -100,20 +100,20 @@ class DraftingSession(FollowedSession):
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing can be drafted any more: the tree's root is at the end, or no draft is wanted."""
+        """Whether drafting is over: the tree's root is at the limit, or no draft is wanted."""
         return self._tree.root.position >= self._tree.end or self.request.node_limit == 0
 
     @property
     def in_flight(self) -> int:
-        """Number of nodes sent and still possible."""
+        """Number of sent nodes that can still be accepted."""
         return self._tree.in_flight
 
     def require(self, survival: float) -> None:
-        """Neither sends nor expands nodes of less survival for now; the floor of `Growth` holds beside it."""
+        """Sets the least survival of nodes to send and to expand; the floor of `Growth` holds beside it."""
         self._tree.least = max(survival, self._tree.growth.floor)
 
     def commit(self, ids: Sequence[int]) -> Rerooted:
-        """Moves the tree along ids that the target has committed since, which are in `self.ids` already."""
+        """Moves the tree along newly committed ids, which are in `self.ids` already."""
         if not ids:
             return Rerooted((), self.in_flight, 0)
         rerooted = self._tree.commit(ids)

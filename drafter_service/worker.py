@@ -29,16 +29,16 @@ SPARE_SLOTS = 64
 """Cache slots beyond committed ids that a session reserves from the start, for drafted nodes."""
 COUNTERS = {
     "passes": "Forward passes of the model.",
-    "rows": "Input tokens of those passes.",
+    "rows": "Input tokens of the drafter's forward passes.",
     "reroots": "Commits that moved a draft tree's root.",
     "nodes_committed": "Drafted nodes that the target committed.",
     "nodes_kept": "Nodes still possible after a commit, summed over commits.",
-    "nodes_dropped": "Nodes off the committed path.",
+    "nodes_dropped": "Drafted nodes dropped because a commit left their path.",
     "failed_passes": "Passes that failed; their sessions were refused.",
 }
 """Help texts of the fields of `DrafterCounts`."""
 GAUGES = {
-    "ids_waiting": "Committed ids that have yet to be read.",
+    "ids_waiting": "Committed tokens that the model has yet to read.",
     "sessions_kept": "Sessions whose stream broke and whose cache is kept.",
     "kv_slots": "Tokens that caches have room for.",
 }
@@ -90,7 +90,7 @@ class DrafterWorker(SourceWorker[DraftingSession]):
         self._busy = 0  # sessions in the last pass
 
     def open(self, follow: Follow, ids: FollowedIds, kept: DraftingSession | None) -> DraftingSession:
-        """Follows a session with a new cache, or with what a kept one holds of the same ids."""
+        """Follows a session with a new cache, or with the kept cache of the same session."""
         cache = self._new_cache(len(ids)) if kept is None else kept.cache
         try:
             if kept is not None:
@@ -102,11 +102,11 @@ class DrafterWorker(SourceWorker[DraftingSession]):
             raise
 
     def opened(self, session: DraftingSession) -> None:
-        """Holds back what the session's verifier would hardly admit."""
+        """Holds back nodes that the session's verifier would hardly admit."""
         session.require(self._least.get(session.stream, 0.0))
 
     def progressed(self, session: DraftingSession, fresh: Sequence[int]) -> None:
-        """Moves the session's tree and sends what can be sent since."""
+        """Moves the session's tree, and sends the nodes that can be sent now."""
         rerooted = session.commit(fresh)
         self.counts.reroots += 1
         self.counts.nodes_committed += sum(node.sent for node in rerooted.path)
@@ -115,7 +115,7 @@ class DrafterWorker(SourceWorker[DraftingSession]):
         self.send(session, session.take_fragments())
 
     def leave(self, session: DraftingSession) -> None:
-        """Keeps the committed part of the session's cache alone."""
+        """Keeps only the committed part of the session's cache."""
         session.cache.drop_nodes()
 
     def close(self, session: DraftingSession) -> None:
@@ -123,7 +123,7 @@ class DrafterWorker(SourceWorker[DraftingSession]):
         self.drafter.close(session.cache)
 
     def least_survival(self, stream: int, survival: float) -> None:
-        """Holds back what a verifier would hardly admit, or sends more from the next pass on."""
+        """Sets the survival below which nodes of a verifier's sessions are held back."""
         before = self._least.get(stream, 0.0)
         if before == survival:
             return
@@ -135,11 +135,11 @@ class DrafterWorker(SourceWorker[DraftingSession]):
                 session.require(survival)
 
     def stream_closed(self, stream: int) -> None:
-        """Forgets what the stream's nodes needed."""
+        """Forgets the least survival of the stream's nodes."""
         self._least.pop(stream, None)
 
     def gauges(self) -> dict[str, int]:
-        """Counts of what the drafter holds now, by metric."""
+        """Present values of the drafter's gauges, by metric."""
         return super().gauges() | {
             "ids_waiting": sum(session.unread for session in self.roster),
             "sessions_kept": len(self.roster.kept),
@@ -147,7 +147,7 @@ class DrafterWorker(SourceWorker[DraftingSession]):
         }
 
     def work(self) -> bool:
-        """One pass over all sessions that have something to draft; False if none has."""
+        """Runs one pass over all sessions that have something to draft; False if none has."""
         self._send_eased()
         batch = self._plan()
         if not batch:
@@ -201,7 +201,7 @@ class DrafterWorker(SourceWorker[DraftingSession]):
             low = high
 
     def _send_eased(self) -> None:
-        """Sends what was held back on streams whose nodes need less since."""
+        """Sends held-back nodes on the streams whose least survival fell."""
         if self._eased:
             for session in self.roster:
                 if session.stream in self._eased:
@@ -209,7 +209,7 @@ class DrafterWorker(SourceWorker[DraftingSession]):
             self._eased.clear()
 
     def _new_cache(self, length: int) -> Cache:
-        """An empty cache; the oldest kept ones make room for it."""
+        """Opens an empty cache; evicts the oldest kept caches if it needs their room."""
         reserve = min(length + SPARE_SLOTS, self.drafter.abilities.max_length)
         while True:
             try:

@@ -21,7 +21,7 @@ hash for a prompt of any length."""
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How a request wants to be drafted for."""
+    """The sources and the prediction that a request asks to be drafted with."""
 
     enabled: bool
     sources: tuple[str, ...]

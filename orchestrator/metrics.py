@@ -36,27 +36,30 @@ class RequestMetrics:
         self._tracing = tracing or Tracing()
         counter = partial(metrics.counter, common=True)
         histogram = partial(metrics.histogram, labels=(MODEL,), common=True)
-        self.running = metrics.gauge("requests", "Requests that are being answered.")
+        self.running = metrics.gauge("requests", "Requests in progress.")
         self.ended = counter(
             "request_success", "Requests that ended with a finish reason.", (MODEL, "finished_reason")
         )
         self.errors = metrics.counter(
             "request_errors", "Requests that ended in an error, by the error's name.", ("reason",)
         )
-        self.prompt_tokens = counter("prompt_tokens", "Ids of prompts that were decoded.", (MODEL,))
-        self.generation_tokens = counter("generation_tokens", "Ids given to clients.", (MODEL,))
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens that were decoded.", (MODEL,))
+        self.generation_tokens = counter("generation_tokens", "Tokens given to clients.", (MODEL,))
         self.first_token = histogram(
-            "time_to_first_token_seconds", "From a request to its first ids.", buckets=REQUEST_SECONDS
+            "time_to_first_token_seconds", "Time from a request to its first tokens.", buckets=REQUEST_SECONDS
         )
         self.inter_token = histogram(
-            "inter_token_latency_seconds", "Between messages, divided by the later one's ids; once per id."
+            "inter_token_latency_seconds",
+            "Time between messages, per token of the later message; observed once per token.",
         )
         self.whole = histogram(
-            "e2e_request_latency_seconds", "From a request to its end.", buckets=REQUEST_SECONDS
+            "e2e_request_latency_seconds",
+            "Time from a request's beginning to its end.",
+            buckets=REQUEST_SECONDS,
         )
         self.recoveries = metrics.histogram(
             "recovery_seconds",
-            "From the loss of a request's verifier until another had opened it.",
+            "Time from the loss of a request's verifier until another one has opened the request.",
             buckets=REQUEST_SECONDS,
         )
 
@@ -129,12 +132,14 @@ class RequestMeasure:
 
 
 class StoreMetrics:
-    """Metrics of what the store costs, and of whether it works."""
+    """Metrics of the store: its cost on the way of tokens, and whether it works."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._registry = metrics.registry
         self.seconds = metrics.histogram(
-            "store_seconds", "In store code on a token's way, per message.", buckets=STORE_SECONDS
+            "store_seconds",
+            "Time in store code while a message's tokens are delivered.",
+            buckets=STORE_SECONDS,
         )
 
     def watch(self, ledger: Ledger) -> None:
@@ -170,7 +175,9 @@ class _StoreCollector(_Read):
             f"{OWN}store_failures", "Batches that the store did not take.", value=ledger.failures
         )
         yield GaugeMetricFamily(
-            f"{OWN}store_sessions", "Sessions that the store is kept informed of.", value=ledger.waiting
+            f"{OWN}store_sessions",
+            "Sessions whose records are kept up to date in the store.",
+            value=ledger.waiting,
         )
 
 
@@ -186,9 +193,11 @@ class _FleetCollector(_Read):
         yield GaugeMetricFamily(f"{OWN}verifiers_up", "Verifiers that answer.", value=len(answer))
         up = GaugeMetricFamily(f"{OWN}peer_up", "Whether a verifier or source answers.", labels=("peer",))
         sessions = GaugeMetricFamily(
-            f"{OWN}peer_sessions", "Sessions that this process has there.", labels=("peer",)
+            f"{OWN}peer_sessions", "Sessions of this orchestrator at the worker.", labels=("peer",)
         )
-        broken = CounterMetricFamily(f"{OWN}peer_watch_broken", "Watch streams that broke.", labels=("peer",))
+        broken = CounterMetricFamily(
+            f"{OWN}peer_watch_broken", "Watch streams to a verifier that broke.", labels=("peer",)
+        )
         for address, link in peers.items():
             up.add_metric((address,), float(link.reachable))
             sessions.add_metric((address,), link.sessions)
@@ -206,7 +215,7 @@ class _PeerCollector(_Read):
         fleet = self._fleet
         addresses = [*fleet.verifiers.copy(), *fleet.sources.copy()]
         refused = GaugeMetricFamily(
-            f"{OWN}peer_refused", "Workers that are not used, 1 each, by why.", labels=("peer", "reason")
+            f"{OWN}peer_refused", "1 for each worker that is not used, by reason.", labels=("peer", "reason")
         )
         for address, refusal in dict(fleet.refused).items():
             refused.add_metric((address, refusal.kind), 1.0)
@@ -214,7 +223,9 @@ class _PeerCollector(_Read):
             f"{OWN}peer_draining", "Whether a worker is about to end.", labels=("peer",)
         )
         registered = GaugeMetricFamily(
-            f"{OWN}peer_registered", "Whether a worker has registered, or was given.", labels=("peer",)
+            f"{OWN}peer_registered",
+            "1 if a worker has registered, 0 if only the settings name it.",
+            labels=("peer",),
         )
         for address in addresses:
             draining.add_metric((address,), float(fleet.draining(address)))

@@ -82,7 +82,7 @@ class OrchestratorService:
 
 
 async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorService:
-    """The service of these settings. It binds its ports, and dials no worker yet."""
+    """Build the orchestrator of these settings; binds its ports, and dials no worker yet."""
     settings = context.settings
     fleet = Fleet(
         settings.verifier,

@@ -28,7 +28,7 @@ INCOMING = ".incoming-"
 
 
 class NoTokenizer(OutriderError):
-    """A service without a tokenizer has no corpora."""
+    """The service has no tokenizer, so that it has no corpora either."""
 
     code = "FAILED_PRECONDITION"
 
@@ -42,7 +42,7 @@ class BuildFailed(OutriderError):
 
 
 def document_ids(document: retrieval_pb2.DocumentIds, tokens: TokenTable | None) -> list[int]:
-    """The ids of a document. Raises InvalidRequest for no ids, or an id that the tokenizer does not have."""
+    """A document's token ids. Raises InvalidRequest for no ids, or an id that the tokenizer does not have."""
     ids = list(document.ids)
     if not ids:
         raise InvalidRequest("a document has no ids")
@@ -85,7 +85,7 @@ class Spool:
         os.close(self._lock)
 
     def add(self, message: retrieval_pb2.BuildCorpusRequest) -> None:
-        """Adds a document. Raises InvalidRequest, or Overloaded if there is too much text."""
+        """Adds a document to the spool. Raises InvalidRequest, or Overloaded if there is too much text."""
         if message.HasField("ids"):
             self._write({"ids": document_ids(message.ids, self._tokens)})
         elif message.HasField("text"):
@@ -95,7 +95,7 @@ class Spool:
             raise InvalidRequest("after the first message each is a document: `text` or `ids`")
 
     def flush(self) -> None:
-        """Writes all documents out to the file."""
+        """Writes the buffered documents to the spool's file."""
         self._file.flush()
 
     def _write(self, document: dict[str, object]) -> None:
@@ -107,7 +107,7 @@ class Spool:
 
 
 def remove_left(folder: Path) -> None:
-    """Removes spools of processes that died."""
+    """Removes the spools that processes which died have left."""
     for path in folder.glob(f"{INCOMING}*"):
         with contextlib.suppress(OSError):  # of another process, which takes documents in just now
             lock = _locked(path)
@@ -127,7 +127,7 @@ def _locked(folder: Path) -> int:
 
 
 class Builds:
-    """The builds under way, at most one for each corpus."""
+    """The corpus builds under way, at most one for each corpus."""
 
     def __init__(self) -> None:
         self._paths: set[Path] = set()
@@ -165,7 +165,7 @@ class Builds:
             raise _failure(path, output, process.returncode or 0)
 
     async def _discard(self, path: Path) -> None:
-        """Removes what a failed build has left: no later build would go on from it."""
+        """Removes the files of a failed build: no later build would continue from them."""
         try:
             await asyncio.to_thread(discard, path)
         except CorpusError as error:

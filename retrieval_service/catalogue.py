@@ -15,49 +15,49 @@ from retrieval_service.trie import Memory
 from speculative.errors import InvalidRequest
 
 CORPUS, PAST, DENSE = NAMES = ("corpus", "past", "dense")
-"""Names under which a session listens to this service; usage and metrics tell them apart."""
+"""Names of the memories that a session can draft from; usage and metrics count each by itself."""
 _CACHED_SELECTIONS = 1024
 
 
 class PastMemory(Protocol):
-    """Past outputs of all tenants, by `scope`, as this service uses them; see `retrieval_service.past`."""
+    """Past outputs of all tenants, by `scope`; the part of `PastOutputs` that this service uses."""
 
     def extend(self, tenant: str, session: str, ids: Sequence[int]) -> bool:
         """Takes the ids that a session generated next; returns whether they are kept."""
 
     def finish(self, tenant: str, session: str) -> None:
-        """Ends a session's text: the session is over, or goes on elsewhere."""
+        """Ends a session's text: the session is over, or continues at another source."""
 
     def memory(self, tenant: str) -> Memory:
         """The past outputs that this tenant's sessions draft from."""
 
     def stats(self) -> "PastStats":
-        """Counts of what is held."""
+        """Counts of the past outputs held."""
 
 
 class PastStats(Protocol):
-    """The counts of past outputs that are shown."""
+    """The counts of past outputs that the service reports."""
 
     @property
     def tokens(self) -> int:
-        """Held ids of all tenants."""
+        """Number of tokens held, of all tenants."""
 
 
 class ReferenceMemory(Protocol):
-    """References of all sessions, as this service uses them; see `retrieval_service.dense`."""
+    """References of all sessions; the part of `References` that this service uses."""
 
     def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> Memory:
-        """Starts to find references for a session; the memory that its drafts come from."""
+        """Starts to find references for a session; returns the memory to draft from."""
 
     def progress(self, session: Hashable, ids: Sequence[int]) -> None:
-        """Takes all ids that a session has now."""
+        """Takes in all ids that a session has now."""
 
     def end(self, session: Hashable) -> None:
-        """Ends a session that is over."""
+        """Frees what is held for a session that is over."""
 
     @property
     def count(self) -> int:
-        """Documents of all tenants."""
+        """Number of documents, of all tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Catalogue:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names under which this service may draft."""
+        """Names of the memories that this service can draft from."""
         return (CORPUS, *[PAST] * (self.past is not None), *[DENSE] * (self.references is not None))
 
     def __iter__(self) -> Iterator[tuple[CorpusKey, CorpusIndex]]:
@@ -109,7 +109,7 @@ class Catalogue:
         return before is not None
 
     def seen_by(self, tenant: str) -> list[tuple[CorpusKey, CorpusIndex]]:
-        """The tenant's own corpora, then everybody's, each by name."""
+        """The corpora that a tenant may see: its own, then everybody's, each in order of name."""
         return [
             (CorpusKey(owner, name), self._corpora[owner][name])
             for owner in (tenant, None)

@@ -54,7 +54,7 @@ class Spooled:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """FOLDER SPOOL TOKENIZER OWNER: an empty owner is everybody. Returns the exit status."""
+    """Builds a corpus from FOLDER SPOOL TOKENIZER OWNER (empty: everybody); returns the exit status."""
     folder, spool, tokenizer, owner = arguments
     os.nice(NICENESS)
     try:

@@ -26,14 +26,14 @@ TOKENIZER = "tokenizer.json"
 
 
 class CannotLoad(OutriderError):
-    """A tokenizer, corpus or memory that the settings name cannot be had."""
+    """A tokenizer, corpus or memory that the settings name cannot be opened."""
 
     code = "FAILED_PRECONDITION"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Everything that the settings name, opened."""
+    """The tokenizer and memories that the settings name, opened."""
 
     tokens: TokenTable | None
     catalogue: Catalogue
@@ -88,7 +88,7 @@ def load(settings: RetrievalSettings) -> Loaded:
 def _documents(
     settings: RetrievalSettings, tokens: TokenTable | None
 ) -> "tuple[Documents | None, EncoderProcess | None]":
-    """Documents and the process that embeds them, if the settings name any. Raises OutriderError."""
+    """Reference documents and their encoder process, if the settings name any. Raises OutriderError."""
     if not settings.embeddings and not settings.encoder:
         return None, None
     if settings.embeddings and settings.encoder:
@@ -136,7 +136,7 @@ def open_corpus(path: Path, tokens: TokenTable | None) -> CorpusIndex:
 
 
 def read_tokens(name: str) -> TokenTable | None:
-    """Tokens of a tokenizer.json, a folder with one, or an id, NAME or NAME@REVISION; None for no name."""
+    """Token table of a tokenizer.json, a folder with one, or a NAME or NAME@REVISION; None for no name."""
     if not name:
         return None
     path: Path = Path(name).expanduser()
@@ -149,5 +149,5 @@ def read_tokens(name: str) -> TokenTable | None:
             bare, revision = split_revision(name)
             path = Path(hf_hub_download(bare, TOKENIZER, revision=revision))
         return TokenTable.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # those of the hub are OSErrors
+    except (OSError, ValueError) as error:  # errors of the Hugging Face hub are OSErrors
         raise CannotLoad(f"no tokenizer at {name!r}: {error}") from error

@@ -29,7 +29,7 @@ from speculative.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """Bounds of drafts, and how counts become survival."""
+    """Bounds of drafts, and constants that turn counts into survival."""
 
     nodes: int = 32
     """Most nodes of one draft."""
@@ -57,7 +57,7 @@ def reach(match_length: int, shape: DraftShape) -> int:
 def rank(
     trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: DraftShape, node_limit: int
 ) -> Draft | None:
-    """The nodes most likely to be accepted, likeliest first; None where none is above the floor.
+    """The nodes most likely to be accepted, likeliest first; None where all are below the floor.
 
     Args:
         position: absolute, of the trie's first level: the number of committed ids.
@@ -80,7 +80,7 @@ def rank(
 def _survival(
     trie: CountedTrie, params: SamplingParams, seed: int, position: int, shape: DraftShape
 ) -> list[float]:
-    """The survival of each node."""
+    """Survival of each node: the estimated probability that its whole path is accepted."""
     families: dict[int, list[int]] = {}
     depths = [0] * len(trie)
     for node, parent in enumerate(trie.parents):
@@ -104,7 +104,7 @@ def _survival(
 
 
 def _greedily(shares: list[float], prior: float, sharpness: float) -> list[float]:
-    """The probability of each sibling to be the target's likeliest token."""
+    """Probability of each sibling to be the target's likeliest token."""
     weights = [share**sharpness for share in shares]
     total = sum(weights) + max(0.0, 1.0 - sum(shares)) ** sharpness
     return [prior * weight / total for weight in weights]
@@ -113,7 +113,7 @@ def _greedily(shares: list[float], prior: float, sharpness: float) -> list[float
 def _with_noise(
     shares: list[float], total: int, prior: float, noise: list[float], shape: DraftShape
 ) -> list[float]:
-    """The probability of each sibling to win: its own noise is known, that of unseen tokens is not."""
+    """Probability of each sibling to win against its siblings, and against unseen tokens of unknown noise."""
     seen = total / (total + shape.unseen)
     scores = [math.log(seen * share) + drawn for share, drawn in zip(shares, noise, strict=True)]
     best = max(scores)

@@ -36,7 +36,7 @@ DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class NoSuchCorpus(OutriderError):
-    """No corpus of that name is loaded, or on disk."""
+    """No corpus of this name is loaded, or on disk."""
 
     code = "NOT_FOUND"
 
@@ -54,14 +54,14 @@ class DiskFailed(OutriderError):
 
 
 class DiskTooSlow(OutriderError):
-    """A file was not written in time; it may be later."""
+    """A file was not written in time; it may still be written later."""
 
     code = "UNAVAILABLE"
 
 
 @contextmanager
 def explained_disk_errors(what: str) -> Iterator[None]:
-    """Turns the system's errors about files into errors for the caller; `what` begins their sentence."""
+    """Turns OSErrors about files into errors for the caller; `what` begins their messages."""
     try:
         yield
     except TimeoutError as error:
@@ -187,7 +187,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     async def Forget(
         self, request: retrieval_pb2.ForgetRequest, context: Context
     ) -> retrieval_pb2.ForgetResponse:
-        """See retrieval.proto. Sessions that run are not learnt from any more."""
+        """Removes past outputs; see retrieval.proto. Running sessions of theirs are not kept any more."""
         worker, loaded = self._ready()
         tenant = checked_tenant(request.tenant)
         session = checked_session(request.session) if request.session else None

@@ -24,7 +24,7 @@ LOOKUP_SECONDS = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005,
 
 
 class RetrievalService(SourceServer[RetrievalWorker]):
-    """A source of drafts, and the Retrieval service beside it."""
+    """The retrieval source and the Retrieval service, in one process."""
 
     def __init__(self, context: ServiceContext[RetrievalSettings]) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class RetrievalService(SourceServer[RetrievalWorker]):
         )
 
     async def stop(self, grace: float) -> None:
-        """Ends held streams and the worker; writes what was learnt."""
+        """Ends open streams and the worker; writes past outputs."""
         await super().stop(grace)
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.close)
@@ -80,12 +80,12 @@ class RetrievalService(SourceServer[RetrievalWorker]):
 
 def _lookup_histogram(metrics: Metrics) -> Callable[[str, float], None]:
     seconds = metrics.histogram(
-        "lookup_seconds", "One lookup in one memory.", ("memory",), buckets=LOOKUP_SECONDS
+        "lookup_seconds", "Duration of one lookup in one memory.", ("memory",), buckets=LOOKUP_SECONDS
     )
     of_memory = {name: seconds.labels(name) for name in NAMES}
     return lambda name, took: of_memory[name].observe(took)
 
 
 async def build(context: ServiceContext[RetrievalSettings]) -> Service:
-    """The service, not yet loaded."""
+    """The retrieval service of these settings, not yet loaded."""
     return announced(RetrievalService(context), context, waits=True)

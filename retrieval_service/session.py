@@ -41,11 +41,11 @@ class RetrievalSession(FollowedSession):
 
     @property
     def recent(self) -> list[int]:
-        """The last ids, at most WINDOW."""
+        """The last ids of the session, at most WINDOW."""
         return self.ids.array[-WINDOW:].tolist()
 
     def take_unkept(self) -> list[int]:
-        """Output that is to be kept and was not yet; empty if the session's output may not be kept."""
+        """The ids of output not kept yet; empty if the session's output may not be kept."""
         if not self.learns:
             return []
         fresh = self.ids.array[self.kept :].tolist()
@@ -53,7 +53,7 @@ class RetrievalSession(FollowedSession):
         return fresh
 
     def draft(self, source: int, trie: CountedTrie) -> Fragment | None:
-        """The fragment for what a memory found; None if there is nothing new in it.
+        """A fragment of what a memory found; None if it has no new node.
 
         Args:
             source: which of the session's names the memory has, from 1.
@@ -76,7 +76,7 @@ class RetrievalSession(FollowedSession):
         return self.fragment(ranked.tokens, ranked.parents, ranked.survival, source)
 
     def _agreed(self, before: "RetrievalSession") -> int:
-        """How many ids of `before` are kept and hold for this session too; 0: none, it is other text."""
+        """Number of ids of `before` that are kept and the same in this session; 0 for another text."""
         same_prompt = before.request.prompt_length == self.request.prompt_length
         if not same_prompt or before.kept > len(self.ids):
             return 0
@@ -84,7 +84,7 @@ class RetrievalSession(FollowedSession):
 
 
 def _draftable(trie: CountedTrie, depth: int, vocabulary_size: int) -> CountedTrie:
-    """The trie without nodes that lie too deep or are outside the vocabulary, and those below them."""
+    """The trie without nodes that are too deep or outside the vocabulary, and without nodes below them."""
     depths: list[int] = []
     kept: dict[int, int] = {}
     for node, (token, parent) in enumerate(zip(trie.tokens, trie.parents, strict=True)):

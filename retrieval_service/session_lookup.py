@@ -16,7 +16,7 @@ from retrieval_service.trie import Memory
 from speculative.fragment import Fragment
 
 CANDIDATES = 3
-"""Memories are asked for this many times the nodes of a draft: the noise may prefer a rarer continuation."""
+"""Nodes to look up per node of a draft: the noise may prefer a rarer continuation."""
 
 
 class LookupCounts(Protocol):
@@ -48,7 +48,7 @@ class SessionLookup:
         self._references: dict[SessionKey, Memory] = {}
 
     def begin(self, session: RetrievalSession) -> None:
-        """Starts with a session. Raises NotFollowed for a corpus that its tenant has not."""
+        """Opens a session's memories. Raises NotFollowed for a corpus that its tenant does not have."""
         request, key = session.request, session.key
         if CORPUS in request.sources:
             self._catalogue.corpora(key.tenant, request.corpora)
@@ -58,7 +58,7 @@ class SessionLookup:
         self._learn(session)
 
     def progress(self, session: RetrievalSession) -> None:
-        """Takes a session's new ids."""
+        """Keeps a session's new output, and passes its ids on to its references."""
         if session.key in self._references:
             assert self._catalogue.references is not None
             self._catalogue.references.progress(session.key, session.ids.array)
@@ -73,7 +73,7 @@ class SessionLookup:
             self._catalogue.past.finish(scope(key.tenant), session_name(key))
 
     def draft(self, session: RetrievalSession) -> list[Fragment]:
-        """Drafts from the session's memories, at most one of each."""
+        """Drafts for a session, at most one fragment from each of its memories."""
         recent = session.recent
         fragments = []
         for source, name in enumerate(session.request.sources, start=1):
@@ -93,7 +93,7 @@ class SessionLookup:
         return fragments
 
     def _memory(self, session: RetrievalSession, name: str) -> Memory | None:
-        """The memory of that name; None if the name means nothing here."""
+        """The session's memory of this name; None for an unknown name."""
         key = session.key
         if name == CORPUS:
             return self._corpora(session)

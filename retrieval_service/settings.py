@@ -57,7 +57,7 @@ class RetrievalSettings(WorkerSettings):
 
     @property
     def shape(self) -> DraftShape:
-        """Bounds of drafts."""
+        """Bounds of drafts, as `ranking` takes them."""
         return DraftShape(nodes=self.nodes, depth=self.depth, floor=self.floor)
 
     def below(self, name: str) -> Path | None:

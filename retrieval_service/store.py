@@ -1,4 +1,4 @@
-"""The folder of corpora that are built over the wire; knows nothing of their contents."""
+"""The folder of corpora that clients build; knows nothing of the corpora's contents."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from speculative.errors import InvalidRequest, OutriderError
 
 
 class NoFolder(OutriderError):
-    """The service has no folder."""
+    """The service has no folder for corpora."""
 
     code = "FAILED_PRECONDITION"
 
@@ -32,7 +32,7 @@ class CorpusStore:
         return self._root
 
     def path(self, key: CorpusKey) -> Path:
-        """The path of a corpus, existing or not. Raises InvalidRequest for a bad name; NoFolder."""
+        """The path of a corpus, existing or not. Raises InvalidRequest for a bad name, or NoFolder."""
         if key.owner == "":
             raise InvalidRequest("a corpus of the tenant '' would be nobody's: name a tenant, or say public")
         name = checked_corpus_name(key.name)

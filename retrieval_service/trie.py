@@ -1,4 +1,4 @@
-"""What a memory is, and what it answers a lookup with: continuations as a trie with counts.
+"""The interface of memories, and the result of a lookup: continuations as a trie with counts.
 
 Knows nothing of where continuations were found, of files, threads or the wire.
 """
@@ -32,7 +32,7 @@ class CountedTrie:
 
 
 class Memory(Protocol):
-    """Text that can be looked up, of one scope: a corpus, a tenant's past outputs, a session's references."""
+    """Text of one scope to look up in: a corpus, a tenant's past outputs, or a session's references."""
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
         """Finds what followed the longest suffix of `ids` in this text, up to `depth` ids; None if not found.

@@ -18,17 +18,17 @@ from retrieval_service.session_lookup import SessionLookup
 from speculative.fragment import Fragment
 
 COUNTERS = {
-    "lookups": "Lookups in one memory of one session.",
-    "matches": "Lookups that found something.",
-    "tokens_learnt": "Ids of output that were kept to draft from.",
+    "lookups": "Lookups of one session in one memory.",
+    "matches": "Lookups that found a continuation.",
+    "tokens_learnt": "Tokens of output that were kept to draft from.",
 }
 """Help texts of the fields of `RetrievalCounts`."""
 GAUGES = {
-    "corpora": "Corpora that are loaded.",
-    "corpus_tokens": "Ids in them.",
-    "mapped_bytes": "Bytes of them that are mapped.",
-    "past_tokens": "Ids of past output that are held.",
-    "references": "Documents among the references.",
+    "corpora": "Loaded corpora.",
+    "corpus_tokens": "Tokens of the loaded corpora.",
+    "mapped_bytes": "Mapped bytes of the loaded corpora.",
+    "past_tokens": "Tokens of past output held.",
+    "references": "Reference documents held.",
 }
 """Help texts of `RetrievalWorker.gauges`."""
 
@@ -86,15 +86,15 @@ class RetrievalWorker(AnsweringWorker[RetrievalSession]):
         super().progressed(session, fresh)
 
     def draft(self, session: RetrievalSession) -> list[Fragment]:
-        """One lookup in each of the session's memories."""
+        """Drafts from one lookup in each of the session's memories."""
         return self._lookup.draft(session)
 
     def close(self, session: RetrievalSession) -> None:
-        """Frees what the memories hold for the session."""
+        """Frees what the memories hold for a session that is over."""
         self._lookup.finish(session.key)
 
     def unlearn(self, tenant: str, session: str | None) -> None:
-        """Keeps no more output of a session's choices, or of all of the tenant's sessions, while they run."""
+        """Stops keeping output of a running session, all its choices, or of all of a tenant's sessions."""
         for one in [*self.roster, *self.roster.kept]:
             if one.key.tenant == tenant and session in (None, one.key.session):
                 one.learns = False

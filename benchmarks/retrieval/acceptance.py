@@ -27,7 +27,7 @@ from retrieval_service.corpus.encoding import TokenizedText
 from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.corpus.plan import CorpusSettings
 from retrieval_service.corpus.texts import TextSource
-from retrieval_service.past import PastOutputs
+from retrieval_service.past.outputs import PastOutputs
 from retrieval_service.trie import CountedTrie, Memory
 
 TEMPLATE = '''class {name}({base}):

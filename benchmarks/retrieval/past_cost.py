@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.retrieval.arctic_cache import open_arctic_cache
 from benchmarks.shared.envelope import REPOSITORY, module_command
 from benchmarks.shared.process_memory import resident_bytes
-from retrieval_service.past import Limits, PastOutputs
+from retrieval_service.past.outputs import Limits, PastOutputs
 
 VOCABULARY = 8_000
 SESSIONS = 16

@@ -63,9 +63,9 @@ class ToyEngine:
     def put(self, command: Command) -> None:
         """Puts a command into the inbox; while the target computes, applies it at once."""
         if isinstance(command, Open):
-            mirror = self._registry.by_handle(command.session.handle)
-            assert mirror is not None, "a session is registered before it is opened"
-            self._target.seeds[mirror.handle] = mirror.request.seed
+            view = self._registry.by_handle(command.session.handle)
+            assert view is not None, "a session is registered before it is opened"
+            self._target.seeds[view.handle] = view.request.seed
         if self._computing:
             self.core.apply(command, self._loop.now)
         else:

@@ -29,10 +29,10 @@ class Drafter(Protocol):
     abilities: Abilities
 
     def open(self, reserve: int) -> Cache:
-        """An empty cache with room for `reserve` tokens. Raises Overloaded if memory does not suffice."""
+        """Opens an empty cache with room for `reserve` tokens. Raises Overloaded without enough memory."""
 
     def close(self, cache: Cache) -> None:
-        """Frees the cache's memory; a second call does nothing."""
+        """Frees a cache's memory; a second call does nothing."""
 
     def rewind(self, cache: Cache, length: int) -> None:
         """Shortens a cache to its first `length` committed positions, and drops its nodes."""
@@ -46,7 +46,7 @@ class Drafter(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens that open caches have room for."""
+        """Number of tokens that the open caches have room for."""
 
 
 def load(settings: DrafterSettings) -> Drafter:

@@ -15,7 +15,7 @@ from outrider.tokens import TokenTable
 
 
 class CausalLMDrafter:
-    """Any causal language model that the verifier would take too."""
+    """Drafts with any causal language model that the verifier could serve too."""
 
     def __init__(self, lm: PackedLM) -> None:
         tokens = None if lm.tokenizer_json is None else TokenTable.from_json(lm.tokenizer_json)
@@ -31,7 +31,7 @@ class CausalLMDrafter:
 
     @classmethod
     def load(cls, settings: DrafterSettings) -> Self:
-        """Loads the model. Raises InvalidRequest if there is none, ModelRefused if it would draft wrongly."""
+        """Loads the model. Raises InvalidRequest without a model, ModelRefused if it would draft wrongly."""
         lm = PackedLM.load(
             settings.model,
             device=settings.device,
@@ -42,7 +42,7 @@ class CausalLMDrafter:
         return cls(lm)
 
     def open(self, reserve: int) -> SlotTable:
-        """An empty cache."""
+        """Opens an empty cache."""
         return self.lm.table(reserve)
 
     def close(self, cache: Cache) -> None:
@@ -62,7 +62,7 @@ class CausalLMDrafter:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of slots that belong to sessions."""
+        """Number of cache slots that belong to sessions."""
         return self.lm.pool.used_slots
 
 

@@ -14,7 +14,7 @@ from outrider.wire.workers import CONTRACT
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a worker is not used."""
+    """The reason why a worker is not used."""
 
     kind: str
     """What is wrong with the worker: contract, model, tokenizer or name."""

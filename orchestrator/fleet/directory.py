@@ -36,7 +36,7 @@ class Directory:
         return len(self._known)
 
     def heard(self, entry: WorkerEntry, now: float) -> bool:
-        """Take a worker's own announcement; whether that changes anything for placement.
+        """Take a worker's own announcement; returns whether it changes anything for placement.
 
         Raises Overloaded where the directory is full, and where a worker of another role announced itself at
         the same address: a worker that takes over a port waits until that announcement is no longer believed.
@@ -72,7 +72,7 @@ class Directory:
                 self._fresh.pop(address, None)
 
     def take_fresh(self) -> list[WorkerEntry]:
-        """Announcements that workers made here since the last call, for other orchestrators."""
+        """Announcements made here since the last call, to share with other orchestrators."""
         fresh, self._fresh = self._fresh, {}
         return list(fresh.values())
 

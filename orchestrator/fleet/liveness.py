@@ -12,7 +12,7 @@ LONE = 3.0
 
 
 class Verdict(Enum):
-    """What to do about a verifier: nothing, probe it, or give its sessions up."""
+    """The action for a verifier: none, probe it, or give its sessions up."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"

@@ -35,7 +35,7 @@ UnicodeError where it is no valid name."""
 
 @dataclass(frozen=True, slots=True)
 class PeerChanges:
-    """What to do about the links."""
+    """Links to make and links to drop."""
 
     added: tuple[str, ...]
     """Addresses to dial."""
@@ -92,7 +92,7 @@ class PeerSet(Generic[P]):
 
     @property
     def unknown(self) -> list[str]:
-        """Names that have resolved to no address so far."""
+        """Peers' names that have resolved to no address so far."""
         return [name for name, addresses in self._found.items() if not addresses]
 
     def start(self) -> None:

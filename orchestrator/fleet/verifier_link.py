@@ -51,7 +51,7 @@ class VerifierLost(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a verifier may be silent; see LivenessJudge."""
+    """Seconds that a verifier may be silent; see LivenessJudge."""
 
     silent_s: float = 0.75
     stalled_s: float = 60.0
@@ -94,7 +94,7 @@ class SessionReader:
         self._wake.set()
 
     def take(self) -> list[verifier_pb2.Committed]:
-        """All messages since the last call."""
+        """Take all messages that came since the last call."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -148,7 +148,7 @@ class VerifierLink:
 
     @property
     def sessions(self) -> int:
-        """Number of sessions that this orchestrator opens or reads there now."""
+        """Number of sessions that this orchestrator opens or reads at the verifier now."""
         return len(self._readers) + self._opening
 
     async def run(self) -> None:
@@ -172,7 +172,7 @@ class VerifierLink:
             await self._channel.close()
 
     async def open(self, message: verifier_pb2.OpenRequest, timeout_s: float) -> verifier_pb2.OpenResponse:
-        """Open a session there.
+        """Open a session at the verifier.
 
         Raises the verifier's own error, and Unavailable as soon as the link gives the verifier up: a frozen
         process answers only when it wakes.
@@ -193,7 +193,7 @@ class VerifierLink:
 
     @contextmanager
     def opening(self, count: int) -> Iterator[None]:
-        """Count this many more sessions there, for as long as their Opens are under way."""
+        """Count this many more sessions at the verifier while their Opens are under way."""
         self._opening += count
         try:
             yield
@@ -218,7 +218,7 @@ class VerifierLink:
             self._changed.set()
 
     async def cancel(self, key: SessionKey, epoch: int) -> bool:
-        """End a session there; whether one was running. Raises the verifier's error."""
+        """End a session at the verifier; returns whether it was running. Raises the verifier's error."""
         request = verifier_pb2.VerifierCancelRequest(key=key_to_wire(key), epoch=epoch)
         with rpc_errors():
             response: verifier_pb2.VerifierCancelResponse = await self._stub.Cancel(request, timeout=CANCEL_S)
@@ -232,7 +232,7 @@ class VerifierLink:
             return response
 
     def cancel_soon(self, key: SessionKey, epoch: int) -> None:
-        """End a session there without waiting for the answer.
+        """End a session at the verifier without waiting for the answer.
 
         A verifier that cannot be reached ends the session by itself once the session's reader is missing.
         """
@@ -260,7 +260,7 @@ class VerifierLink:
             raise
 
     async def _describe(self) -> None:
-        """Fetch the description, and the tokenizer where it is a new one."""
+        """Fetch the verifier's description, and its tokenizer if that is new."""
         described = await self._stub.Describe(verifier_pb2.VerifierDescribeRequest(), timeout=DESCRIBE_S)
         self.refusal = contract_refusal(described.contract)
         if self.refusal is not None:

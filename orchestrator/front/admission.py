@@ -58,7 +58,7 @@ class Admission:
         return choose_target(name, self._fleet.targets(), self._fleet.unreached())
 
     async def admit(self, start: generation_pb2.GenerateStart) -> tuple[AdmittedRequest, TargetModel]:
-        """The request, checked, and the model that will answer it. Raises OutriderError."""
+        """Check a request; returns it with the model that will answer it. Raises OutriderError."""
         key = session_key(start)
         target = self.target(start.model)
         ids = await _prompt_ids(start, target)
@@ -175,7 +175,7 @@ def admit(
     default_max_tokens: int,
     prediction: Sequence[int] = (),
 ) -> AdmittedRequest:
-    """The request, checked. Raises InvalidRequest.
+    """Check a request and make it an AdmittedRequest. Raises InvalidRequest.
 
     Args:
         ids: token ids of the prompt.
@@ -204,7 +204,7 @@ def admit(
 
 
 def _speculation(asked: generation_pb2.Speculation, prediction: Sequence[int]) -> Speculation:
-    """How the request wants to be drafted for; `prediction` is the client's, as token ids.
+    """The request's Speculation; `prediction` is the client's, as token ids.
 
     Raises InvalidRequest for a value out of its range, and where a request that turns drafting off says how
     to.
@@ -295,7 +295,7 @@ def _choices(start: generation_pb2.GenerateStart) -> int:
 def _have(
     start: generation_pb2.GenerateStart, max_tokens: int, target: TargetModel
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Generated token ids that the client has of each choice; None for a request that resumes no other."""
+    """Generated token ids that the client has of each choice; None if the request resumes none."""
     if not start.have:
         if start.seen_epoch:
             raise InvalidRequest("seen_epoch is given without `have`: it says where a request goes on")
@@ -318,7 +318,7 @@ def _have(
 
 
 def _ended(start: generation_pb2.GenerateStart) -> frozenset[int]:
-    """Choices whose end the client has, which are not resumed."""
+    """Choices that the client has to their end, and that are not resumed."""
     ended, choices = frozenset(start.ended), _choices(start)
     if not ended:
         return ended
@@ -341,7 +341,7 @@ def _stops(stops: Sequence[str], target: TargetModel) -> tuple[str, ...]:
 def _grammar(
     start: generation_pb2.GenerateStart, params: SamplingParams, target: TargetModel
 ) -> Grammar | None:
-    """The request's grammar, if any. Whether the grammar compiles is found out by the verifier."""
+    """The request's grammar, if any. The verifier finds out whether it compiles."""
     if not start.HasField("grammar"):
         return None
     grammar = grammar_from_wire(start.grammar)

@@ -45,7 +45,7 @@ class _Line(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key of the file."""
+    """The tenant and the quota of one API key of the key file."""
 
     id: str
     """The beginning of the key's digest, which logs may name."""
@@ -263,7 +263,7 @@ def _line(number: int, text: str) -> _Line:
 
 
 def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """The object, if no name comes twice: readers of JSON disagree on which value counts then."""
+    """A JSON object without repeated names, on whose value readers of JSON disagree. Raises ValueError."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name comes twice")

@@ -16,7 +16,7 @@ LEAST_RETRY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The bounds of one key; None: no bound."""
+    """Bounds of one API key; None: no bound."""
 
     streams: int | None = None
     """The most requests at once."""
@@ -34,7 +34,7 @@ class Bucket:
         self._filled_at = now
 
     def take(self, amount: float, now: float) -> None:
-        """Take this amount; the level may fall below zero."""
+        """Take this many units out of the bucket; its level may fall below zero."""
         self._fill(now)
         self._level -= amount
 
@@ -96,11 +96,11 @@ class Allowance:
             self._requests.take(count, now)
 
     def end(self, count: int) -> None:
-        """This many of the key's requests have ended."""
+        """Count this many of the key's requests as ended."""
         self._running -= count
 
     def spend(self, tokens: int, now: float) -> None:
-        """Charge this many tokens, read or delivered."""
+        """Charge the key for this many tokens, read or delivered."""
         if self._tokens is not None:
             self._tokens.take(tokens, now)
 

@@ -1,4 +1,4 @@
-"""What the fronts show their clients: certificates, and warnings where a setting leaves a door open."""
+"""The fronts' certificates, and warnings where a setting leaves a port open to anyone."""
 
 import ipaddress
 import logging
@@ -14,7 +14,7 @@ NAMES = ("front_cert", "front_key", "front_client_ca")
 
 
 def front_certificates(settings: OrchestratorSettings) -> Certificates | None:
-    """The certificates that clients see; None: connections are in plain. Raises InvalidRequest."""
+    """The certificates that clients see; None: connections are not encrypted. Raises InvalidRequest."""
     if problem := FRONT.problem(vars(settings)):
         raise InvalidRequest(str(problem))
     cert, key, ca = settings.front_cert, settings.front_key, settings.front_client_ca

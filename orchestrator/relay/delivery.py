@@ -1,4 +1,4 @@
-"""What the client of one request has been given: the events of its answer, and the tokens of each choice.
+"""The delivery of one request to its client: the events of the answer, and the tokens of each choice.
 
 Pure: knows nothing of connections. The caller feeds what verifiers commit, and sends on what comes out.
 """
@@ -68,7 +68,7 @@ Event = Started | Delivered | Recovered | Finished
 
 @dataclass(slots=True)
 class PlacementCost:
-    """What a choice has cost on one verifier, as far as the verifier has reported."""
+    """Cost of a choice on one verifier, as far as the verifier has reported."""
 
     rounds: int = 0
     admitted: int = 0
@@ -143,7 +143,7 @@ class Delivery:
         return delta
 
     def costs(self, rounds: int, admitted: int) -> None:
-        """Set what the choice has cost on its present verifier so far."""
+        """Set the choice's cost on its present verifier so far."""
         self._here.rounds, self._here.admitted = rounds, admitted
 
     def lost(self) -> None:
@@ -165,5 +165,5 @@ class Delivery:
         return whole
 
     def finish(self, reason: FinishReason) -> str:
-        """Text that was held back and turned out to be no stop string."""
+        """The text held back that turned out to be no stop string; called at the end of a choice."""
         return self._text.finish(reason) if self._text is not None else ""

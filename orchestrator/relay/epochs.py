@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Epochs:
-    """Draws epochs."""
+    """Draws the epochs of this process: each is above all earlier ones."""
 
     def __init__(self, clock_ms: Callable[[], int], random_bits: Callable[[int], int]) -> None:
         self._clock_ms = clock_ms

@@ -61,12 +61,12 @@ class ChoiceReaders:
         return choice in self._readers
 
     def fail(self, error: OutriderError) -> None:
-        """Fail all readers with this error."""
+        """End the readers of all choices with this error."""
         for reader in self._readers.values():
             reader.fail(error)
 
     async def take(self) -> list[tuple[int, verifier_pb2.Committed]]:
-        """All messages since the last call, each with its choice; waits for the first.
+        """Take all messages since the last call, each with its choice; waits for the first.
 
         Raises the error of a reader that failed, once all messages before it are taken.
         """
@@ -109,7 +109,7 @@ class ChoiceReaders:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request's sessions were opened."""
+    """The verifier and the epoch that a request's sessions were opened with."""
 
     link: VerifierLink
     epoch: int
@@ -129,7 +129,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class OpenPlan:
-    """Which choices to open, and how much of them there is already."""
+    """The choices to open, with the tokens of each that are generated already."""
 
     ids: Mapping[int, Sequence[int]]
     """Generated token ids by choice."""
@@ -142,7 +142,7 @@ class OpenPlan:
 
 
 class Opener:
-    """Opens one request, on whichever verifiers it comes to, and keeps the record of where it is."""
+    """Opens one request on one verifier after another, and keeps its record in the store."""
 
     def __init__(
         self,

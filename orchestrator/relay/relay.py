@@ -21,7 +21,7 @@ from speculative.errors import OutriderError, StaleEpoch, Superseded
 
 
 class Relay:
-    """Answers admitted requests, one `answer` each.
+    """Answers admitted requests; each call of `answer` takes one.
 
     Args:
         patience_s: how long a request without a deadline that lost its verifier waits for another.
@@ -102,7 +102,7 @@ class Relay:
 
 
 async def _cancel(link: VerifierLink, key: SessionKey, epoch: int) -> bool:
-    """End one session; whether it was running."""
+    """End one session at its verifier; returns whether it was running."""
     try:
         return await link.cancel(key, epoch)
     except StaleEpoch:  # a later request has the session, and that one was not to be cancelled

@@ -185,7 +185,7 @@ class RelayedRequest:
         raise Moved(moved, time.monotonic() - began)
 
     def _take(self, choice: int, committed: verifier_pb2.Committed, placement: Placement) -> list[Event]:
-        """The events that a message of the verifier gives the client."""
+        """Turn a verifier's message into events for the client."""
         _raise_for(committed, placement.link.address)
         delivery = self._unfinished[choice]
         events: list[Event] = []

@@ -52,7 +52,7 @@ class RequestState:
 
 
 class RequestDeadline:
-    """How much time a request has.
+    """The time that a request has, in seconds.
 
     Args:
         now: seconds of any monotonic clock.
@@ -70,7 +70,7 @@ class RequestDeadline:
         return None if self._ends is None else max(0.0, self._ends - self._now())
 
     def gives_up(self) -> float:
-        """The time at which a request that loses its verifier now stops waiting for another."""
+        """The time until which a request that loses its verifier now waits for another."""
         return self._now() + self._patience_s if self._ends is None else self._ends
 
     def until(self, moment: float) -> float:

@@ -28,7 +28,7 @@ class StoreUnavailable(Exception):
 
 
 class SessionRecord(NamedTuple):
-    """Where a session's current request runs."""
+    """Record of the verifier and the epoch that a session's current request runs under."""
 
     key: SessionKey
     epoch: int
@@ -106,7 +106,7 @@ class SessionStore(Protocol):
         """
 
     async def find(self, key: SessionKey) -> SessionRecord | None:
-        """The session's record, if any."""
+        """The session's record; None where the store has none."""
 
     async def cancel(self, key: SessionKey) -> SessionRecord | None:
         """Mark the session's record as cancelled; the record as it was before, if any."""
@@ -129,7 +129,7 @@ class SessionStore(Protocol):
         """Keep this handle, unless one with a higher epoch is there."""
 
     async def handle(self, key: SessionKey) -> Handle | None:
-        """The session's handle, if any."""
+        """The session's handle; None where the store has none."""
 
     async def put_prefixes(self, scope: str, hashes: Sequence[int], verifier: str) -> None:
         """Record that the verifier has the keys and values of prefixes with these hashes.
@@ -145,16 +145,16 @@ class SessionStore(Protocol):
         worker."""
 
     async def workers(self) -> list[WorkerReport]:
-        """All reports that are still believed."""
+        """All reports of verifiers that have not expired."""
 
     async def announce(self, entries: Sequence[WorkerEntry]) -> None:
         """Keep these workers for BELIEVED_S seconds, each in place of the earlier entry of its address."""
 
     async def announced(self) -> list[WorkerEntry]:
-        """All announced workers that are still believed."""
+        """All announced workers whose entries have not expired."""
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the store's connections."""
 
 
 def open_store(name: str, *where: str) -> SessionStore:

@@ -44,14 +44,14 @@ class Breaker:
         return True
 
     def succeeded(self) -> bool:
-        """A call was answered; whether that closed the breaker."""
+        """Count an answered call; returns whether it closed the breaker."""
         was, self._failures = self.closed, 0
         self._backoff.reset()
         self._trying = False
         return not was
 
     def failed(self) -> bool:
-        """A call was not answered; whether that opened the breaker."""
+        """Count a failed call; returns whether it opened the breaker."""
         was = self.closed
         self._failures += 1
         if self.closed:

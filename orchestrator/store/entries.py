@@ -29,11 +29,11 @@ REGISTERED = "outrider:{workers}:registered"
 
 
 class ForeignEntry(Exception):
-    """An entry of another version."""
+    """A store's entry is of another version."""
 
 
 class BrokenEntry(Exception):
-    """An entry of this version that is not valid."""
+    """A store's entry is of this version, but not valid."""
 
 
 def session_name(key: SessionKey, kind: str) -> str:

@@ -40,7 +40,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a session that is to be opened was before."""
+    """The last known placement of a session that is to be opened."""
 
     verifier: str = ""
     """Address of the verifier that has the session itself, or empty."""
@@ -80,7 +80,7 @@ class Ledger:
         self._writer = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Write what is left, if the store takes it, and close the store."""
+        """Write the remaining changes, if the store takes them, and close the store."""
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
@@ -123,7 +123,7 @@ class Ledger:
         self._work.set()
 
     async def whereabouts(self, request: AdmittedRequest, model: str) -> Whereabouts:
-        """Where the request's session was before, as far as is known. Takes HINT_S seconds at most."""
+        """Look up the last known placement of the request's session, for HINT_S seconds at most."""
         key = request.key
         if (live := self._outbox.get(key)) is not None:
             gave_up = self._gave_up(live.record, request)
@@ -143,7 +143,7 @@ class Ledger:
         return Whereabouts(verifier, "" if near is None else near[1], cancelled, epoch)
 
     async def is_cancelled(self, key: SessionKey, epoch: int, request: int) -> bool:
-        """Whether a Cancel is on record of the request with this mark, which had this epoch."""
+        """Whether the store has a Cancel of the request with this mark, which had this epoch."""
         record = await self._ask(lambda: self._store.find(key), CANCEL_S / 2)
         return record is not None and record.cancelled and record.epoch >= epoch and record.may_be(request)
 
@@ -211,7 +211,7 @@ class Ledger:
             await asyncio.sleep(EVERY_S if well else AGAIN_S)
 
     async def _flush(self) -> bool:
-        """Write a batch; whether that succeeded.
+        """Write a batch; returns whether the store took it.
 
         After a failure every session is written again, since a store may come back empty.
         """

@@ -51,7 +51,7 @@ class Leases(Generic[Name, Value]):
 
 
 class MemoryStore:
-    """A store of dicts."""
+    """A store in this process's memory, as dicts."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._records: Leases[SessionKey, SessionRecord] = Leases(LEASE_S, now)
@@ -118,7 +118,7 @@ class MemoryStore:
         return self._announced.values()
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: a store in memory has no connection."""
 
     def _put(self, record: SessionRecord, lifts: int) -> bool:
         known = self._records.get(record.key)

@@ -58,7 +58,7 @@ class LiveSession:
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """A request that has ended, and is still to be written."""
+    """A request that has ended and whose end is still to be written."""
 
     record: SessionRecord
     scope: str

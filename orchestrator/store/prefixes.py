@@ -21,7 +21,7 @@ MANY_TOKENS = 8192
 
 
 def lengths(most: int) -> list[int]:
-    """The lengths of up to `most` tokens, the longest first."""
+    """Lengths at which prefixes of up to `most` tokens are remembered, the longest first."""
     found, blocks, step = [], 1, 1
     while blocks * BLOCK <= most:
         found.append(blocks * BLOCK)
@@ -40,7 +40,7 @@ def hashes(ids: Sequence[int]) -> list[int]:
 
 
 async def hashes_off_loop(ids: Sequence[int]) -> list[int]:
-    """The same hashes, computed in a thread where the sequence is long."""
+    """Hashes of the prefixes of `ids`, like `hashes`; in a thread where the sequence is long."""
     return hashes(ids) if len(ids) < MANY_TOKENS else await asyncio.to_thread(hashes, ids)
 
 

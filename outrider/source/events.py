@@ -45,7 +45,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The target has committed ids of a session."""
+    """A verifier reports ids that the target has committed."""
 
     stream: int
     alias: int
@@ -56,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A session is over."""
+    """A verifier reports that a session is over."""
 
     stream: int
     alias: int
@@ -64,7 +64,7 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class LeastSurvival:
-    """Nodes of less survival than this have hardly a chance to be admitted now."""
+    """A verifier reports the survival below which nodes are hardly admitted now."""
 
     stream: int
     survival: float
@@ -72,14 +72,14 @@ class LeastSurvival:
 
 @dataclass(frozen=True, slots=True)
 class StreamClosed:
-    """A stream broke, or was closed."""
+    """An Attach stream broke, or was closed."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class MalformedFollow:
-    """A follow that makes no sense to any source, or comes with another tokenizer; refused like any other."""
+    """An invalid follow, or one of another tokenizer, which the worker refuses."""
 
     stream: int
     alias: int

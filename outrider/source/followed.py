@@ -18,7 +18,7 @@ ANY_ID = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class SourceProfile:
-    """What a source is called and which sessions it can follow; Describe publishes most of it."""
+    """A source's name, and which sessions it can follow; Describe publishes most fields."""
 
     name: str
     """The source's name in usage and metrics."""
@@ -81,11 +81,11 @@ class FollowedIds:
 
     @property
     def prefix_hash(self) -> int:
-        """Hash over all committed ids."""
+        """Prefix hash over all committed ids."""
         return self._hashes[-1]
 
     def hash_at(self, length: int) -> int:
-        """Hash over the first `length` ids."""
+        """Prefix hash over the first `length` ids."""
         return self._hashes[length]
 
     def extend(self, position: int, ids: Sequence[int], prefix_hash: int) -> Sequence[int]:
@@ -118,7 +118,7 @@ class FollowedIds:
         return fresh
 
     def agreed_length(self, other: "FollowedIds") -> int:
-        """How many ids, from the first one on, are the same in both."""
+        """Number of ids, from the first one on, that are the same in both."""
         most = min(len(self), len(other))
         return bisect_left(
             range(1, most + 1), True, key=lambda length: self._hashes[length] != other._hashes[length]
@@ -126,7 +126,7 @@ class FollowedIds:
 
 
 class FollowedSession:
-    """A session that is being followed. Sources put their own state into a subclass.
+    """A session that the source follows. Sources put their own state into a subclass.
 
     Attributes:
         stream: number of the Attach stream.

@@ -20,7 +20,7 @@ from speculative.errors import InvalidRequest
 def follow_from_wire(
     message: draft_source_pb2.Follow, stream: int, *, model: str, tokenizer_digest: str
 ) -> Follow:
-    """A follow for a source of this model and tokenizer.
+    """The event of a Follow message, for a source of this tokenizer.
 
     Raises:
         NotFollowed: the tokenizers differ.
@@ -55,7 +55,7 @@ def follow_from_wire(
 def events_from_wire(
     message: draft_source_pb2.AttachRequest, stream: int, *, model: str, tokenizer_digest: str
 ) -> list[Event]:
-    """The events of one message. Follows come last: they may reuse an alias that ends in this message."""
+    """Events of one message. Follows come last: they may reuse an alias that ends in this message."""
     events: list[Event] = [LeastSurvival(stream, min(FULL, message.least_survival) / FULL)]
     events.extend(
         Progress(stream, progress.alias, progress.position, tuple(progress.ids), progress.prefix_hash)
@@ -71,7 +71,7 @@ def events_from_wire(
 
 
 def outgoing_to_wire(outgoing: Outgoing) -> draft_source_pb2.AttachResponse:
-    """One message with all drafts and refusals."""
+    """One Attach message with all drafts and refusals that go out on a stream."""
     sources = bytes(fragment.source - 1 for _, fragment in outgoing.drafts)
     return draft_source_pb2.AttachResponse(
         drafts=[fragment_to_wire(fragment, alias) for alias, fragment in outgoing.drafts],

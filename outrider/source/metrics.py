@@ -10,13 +10,13 @@ from outrider.source.followed import FollowedSession
 from outrider.source.worker import SourceWorker
 
 COUNTERS = {
-    "nodes_drafted": "Nodes sent to verifiers, or dropped on the way out.",
-    "refusals": "Sessions that were not followed, or no longer.",
-    "unknown_aliases": "Progress and ends under an alias that is not followed.",
-    "failed_sessions": "Sessions that failed by themselves, and were refused.",
+    "nodes_drafted": "Nodes drafted: sent to verifiers, or dropped on the way out.",
+    "refusals": "Sessions that the source refused to follow, or stopped following.",
+    "unknown_aliases": "Messages under an alias that is not followed.",
+    "failed_sessions": "Sessions refused because the source failed on them.",
 }
-"""Help texts of what every source counts, by field of `WorkerCounts`."""
-GAUGES = {"sessions": "Sessions followed now."}
+"""Help texts of every source's counters, by field of `WorkerCounts`."""
+GAUGES = {"sessions": "Sessions that the source follows now."}
 
 
 class SourceCollector(Collector):
@@ -46,7 +46,7 @@ class SourceCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Each metric once."""
+        """The worker's counters and gauges as metrics."""
         worker = self._worker()
         counts = {} if worker is None else asdict(worker.counts)
         held = {} if worker is None else worker.gauges()

@@ -41,11 +41,11 @@ class Roster(Generic[S]):
 
     @property
     def kept(self) -> list[S]:
-        """Sessions that wait to be followed again, oldest first."""
+        """Sessions kept for a grace period, oldest first."""
         return [session for session, _ in list(self._kept.values())]
 
     def get(self, stream: int, alias: int) -> S | None:
-        """The session behind an alias; None for an alias that is not followed."""
+        """The session under an alias of a stream; None for an alias that is not followed."""
         return self._by_alias.get((stream, alias))
 
     def check(self, follow: Follow) -> FollowedIds:
@@ -70,7 +70,7 @@ class Roster(Generic[S]):
         return ids
 
     def make_way(self, follow: Follow, now_s: float) -> tuple[S | None, S | None]:
-        """Lets go of sessions that this follow replaces: the one under its alias, and its own earlier self.
+        """Lets go of sessions that a follow replaces: the one under its alias, and the same one elsewhere.
 
         Returns:
             The session as it was followed on another stream or alias until now, which has to be refused;
@@ -83,17 +83,17 @@ class Roster(Generic[S]):
         return holder if holder is not namesake else None, kept
 
     def add(self, session: S) -> None:
-        """Follows a session from now on."""
+        """Adds a session to the followed ones."""
         self._by_alias[session.stream, session.alias] = session
         self._by_key[session.key] = session
 
     def end(self, session: S) -> None:
-        """Closes a session that is over."""
+        """Removes and closes a session that is over."""
         self._remove(session)
         self._close(session)
 
     def let_go(self, session: S, now_s: float) -> None:
-        """Keeps a session for the grace period: it may go on here on another stream, or elsewhere."""
+        """Keeps a session for the grace period, in which it may come back on another stream."""
         self._remove(session)
         self._leave(session)
         self._discard(session.key)
@@ -102,7 +102,7 @@ class Roster(Generic[S]):
             self.free_oldest()
 
     def let_go_stream(self, stream: int, now_s: float) -> None:
-        """Lets go of all sessions of a stream that broke."""
+        """Keeps all sessions of a broken stream for the grace period."""
         for session in self:
             if session.stream == stream:
                 self.let_go(session, now_s)

@@ -30,7 +30,7 @@ SWITCH_INTERVAL_S = 0.0002
 
 
 def end_process(error: BaseException) -> None:
-    """Exits with status 1, at once: a source whose worker is gone would only cost its verifiers time."""
+    """Ends the process at once, with status 1: without its worker a source only costs verifiers time."""
     os._exit(1)
 
 
@@ -76,7 +76,7 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
         return self._worker
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
-        """Adds the servicer; returns its name."""
+        """Adds the DraftSource servicer; returns its name."""
         draft_source_pb2_grpc.add_DraftSourceServicer_to_server(self, server)
         return (draft_source_pb2.DESCRIPTOR.services_by_name["DraftSource"].full_name,)
 
@@ -89,14 +89,14 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
         self._thread.start()
 
     async def stop(self, grace: float) -> None:
-        """Ends held streams and the worker, within `grace` seconds."""
+        """Ends open streams and the worker, within `grace` seconds."""
         self._streams.close()
         if self._worker is not None and self._thread is not None:
             self._worker.stop()
             await asyncio.to_thread(self._thread.join, grace)
 
     def state(self) -> WorkerState:
-        """The source's state, as it is announced to orchestrators."""
+        """The source's state, which it announces to orchestrators."""
         worker = self.worker
         profile = worker.profile
         return WorkerState(
@@ -112,7 +112,7 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
     async def Describe(
         self, request: draft_source_pb2.SourceDescribeRequest, context: Context
     ) -> draft_source_pb2.SourceDescription:
-        """What this source can follow. UNAVAILABLE while it loads."""
+        """Describes which sessions this source can follow. UNAVAILABLE while it loads."""
         profile = self.worker.profile
         return draft_source_pb2.SourceDescription(
             name=profile.name,
@@ -129,7 +129,7 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
     async def Attach(
         self, request_iterator: Requests, context: Context
     ) -> AsyncIterator[draft_source_pb2.AttachResponse]:
-        """One verifier's stream. UNAVAILABLE while the source loads."""
+        """Serves one verifier's stream. UNAVAILABLE while the source loads."""
         worker = self.worker
         responses = self._streams.attach(
             request_iterator,

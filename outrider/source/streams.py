@@ -1,4 +1,4 @@
-"""The Attach streams of one source: messages in become events, what the worker publishes becomes messages.
+"""The Attach streams of one source: turns messages into events, and published drafts into messages.
 
 The event loop only moves messages. The worker decides everything else, but for messages that make no sense to
 any source: `messages` refuses those.
@@ -133,7 +133,7 @@ class AttachStreams:
             log.info("stream closed", extra={"fields": {"stream": stream}})
 
     def publish(self, outgoing: dict[int, Outgoing]) -> None:
-        """Sends what goes out, by stream; for any thread."""
+        """Sends drafts and refusals, by stream; for any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
             self._loop.call_soon_threadsafe(self._put, outgoing)
 

@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 S = TypeVar("S", bound=FollowedSession)
 T = TypeVar("T")
 Publish = Callable[[dict[int, Outgoing]], None]
-"""Takes what goes out, by stream."""
+"""Takes the drafts and refusals to send, by stream."""
 
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """What a worker has counted since it started; one metric each."""
+    """Counts since the worker's start; each field is one metric."""
 
     nodes_drafted: int = 0
     refusals: int = 0
@@ -123,7 +123,7 @@ class SourceWorker(ABC, Generic[S]):
         """Called when a session is no longer followed but kept for the grace period."""
 
     def close(self, session: S) -> None:
-        """Called when a session is over: frees what it holds."""
+        """Called when a session is over: frees its resources."""
 
     def least_survival(self, stream: int, survival: float) -> None:
         """Called when a verifier reports the survival below which nodes are hardly admitted now."""
@@ -132,11 +132,11 @@ class SourceWorker(ABC, Generic[S]):
         """Called when a stream broke and its sessions were let go."""
 
     def shut_down(self) -> None:
-        """Called in the end; closes every session."""
+        """Called at the end of `run`: closes every session."""
         self.roster.close()
 
     def gauges(self) -> dict[str, int]:
-        """What the worker holds now, by metric; safe from any thread."""
+        """Present values of the worker's gauges, by metric; safe from any thread."""
         return {"sessions": len(self.roster)}
 
     # For any thread.
@@ -207,7 +207,7 @@ class SourceWorker(ABC, Generic[S]):
             self.roster.end(failed)
 
     def flush(self) -> None:
-        """Publishes what goes out."""
+        """Publishes the drafts and refusals of all streams."""
         if self._outgoing:
             outgoing, self._outgoing = self._outgoing, {}
             self._publish(outgoing)
@@ -288,7 +288,7 @@ class AnsweringWorker(SourceWorker[S]):
 
     @abstractmethod
     def draft(self, session: S) -> Iterable[Fragment]:
-        """What may come after the session's ids."""
+        """Fragments of tokens that may follow the session's ids."""
 
     def opened(self, session: S) -> None:
         """Drafts for a session that is followed from now on."""
@@ -300,7 +300,7 @@ class AnsweringWorker(SourceWorker[S]):
             self._waiting[session] = None
 
     def work(self) -> bool:
-        """Drafts for all sessions that wait; the drafts of each go out at once."""
+        """Drafts for all waiting sessions; publishes each session's drafts at once."""
         while self._waiting:
             session = next(iter(self._waiting))
             del self._waiting[session]

@@ -37,7 +37,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class _Changed(Exception):
-    """The documents are not those that an unfinished build has read."""
+    """The documents differ from those that the unfinished build has read."""
 
 
 def build(
@@ -100,7 +100,7 @@ class _Build(Generic[T]):
 
     @property
     def tokens(self) -> int:
-        """Taken so far."""
+        """Number of tokens that the build has taken so far."""
         return sum(shard.tokens for shard in self._state.shards) + (self._shard.tokens if self._shard else 0)
 
     def run(self) -> Built:
@@ -122,7 +122,7 @@ class _Build(Generic[T]):
         return Built(header, kept, dict(left_out), self._encode_seconds, spent - self._encode_seconds)
 
     def abandon(self) -> None:
-        """Removes the shard in the making, as far as the disk lets us; the next build would too."""
+        """Removes the unfinished shard's file if the disk allows; otherwise the next build removes it."""
         if self._shard is not None:
             try:
                 self._shard.abandon()
@@ -130,7 +130,7 @@ class _Build(Generic[T]):
                 return
 
     def _begin(self) -> State:
-        """Goes on with an unfinished build of the same corpus, or from the start; removes anything else."""
+        """The state of an unfinished build of the same corpus, or a new state; removes all other files."""
         name = name_of(self._settings, self._source.name)
         state = State(name, self._old.generation + 1 if self._old else 1)
         left = unfinished(self._folder)

@@ -14,21 +14,21 @@ class Disk:
     """The file system as builds use it. Raises OSError."""
 
     def create(self, path: Path) -> BinaryIO:
-        """An empty file, open for writing, without a buffer."""
+        """Creates an empty file and opens it for writing, unbuffered."""
         return open(path, "wb", buffering=0)
 
     def write(self, file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
-        """All of `data`."""
+        """Writes all of `data` to a file."""
         rest = memoryview(data).cast("B")
         while rest:
             rest = rest[file.write(rest) :]
 
     def sync(self, file: BinaryIO) -> None:
-        """Until what was written survives a loss of power."""
+        """Makes a file's contents durable: they survive a loss of power."""
         os.fsync(file.fileno())
 
     def sync_folder(self, path: Path) -> None:
-        """The same for the names in a folder."""
+        """Makes the names in a folder durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -36,15 +36,15 @@ class Disk:
             os.close(descriptor)
 
     def rename(self, path: Path, to: Path) -> None:
-        """Replaces `to` at once."""
+        """Renames a file; replaces `to` atomically."""
         os.replace(path, to)
 
     def remove(self, path: Path) -> None:
-        """Nothing happens where there is none."""
+        """Removes a file, if it exists."""
         path.unlink(missing_ok=True)
 
     def put(self, path: Path, data: bytes) -> None:
-        """A whole small file: afterwards, and at any moment between, it holds the old text or the new one."""
+        """Replaces a small file atomically: at any moment it holds the old contents or the new."""
         beside = path.with_name(f"{path.name}.tmp")
         with self.create(beside) as file:
             self.write(file, data)
@@ -54,7 +54,7 @@ class Disk:
 
 
 def make_folder(path: Path) -> None:
-    """Raises CorpusError where there can be none."""
+    """Creates a folder with its parents. Raises CorpusError where that is impossible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -27,15 +27,15 @@ class DocumentSource(Protocol[T]):
 
     @property
     def name(self) -> str:
-        """Names what is read and how; an unfinished build goes on only under the same name."""
+        """Names the inputs and how they are read; an unfinished build continues only under the same name."""
 
     @property
     def again(self) -> bool:
-        """Whether it can be read from its beginning a second time."""
+        """Whether the documents can be read a second time from the beginning."""
 
     @property
     def left_out(self) -> Counter[str]:
-        """Counts of inputs that were no documents, by reason."""
+        """Number of inputs that were left out because they are no documents, by reason."""
 
     def __iter__(self) -> Iterator[T]: ...
 
@@ -43,7 +43,7 @@ class DocumentSource(Protocol[T]):
         """The token ids of each document; None for a document to leave out."""
 
     def raw(self, document: T) -> bytes:
-        """To recognise it by."""
+        """Bytes that identify a document."""
 
 
 class TokenizedText:
@@ -85,7 +85,7 @@ class TokenizedText:
 
 
 class StoredDocuments:
-    """The documents of corpora, as they are."""
+    """The documents of existing corpora, as token ids."""
 
     again = True
 

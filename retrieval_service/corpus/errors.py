@@ -6,13 +6,13 @@ from speculative.errors import OutriderError
 
 
 class CorpusError(OutriderError):
-    """Something about a corpus on disk; `str()` names the path and what to do."""
+    """Base of the errors of corpora on disk; `str()` names the path and what to do."""
 
     code: ClassVar[str] = "FAILED_PRECONDITION"
 
 
 class NoCorpus(CorpusError):
-    """Nothing there, nothing finished there, or something that is no corpus."""
+    """A path has no complete corpus: nothing, an unfinished build, or other files."""
 
     code = "NOT_FOUND"
 
@@ -22,19 +22,19 @@ class WrongTokenizer(CorpusError):
 
 
 class Damaged(CorpusError):
-    """A file is missing, cut short, or not what was written."""
+    """A corpus' file is missing, cut short, or differs from what was written."""
 
     code = "DATA_LOSS"
 
 
 class Held(CorpusError):
-    """Another process is writing to this path."""
+    """Another process holds the lock of this corpus."""
 
     code = "ABORTED"
 
 
 class OutOfSpace(CorpusError):
-    """The disk takes no more."""
+    """The disk is full."""
 
     code = "RESOURCE_EXHAUSTED"
 

@@ -53,16 +53,16 @@ class CorpusIndex:
         raise CorpusError(f"{path}: built anew faster than it can be opened")
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
-        """See `Memory` and `look_up`; None once closed."""
+        """Looks a context up in this corpus; see `Memory` and `look_up`. None after `close`."""
         return look_up(self._shards, ids, node_limit=node_limit, depth=depth)
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """To search in together with others'; none once closed."""
+        """The mapped shards, to search together with other corpora's; empty after `close`."""
         return self._shards
 
     def warm(self) -> None:
-        """Reads all files once, so that the page cache has what fits into it. Other threads run meanwhile."""
+        """Reads all files once, to fill the page cache. Other threads run meanwhile."""
         buffer = bytearray(READ_BYTES)
         for name in sorted(self.header.names):
             try:
@@ -73,7 +73,7 @@ class CorpusIndex:
                 return  # removed or built anew; the mapped files stay
 
     def close(self) -> None:
-        """Lookups in other threads end as they began; the last of them gives the memory back."""
+        """Drops the mapped shards; lookups under way finish, and the last of them unmaps the memory."""
         self._shards = ()
 
 
@@ -81,7 +81,7 @@ class Corpora:
     """Several corpora of one tokenizer, searched as if they were one: the longest match of all counts."""
 
     def __init__(self, indexes: Sequence[CorpusIndex]) -> None:
-        """Raises WrongTokenizer where their tokenizers differ."""
+        """Joins corpora. Raises WrongTokenizer where their tokenizers differ."""
         self._indexes = tuple(indexes)
         for index in self._indexes[1:]:
             first = self._indexes[0]
@@ -93,7 +93,7 @@ class Corpora:
                 )
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
-        """See `Memory` and `look_up`."""
+        """Looks a context up in all corpora; see `Memory` and `look_up`."""
         shards = [shard for index in self._indexes for shard in index.shards]
         return look_up(shards, ids, node_limit=node_limit, depth=depth)
 

@@ -63,7 +63,7 @@ class ShardRecord:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Self:
-        """From what `asdict` makes of one."""
+        """A shard's record from its `asdict` form."""
         files = {name: FileRecord(**said[name]) for name in ("text", "suffixes", "directory")}
         return cls(said["tokens"], said["documents"], said["positions"], **files)
 
@@ -76,7 +76,7 @@ class CorpusHeader:
         generation: counts the builds that were finished on this path, from 1.
         tokenizer: `TokenTable.digest` of the tokenizer whose ids these are.
         vocabulary: all ids are below this.
-        tenant: whose it is; None: everybody's.
+        tenant: the owner; None: everybody.
         shards: in the order they were written.
     """
 
@@ -101,37 +101,37 @@ class CorpusHeader:
 
     @property
     def size(self) -> int:
-        """Bytes of all files that it names."""
+        """Size in bytes of all files of the corpus."""
         return sum(file.bytes for shard in self.shards for file in shard.files)
 
     @property
     def names(self) -> frozenset[str]:
-        """Of these files."""
+        """Names of all files of the corpus."""
         return frozenset(file.name for shard in self.shards for file in shard.files)
 
     def to_json(self) -> bytes:
-        """What `read_header` reads."""
+        """The header as sealed JSON; `read_header` reads it back."""
         return sealed({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Self:
-        """From the unsealed object."""
+        """A header from its unsealed JSON object."""
         shards = tuple(ShardRecord.of(shard) for shard in said["shards"])
         return cls(said["generation"], said["tokenizer"], said["vocabulary"], said["tenant"], shards)
 
 
 def width_of(vocabulary: int) -> int:
-    """2 where 16 bits hold all ids and the separator, else 4."""
+    """Bytes of an id in the text: 2 where 16 bits hold all ids and the separator, else 4."""
     return 2 if vocabulary <= 0xFFFF else 4
 
 
 def sealed(said: Mapping[str, Any]) -> bytes:
-    """JSON with a checksum over all other fields."""
+    """The fields as JSON, with a checksum over them."""
     return json.dumps({**said, "checksum": _checksum(said)}, indent=1).encode() + b"\n"
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """Reads such a file. Raises Damaged where it is not as it was written, OSError where it is not there."""
+    """The fields of a sealed file. Raises Damaged where the checksum is wrong, OSError where no file is."""
     try:
         said = json.loads(path.read_bytes())
         checksum = said.pop("checksum")
@@ -143,7 +143,7 @@ def unsealed(path: Path) -> dict[str, Any]:
 
 
 def read_header(folder: Path) -> CorpusHeader:
-    """Raises NoCorpus where nothing is finished there, Damaged where the header is."""
+    """The header of the corpus in a folder. Raises NoCorpus where none is complete there, or Damaged."""
     try:
         said = unsealed(folder / HEADER)
     except (FileNotFoundError, NotADirectoryError):

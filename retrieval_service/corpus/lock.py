@@ -14,8 +14,10 @@ from retrieval_service.corpus.layout import LOCK
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Held inside the block. Raises Held, which names the holder, at once where another process has it,
-    CorpusError where the folder cannot be written.
+    """Holds the corpus' lock inside the block.
+
+    Raises Held, which names the holder, at once where another process has the lock, and CorpusError where the
+    folder cannot be written.
     """
     try:
         descriptor = _acquire(folder)

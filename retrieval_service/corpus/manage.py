@@ -25,14 +25,14 @@ READ_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The corpus at a path, complete or not; an unfinished build beside a complete one is to replace it."""
+    """The corpus at a path, and the unfinished build there, which is to replace it; either may be missing."""
 
     header: CorpusHeader | None
     unfinished: State | None
 
 
 def describe(folder: Path) -> Description:
-    """Raises NoCorpus where there is neither, Damaged where the header is."""
+    """Describes the corpus at a path. Raises NoCorpus where neither it nor a build is there, or Damaged."""
     state = unfinished(folder)
     try:
         header = read_header(folder)
@@ -45,7 +45,7 @@ def describe(folder: Path) -> Description:
 
 
 def verify(folder: Path) -> CorpusHeader:
-    """Reads every byte. Raises Damaged, which names the file, NoCorpus."""
+    """Reads every byte of a corpus and checks it. Raises NoCorpus, or Damaged, which names the file."""
     header = read_header(folder)
     for shard in header.shards:
         for file in shard.files:

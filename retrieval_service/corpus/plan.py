@@ -23,7 +23,7 @@ SHARD_TOKENS = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class CorpusSettings:
-    """What a build makes; an unfinished build goes on only under the same settings."""
+    """Settings of the corpus to build; an unfinished build continues only under the same settings."""
 
     tokenizer: str
     vocabulary: int
@@ -55,8 +55,8 @@ class Built:
 
     Attributes:
         header: the new corpus.
-        kept_shards: how many of its shards an earlier, unfinished build had left.
-        left_out: what did not become part of it, by reason.
+        kept_shards: number of its shards that an earlier, unfinished build had left.
+        left_out: number of inputs that are not part of the corpus, by reason.
         encode_seconds: spent reading and tokenizing.
         index_seconds: spent on all else: writing, sorting, syncing.
     """
@@ -74,10 +74,10 @@ class State:
 
     Attributes:
         name: hash of the settings and of the source's name.
-        documents: that are taken, or left out, whole.
-        offset: ids of the next one that are taken.
+        documents: number of documents that are taken completely, or left out.
+        offset: number of ids of the next document that are taken already.
         read: hash of these documents, hexadecimal.
-        copies: of them, near-copies left out.
+        copies: number of these documents that are left out as near-copies.
     """
 
     name: str
@@ -90,34 +90,34 @@ class State:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Self:
-        """From what `asdict` makes of one."""
+        """A build's state from its `asdict` form."""
         shards = [ShardRecord.of(shard) for shard in said["shards"]]
         return cls(**{**said, "shards": shards})
 
 
 def new_hash() -> "hashlib.blake2b":
-    """The hash that documents are recognised by."""
+    """A new hash object, by which documents are recognised."""
     return hashlib.blake2b(digest_size=32)
 
 
 def name_of(settings: CorpusSettings, source: str) -> str:
-    """A name that two builds share if one may go on from the other's shards."""
+    """Hash of a build's settings and source: builds of one name can continue from each other's shards."""
     said = {**asdict(settings), "source": source}
     return hashlib.blake2b(repr(sorted(said.items())).encode(), digest_size=32).hexdigest()
 
 
 def old_header(folder: Path) -> CorpusHeader | None:
-    """Of the corpus that is there. Raises Damaged."""
+    """Header of the corpus that is to be replaced; None where there is no corpus. Raises Damaged."""
     try:
         return read_header(folder)
     except NoCorpus:
         return None
     except Damaged as error:
-        raise Damaged(f"{error}; remove the corpus first, as it cannot be told what belongs to it") from error
+        raise Damaged(f"{error}; remove the corpus first, as its files are not known") from error
 
 
 def unfinished(folder: Path) -> State | None:
-    """The build that was begun there and never finished, where its complete shards are there."""
+    """State of the unfinished build in a folder; None without one, or where a complete shard is missing."""
     try:
         state = State.of(unsealed(folder / BUILD))
     except (OSError, Damaged, TypeError, KeyError):

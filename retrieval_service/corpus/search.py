@@ -50,7 +50,7 @@ class Shard(NamedTuple):
         return at, found
 
     def span(self, key: bytes, at: int) -> tuple[int, int]:
-        """First and last but one of the suffixes that begin with `key`, where `place` has found it."""
+        """Range of the suffixes that begin with `key`, end exclusive; `at` is what `place` found."""
         text, width, size = self.text, self.width, len(key)
 
         def begins(position: int) -> bytes:
@@ -64,7 +64,7 @@ class Shard(NamedTuple):
         return low, bisect_right(self.suffixes, key, at, last, key=begins)
 
     def following(self, index: int, depth: int) -> tuple[int, ...]:
-        """Up to `depth` ids after an occurrence, to the end of its document."""
+        """At most `depth` ids that follow the occurrence at `index`, within its document."""
         end = self.suffixes[index]
         start = max(0, end - depth)
         raw = self.text[start * self.width : end * self.width]
@@ -79,7 +79,7 @@ class Shard(NamedTuple):
 def look_up(
     shards: Sequence[Shard], ids: Sequence[int], *, node_limit: int, depth: int
 ) -> CountedTrie | None:
-    """What followed the longest suffix of `ids` that stands, followed by something, in any of the shards.
+    """Looks up the longest suffix of `ids` that an id follows in any shard, and what follows it; or None.
 
     All shards are of one tokenizer. At most `LONGEST_MATCH` ids are matched; counts are of the occurrences
     read, at most `MOST_READ` of all shards together, never scaled up. Depends on nothing but its arguments.
@@ -102,7 +102,7 @@ def look_up(
 
 
 def _key(ids: Sequence[int], vocabulary: int, width: int) -> bytes:
-    """The last ids, backwards, down to the first that no corpus can hold."""
+    """The last ids, latest first, up to the first id outside the vocabulary, as bytes of a shard's text."""
     last = ids[-LONGEST_MATCH:][::-1]
     usable = next((n for n, id_ in enumerate(last) if not 0 <= id_ < vocabulary), len(last))
     return struct.pack(f">{usable}{'H' if width == 2 else 'I'}", *last[:usable])
@@ -123,7 +123,7 @@ def _sample(spans: Sequence[tuple[Shard, int, int]]) -> list[tuple[Shard, int]]:
 
 
 def _common(left: bytes, right: bytes) -> int:
-    """Bytes that both begin with; `right` may be shorter."""
+    """Length of the common prefix, in bytes; `right` may be shorter."""
     if len(right) < len(left):
         left = left[: len(right)]
     differing = int.from_bytes(left) ^ int.from_bytes(right)

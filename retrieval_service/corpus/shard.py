@@ -15,7 +15,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class FileWriter:
-    """A file being written and hashed; closed at the end of a `with` block at the latest."""
+    """Writes and hashes a file; a `with` block closes it at the latest."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
@@ -26,13 +26,13 @@ class FileWriter:
         self._bytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Kept until there is enough to write."""
+        """Buffers data, and writes once there is enough."""
         self._buffer += data
         if len(self._buffer) >= BUFFER_BYTES:
             self._flush()
 
     def finish(self) -> FileRecord:
-        """Synced and closed."""
+        """Writes the rest, syncs and closes the file; returns its record."""
         with self._file:
             self._flush()
             self._disk.sync(self._file)
@@ -45,7 +45,7 @@ class FileWriter:
         self._file.close()
 
     def abandon(self) -> None:
-        """Closed and removed."""
+        """Closes and removes the file."""
         self._file.close()
         self._disk.remove(self._path)
 
@@ -84,7 +84,7 @@ class ShardWriter:
         self.documents += 1
 
     def finish(self) -> ShardRecord:
-        """Sorts, which takes most of the time and of the memory."""
+        """Sorts the suffixes, which takes most of a build's time and memory; returns the shard's record."""
         assert self._text is not None
         written = self._text.finish()
         self._text = None
@@ -102,7 +102,7 @@ class ShardWriter:
         return ShardRecord(self.tokens, self.documents, len(order), written, suffixes, directory)
 
     def abandon(self) -> None:
-        """Removes what has been written of the text; nothing after `finish`."""
+        """Removes the text written so far; does nothing after `finish`."""
         if self._text is not None:
             self._text.abandon()
             self._text = None

@@ -17,10 +17,11 @@ Ids = npt.NDArray[np.unsignedinteger]
 
 
 def order_suffixes(text: Ids, separator: int) -> npt.NDArray[np.int32]:
-    """Positions of `text` in the order of what begins there; where a text ends before another, it is first.
+    """Suffix array of `text`: the positions, sorted by the suffixes that begin there.
 
-    `text` is backwards: only positions that follow an id are given, as only there something is to be drafted;
-    those of separators and of documents' last ids are not. Takes five times the bytes that are sorted.
+    `text` holds documents backwards. Positions of separators and of documents' last ids are left out, since
+    nothing follows them that could be drafted. A suffix that is a prefix of another comes first. Takes five
+    times the bytes that are sorted.
     """
     if not len(text):
         return np.empty(0, dtype=np.int32)
@@ -35,7 +36,7 @@ def order_suffixes(text: Ids, separator: int) -> npt.NDArray[np.int32]:
 
 
 def _narrowed(text: Ids, separator: int) -> tuple[npt.NDArray[np.uint8], int]:
-    """The bytes to sort, and how many make an id: two, or three where two do not do."""
+    """The bytes to sort, and the bytes per id: 2, or 3 where 2 do not suffice."""
     if text.dtype.itemsize == 2:
         return text.astype(">u2", copy=False).view(np.uint8), 2
     known = np.zeros(2**24, dtype=bool)
@@ -53,7 +54,7 @@ def _narrowed(text: Ids, separator: int) -> tuple[npt.NDArray[np.uint8], int]:
 def _picked(
     order: npt.NDArray[np.int32], width: int, followed: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int32]:
-    """Of the positions of bytes those where a followed id begins, counted in ids; in the same memory."""
+    """Turns byte positions into those of followed ids, counted in ids; reuses the memory of `order`."""
     kept = 0
     for start in range(0, len(order), CHUNK):
         part = order[start : start + CHUNK]

@@ -47,11 +47,11 @@ class TextSource:
 
     @property
     def again(self) -> bool:
-        """Whether it can be read a second time."""
+        """Whether the texts can be read a second time; standard input cannot."""
         return self.stdin is None
 
     def __iter__(self) -> Iterator[str]:
-        """Documents; none is empty or has lone surrogates. Raises BadSource."""
+        """Texts of all documents; none is empty or has lone surrogates. Raises BadSource."""
         self.left_out.clear()
         for file in self.files():
             yield from self._of_file(file)

@@ -16,7 +16,7 @@ RETRY_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DocumentLimits:
-    """Most tokens of documents that are taken on; more are refused, as nothing that was added is evicted."""
+    """Most tokens of documents to hold; further documents are refused, since none is ever evicted."""
 
     tokens: int
     """Of all tenants together."""
@@ -68,7 +68,7 @@ class Documents:
             return self._counted(owner)
 
     def save(self) -> None:
-        """Writes what was added or removed to the folder, if there is one. Raises OSError."""
+        """Saves additions and removals to the folder, if there is one. Raises OSError."""
         if self._folder is not None:
             self._library.save(self._folder)
 

@@ -42,7 +42,7 @@ class Embedder(Protocol):
 
 
 class TableEmbedder:
-    """The mean of a window's token embeddings, from the target's own table; microseconds a window."""
+    """Embeds a window as the mean of its token embeddings, from the target's own table, in microseconds."""
 
     def __init__(self, table: EmbeddingTable, name: str, dimensions: int = DIMENSIONS) -> None:
         self._table = table
@@ -53,7 +53,7 @@ class TableEmbedder:
 
     @classmethod
     def read(cls, folder: Path, dimensions: int = DIMENSIONS) -> "TableEmbedder":
-        """Of a Hugging Face folder. Raises UnfitWeights."""
+        """The embedder of a model in a Hugging Face folder. Raises UnfitWeights."""
         return cls(EmbeddingTable.read(folder), folder.name, dimensions)
 
     def embed(self, windows: Sequence[Sequence[int] | NDArray[np.integer[Any]]]) -> Vectors:
@@ -74,14 +74,14 @@ class TableEmbedder:
 
 
 def unit(vectors: Vectors) -> Vectors:
-    """Each row at unit length; a row that is zero or not finite becomes zero."""
+    """The rows scaled to unit length; a row that is zero or not finite becomes zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     sound = np.isfinite(lengths) & (lengths > 0)
     return np.where(sound, vectors / np.where(sound, lengths, 1), 0).astype(np.float32)
 
 
 def _projection(width: int, dimensions: int) -> Vectors | None:
-    """Random signs, which keep inner products up to about 1 / sqrt(dimensions); None if not needed."""
+    """Random projection; keeps inner products up to about 1 / sqrt(dimensions). None if not needed."""
     if width <= dimensions:
         return None
     # The raw generator is the same in every version of numpy; its distributions are not.

@@ -29,17 +29,17 @@ from retrieval_service.dense.framing import (
 
 
 class Encoder(Protocol):
-    """What `serve` needs of a model."""
+    """A model that embeds texts, as `serve` uses it."""
 
     hello: EncoderHello
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """float32 [len(texts), dimensions]; need not be of unit length."""
+        """Vectors of texts: float32 [len(texts), dimensions], of any length."""
         ...
 
 
 class SentenceTransformers:
-    """Any model of that library. Raises ImportError where it is not installed."""
+    """A model of the sentence-transformers library. Raises ImportError without the library."""
 
     def __init__(self, model: str, threads: int) -> None:
         # Read when torch, which it brings, is imported.
@@ -59,7 +59,7 @@ class SentenceTransformers:
 
 
 def serve(encoder: Encoder, source: BinaryIO, sink: BinaryIO) -> None:
-    """Answers until the source ends. A failure of the model is an answer too."""
+    """Answers requests until the input ends; a failure of the model is answered with ERROR."""
     sink.write(frame(HELLO, json.dumps(asdict(encoder.hello)).encode()))
     sink.flush()
     while (message := read_frame(source.read)) is not None:
@@ -75,7 +75,7 @@ def serve(encoder: Encoder, source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def own_stdout() -> BinaryIO:
-    """Stdout for messages alone: what libraries print goes to stderr from now on."""
+    """Stdout for messages alone: from now on, prints of libraries go to stderr."""
     sink = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return sink

@@ -12,19 +12,19 @@ class DenseError(OutriderError):
 
 
 class NoLibrary(DenseError):
-    """There is no library that was saved whole."""
+    """A folder has no completely saved library."""
 
     code = "NOT_FOUND"
 
 
 class LibraryDamaged(DenseError):
-    """A file is missing, cut short, or not what was written."""
+    """A library's file is missing, cut short, or differs from what was written."""
 
     code = "DATA_LOSS"
 
 
 class LibraryMismatch(DenseError):
-    """A library was made with another embedder or another tokenizer."""
+    """A library was made with another embedder or tokenizer."""
 
 
 class UnfitWeights(DenseError):

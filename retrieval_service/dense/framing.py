@@ -23,7 +23,7 @@ _SHAPE = struct.Struct("<II")
 
 @dataclass(frozen=True, slots=True)
 class EncoderHello:
-    """Who encodes; see Embedder."""
+    """The encoder's name, digest and dimensions; see Embedder."""
 
     name: str
     digest: str
@@ -31,7 +31,7 @@ class EncoderHello:
 
 
 def frame(kind: bytes, payload: bytes) -> bytes:
-    """A message as bytes."""
+    """Bytes of a message: kind, length, payload."""
     return _HEAD.pack(kind, len(payload)) + payload
 
 
@@ -62,7 +62,7 @@ def pack_vectors(vectors: Vectors) -> bytes:
 
 
 def unpack_vectors(payload: bytes) -> Vectors:
-    """Raises ValueError where the payload is not as long as it says."""
+    """Vectors of a VECTORS payload. Raises ValueError where its length does not fit its header."""
     if len(payload) < _SHAPE.size:
         raise ValueError("vectors without a shape")
     rows, dimensions = _SHAPE.unpack_from(payload)

@@ -32,12 +32,12 @@ _TRAINED_ON = 40
 _CENTROIDS = 256
 _LEAST_TRAINED = 16
 _ROUNDS = 10
-"""Of k-means, which gains little after these."""
+"""Rounds of k-means; more gain little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Up to how many vectors an index is of which kind; IVF-PQ beyond."""
+    """Most vectors of an index of each kind; a larger index is IVF-PQ."""
 
     flat: int = 50_000
     hnsw: int = 200_000
@@ -56,7 +56,7 @@ class Sizes:
 
 
 class VectorIndex:
-    """Rows 0, 1, ... in order of adding; a row is left out of a search, never taken out."""
+    """A FAISS index of rows 0, 1, ... in order of adding. Rows are left out of searches, never removed."""
 
     def __init__(self, index: Any, kind: Kind) -> None:
         self._index = index
@@ -64,7 +64,7 @@ class VectorIndex:
 
     @classmethod
     def build(cls, vectors: NDArray[np.floating[Any]], kind: Kind) -> "VectorIndex":
-        """Of float [rows, dimensions]. IVF-PQ is trained on an even sample of them."""
+        """An index of float [rows, dimensions]. IVF-PQ is trained on an even sample of the rows."""
         rows, dimensions = vectors.shape
         if kind == "flat":
             made = faiss.IndexFlatIP(dimensions)
@@ -80,11 +80,11 @@ class VectorIndex:
 
     @classmethod
     def read(cls, path: Path, kind: Kind) -> "VectorIndex":
-        """What `write` wrote; check its checksum first, for FAISS trusts what it reads."""
+        """The index in a file of `write`. Check the checksum first: FAISS trusts what it reads."""
         return cls(faiss.read_index(str(path)), kind)
 
     def write(self, path: Path) -> None:
-        """The whole index as one file. Raises OSError."""
+        """Writes the whole index to one file. Raises OSError."""
         try:
             faiss.write_index(self._index, str(path))
         except RuntimeError as error:
@@ -95,11 +95,11 @@ class VectorIndex:
 
     @property
     def dimensions(self) -> int:
-        """Of each vector."""
+        """Dimensions of each vector."""
         return int(self._index.d)
 
     def add(self, vectors: NDArray[np.floating[Any]]) -> None:
-        """Further rows, float [rows, dimensions]."""
+        """Appends rows, float [rows, dimensions]."""
         if len(vectors):
             self._index.add(np.ascontiguousarray(vectors, dtype=np.float32))
 

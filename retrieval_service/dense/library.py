@@ -47,7 +47,7 @@ SIZES = Sizes()
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A scope's index after so many changes, and the files that hold that state."""
+    """A scope's index at one state, counted in changes, and the files that hold that state."""
 
     scope_index: ScopeIndex
     changes: int
@@ -93,7 +93,7 @@ class DocumentLibrary:
         chunking: Chunking = CHUNKING,
         sizes: Sizes = SIZES,
     ) -> "DocumentLibrary":
-        """What `save` wrote. Raises NoLibrary, LibraryDamaged (which file), LibraryMismatch (both)."""
+        """The library in a folder of `save`. Raises NoLibrary, LibraryDamaged or LibraryMismatch."""
         library = cls(embedder, tokenizer_digest, chunking=chunking, sizes=sizes)
         saved, library._generation, scope_indexes = read_manifest(folder)
         check_maker(folder, saved, library.maker)
@@ -137,17 +137,17 @@ class DocumentLibrary:
         return len(documents)
 
     def __len__(self) -> int:
-        """Documents of all tenants."""
+        """Number of documents, of all tenants."""
         with self._lock:
             return sum(map(len, self._scope_indexes.values()))
 
     def documents(self, tenant: str) -> list[Document]:
-        """Documents of one scope alone, in order of adding."""
+        """The documents of one scope, in order of adding."""
         scope_index = self._scope_indexes.get(tenant)
         return [] if scope_index is None else scope_index.documents()
 
     def search(self, tenant: str, vector: Vectors, count: int) -> list[FoundDocument]:
-        """The nearest of the tenant's own and the public documents to a unit vector, best first."""
+        """The documents nearest to a unit vector, of the tenant's own and the public ones, best first."""
         scope_indexes = [self._scope_indexes.get(scope) for scope in sorted({tenant, PUBLIC})]
         found = [
             one
@@ -158,7 +158,7 @@ class DocumentLibrary:
         return sorted(found, key=lambda one: (-one.score, one.document.name))[:count]
 
     def holds(self, tenant: str, document: Document) -> bool:
-        """Whether this very document may still be copied from by that tenant; never waits."""
+        """Whether this tenant may still copy from this very document; never waits."""
         own, public = self._scope_indexes.get(tenant), self._scope_indexes.get(PUBLIC)
         return (own is not None and own.holds(document)) or (public is not None and public.holds(document))
 
@@ -168,7 +168,7 @@ class DocumentLibrary:
             return {tenant: scope_index.kind for tenant, scope_index in self._scope_indexes.items()}
 
     def save(self, folder: Path, disk: Disk | None = None) -> None:
-        """Writes what changed since the last save there; searches and removals go on. Raises OSError.
+        """Saves the changes since the last save to this folder; searches and removals go on. Raises OSError.
 
         Whenever it is stopped, `load` finds what was saved before or all of this.
         """
@@ -212,7 +212,7 @@ Windowed = tuple[Document, list[Ids]]
 def _groups(
     documents: Iterable[tuple[str, Sequence[int] | NDArray[Any]]], chunking: Chunking
 ) -> Iterator[list[Windowed]]:
-    """Documents cut to windows, as many together as are embedded at once."""
+    """Documents cut into windows, in groups that are embedded at once."""
     group: list[Windowed] = []
     windows = 0
     for name, ids in documents:
@@ -258,6 +258,6 @@ def _save_scope(
 
 
 def _generation_in(folder: Path) -> int:
-    """The highest that any file there has, so that none of them is written over."""
+    """The highest generation of any file in the folder, so that no file is overwritten."""
     stems = (path.name.partition("-")[0] for path in folder.iterdir())
     return max((int(stem) for stem in stems if stem.isdigit()), default=0)

@@ -28,7 +28,7 @@ _MANY = 1024
 
 
 class ReferenceText:
-    """Some texts, in order of their worth, ready to be matched. Never changes; safe from several threads."""
+    """Texts, the most relevant first, indexed for matching. Immutable; safe from several threads."""
 
     __slots__ = ("_by_id", "_by_pair", "_ids", "_pairs", "ids")
 
@@ -47,7 +47,7 @@ class ReferenceText:
     def lookup(
         self, ids: Sequence[int], *, node_limit: int, depth: int, shortest: int = 1
     ) -> CountedTrie | None:
-        """What followed the longest suffix of `ids` found here, if at least `shortest`; LONGEST at most."""
+        """What followed the longest suffix of `ids` found here; None where it is below `shortest` ids."""
         places, length = self.match(ids)
         if length < shortest:
             return None
@@ -62,7 +62,7 @@ class ReferenceText:
     def continued(
         self, places: NDArray[np.integer[Any]], match_length: int, *, node_limit: int, depth: int
     ) -> CountedTrie | None:
-        """What follows the ids at the first READ of these places; a place given twice counts twice."""
+        """Trie of what follows the first READ of these places; a place given twice counts twice."""
         following = [self._copy(int(place) + 1, depth) for place in places[:READ]]
         return counted(following, match_length, node_limit) if depth > 0 else None
 
@@ -71,7 +71,7 @@ class ReferenceText:
         return copied[: copied.index(BETWEEN)] if BETWEEN in copied else copied
 
     def _longest(self, tail: NDArray[np.int64]) -> tuple[NDArray[np.int32], int]:
-        """Places of the last id of the longest suffix of `tail` that goes on here, and its length."""
+        """Places of the last id of the longest suffix of `tail` that an id follows here, and its length."""
         if not len(tail) or tail[-1] < 0:
             return self._by_id[:0], 0
         places = self._going_on(_equal(self._ids, self._by_id, tail[-1]))
@@ -89,7 +89,7 @@ class ReferenceText:
     def _extended(
         self, places: NDArray[np.int32], length: int, tail: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], int]:
-        """The places that match furthest back, and how far; `length` ids match at all given places."""
+        """The places with the longest match, and its length; `length` ids match at all given places."""
         while length < len(tail) and len(places) > READ:
             # A place too near the beginning reads from the end, which is BETWEEN: no match.
             kept = places[self.ids[np.maximum(places - length, -1)] == tail[-1 - length]]

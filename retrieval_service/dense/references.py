@@ -61,11 +61,11 @@ class TopicRule:
             raise ValueError(f"window and every are at least 1, threshold is finite, not {self}")
 
     def is_due(self, length: int, looked_at: int | None) -> bool:
-        """Whether to look at a session of `length` ids, last looked at when it had `looked_at`."""
+        """Whether to look again at a session that has `length` ids and had `looked_at` at the last look."""
         return length > 0 and (looked_at is None or length - looked_at >= self.every or length < looked_at)
 
     def has_moved(self, now: Vectors, searched_with: Vectors | None) -> bool:
-        """Whether two unit vectors are of different topics; always before a first search."""
+        """Whether two unit vectors stand for different topics; always true before the first search."""
         return searched_with is None or float(np.dot(now, searched_with)) < self.threshold
 
 
@@ -80,7 +80,7 @@ class _HeldText:
 
 
 class SessionReferences:
-    """The references of one session; a Memory."""
+    """The references of one session, as a Memory that drafts are copied from."""
 
     def __init__(self, tenant: str, library: DocumentLibrary, limits: ReferenceLimits) -> None:
         self.tenant = tenant
@@ -93,16 +93,16 @@ class SessionReferences:
 
     @property
     def documents(self) -> tuple[str, ...]:
-        """Names of the references at present, nearest first."""
+        """Names of the session's present references, nearest first."""
         held = self._held
         return () if held is None else tuple(document.name for document in held.documents)
 
     def hold(self, held: _HeldText | None) -> None:
-        """Makes lookups copy from these references from now on."""
+        """Sets the references that lookups copy from; None: there are none."""
         self._held = held
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
-        """See Memory. Finds nothing in a document that was deleted, from that moment on."""
+        """Looks a context up; see Memory. From its deletion on, finds nothing in a document."""
         held = self._held
         if held is None:
             return None
@@ -114,7 +114,7 @@ class SessionReferences:
 
 @dataclass(slots=True)
 class SearchCounts:
-    """Counts of wishes so far; `replaced` by a newer one of the same session, `dropped` for want of room."""
+    """Counts of search wishes: `replaced` by a newer wish of the session, `dropped` for want of room."""
 
     done: int = 0
     failed: int = 0
@@ -157,7 +157,7 @@ class Searcher:
             self._waiting.pop(session, None)
 
     def is_idle(self, timeout_s: float) -> bool:
-        """Waits until nothing is asked for; whether that came to be in time."""
+        """Waits until no wish waits or runs; False if that takes longer than `timeout_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
 
@@ -191,7 +191,7 @@ class Searcher:
 
 
 class References:
-    """All sessions' references. Call from any thread; `close` at the end."""
+    """The references of all sessions. Safe from any thread; `close` it at the end."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class References:
 
     @property
     def count(self) -> int:
-        """Documents of all tenants."""
+        """Number of documents, of all tenants."""
         return len(self._library)
 
     @property
@@ -220,7 +220,7 @@ class References:
         return self._searcher.counts
 
     def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> SessionReferences:
-        """Starts with a session; returns its memory, which is empty until references are found."""
+        """Starts to find references for a session; returns its memory, empty until some are found."""
         memory = SessionReferences(tenant, self._library, self._limits)
         with self._lock:
             self._sessions[session] = memory
@@ -229,7 +229,7 @@ class References:
         return memory
 
     def progress(self, session: Hashable, ids: Sequence[int]) -> None:
-        """Takes all ids that a session has now, and asks for a search if one is due. Takes microseconds."""
+        """Takes in all ids that a session has now; queues a search if one is due. Takes microseconds."""
         memory = self._sessions.get(session)
         if memory is None or not self._rule.is_due(len(ids), memory.looked_at):
             return
@@ -238,13 +238,13 @@ class References:
         self._searcher.ask(session, lambda: self._look(memory, window))
 
     def end(self, session: Hashable) -> None:
-        """Frees what a session that is over holds."""
+        """Frees what is held for a session that is over."""
         self._searcher.forget(session)
         with self._lock:
             self._sessions.pop(session, None)
 
     def is_idle(self, timeout_s: float) -> bool:
-        """Waits until no search is under way or asked for; False if the time was too short."""
+        """Waits until no search is queued or running; False if that takes longer than `timeout_s` seconds."""
         return self._searcher.is_idle(timeout_s)
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class References:
         memory.searched_with = vector if near else None
 
     def _held(self, tenant: str, found: Sequence[FoundDocument]) -> _HeldText:
-        """Texts are kept for a tenant's sessions with the same references; only the searcher calls this."""
+        """The text of these references, one object for all sessions of a tenant. Searcher's thread only."""
         for stale in [key for key, held in self._texts.items() if not self._still_there(key[0], held)]:
             del self._texts[stale]
         spans = _excerpts(found, self._limits.tokens)
@@ -286,7 +286,7 @@ class References:
 
 
 def _excerpts(found: Sequence[FoundDocument], tokens: int) -> list[tuple[int, int]]:
-    """The part of each document that is copied from, nearest first, `tokens` tokens in all."""
+    """The part of each document to copy from, nearest first, `tokens` tokens in all."""
     spans = []
     left = tokens
     for one in found:

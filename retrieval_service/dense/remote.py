@@ -42,7 +42,7 @@ class EncoderProcess:
         start_s: float = 120.0,
         answer_s: float = 30.0,
     ) -> None:
-        """Starts the process and waits until it says who it is, at most `start_s`. Raises EncoderFailed."""
+        """Starts the process and waits for its HELLO, at most `start_s` seconds. Raises EncoderFailed."""
         self._command = list(command)
         self._tokens = tokens
         self._start_s = start_s
@@ -55,12 +55,12 @@ class EncoderProcess:
 
     @classmethod
     def of_model(cls, model: str, tokens: TokenTable, threads: int = 1) -> "EncoderProcess":
-        """With a sentence-transformers model, name or folder. Raises EncoderFailed."""
+        """An encoder process of a sentence-transformers model, by name or folder. Raises EncoderFailed."""
         module = "retrieval_service.dense.encoder"
         return cls([sys.executable, "-m", module, "--model", model, "--threads", str(threads)], tokens)
 
     def embed(self, windows: Sequence[Sequence[int] | NDArray[np.integer[Any]]]) -> Vectors:
-        """See Embedder. A process that has died is started again first."""
+        """Embeds windows; see Embedder. Restarts a process that has died."""
         if not windows:
             return np.zeros((0, self.dimensions), dtype=np.float32)
         texts = [self._text(window) for window in windows]
@@ -87,7 +87,7 @@ class EncoderProcess:
         return unit(vectors)
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the encoder's process."""
         with self._lock:
             self._stop()
 

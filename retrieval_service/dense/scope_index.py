@@ -36,7 +36,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class FoundDocument:
-    """A document near a vector, its cosine, and where its nearest chunk starts."""
+    """A document near a vector, their cosine, and the start of the document's nearest chunk."""
 
     document: Document
     score: float
@@ -84,7 +84,7 @@ class ScopeIndex:
 
     @classmethod
     def restored(cls, snapshot: Snapshot, stride: int, sizes: Sizes) -> "ScopeIndex":
-        """The index of a scope as a snapshot has it."""
+        """A scope's index from a snapshot."""
         scope_index = cls(snapshot.index.dimensions, stride, sizes)
         scope_index._swap(snapshot.entries, snapshot.index)
         return scope_index
@@ -94,7 +94,7 @@ class ScopeIndex:
 
     @property
     def kind(self) -> str:
-        """Which kind of index the documents have at present."""
+        """The present kind of the index."""
         return self._index.kind
 
     def documents(self) -> list[Document]:
@@ -103,7 +103,7 @@ class ScopeIndex:
             return [entry.document for entry in self._entries.values()]
 
     def holds(self, document: Document) -> bool:
-        """Whether this very document is still here, neither deleted nor replaced; no waiting."""
+        """Whether this very document is still here, neither deleted nor replaced; never waits."""
         entry = self._entries.get(document.name)
         return entry is not None and entry.document is document
 
@@ -121,7 +121,7 @@ class ScopeIndex:
                 self._rebuild()
 
     def remove(self, name: str) -> bool:
-        """Removes a document from every later search; False if there is none. Waits for no other rebuild."""
+        """Removes a document from every later search; False if there is none. Waits for no rebuild."""
         with self._lock:
             removed = self._drop(name)
         if removed and self._is_cluttered() and self._writing.acquire(blocking=False):
@@ -147,7 +147,7 @@ class ScopeIndex:
         return sorted(best.values(), key=lambda found: (-found.score, found.document.name))[:count]
 
     def with_snapshot(self, use: Callable[[Snapshot], T]) -> T:
-        """Calls `use` with the documents of now, without deleted rows; nothing is added meanwhile."""
+        """Calls `use` with a snapshot without deleted rows; nothing is added meanwhile."""
         with self._writing:
             while True:
                 with self._lock:
@@ -177,7 +177,7 @@ class ScopeIndex:
         self.changes += 1
 
     def _left_out(self) -> NDArray[np.bool_] | None:
-        """Which rows of the index are of deleted documents."""
+        """Mask of the index' rows that belong to deleted documents."""
         if not self._dead:
             return None
         mask = np.zeros(len(self._index), dtype=np.bool_)
@@ -189,12 +189,12 @@ class ScopeIndex:
         return self._rows[bisect.bisect_right(self._starts, row) - 1]
 
     def _is_cluttered(self) -> bool:
-        """Whether the index is to be built anew: too much in it is deleted, or something is missing."""
+        """Whether to rebuild the index: too many of its rows are deleted, or rows are missing."""
         dead = sum(len(entry.vectors) for entry in self._dead)
         return dead > _DEAD_SHARE * self._total or len(self._index) < self._total
 
     def _rebuild(self) -> None:
-        """Builds the index over what lives now, then puts it in place. The caller holds `_writing`."""
+        """Builds the index anew over the present documents, and swaps it in. The caller holds `_writing`."""
         with self._lock:
             living = list(self._entries.values())
         entries, first = [], 0
@@ -209,7 +209,7 @@ class ScopeIndex:
         return VectorIndex.build(vectors, self._sizes.kind(len(vectors)))
 
     def _swap(self, entries: Iterable[IndexedDocument], index: VectorIndex) -> None:
-        """Puts a built index in place; what was removed while it was built stays removed."""
+        """Swaps a built index in; documents removed during the build stay removed."""
         rows = list(entries)
         with self._lock:
             # A restored index held nothing before; in any other, only removals can have come between.

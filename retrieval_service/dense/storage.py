@@ -31,7 +31,7 @@ _ENDINGS = (".names", ".ids", ".vectors", ".index")
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What a library was made with; it is read only under the same digests. Names are for people."""
+    """Embedder and tokenizer of a library, which is read only under the same digests; names inform people."""
 
     embedder: str
     embedder_digest: str
@@ -57,13 +57,13 @@ class StoredScope:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The documents in a scope's files, in order."""
+    """The documents that a scope's files hold, in order."""
 
     stored: StoredScope
     documents: tuple[Document, ...]
 
     def lacks(self, snapshot: Snapshot) -> tuple[IndexedDocument, ...] | None:
-        """Documents added since; None if more has changed, or if there are enough files."""
+        """The documents added since; None where all are to be written anew: other changes, or many files."""
         known, entries = len(self.documents), snapshot.entries
         grown = len(entries) > known and all(
             entry.document is document for entry, document in zip(entries, self.documents, strict=False)
@@ -131,7 +131,7 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> tuple[Maker, int, list[StoredScope]]:
-    """Raises NoLibrary, LibraryDamaged, or LibraryMismatch for another version."""
+    """The manifest in a folder. Raises NoLibrary, LibraryDamaged, or LibraryMismatch for another version."""
     path = folder / MANIFEST
     try:
         head, _, body = path.read_bytes().partition(b"\n")
@@ -155,7 +155,7 @@ def read_manifest(folder: Path) -> tuple[Maker, int, list[StoredScope]]:
 
 
 def check_maker(folder: Path, saved: Maker, own: Maker) -> None:
-    """Raises LibraryMismatch, which names both sides of what differs."""
+    """Checks that a library's maker is this one. Raises LibraryMismatch, which names both sides."""
     if saved.embedder_digest != own.embedder_digest:
         both = f"with {_named(saved)}, asked for with {_named(own)}"
         raise LibraryMismatch(f"{folder}: made {both}; use that embedder or add the documents again")
@@ -168,7 +168,7 @@ def check_maker(folder: Path, saved: Maker, own: Maker) -> None:
 
 
 def read_scope(folder: Path, scope_index: StoredScope, maker: Maker) -> Snapshot:
-    """Maps what was written. Raises LibraryDamaged, which names the file."""
+    """Maps a scope's files. Raises LibraryDamaged, which names the file."""
     for name, (size, checksum) in scope_index.files.items():
         path = folder / name
         found = path.stat().st_size if path.exists() else None

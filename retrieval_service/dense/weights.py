@@ -67,7 +67,7 @@ class EmbeddingTable:
         return cls(stored, str(kind))
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
-        """float32 [len(ids), dimensions]; zeros for ids that the table does not have."""
+        """Embeddings of ids: float32 [len(ids), dimensions]; zeros for ids that the table does not have."""
         wanted = np.asarray(ids, dtype=np.int64)
         known = (wanted >= 0) & (wanted < self.size)
         values = _widened(self._stored[np.where(known, wanted, 0)], self._kind)
@@ -77,7 +77,7 @@ class EmbeddingTable:
 
 
 def _widened(stored: NDArray[Any], kind: str) -> NDArray[np.float32]:
-    """A copy as float32."""
+    """A copy of the rows as float32."""
     if kind == "BF16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32)
@@ -105,7 +105,7 @@ def _find(folder: Path) -> tuple[Path, str]:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header, and the offset of the first tensor's bytes."""
+    """A safetensors file's header, and the offset of the first tensor's bytes."""
     try:
         with path.open("rb") as file:
             prefix = file.read(8)

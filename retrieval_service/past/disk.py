@@ -9,7 +9,7 @@ _ZEROS = bytes(1 << 20)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries last."""
+    """Make the entries of a folder durable."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -18,7 +18,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_new(path: Path, pieces: Iterable[bytes]) -> int:
-    """Write a file durably; returns its length. Raises OSError, and may then leave a part of the file."""
+    """Write a file durably; returns its bytes. Raises OSError, and may then leave a part of the file."""
     handle = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
     try:
         size = 0
@@ -36,7 +36,7 @@ def write_new(path: Path, pieces: Iterable[bytes]) -> int:
 
 
 def write_at(handle: int, data: bytes | bytearray, at: int) -> int:
-    """Write all of `data`; its length."""
+    """Write all of `data` at offset `at`; returns its length in bytes."""
     view = memoryview(data)
     while view:
         written = os.pwrite(handle, view, at)
@@ -46,13 +46,13 @@ def write_at(handle: int, data: bytes | bytearray, at: int) -> int:
 
 
 def beginning(path: Path) -> bytes:
-    """As much of a file as has its header."""
+    """The first bytes of a file, enough to hold its header."""
     with path.open("rb") as file:
         return file.read(4096)
 
 
 def append(path: Path, data: bytes | bytearray, at: int) -> None:
-    """Write behind the first `at` bytes of a file. Raises OSError; a part may have been written."""
+    """Write `data` after the first `at` bytes of a file. Raises OSError; a part may have been written."""
     handle = os.open(path, os.O_WRONLY)
     try:
         write_at(handle, data, at)
@@ -61,7 +61,7 @@ def append(path: Path, data: bytes | bytearray, at: int) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make what was written last."""
+    """Make a file's contents durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -70,7 +70,7 @@ def sync_file(path: Path) -> None:
 
 
 def truncate(path: Path, size: int) -> None:
-    """Cut a file and make that last."""
+    """Cut a file to `size` bytes, durably."""
     os.truncate(path, size)
     sync_file(path)
 

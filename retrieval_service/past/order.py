@@ -18,14 +18,14 @@ ABOVE = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class PositionRange:
-    """Neighbours in the order: from `start` inclusive to `end` exclusive, each a block and an index in it."""
+    """A range of the order, `end` exclusive; each end is a block's number and an index in the block."""
 
     start: tuple[int, int]
     end: tuple[int, int]
 
 
 class ContextOrder:
-    """Sorted by `key(position)`, which must differ for any two positions and stay as it is while one is held.
+    """Positions sorted by `key(position)`; keys differ, and stay the same while a position is held.
 
     A key is the ids that end at the position, latest first, cut at some length, then the position itself.
     Positions are at least 2**31, so that a text's beginning sorts after every id.
@@ -41,20 +41,20 @@ class ContextOrder:
         return sum(map(len, self._blocks))
 
     def load(self, positions: "array[int]") -> None:
-        """Replace all positions by these, which are sorted already."""
+        """Replace all positions by these sorted ones."""
         half = BLOCK // 2
         self._blocks = [positions[at : at + half] for at in range(0, len(positions), half)]
         self._firsts = [self._key(block[0]) for block in self._blocks]
 
     def positions(self) -> "array[int]":
-        """All of them, in order."""
+        """All positions, in order."""
         whole: array[int] = array("I")
         for block in self._blocks:
             whole += block
         return whole
 
     def add(self, position: int) -> None:
-        """Put a position where it belongs: O(log n), a few microseconds."""
+        """Insert a position: O(log n), a few microseconds."""
         key = self._key(position)
         at = bisect_right(self._firsts, key) - 1
         if at < 0:
@@ -71,7 +71,7 @@ class ContextOrder:
             self._split(at)
 
     def remove(self, position: int) -> None:
-        """Take a position out; KeyError where it is not held."""
+        """Remove a position. Raises KeyError where it is not held."""
         key = self._key(position)
         at = bisect_right(self._firsts, key) - 1
         block = self._blocks[at] if at >= 0 else array("I")
@@ -88,7 +88,7 @@ class ContextOrder:
             self._join(at)
 
     def find(self, ids: "array[int]") -> tuple[int, PositionRange]:
-        """The longest beginning of `ids` (latest first) that some key has, and whose; of length 0 if none."""
+        """Length of the longest prefix of `ids` (latest first) that keys begin with, and their range."""
         place = self._place(ids)
         length = max(
             (_shared(self._key(position), ids) for position in self._beside(place)),
@@ -102,7 +102,7 @@ class ContextOrder:
         return length, PositionRange(start, self._place(found))
 
     def sample(self, span: PositionRange, most: int) -> "array[int]":
-        """At most `most` positions of a span, evenly spread; all of them where they are no more."""
+        """At most `most` positions of a range, evenly spread."""
         (first, start), (last, end) = span.start, span.end
         if last - first > most:
             # Too many blocks to look at: the middle of one in every few.

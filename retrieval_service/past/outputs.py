@@ -19,19 +19,20 @@ from retrieval_service.trie import CountedTrie, Memory
 _log = logging.getLogger(__name__)
 
 NAME_BYTES = 1024
-"""Of a tenant's or a session's name in UTF-8."""
+"""Most bytes of a tenant's or a session's name in UTF-8."""
 
 _ROOM_EVERY = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept. A sequence counts as 64 tokens at least.
+    """Bounds of the past outputs kept. A sequence counts as 64 tokens at least.
 
     Attributes:
-        tenant_tokens: of one tenant; its oldest sequences go first.
-        total_tokens: of all; the tenant with the most gives up its oldest. Looked after every 128 ids.
-        tenants: more of them are not taken on.
+        tenant_tokens: most tokens of one tenant; its oldest sequences go first.
+        total_tokens: most tokens of all tenants; the one with the most gives up its oldest sequence. Checked
+            every 128 ids.
+        tenants: most tenants; nothing is kept of further ones.
     """
 
     tenant_tokens: int = 2_000_000
@@ -49,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts of now, but for `evicted_tokens`, `skipped_records` and `refused`, which add up since opening.
+    """Present counts; `evicted_tokens`, `skipped_records` and `refused` count since the opening.
 
     `behind` tenants are not on the disk in full; `skipped_records` were left to a later snapshot; `refused`
     calls would have made one tenant too many.
@@ -79,7 +80,7 @@ class PastOutputs:
         policy: DiskPolicy | None = None,
         say: Callable[[str], None] = _log.warning,
     ) -> None:
-        """Read what the folder holds. Raises PastError where it is not fit for use, OSError if unreadable."""
+        """Read the folder. Raises PastError where it cannot be used, OSError where it cannot be read."""
         self._limits = limits or Limits()
         self._folder = folder
         self._say = say
@@ -103,7 +104,7 @@ class PastOutputs:
         self._make_room()
 
     def extend(self, tenant: str, session: str, ids: Sequence[int]) -> bool:
-        """Add ids that a session committed; False where `limits.tenants` are known and this is another.
+        """Add ids that a session committed; False for a new tenant beyond `limits.tenants`.
 
         Never waits for a disk. Raises ValueError for a name or an id that is none; then nothing is kept.
         """
@@ -122,13 +123,13 @@ class PastOutputs:
         return True
 
     def finish(self, tenant: str, session: str) -> None:
-        """A session is over: what comes under its name afterwards does not follow what it was given."""
+        """End a session's sequence; later ids under its name begin a new one."""
         known = self._tenants.get(tenant)
         if known is not None:
             known.finish(session)
 
     def memory(self, tenant: str) -> Memory:
-        """A tenant's past outputs to look up in, now and later; it finds nothing of any other tenant's."""
+        """A tenant's past outputs as a Memory; it finds later outputs too, and never another tenant's."""
         return _View(self._tenants, tenant)
 
     def forget(self, tenant: str, *sessions: str, timeout: float = 60.0) -> int:
@@ -145,7 +146,7 @@ class PastOutputs:
         return count
 
     def forget_tenant(self, tenant: str, *, timeout: float = 60.0) -> int:
-        """Remove all of a tenant's text; as `forget`."""
+        """Remove all of a tenant's text from memory and disk; raises like `forget`."""
         _check_name("tenant", tenant)
         with self._lock:
             known = self._tenants.pop(tenant, None) or self._new(tenant)
@@ -155,11 +156,11 @@ class PastOutputs:
         return count
 
     def flush(self, timeout: float = 60.0) -> bool:
-        """Wait until all that was added so far lasts on the disk; False where it cannot be written now."""
+        """Wait until all ids added so far are durable; False where they cannot be written now."""
         return self._writer is None or self._writer.flush(timeout)
 
     def close(self) -> None:
-        """Write what waits and let go of the folder."""
+        """Write the waiting records, and release the folder."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -168,7 +169,7 @@ class PastOutputs:
             self._held = None
 
     def stats(self) -> Stats:
-        """Counts of what is held and of what went wrong."""
+        """Counts of the text held and of failures."""
         tenants = list(self._tenants.values())
         return Stats(
             tenants=len(tenants),
@@ -252,7 +253,7 @@ def _check_name(what: str, name: str) -> None:
 
 
 def _hold(folder: Path) -> IO[str]:
-    """Take the folder for this process. Raises PastError where another has it."""
+    """Lock the folder for this process. Raises PastError where another process has it."""
     held = (folder / "lock").open("a+")
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -37,12 +37,12 @@ class PastError(OutriderError):
 
 
 class DamagedError(Exception):
-    """Bytes that are not what was written."""
+    """A file's bytes differ from what was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastFileHeader:
-    """The header of a file; `next_serial` as of the beginning of its generation."""
+    """Header of a file; `next_serial` is the one at the beginning of its generation."""
 
     kind: int
     generation: int
@@ -60,7 +60,7 @@ class SnapshotEnd:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A session whose text is to be removed."""
+    """Intent record: a session whose text is to be removed."""
 
     session: str
 
@@ -69,7 +69,7 @@ Record = Added | SnapshotEnd | Forget
 
 
 def pack_header(header: PastFileHeader) -> bytes:
-    """A header's bytes."""
+    """Bytes of a file's header."""
     name = header.tenant.encode()
     rest = _HEADER.pack(header.kind, header.generation, header.next_serial, len(name)) + name
     length = _BEGINNING.size + len(rest) + _CRC.size
@@ -78,7 +78,7 @@ def pack_header(header: PastFileHeader) -> bytes:
 
 
 def unpack_header(data: bytes, path: object) -> tuple[PastFileHeader, int]:
-    """A file's header and where it ends.
+    """A file's header and the offset of its end.
 
     Raises DamagedError, or PastError where a whole header is of another version.
     """
@@ -103,7 +103,7 @@ def unpack_header(data: bytes, path: object) -> tuple[PastFileHeader, int]:
 
 
 def pack_record(record: Record, generation: int) -> bytes:
-    """A record's bytes in a file of `generation`."""
+    """Bytes of a record in a file of `generation`."""
     match record:
         case Added(serial, session, start, ids):
             # Named once: what is added later is known by its serial.
@@ -118,7 +118,7 @@ def pack_record(record: Record, generation: int) -> bytes:
 
 
 def unpack_records(data: bytes, at: int, generation: int) -> Iterator[tuple[Record, int]]:
-    """Records from `at` on, each with where it ends, up to the first that is not whole."""
+    """Records from offset `at` on, each with the offset of its end, up to the first incomplete one."""
     while at + _FRAME.size <= len(data):
         length, crc = _FRAME.unpack_from(data, at)
         at += _FRAME.size

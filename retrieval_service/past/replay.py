@@ -1,4 +1,4 @@
-"""From a snapshot's and a log's bytes to the sequences of one moment."""
+"""Replays a snapshot's and a log's bytes: gives the sequences of the moment of the last record."""
 
 from array import array
 from collections.abc import Container, Iterable, Iterator
@@ -10,28 +10,28 @@ from retrieval_service.past.text import Added, Held, fitting
 
 @dataclass(slots=True)
 class Replayed:
-    """Sequences by serial, rising, and the serial that comes next."""
+    """Replayed sequences by serial, rising, and the next serial."""
 
     sequences: "dict[int, tuple[str, array[int]]]" = field(default_factory=dict)
     next_serial: int = 0
 
     def listed(self) -> list[Held]:
-        """As `PastText.restore` takes them."""
+        """The sequences in the form that `PastText.restore` takes."""
         return [(serial, session, ids) for serial, (session, ids) in self.sequences.items()]
 
     def fit(self, token_limit: int) -> None:
-        """Give up what the text gave up, or would now."""
+        """Drop the oldest sequences beyond the token limit, as the text itself does."""
         self.sequences = {
             serial: (session, ids) for serial, session, ids in fitting(self.listed(), token_limit)
         }
 
     def forget(self, sessions: Container[str]) -> None:
-        """Drop sessions'."""
+        """Drop the sequences of these sessions."""
         self.sequences = {key: one for key, one in self.sequences.items() if one[0] not in sessions}
 
 
 def read_snapshot(data: bytes, path: object) -> tuple[Replayed, bool]:
-    """The records of a snapshot, and whether it is whole. Raises as `unpack_header`."""
+    """Sequences of a snapshot, and whether it is complete. Raises like `unpack_header`."""
     header, at = unpack_header(data, path)
     replayed = Replayed(next_serial=header.next_serial)
     for record, end in unpack_records(data, at, header.generation):
@@ -43,10 +43,11 @@ def read_snapshot(data: bytes, path: object) -> tuple[Replayed, bool]:
 
 
 def replay_log(replayed: Replayed, data: bytes, path: object) -> int:
-    """Add what the log says to what its snapshot says; where the log stops making sense. As `unpack_header`.
+    """Add a log's records to its snapshot's; returns the offset of the first invalid one.
 
-    A snapshot may hold more than the log's beginning knew of (it is taken while records wait to be written),
-    so what is there already is not added again, and what the snapshot had given up is passed over.
+    A snapshot may hold more than the log's beginning (it is taken while records wait to be written), so ids
+    that are there already are not added again, and sequences that the snapshot had given up are skipped.
+    Raises like `unpack_header`.
     """
     header, at = unpack_header(data, path)
     known = header.next_serial
@@ -58,7 +59,7 @@ def replay_log(replayed: Replayed, data: bytes, path: object) -> int:
 
 
 def _take(replayed: Replayed, record: Record, known: int) -> bool:
-    """Whether the record fits what came before it."""
+    """Apply a record; False where it does not fit the records before it."""
     if not isinstance(record, Added):
         return False
     if record.serial in replayed.sequences:
@@ -77,7 +78,7 @@ def _take(replayed: Replayed, record: Record, known: int) -> bool:
 
 
 def whole(sequences: Iterable[Held]) -> Iterator[Record]:
-    """A snapshot's records."""
+    """The records of a complete snapshot of these sequences."""
     count = tokens = 0
     for serial, session, ids in sequences:
         yield Added(serial, session, 0, ids)

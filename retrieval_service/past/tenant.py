@@ -12,10 +12,10 @@ STEP = 32
 
 
 class Tenant:
-    """A text, its files if it has any, and how both relate.
+    """A tenant's text, its files if it has any, and whether the files are up to date.
 
-    `behind`: the files lack something the text has; nothing is appended until a snapshot brought them up to
-    date. `gone`: forgotten; whoever still holds the object asks for a new one.
+    `behind`: the files lack a part of the text; nothing is appended until a snapshot has brought them up to
+    date. `gone`: the tenant was forgotten; a caller that still holds this object asks for a new one.
     """
 
     def __init__(self, name: str, text: PastText, files: TenantFiles | None) -> None:
@@ -29,7 +29,7 @@ class Tenant:
         self._lock = threading.Lock()
 
     def extend(self, session: str, ids: Sequence[int], write: Callable[["Tenant", Added], bool]) -> bool:
-        """Take in at most STEP ids and have them written; False where the tenant is gone."""
+        """Add at most STEP ids of a session and queue them to be written; False where the tenant is gone."""
         with self._lock:
             if self.gone:
                 return False
@@ -42,30 +42,30 @@ class Tenant:
             return True
 
     def finish(self, session: str) -> None:
-        """As `PastText.finish`."""
+        """End a session's sequence; see `PastText.finish`."""
         with self._lock:
             self.text.finish(session)
 
     def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
-        """As `PastText.lookup`; the lock is held for finding only."""
+        """Look a context up in the text; see `Memory`. Holds the lock only while it searches."""
         with self._lock:
             length, found = self.text.read(ids, depth)
         return counted(found, length, node_limit) if found else None
 
     def give_up_oldest(self) -> bool:
-        """Begin to drop the oldest sequence for room elsewhere; False where there is none."""
+        """Begin to drop the oldest sequence, to make room for another tenant; False where there is none."""
         with self._lock:
             return self.text.give_up_oldest()
 
     def forget(self, sessions: Sequence[str]) -> int:
-        """Drop sessions' text; the number of ids that were held."""
+        """Drop the text of these sessions; returns the number of ids dropped."""
         with self._lock:
             count = sum(map(self.text.forget, sessions))
         self.settle()
         return count
 
     def leave(self) -> int:
-        """Drop all text; returns the number of ids that were held."""
+        """Drop all text and mark the tenant as gone; returns the number of ids dropped."""
         with self._lock:
             self.gone = True
             count = self.text.tokens
@@ -73,7 +73,7 @@ class Tenant:
         return count
 
     def settle(self, steps: int | None = None) -> None:
-        """Drop text that is due to go: all of it, or about as many ids as given."""
+        """Drop text that is to be dropped: all of it, or about `steps` ids."""
         done = 0
         while self.text.leaving and (steps is None or done < steps):
             with self._lock:
@@ -81,7 +81,7 @@ class Tenant:
             done += STEP
 
     def copy(self) -> tuple[list[Held], int]:
-        """The contents of a snapshot; records from here on are appended to the log behind it."""
+        """Sequences and next serial for a snapshot; from now on records are appended to the log behind it."""
         with self._lock:
             self.behind = False
             held, next_serial = self.text.held(), self.text.next_serial

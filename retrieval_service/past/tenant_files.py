@@ -41,12 +41,12 @@ def folder_name(tenant: str) -> str:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a tenant's folder may be called that."""
+    """Whether a name can be that of a tenant's folder."""
     return re.fullmatch(r"[0-9a-f]{64}", name) is not None
 
 
 class TenantFiles:
-    """Appends, snapshots and removes; one thread at a time. Every method may raise OSError.
+    """One tenant's files on disk; for one thread at a time. Every method may raise OSError.
 
     After OSError from `append` or `snapshot` what is on disk is some earlier state, and only a snapshot
     that succeeds brings it up to date again.
@@ -62,7 +62,7 @@ class TenantFiles:
         self._say = say
 
     def open(self, token_limit: int) -> Replayed:
-        """Read what is there, as much as there is room for, and leave it fit to append to.
+        """Read the files, up to `token_limit`, and leave them ready to append to.
 
         Raises PastError for files that are not this tenant's or of another version.
         """
@@ -85,13 +85,13 @@ class TenantFiles:
         return replayed
 
     def append(self, records: Iterable[Added]) -> None:
-        """Write records behind the log; they last after the next `sync`."""
+        """Append records to the log; the next `sync` makes them durable."""
         data = b"".join(pack_record(record, self.generation) for record in records)
         disk.append(self._log(), data, self.log_bytes)
         self.log_bytes += len(data)
 
     def sync(self) -> None:
-        """Make what was appended last."""
+        """Make the appended records durable."""
         if self.generation:
             disk.sync_file(self._log())
 
@@ -118,9 +118,9 @@ class TenantFiles:
         self._remove_older()
 
     def forget(self, sessions: Sequence[str], sequences: Sequence[Held], next_serial: int) -> bool:
-        """Go on with `sequences`, which are without the sessions', and shred every file that may hold those.
+        """Continue with `sequences`, which lack the sessions' text, and shred all files that may hold it.
 
-        False where there were no files, or no room for what remains: then the tenant has none any more.
+        False where the tenant has no files afterwards: it had none, or the disk has no room for `sequences`.
         """
         if not self.folder.is_dir():
             return False
@@ -129,7 +129,7 @@ class TenantFiles:
         return self._replace(sequences, next_serial)
 
     def wipe(self) -> None:
-        """Remove the tenant's folder; where the process dies meanwhile, `finish_wiping` goes on."""
+        """Remove the tenant's folder; if the process dies meanwhile, `finish_wiping` continues."""
         leaving = self._root / (self.folder.name + _LEAVING)
         if self.folder.is_dir():
             _wipe_folder(leaving)
@@ -140,7 +140,7 @@ class TenantFiles:
         self.generation = self.log_bytes = self.snapshot_bytes = 0
 
     def _replace(self, sequences: Sequence[Held], next_serial: int) -> bool:
-        """A new generation or, where there is no room for one, none at all: the old one is gone."""
+        """Replace the old generation by a new one; False where the disk has no room for any."""
         try:
             self.snapshot(sequences, next_serial)
             fits = True
@@ -152,7 +152,7 @@ class TenantFiles:
         return fits
 
     def _read(self) -> tuple[Replayed, bool]:
-        """The text of the newest generation, and whether to go on with its files as they are."""
+        """Sequences of the newest generation, and whether its files can be continued as they are."""
         if not self.generation:
             return Replayed(), True
         snapshot, log = self._path(self.generation, "snapshot"), self._log()
@@ -211,7 +211,7 @@ class TenantFiles:
         return [(int(match[1]), path) for match, path in found if match]
 
     def _remove_older(self) -> None:
-        """Shred every file but the newest generation's, an intent last: until then it still holds."""
+        """Shred every file but the newest generation's; an intent goes last, since it holds until then."""
         current = {self._path(self.generation, "snapshot"), self._log()}
         old = [path for _, path in self._numbered() if path not in current]
         for path in (*old, self.folder / f"{_INTENT}.part", self.folder / _INTENT):
@@ -235,7 +235,7 @@ def tenant_of(folder: Path) -> str | None:
 
 
 def finish_wiping(root: Path) -> None:
-    """Go on removing what a process that died was removing."""
+    """Finish removing the folders that a process which died was removing."""
     for path in sorted(root.glob(f"*{_LEAVING}")):
         _wipe_folder(path)
         disk.sync_folder(root)

@@ -13,7 +13,6 @@ import numpy as np
 
 from retrieval_service.past.bulk import context_order
 from retrieval_service.past.order import ContextOrder
-from retrieval_service.trie import CountedTrie, counted
 
 CONTEXT = 32
 """Longest suffix that is matched, in ids: a power of two."""
@@ -40,7 +39,7 @@ Held = tuple[int, str, "array[int]"]
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Ids that were added: `ids` at `start` of sequence `serial`. Added elsewhere they give the same text."""
+    """Ids added at `start` of sequence `serial`; replaying all of these gives the same text again."""
 
     serial: int
     session: str
@@ -64,10 +63,10 @@ class _Sequence:
 
 
 class PastText:
-    """What one tenant's sessions produced; see the module.
+    """The past outputs of one tenant's sessions, indexed for lookups.
 
     A session's ids are one sequence from its first `extend` to `finish` (or until it is evicted while it
-    grows); what it is given afterwards is another. Nothing is ever found across two sequences.
+    grows); later ids begin another. No match ever crosses two sequences.
     """
 
     def __init__(self, token_limit: int) -> None:
@@ -86,9 +85,9 @@ class PastText:
         self._order = ContextOrder(_keys(self._pages))
 
     def extend(self, session: str, ids: Sequence[int]) -> Added | None:
-        """Append committed ids of a session; None where there are none.
+        """Append committed ids to a session's sequence; None where there are no ids.
 
-        Raises ValueError for an id that is none, and then takes none of them.
+        Raises ValueError for an invalid id, and then takes none of the ids.
         """
         new = checked(ids)
         if not new:
@@ -108,7 +107,7 @@ class PastText:
         return Added(sequence.serial, session, start, new)
 
     def finish(self, session: str) -> None:
-        """Nothing more follows what the session was given; unknown sessions are ignored."""
+        """End a session's sequence; unknown sessions are ignored."""
         sequence = self._growing.pop(session, None)
         if sequence is not None:
             # An equal array without the room to grow.
@@ -117,7 +116,7 @@ class PastText:
                 self._pages[page] = sequence.ids, self._pages[page][1]
 
     def restore(self, sequences: Iterable[Held], next_serial: int) -> None:
-        """Fill an empty text with those finished sequences, serials rising, that it has room for."""
+        """Fill an empty text with the latest of these finished sequences, serials rising, that fit."""
         for serial, session, ids in fitting(sequences, self.token_limit):
             self._open(serial, session, ids)
         self.next_serial = max(self.next_serial, next_serial)
@@ -126,13 +125,11 @@ class PastText:
                 self._add_page(sequence)
         self._sort()
 
-    def lookup(self, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
-        """What followed the longest suffix of `ids`, of at most CONTEXT ids; None if it is not found."""
-        length, found = self.read(ids, depth)
-        return counted(found, length, node_limit) if found else None
-
     def read(self, ids: Sequence[int], depth: int) -> tuple[int, list[tuple[int, ...]]]:
-        """The length of the longest suffix, and what followed at most READ of its occurrences."""
+        """Length of the longest suffix of `ids` found, and up to `depth` ids after each of its occurrences.
+
+        At most CONTEXT ids are matched, and at most READ occurrences are read.
+        """
         suffix = _latest_first(ids)
         if not suffix or depth < 1:
             return 0, []
@@ -156,7 +153,7 @@ class PastText:
         return True
 
     def forget(self, session: str) -> int:
-        """Begin to drop all that a session was given; the number of its ids."""
+        """Begin to drop a session's sequences; returns the number of their ids."""
         sequences = list(self._of_session.get(session, ()))
         for sequence in sequences:
             self._leave(sequence)
@@ -164,11 +161,11 @@ class PastText:
 
     @property
     def leaving(self) -> bool:
-        """Whether anything is still to be dropped."""
+        """Whether text is still to be dropped."""
         return bool(self._leaving)
 
     def tidy(self, steps: int) -> bool:
-        """Do up to `steps` positions' worth of the dropping and evicting that is due; whether more is.
+        """Evict beyond the limit, and drop up to `steps` positions; returns whether more are to be dropped.
 
         In steps, so that a caller holds its lock for a moment only.
         """
@@ -189,11 +186,11 @@ class PastText:
         return bool(self._leaving)
 
     def held(self) -> list[tuple[int, str, "array[int]", int]]:
-        """Serial, session, ids and how many of them, oldest first; the ids themselves, which may grow."""
+        """Serial, session, ids and number of ids of each sequence, oldest first; the ids may still grow."""
         return [(one.serial, one.session, one.ids, len(one.ids)) for one in self._sequences.values()]
 
     def sequences(self) -> list[Held]:
-        """Serial, session and ids of all sequences, oldest first; the ids are copies."""
+        """Serial, session and a copy of the ids of each sequence, oldest first."""
         return [(serial, session, ids[:size]) for serial, session, ids, size in self.held()]
 
     def __len__(self) -> int:
@@ -226,7 +223,7 @@ class PastText:
         sequence.pages.append(page)
 
     def _sort(self) -> None:
-        """Put every position of a text that was just filled in its order, at once."""
+        """Sort all positions of a text that was just filled, at once."""
         held = [one for one in self._sequences.values() if len(one.ids) > 1]
         if not held:
             return
@@ -247,7 +244,7 @@ class PastText:
 
 
 def _keys(pages: "dict[int, tuple[array[int], int]]") -> "Callable[[int], array[int]]":
-    """Keys of positions as `ContextOrder` wants them; most of the time goes here."""
+    """The key function of `ContextOrder`, where lookups and insertions spend most of their time."""
 
     def key(position: int) -> "array[int]":
         text, shift = pages[position // _PAGE]
@@ -260,7 +257,7 @@ def _keys(pages: "dict[int, tuple[array[int], int]]") -> "Callable[[int], array[
 
 
 def fitting(sequences: Iterable[Held], token_limit: int) -> list[Held]:
-    """The sequences that fit, oldest first, after the oldest ones are given up."""
+    """The latest sequences that fit the token limit, oldest first."""
     kept = []
     for one in reversed(list(sequences)):
         token_limit -= max(len(one[2]), LEAST_COST)
@@ -271,7 +268,7 @@ def fitting(sequences: Iterable[Held], token_limit: int) -> list[Held]:
 
 
 def checked(ids: Sequence[int]) -> "array[int]":
-    """Ids as they are kept; ValueError naming the first that is none."""
+    """The ids as an array. Raises ValueError, which names the first invalid id."""
     for at, token in enumerate(ids):
         if not 0 <= token < ID_END:
             raise ValueError(
@@ -281,7 +278,7 @@ def checked(ids: Sequence[int]) -> "array[int]":
 
 
 def _latest_first(ids: Sequence[int]) -> "array[int]":
-    """The last ids, latest first, up to a value that is no id and so was never kept."""
+    """The last CONTEXT ids, latest first, up to an invalid id, which no text holds."""
     latest: array[int] = array("I")
     for token in reversed(ids[-CONTEXT:]):
         if not 0 <= token < ID_END:

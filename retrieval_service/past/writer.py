@@ -22,11 +22,11 @@ Item = tuple[Tenant, Added] | Job | None
 
 @dataclass(frozen=True, slots=True)
 class DiskPolicy:
-    """When the disk is written.
+    """When and how often the disk is written.
 
     Attributes:
-        sync_s: records last (survive loss of power) at most this long after they were written; what failed
-            is tried again as often.
+        sync_s: seconds between two syncs, after which records survive a loss of power, and between attempts
+            after a failure.
         rotate_bytes: a log longer than this, and than its snapshot, is exchanged for a new snapshot.
         waiting: records that may wait to be written, of all tenants together.
     """
@@ -37,7 +37,7 @@ class DiskPolicy:
 
 
 class Writer:
-    """Owns all files of all tenants. `close` before leaving: it writes what waits."""
+    """Owns all files of all tenants. `close` it at the end: that writes the waiting records."""
 
     def __init__(self, policy: DiskPolicy, say: Callable[[str], None]) -> None:
         self._policy = policy
@@ -52,7 +52,7 @@ class Writer:
         self._thread.start()
 
     def write(self, tenant: Tenant, added: Added) -> bool:
-        """Have a record written, without waiting; False where too many wait already."""
+        """Queue a record to be written, without waiting; False where the queue is full."""
         try:
             self._queue.put_nowait((tenant, added))
         except queue.Full:
@@ -60,18 +60,18 @@ class Writer:
         return True
 
     def start(self, tenant: Tenant) -> None:
-        """Take on a tenant, and see to it soon that it has files; does not wait."""
+        """Take on a tenant, and queue its first snapshot if it lacks files; does not wait."""
         self._tenants.add(tenant)
         if tenant.behind:
             with suppress(queue.Full):
                 self._queue.put_nowait(lambda: self._snapshot(tenant))
 
     def flush(self, timeout: float) -> bool:
-        """Wait until what was given so far is written and lasts; False where it could not be."""
+        """Wait until all records queued so far are durable; False where that failed."""
         return self._do(self._flush, timeout)
 
     def forget(self, tenant: Tenant, sessions: Sequence[str], timeout: float) -> None:
-        """Remove sessions, gone from the text already, from the tenant's files. Raises OSError."""
+        """Remove sessions from the tenant's files; the text lacks them already. Raises OSError."""
         self._do(lambda: self._forget(tenant, sessions), timeout)
 
     def wipe(self, tenant: Tenant, timeout: float) -> None:
@@ -79,12 +79,12 @@ class Writer:
         self._do(lambda: self._wipe(tenant), timeout)
 
     def close(self) -> None:
-        """Write what waits and end the thread."""
+        """Write the waiting records and end the thread."""
         self._queue.put(None)
         self._thread.join()
 
     def waiting(self) -> int:
-        """Records and jobs that wait."""
+        """Number of records and jobs that wait."""
         return self._queue.qsize()
 
     def _do(self, job: Callable[[], bool], timeout: float) -> bool:
@@ -122,7 +122,7 @@ class Writer:
                 self._tick()
 
     def _next_items(self) -> list[Item]:
-        """Records that wait, up to a thousand; none if nothing comes before other work is due."""
+        """Up to a thousand waiting records; empty if none arrives before other work is due."""
         items: list[Item] = []
         with suppress(queue.Empty):
             items.append(self._queue.get(timeout=max(self._next_tick - time.monotonic(), 0.001)))
@@ -170,7 +170,7 @@ class Writer:
         return not any(tenant.behind for tenant in tuple(self._tenants))
 
     def _tick(self) -> None:
-        """Make what was written last, and try again what failed or was skipped."""
+        """Sync the written records, and retry tenants that failed or were skipped."""
         self._next_tick = time.monotonic() + self._policy.sync_s
         for tenant in tuple(self._tenants):
             if tenant.gone:

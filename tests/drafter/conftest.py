@@ -17,19 +17,19 @@ def fake() -> FakeDrafter:
 
 @pytest.fixture(scope="session")
 def fake_drafter() -> type[FakeDrafter]:
-    """The class, for tests that set its sizes."""
+    """The class FakeDrafter, for tests that set its sizes."""
     return FakeDrafter
 
 
 @pytest.fixture(scope="session")
 def request_for() -> Callable[..., DecodingRequest]:
-    """Makes requests."""
+    """A factory of requests for decoding."""
     return make_request
 
 
 @pytest.fixture(scope="session")
 def one_pass() -> Callable[..., int]:
-    """Runs one pass over sessions."""
+    """A function that runs one pass over sessions."""
     return run_pass
 
 

@@ -29,9 +29,9 @@ def test_a_process_drafts_and_stops_when_told_to(tiny_llama: Path) -> None:
     process = start("--model", str(tiny_llama))
     try:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        assert told["role"] == "drafter"
-        with grpc.insecure_channel(told["address"]) as channel:
+        printed = json.loads(process.stdout.readline())
+        assert printed["role"] == "drafter"
+        with grpc.insecure_channel(printed["address"]) as channel:
             stub = draft_source_pb2_grpc.DraftSourceStub(channel)
             described = stub.Describe(draft_source_pb2.SourceDescribeRequest(), timeout=100)
             assert described.vocabulary_size == 96

@@ -64,7 +64,7 @@ class Running:
 
 @pytest.fixture
 async def run(fake_drafter: Any) -> AsyncIterator[Callable[..., Any]]:
-    """Starts drafters and stops them after the test."""
+    """A function that starts drafters, which stop after the test."""
     started: list[Running] = []
 
     async def start(drafter: Any = None, **settings: Any) -> Running:
@@ -102,7 +102,7 @@ def progress(alias: int, before: Sequence[int], ids: Sequence[int]) -> draft_sou
 
 
 class Verifier:
-    """One stream from the other end."""
+    """The verifier's end of one Attach stream."""
 
     def __init__(self, stub: Any) -> None:
         self.call = stub.Attach()

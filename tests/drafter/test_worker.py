@@ -70,7 +70,7 @@ class Bench:
         self.take(Progress(stream, alias, len(before), tuple(ids), prefix_hash([*before, *ids])))
 
     def settle(self) -> int:
-        """Passes until nothing is left to draft; returns how many."""
+        """Runs passes until nothing is left to draft; returns their number."""
         passes = 0
         while self.worker.work():
             passes += 1

@@ -157,7 +157,7 @@ def test_the_later_of_two_requests_has_the_session(up: Up, client: Client, plain
 
 
 class stopped:
-    """Holds a process with SIGSTOP meanwhile."""
+    """Holds a process with SIGSTOP inside the block."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

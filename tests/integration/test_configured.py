@@ -1,4 +1,4 @@
-"""A stack that is told by one file: `outrider up --config`."""
+"""A stack that one file configures: `outrider up --config`."""
 
 import json
 import os

@@ -97,8 +97,8 @@ def test_the_command_line_takes_a_schema_or_a_file(
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(NUMBERS))
     expected = list(client.generate(PROMPT, seed=3, max_tokens=60, json_schema=NUMBERS).ids)
-    for told in (json.dumps(NUMBERS), str(file)):
-        assert said("--json-schema", told)["ids"] == expected
+    for argument in (json.dumps(NUMBERS), str(file)):
+        assert said("--json-schema", argument)["ids"] == expected
     expected = list(client.generate(PROMPT, seed=3, max_tokens=60, regex=PATTERN).ids)
     assert said("--regex", PATTERN)["ids"] == expected
     assert said("--json-object")["text"].startswith("{")

@@ -56,9 +56,11 @@ def test_accepted_drafts_are_those_of_the_usage(over_http: openai.OpenAI, client
     assert got.usage.completion_tokens_details is not None
     accepted = got.usage.completion_tokens_details.accepted_prediction_tokens
     assert accepted
-    told = (got.model_extra or {})["metrics"]["speculative_decoding"]
-    assert sum(told["per_step_accepted"]) == accepted
-    assert accepted + told["num_spec_steps"] - got.usage.completion_tokens in (0, 1), "the last may end early"
+    metrics = (got.model_extra or {})["metrics"]["speculative_decoding"]
+    assert sum(metrics["per_step_accepted"]) == accepted
+    assert accepted + metrics["num_spec_steps"] - got.usage.completion_tokens in (0, 1), (
+        "the last may end early"
+    )
 
 
 def test_a_model_without_a_chat_template_refuses_conversations(over_http: openai.OpenAI) -> None:

@@ -1,4 +1,4 @@
-"""One request through real services, as its trace, its metrics and its explanation tell it."""
+"""One request through real services, as its trace, its metrics and its explanation report it."""
 
 import asyncio
 import json
@@ -73,12 +73,12 @@ async def test_a_request_is_one_trace_through_three_services(tiny_llama: Path, t
             async def joined() -> bool:
                 return any("drafter" in model.sources for model in await client.models())
 
-            async def told() -> bool:
+            async def reported() -> bool:
                 return len({span.name for span in spans.get_finished_spans()}) == 4
 
             await until(joined)
             completion = await client.generate(ids=[5, 9, 30, 41], max_tokens=60, temperature=0.8, seed=3)
-            await until(told)
+            await until(reported)
     found: dict[str, list[Any]] = {}
     for span in spans.get_finished_spans():
         found.setdefault(span.name, []).append(span)
@@ -108,8 +108,8 @@ def test_top_tells_what_all_processes_of_up_do(up: Up, client: Client, tmp_path:
     client.generate(ids=[5, 9, 30, 41], max_tokens=24, temperature=0.0)
     file = tmp_path / "up.json"
     file.write_text(json.dumps({"address": up.address, "processes": up.processes}))
-    told = ran("top", str(file), "--once", "--json", "--interval", "0.2")
-    roles = {process["role"]: process for process in told["processes"]}
+    view = ran("top", str(file), "--once", "--json", "--interval", "0.2")
+    roles = {process["role"]: process for process in view["processes"]}
     assert set(roles) == {process["role"] for process in up.processes}
     assert roles["orchestrator"]["store"] == "up"
     assert roles["orchestrator"]["peers_up"] == len(up.processes) - 1
@@ -118,8 +118,8 @@ def test_top_tells_what_all_processes_of_up_do(up: Up, client: Client, tmp_path:
 
 def test_explain_adds_up_to_what_the_request_cost(up: Up, client: Client) -> None:
     done = client.generate(ids=[5, 9, 30, 41], max_tokens=60, temperature=0.8, seed=9, session="explained")
-    told = ran("explain", "explained", "--address", up.address, "--json")
-    (one,) = told["incarnations"]
+    explanation = ran("explain", "explained", "--address", up.address, "--json")
+    (one,) = explanation["incarnations"]
     assert sum(found["committed"] for found in one["rounds"]) == len(done.ids)
     assert len(one["rounds"]) == done.usage.rounds
     accepted = sum(count for found in one["rounds"] for count in found["accepted"].values())

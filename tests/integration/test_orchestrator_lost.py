@@ -1,4 +1,4 @@
-"""Real orchestrators are killed or frozen amid requests, and two go on with one: clients get the same ids."""
+"""Real orchestrators are killed or frozen amid requests, and two continue one: clients get the same ids."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def recorded(store: RedisServer, what: str) -> bool:
 
 
 def at_all(fronts: list[ServiceProcess]) -> str:
-    """Once each of them serves."""
+    """Waits until every orchestrator serves; returns their addresses, separated by commas."""
     for front in fronts:
         with Client(front.address) as client:
             until(lambda client=client: client.models())
@@ -98,7 +98,7 @@ def test_a_frozen_orchestrator_is_left_within_a_second_or_so(services: Services)
 
 
 class Raw:
-    """One stream as it is on the wire, and all ids of its client."""
+    """One stream as messages of the wire, and all ids that its client has."""
 
     def __init__(self, channel: grpc.Channel, request: generation_pb2.GenerateRequest) -> None:
         self.ids = [id_ for have in request.start.have for id_ in have.ids]
@@ -107,7 +107,7 @@ class Raw:
         self._call = GenerationStub(channel).Generate(iter((request,)), timeout=100)
 
     def read(self, least: int = 10_000) -> tuple[int, ...]:
-        """Until it has so many ids, or ends. Raises OutriderError."""
+        """Reads until the client has `least` ids, or the stream ends. Raises OutriderError."""
         with rpc_errors():
             while len(self.ids) < least:
                 response = next(self._call, None)
@@ -181,7 +181,7 @@ def test_a_conversation_finds_its_kv_again_after_all_orchestrators_were_lost(
     how = ("--store", "redis", "--redis-url", store.url)
     ids = list(range(5, 55))
     turn: dict[str, Any] = {"session": "talk", "temperature": 0.0, "ignore_eos": True, "max_tokens": 40}
-    # An idle orchestrator places where it was told first: the order says where a lost conversation would go.
+    # An idle orchestrator uses the verifier named first: the order decides where a lost conversation goes.
     fronts = [services.orchestrator(verifiers[::-1], *how) for _ in range(2)]
     with Client(at_all(fronts)) as client:
         ids += [*client.generate(**turn, ids=ids).ids, 7, 8, 9]

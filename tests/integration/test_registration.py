@@ -1,4 +1,4 @@
-"""Workers of which nobody told the orchestrator: they register, serve, and are replaced amid requests."""
+"""Workers that no setting names: they register, serve, and are replaced amid requests."""
 
 import os
 import re
@@ -24,7 +24,7 @@ MODELS = ROOT / "models"
 
 
 class Services:
-    """An orchestrator that was told of nobody, and workers that know where it is."""
+    """An orchestrator whose settings name no worker, and workers that know its address."""
 
     def __init__(self) -> None:
         self.processes: list[ServiceProcess] = []
@@ -99,7 +99,7 @@ def test_a_request_whose_drafter_is_told_to_end_gets_another_one(services: Servi
 
 
 def metric(process: ServiceProcess, name: str, value: float | None = None) -> dict[str, float]:
-    """Of each peer, or of those that have this value."""
+    """Values of a metric by peer; with `value`, only the peers that have it."""
     with urllib.request.urlopen(f"http://{process.metrics}/metrics", timeout=100) as reply:
         text = reply.read().decode()
     found = re.findall(rf'^outrider_orchestrator_{name}{{peer="([^"]+)"}} (\S+)$', text, flags=re.MULTILINE)

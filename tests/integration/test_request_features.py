@@ -97,14 +97,14 @@ def test_logprobs_are_those_of_transformers(client: Client, tiny_llama: Path) ->
     torch.set_num_threads(1)
     model: Any = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     prompt = [5, 9, 30, 41]
-    told = client.generate(
+    generated = client.generate(
         ids=prompt, max_tokens=60, temperature=0.8, top_k=20, logprobs=True, top_logprobs=20, ignore_eos=True
     )
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *told.ids]])).logits[0]
+        logits = model(torch.tensor([[*prompt, *generated.ids]])).logits[0]
     rows = torch.log_softmax(logits.double(), -1)[len(prompt) - 1 : -1]
-    assert [one.id for one in told.logprobs] == list(told.ids)
-    for row, one in zip(rows, told.logprobs, strict=True):
+    assert [one.id for one in generated.logprobs] == list(generated.ids)
+    for row, one in zip(rows, generated.logprobs, strict=True):
         assert one.logprob == pytest.approx(float(row[one.id]), abs=1e-4)
         assert len(one.top) == 20
         for (id_, logprob), likeliest in zip(one.top, row.topk(20).values.tolist(), strict=True):
@@ -125,8 +125,8 @@ def test_json_has_logprobs_and_choices_where_they_are_asked_for(up: Up, client: 
     asked["ignore_eos"] = True
     same = client.generate(PROMPT, **asked, logprobs=True, top_logprobs=2, logprobs_of="processed")
     assert list(one) == ["ids", "text", "finish_reason", "seed", "session", "usage", "logprobs"]
-    assert [told["id"] for told in one["logprobs"]] == one["ids"] == list(same.ids)
-    assert [[len(pair) for pair in told["top"]] for told in one["logprobs"]] == [[2, 2]] * len(same.ids)
+    assert [entry["id"] for entry in one["logprobs"]] == one["ids"] == list(same.ids)
+    assert [[len(pair) for pair in entry["top"]] for entry in one["logprobs"]] == [[2, 2]] * len(same.ids)
     several = json.loads(said(*flags, "--n", "2"))
     assert several["choices"][0]["ids"] == several["ids"] == one["ids"]
     assert list(several["choices"][1]) == ["ids", "text", "finish_reason", "seed", "usage"]

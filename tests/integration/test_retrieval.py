@@ -54,7 +54,7 @@ def client(retrieving: Up) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def plain(client: Client) -> list[Completion]:
-    """What each way gives without drafts."""
+    """The answers to each kind of request without drafts."""
     return [client.generate(**LONG, **way, speculation=False) for way in WAYS]
 
 

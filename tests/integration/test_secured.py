@@ -29,7 +29,7 @@ def flags(settings: dict[str, Path]) -> list[str]:
 
 @dataclass
 class Secured:
-    """The processes, and what clients need."""
+    """The processes, and the files that clients need."""
 
     authority: Authority
     processes: dict[str, ServiceProcess]
@@ -58,7 +58,7 @@ class Secured:
             return [model["id"] for model in json.loads(answer.read())["data"]]
 
     def drafted(self, client: Client) -> int:
-        """Accepted ids of the drafter's, once it is attached."""
+        """Number of accepted tokens that the drafter drafted, once it is attached."""
         deadline = time.monotonic() + 100
         while True:
             answer = client.generate(**LONG, sources=["drafter"])

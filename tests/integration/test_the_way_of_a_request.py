@@ -33,7 +33,7 @@ Step = tuple[str, str]
 
 
 def documented() -> dict[str, list[Step]]:
-    """Steps by heading."""
+    """The documented steps, by heading."""
     sections = re.split(r"^## ", (ROOT / "docs/request.md").read_text(), flags=re.MULTILINE)[1:]
     return {section.partition("\n")[0]: STEP.findall(section) for section in sections}
 
@@ -88,7 +88,7 @@ async def running(build: Any, settings: Any) -> AsyncIterator[str]:
 
 
 async def joined(address: str) -> None:
-    """Until the orchestrator has found the others."""
+    """Waits until the orchestrator has found the workers."""
     async with AsyncClient(address) as client, asyncio.timeout(60):
         while True:
             if any("drafter" in model.sources for model in await client.models()):
@@ -97,7 +97,7 @@ async def joined(address: str) -> None:
 
 
 @pytest.mark.usefixtures("quick_switches")
-async def test_a_request_goes_the_way_that_the_documentation_tells(
+async def test_a_request_goes_the_way_that_the_documentation_describes(
     tiny_llama: Path, tiny_llama_b: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sections = documented()

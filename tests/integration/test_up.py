@@ -88,11 +88,11 @@ def test_an_up_with_keys_and_certificates_everywhere_starts_and_answers(
 ) -> None:
     (key,) = write_keys(tmp_path / "keys", ["ours"])
     authority = Authority(tmp_path / "authority")
-    told = {"orchestrator": {"api_keys_file": tmp_path / "keys", **authority.front()}}
-    told["orchestrator"] |= authority.role("orchestrator")
-    told["verifier"] = authority.role("verifier")
-    told |= {role: authority.role(role, "source") for role in ("drafter", "retrieval")}
-    for role, settings in told.items():
+    tables = {"orchestrator": {"api_keys_file": tmp_path / "keys", **authority.front()}}
+    tables["orchestrator"] |= authority.role("orchestrator")
+    tables["verifier"] = authority.role("verifier")
+    tables |= {role: authority.role(role, "source") for role in ("drafter", "retrieval")}
+    for role, settings in tables.items():
         for name, path in settings.items():
             monkeypatch.setenv(f"OUTRIDER_{role.upper()}__{name.upper()}", str(path))
     up = start_up("--target", str(tiny_llama), "--drafter", str(tiny_llama), log=tmp_path / "stderr")

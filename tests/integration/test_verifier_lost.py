@@ -1,4 +1,4 @@
-"""Real verifiers are killed, frozen or told to stop amid requests: clients get what they would have got."""
+"""Real verifiers are killed, frozen or stopped amid requests: clients get the same tokens as without."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def test_streams_go_on_token_for_token(services: Services, how: signal.Signals) 
         assert sum(answer.usage.recoveries for answer in answers) > 0 or how is signal.SIGTERM
         assert all(answer.usage.completion_tokens == 200 * len(answer.choices) for answer in answers)
         logprobs = answers[3].logprobs
-        assert [told.id for told in logprobs] == list(answers[3].ids)
+        assert [one.id for one in logprobs] == list(answers[3].ids)
 
 
 @pytest.mark.slow

@@ -31,13 +31,13 @@ MAX_LENGTH = 64
 
 
 def next_id(position: int) -> int:
-    """What the toy target puts at a position: never an end of sequence."""
+    """The id that the toy target chooses at a position: never an end of sequence."""
     return 2 + (position * 7) % (VOCABULARY - 2)
 
 
 @dataclass
 class Session:
-    """One open session of the fake."""
+    """One open session of the fake verifier."""
 
     message: verifier_pb2.OpenRequest
     length: int
@@ -46,7 +46,7 @@ class Session:
 
 @dataclass
 class FakeVerifier(VerifierServicer):
-    """Keeps the contract; what it is told to do wrong it does."""
+    """A verifier that keeps the contract, but for the faults that a test sets."""
 
     model: str = "toy"
     tokens: TokenTable | None = None
@@ -204,10 +204,10 @@ class FakeVerifier(VerifierServicer):
         )
         if session.message.HasField("logprobs"):
             top = range(2, 2 + session.message.logprobs.top_logprobs)
-            told = common_pb2.TokenLogprob(
+            logprob = common_pb2.TokenLogprob(
                 logprob=-0.5, top_ids=top, top_logprobs=[-0.25 * id_ for id_ in top]
             )
-            committed.logprobs.extend([told] * len(ids))
+            committed.logprobs.extend([logprob] * len(ids))
         cursor.position = session.length
         if session.finished is not None:
             committed.usage.completion_tokens = session.length - len(session.message.ids)
@@ -242,12 +242,12 @@ class Front:
     client: AsyncClient
     metrics: Metrics
     http: str = ""
-    """URL of its HTTP front, where it was told to have one."""
+    """URL of its HTTP front, if its settings name one."""
     registry: str = ""
     """Where workers register with it, likewise."""
 
     def sample(self, name: str, **labels: str) -> float:
-        """Of the orchestrator's own metrics, or else of those that all servers have, summed over models."""
+        """Value of an orchestrator's metric, its own or a common one, summed over models."""
         own = self.metrics.registry.get_sample_value(f"outrider_orchestrator_{name}", labels)
         if own is not None:
             return own
@@ -288,7 +288,7 @@ class World:
         return fake
 
     async def serve(self, fake: FakeVerifier) -> None:
-        """Starts it, at the address that it had if it had one."""
+        """Starts a fake server, at its earlier address if it had one."""
         port = int(fake.address.rpartition(":")[2]) if fake.address else 0
         fake.address, fake.server = await listen(self._stack, add_VerifierServicer_to_server, fake, port)
 
@@ -305,9 +305,9 @@ class World:
         tracing: Tracing | None = None,
         **settings: Any,
     ) -> Front:
-        told = OrchestratorSettings(verifier=verifiers, drafter=drafters, **settings)
+        parsed = OrchestratorSettings(verifier=verifiers, drafter=drafters, **settings)
         metrics = Metrics("orchestrator")
-        context = ServiceContext(told, "", metrics, lambda error: None, tracing=tracing or Tracing())
+        context = ServiceContext(parsed, "", metrics, lambda error: None, tracing=tracing or Tracing())
         service = await build(context)
         address, _ = await listen(self._stack, lambda _, server: service.register(server) and None, None)
         await service.start()
@@ -324,7 +324,7 @@ class World:
                 await asyncio.sleep(0.01)
 
     async def ready(self, front: Front, models: int = 1, sources: int = 1) -> Front:
-        """Waits until so many models are served, with so many sources each."""
+        """Waits until the front serves `models` models, each with `sources` sources."""
         async with asyncio.timeout(60):
             while True:
                 served = []

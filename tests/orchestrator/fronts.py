@@ -16,10 +16,10 @@ from outrider.wire.keys import key_digest, new_key
 
 @asynccontextmanager
 async def orchestrator(**settings: Any) -> AsyncIterator[dict[str, str]]:
-    """What it announces, once it is ready. Raises AssertionError where it gives up."""
+    """The object that a ready orchestrator prints. Raises AssertionError where it gives up."""
     said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    told = OrchestratorSettings(**{"http_bind": "127.0.0.1:0", "grace_s": 0.0, **settings})
-    task = asyncio.create_task(serve("orchestrator", build, told, said.put_nowait, grpc_listening))
+    parsed = OrchestratorSettings(**{"http_bind": "127.0.0.1:0", "grace_s": 0.0, **settings})
+    task = asyncio.create_task(serve("orchestrator", build, parsed, said.put_nowait, grpc_listening))
     try:
         announced = await said.get()
         assert "error" not in announced, announced
@@ -30,7 +30,7 @@ async def orchestrator(**settings: Any) -> AsyncIterator[dict[str, str]]:
 
 
 async def soon(happened: Callable[[], Awaitable[Any]]) -> None:
-    """Waits until it has."""
+    """Waits until `happened` returns something true."""
     async with asyncio.timeout(60):
         while True:
             if await happened():
@@ -39,7 +39,7 @@ async def soon(happened: Callable[[], Awaitable[Any]]) -> None:
 
 
 def write_keys(path: Path, tenants: Sequence[str], **quotas: int) -> list[str]:
-    """A key for each tenant, all with these quotas, and the file that lists them."""
+    """Writes a key file with a key for each tenant, all with these quotas; returns the keys."""
     keys = [new_key() for _ in tenants]
     lines = [
         json.dumps({"sha256": key_digest(key), "tenant": tenant, **quotas})

@@ -25,7 +25,7 @@ def driven(source: str) -> Driven:
 
 
 def bases(drafts: list[Any]) -> set[tuple[int, int]]:
-    """(length, hash) of the ids that the first drafts of each pass hang from."""
+    """(length, hash) of the base of the first drafts of each pass."""
     first = min(fragment.base for _, _, fragment in drafts)
     return {(first, fragment.prefix_hash) for _, _, fragment in drafts if fragment.base == first}
 

@@ -48,7 +48,7 @@ def _completions(service: CompletionService) -> APIRouter:
 
     @router.post("/v1/completions", response_class=JSONResponse)
     async def completions(asked: CompletionRequest, request: Request) -> Response:
-        """Go on with a text, or with several."""
+        """Complete one text, or several."""
         return await _respond(service, asked, request)
 
     @router.post("/v1/chat/completions", response_class=JSONResponse)
@@ -87,7 +87,7 @@ def _models(service: CompletionService) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        """Whether a request could be answered now."""
+        """Report whether a request could be answered now."""
         if service.served():
             return JSONResponse({"status": "ok"})
         return error_response(Unavailable("no verifier can be reached"))

@@ -45,7 +45,7 @@ class CompletionJob:
 
 
 class CompletionService:
-    """Checks bodies and runs their requests."""
+    """Checks the bodies of HTTP requests and runs their requests."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class CompletionService:
         return self._admission.target(name or "")
 
     async def job(self, body: CompletionRequest | ChatRequest, caller: Caller) -> CompletionJob:
-        """The body, checked, with its prompts tokenized. Raises OutriderError."""
+        """Check a body and tokenize its prompts. Raises OutriderError."""
         try:
             return await self._job(body, caller)
         except Exception as error:
@@ -127,7 +127,7 @@ class CompletionService:
 
 
 class _End:
-    """A stream has no more items."""
+    """Marks the end of a stream's items."""
 
 
 async def merge_streams(

@@ -72,7 +72,7 @@ _TAKES = {
 
 
 def param_of(message: str) -> str | None:
-    """The field that a refusal is about, by its name in the body; None where the refusal names none."""
+    """Name, in the body, of the field that a refusal is about; None where the refusal names none."""
     for pattern, name in _NAMES:
         if re.search(pattern, message):
             return name

@@ -44,7 +44,7 @@ class TextCompletionFormat:
         self._offsets: dict[int, int] = {}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """None: a text begins with its first piece."""
+        """No event: a text begins with its first piece."""
         return None
 
     def chunk(self, piece: Piece) -> dict[str, Any]:

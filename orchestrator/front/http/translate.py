@@ -46,7 +46,7 @@ def check_together(body: GenerationFields) -> None:
     if body.stream and metrics_wanted and not wants_usage(body):
         raise FieldRefused(
             "per_request_spec_decode_metrics",
-            "per_request_spec_decode_metrics is told with the usage; give stream_options.include_usage: true",
+            "per_request_spec_decode_metrics is sent with the usage; give stream_options.include_usage: true",
         )
     if isinstance(body, ChatRequest):
         if body.top_logprobs is not None and not body.logprobs:

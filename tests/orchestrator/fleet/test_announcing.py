@@ -15,7 +15,7 @@ from tests.orchestrator.fleet.test_registry import ANY, used
 
 
 class Toy:
-    """A worker that counts what is asked of it."""
+    """A worker that counts the calls of its methods."""
 
     def __init__(self, sessions: int = 0) -> None:
         self.sessions = sessions
@@ -68,8 +68,8 @@ async def test_it_is_announced_once_it_can_serve_and_waits_for_its_sessions_to_l
     address = await world.source()
     monkeypatch.setattr(WorkerSettings, "role", "drafter")
     toy = Toy(sessions=2)
-    told = context("--register-with", front.registry, address=address)
-    worker = announced(toy, told, waits=True)
+    worker_context = context("--register-with", front.registry, address=address)
+    worker = announced(toy, worker_context, waits=True)
     assert not front.sample("peer_registered", peer=address)
     await worker.start()
     await world.until(lambda: used(front, address))

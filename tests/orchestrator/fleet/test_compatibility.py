@@ -1,4 +1,4 @@
-"""Who is not used, without any connection."""
+"""Which workers are not used, without any connection."""
 
 from collections.abc import Sequence
 
@@ -76,7 +76,7 @@ identities = st.sampled_from([OURS, OTHERS, UNKNOWN, FOREIGN])
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(identities, st.booleans()), min_size=1), st.none() | identities)
-def test_whoever_is_used_could_go_on_with_anybody_else_s_sessions(
+def test_any_used_verifier_could_continue_any_others_sessions(
     them: list[tuple[ModelIdentity, bool]], before: ModelIdentity | None
 ) -> None:
     verifiers = [DescribedVerifier(f"v{number}", "m", it, up) for number, (it, up) in enumerate(them)]

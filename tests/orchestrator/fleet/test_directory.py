@@ -1,4 +1,4 @@
-"""Who has registered, and until when, on a clock of the test's own."""
+"""Which workers have registered, and until when, on a clock of the test's own."""
 
 from dataclasses import replace
 

@@ -21,8 +21,8 @@ from tests.orchestrator.fronts import orchestrator, soon
 Add = Callable[[Any, grpc.aio.Server], None]
 
 
-async def listen(stack: contextlib.AsyncExitStack, add: Add, fake: Any, told: dict[str, Path]) -> str:
-    shown = Certificates(Files(*told.values(), own_ca=True))
+async def listen(stack: contextlib.AsyncExitStack, add: Add, fake: Any, paths: dict[str, Path]) -> str:
+    shown = Certificates(Files(*paths.values(), own_ca=True))
     server = grpc.aio.server(interceptors=(RoleCheck(("orchestrator",)),), options=server_options())
     add(fake, server)
     port = server.add_secure_port("127.0.0.1:0", server_credentials(shown, clients=True))

@@ -1,4 +1,4 @@
-"""The judge, on a clock of its own."""
+"""The liveness judge, on a clock of the test's own."""
 
 from orchestrator.fleet.liveness import LivenessJudge, Verdict
 

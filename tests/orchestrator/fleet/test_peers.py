@@ -1,4 +1,4 @@
-"""Names that stand for several addresses: who is dialled, who is let go, and when."""
+"""Names that stand for several addresses: which are dialled, which are dropped, and when."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ addresses = st.sampled_from(("a:1", "b:1", "c:1", "d:1"))
 
 
 class ToyLink:
-    """Runs until it is cancelled, and says so."""
+    """A link that runs until it is cancelled; `runs` says whether it does."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -35,7 +35,7 @@ class ToyLink:
 
 
 class Resolver:
-    """Answers what it is told, or raises it."""
+    """Stands for the name service: answers with `found`, or raises it."""
 
     def __init__(self, *found: str) -> None:
         self.found: Sequence[str] | Exception = found
@@ -49,7 +49,7 @@ class Resolver:
         return self.found
 
     async def again(self) -> None:
-        """Once it has been asked, and what it said has been applied."""
+        """Waits until the name was resolved again and the answer applied."""
         async with asyncio.timeout(60), self._asked:
             await self._asked.wait()
             await self._asked.wait()

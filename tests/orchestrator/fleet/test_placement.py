@@ -1,4 +1,4 @@
-"""Where a session goes, without any connection."""
+"""Which verifier a session goes to, without any connection."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Workers register over real gRPC, and are used from then on without anybody having been told of them."""
+"""Workers register over real gRPC, and are used from then on, though no setting names them."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ async def front_of(world: Any, **settings: Any) -> Any:
 
 
 async def announce(registry: str, entry: WorkerEntry | registry_pb2.AnnounceRequest) -> str:
-    """What the registry answers to one announcement."""
+    """The registry's answer to one announcement."""
     message = entry_to_wire(entry) if isinstance(entry, WorkerEntry) else entry
     async with open_channel(registry) as channel:
         answer = await RegistryStub(channel).Announce(message, timeout=100)
@@ -46,7 +46,7 @@ def used(front: Any, address: str) -> bool:
     return bool(front.sample("peer_up", peer=address) and front.sample("peer_registered", peer=address))
 
 
-async def test_whoever_registers_is_used(world: Any) -> None:
+async def test_a_worker_that_registers_is_used(world: Any) -> None:
     front = await front_of(world)
     with pytest.raises(Unavailable):
         await front.client.generate(ids=[5])
@@ -173,8 +173,8 @@ async def test_other_weights_under_a_model_s_name_are_not_used_and_logged_once(
         await front.client.generate(ids=[5], max_tokens=3)
     assert not other.opened
     assert front.sample("peer_refused", peer=other.address, reason="model") == 1
-    told = [one for one in caplog.records if one.message == "worker not used"]
-    assert [one.fields["peer"] for one in told if one.fields["reason"] == "model"][-1] == other.address
+    logged = [one for one in caplog.records if one.message == "worker not used"]
+    assert [one.fields["peer"] for one in logged if one.fields["reason"] == "model"][-1] == other.address
 
 
 async def test_a_request_goes_on_with_the_very_model_that_began_it_or_waits(world: Any) -> None:

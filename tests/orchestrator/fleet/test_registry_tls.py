@@ -26,8 +26,8 @@ from tests.orchestrator.fleet.test_inside_tls import listen
 from tests.orchestrator.fronts import orchestrator, soon
 
 
-def shown(told: dict[str, Path]) -> Certificates:
-    return Certificates(Files(*told.values(), own_ca=True))
+def shown(paths: dict[str, Path]) -> Certificates:
+    return Certificates(Files(*paths.values(), own_ca=True))
 
 
 @contextlib.asynccontextmanager
@@ -45,10 +45,10 @@ async def announcing(
 
 @contextlib.asynccontextmanager
 async def registering(ours: Authority) -> AsyncIterator[tuple[str, AsyncClient]]:
-    """An orchestrator to which nobody was named: its registry, and a client of it."""
-    told: dict[str, Any] = ours.role("orchestrator")
+    """The registry of an orchestrator whose settings name no worker, and a client of it."""
+    settings: dict[str, Any] = ours.role("orchestrator")
     async with (
-        orchestrator(registry_bind="127.0.0.1:0", **told) as said,
+        orchestrator(registry_bind="127.0.0.1:0", **settings) as said,
         AsyncClient(said["address"]) as client,
     ):
         yield said["registry"], client
@@ -83,7 +83,7 @@ async def test_who_registers_with_a_certificate_of_its_role_is_used_and_goes_on_
         caplog.clear()
         await asyncio.sleep(1.5)
         assert "a new certificate is shown from now on" in caplog.messages
-        assert not [told for told in caplog.messages if "cannot register" in told]
+        assert not [line for line in caplog.messages if "cannot register" in line]
         assert len((await client.generate(ids=[5], max_tokens=4)).ids) == 4
 
 
@@ -125,6 +125,6 @@ async def test_a_worker_says_nothing_of_itself_to_a_registry_of_another_role(
         await stack.enter_async_context(announcing("verifier", "127.0.0.1:1", impostor, certificates))
 
         async def said() -> bool:
-            return any("cannot register: UNAVAILABLE" in told for told in caplog.messages)
+            return any("cannot register: UNAVAILABLE" in line for line in caplog.messages)
 
         await soon(said)

@@ -14,7 +14,7 @@ ANSWER = verifier_pb2.OpenResponse(source_names=["lookup"])
 
 
 class Stub:
-    """A verifier whose Open answers as it is told to."""
+    """A verifier whose Open answers as the test sets it."""
 
     def __init__(self, answer: Callable[[], Awaitable[verifier_pb2.OpenResponse]]) -> None:
         self.answer = answer
@@ -78,7 +78,7 @@ async def test_a_verifier_without_a_peer_may_be_back_in_time() -> None:
     assert await task == ANSWER
 
 
-async def test_whoever_goes_away_takes_the_call_along() -> None:
+async def test_a_caller_that_goes_away_cancels_its_call() -> None:
     ended: list[str] = []
 
     async def endless() -> verifier_pb2.OpenResponse:

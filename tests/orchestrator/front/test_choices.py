@@ -124,12 +124,12 @@ async def test_what_is_asked_beside_ids_reaches_the_verifier(world: Any) -> None
         ids=[5], max_tokens=4, **asked, logprobs=True, top_logprobs=5, logprobs_of="processed"
     )
     await front.client.generate(ids=[5], max_tokens=4)
-    told, untold = verifier.opened
-    sampling = told.sampling
+    first, second = verifier.opened
+    sampling = first.sampling
     assert (sampling.min_tokens, list(sampling.stop_ids), sampling.ignore_eos) == (3, [8, 9], True)
-    assert (told.logprobs.top_logprobs, told.logprobs.logprobs_of) == (5, 2)
-    assert not untold.HasField("logprobs")
-    assert not untold.sampling.ListFields()
+    assert (first.logprobs.top_logprobs, first.logprobs.logprobs_of) == (5, 2)
+    assert not second.HasField("logprobs")
+    assert not second.sampling.ListFields()
 
 
 async def test_a_stop_id_has_no_text_of_its_own(world: Any, table: Any) -> None:

@@ -125,12 +125,14 @@ async def test_without_a_known_key_http_answers_401_in_openai_s_shape(
             ("GET", "/openapi.json"),
             ("GET", "/no/such/path"),
         ):
-            status, body, told = await asyncio.to_thread(send, at.front.http, path, b"{", method, **headers)
+            status, body, response_headers = await asyncio.to_thread(
+                send, at.front.http, path, b"{", method, **headers
+            )
             assert status == 401, path
             assert body["error"]["code"] == "invalid_api_key"
             assert body["error"]["type"] == "invalid_request_error"
             assert set(body["error"]) == {"message", "type", "param", "code"}
-            assert told["www-authenticate"] == "Bearer"
+            assert response_headers["www-authenticate"] == "Bearer"
         for path in ("/health", "/version"):
             status, _, _ = await asyncio.to_thread(send, at.front.http, path, b"", "GET", **headers)
             assert status == 200, "probes have no key"

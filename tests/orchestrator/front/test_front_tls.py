@@ -79,34 +79,34 @@ async def test_clients_show_certificates_where_they_are_asked_to(ours: Authority
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
 async def test_a_new_certificate_is_shown_without_a_restart(ours: Authority, name: str) -> None:
     """Whether a name is sent in the handshake (a host's) or not (an address)."""
-    told = ours.front()
+    files = ours.front()
     context = ssl.create_default_context(cafile=str(ours.ca))
-    async with orchestrator(verifier=NOBODY, **told) as said:
+    async with orchestrator(verifier=NOBODY, **files) as said:
         before = [await serial(said[front], context, name) for front in ("address", "http")]
         assert before[0] == before[1]
         ours.front()
         await asyncio.sleep(1.1)
         after = [await serial(said[front], context, name) for front in ("address", "http")]
         assert after[0] == after[1] != before[0]
-        told["front_cert"].write_text("rubbish")
+        files["front_cert"].write_text("rubbish")
         await asyncio.sleep(1.1)
         assert [await serial(said[front], context, name) for front in ("address", "http")] == after
 
 
 @pytest.mark.parametrize("damage", ["front_cert", "front_key", "front_client_ca"])
 async def test_a_file_that_holds_none_is_named_and_nothing_is_served(ours: Authority, damage: str) -> None:
-    told: dict[str, Any] = ours.front() | {"front_client_ca": ours.folder / "clients.crt"}
-    told["front_client_ca"].write_bytes(ours.ca.read_bytes())
-    told[damage].write_text("rubbish")
-    with pytest.raises(AssertionError, match=f"{damage}: '{told[damage]}'"):
-        async with orchestrator(verifier=NOBODY, **told):
+    files: dict[str, Any] = ours.front() | {"front_client_ca": ours.folder / "clients.crt"}
+    files["front_client_ca"].write_bytes(ours.ca.read_bytes())
+    files[damage].write_text("rubbish")
+    with pytest.raises(AssertionError, match=f"{damage}: '{files[damage]}'"):
+        async with orchestrator(verifier=NOBODY, **files):
             pass
 
 
 async def test_a_part_of_what_is_needed_is_refused(ours: Authority) -> None:
-    told = ours.front()
+    files = ours.front()
     for part, says in (
-        ({"front_cert": told["front_cert"]}, "is given without front_key: give"),
+        ({"front_cert": files["front_cert"]}, "is given without front_key: give"),
         ({"front_client_ca": ours.ca}, "is given without front_cert and front_key: give"),
     ):
         with pytest.raises(AssertionError, match=says):
@@ -145,15 +145,17 @@ def test_what_only_this_machine_reaches_is_known(bind: str, is_it: bool) -> None
     assert is_loopback(bind) == is_it
 
 
-async def test_open_doors_are_told(ours: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_open_doors_are_logged(
+    ours: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_keys(tmp_path / "keys", ["ours"])
 
     async def warnings(**settings: Any) -> str:
         caplog.clear()
         async with orchestrator(verifier=NOBODY, **settings):
-            told = [record for record in caplog.records if record.name == "orchestrator.front.tls"]
-            assert all(record.levelno == logging.WARNING for record in told)
-            return " ".join(record.getMessage() for record in told)
+            records = [record for record in caplog.records if record.name == "orchestrator.front.tls"]
+            assert all(record.levelno == logging.WARNING for record in records)
+            return " ".join(record.getMessage() for record in records)
 
     keys, everywhere = tmp_path / "keys", {"bind": "0.0.0.0:0"}
     assert await warnings() == ""

@@ -46,15 +46,15 @@ def test_with_keys_the_tenant_is_the_key_s(tmp_path: Path) -> None:
     [None, "", "Basic x", "Bearer", f"Bearer {new_key()}", new_key()],
     ids=["nothing", "empty", "basic", "no key", "stranger", "no scheme"],
 )
-def test_with_keys_nobody_else_is_let_in_and_what_they_showed_is_not_told(
+def test_with_keys_nobody_else_is_let_in_and_what_they_showed_is_not_reported(
     tmp_path: Path, shown: str | None
 ) -> None:
     write_keys(tmp_path / "keys", ["ours"])
-    told: list[OutriderError] = []
-    gate = Gate(watched_keys(tmp_path / "keys"), refused=told.append)
+    reported: list[OutriderError] = []
+    gate = Gate(watched_keys(tmp_path / "keys"), refused=reported.append)
     with pytest.raises(Unauthenticated) as refused, gate.entered(shown, "here"):
         pytest.fail("it was let in")
-    assert told == [refused.value]
+    assert reported == [refused.value]
     assert not shown or shown.removeprefix("Bearer ") not in str(refused.value) or shown == "Bearer"
 
 

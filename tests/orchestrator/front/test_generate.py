@@ -30,7 +30,7 @@ async def test_the_committed_ids_reach_the_client_in_order_and_once(world: Any) 
     assert completion.sources == ("target",) * 20
 
 
-async def test_what_the_client_asked_for_is_what_the_verifier_is_told(world: Any) -> None:
+async def test_the_verifier_gets_the_options_that_the_client_asked_for(world: Any) -> None:
     verifier = await world.verifier()
     front = await world.ready(await world.front([verifier.address]))
     await front.client.generate(

@@ -84,10 +84,10 @@ async def test_nothing_of_a_request_gets_into_a_header(world: World, table: Toke
             ),
         ]
     for answer in answers:
-        head, _, told = answer.partition(b"\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 404")
         assert b"set-cookie" not in head.lower()
-        assert json.loads(told)["error"]["type"] == "invalid_request_error"
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 async def test_a_request_behind_a_whole_one_is_answered_in_turn(world: World, table: TokenTable) -> None:
@@ -163,7 +163,7 @@ async def test_a_template_without_an_end_keeps_nobody_waiting(
         began = time.monotonic()
         await client.completions.create(model="toy", prompt="abc", max_tokens=4)
         answered = time.monotonic() - began
-        status, told, _ = await chatting
-    assert (status, told["error"]["param"]) == (400, "messages")
-    assert "did not end" in told["error"]["message"]
+        status, answer, _ = await chatting
+    assert (status, answer["error"]["param"]) == (400, "messages")
+    assert "did not end" in answer["error"]["message"]
     assert answered < 2.0, "the loop went on in a thread"

@@ -155,16 +155,16 @@ async def test_log_probabilities_come_in_the_shape_of_completions(world: World, 
             model="toy", prompt="abc", max_tokens=4, logprobs=2, stream=True
         )
         parts = [c.logprobs async for event in stream for c in event.choices if c.logprobs]
-    told = answer.choices[0].logprobs
-    assert told is not None
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
     ids, _ = expected(table, 3, 4)
-    assert told.tokens == [table.token_bytes(id_).decode() for id_ in ids]
-    assert told.token_logprobs == [-0.5] * 4
-    assert told.text_offset == [0, 1, 2, 3]
-    assert [offset for part in parts for offset in part.text_offset or []] == told.text_offset
+    assert logprobs.tokens == [table.token_bytes(id_).decode() for id_ in ids]
+    assert logprobs.token_logprobs == [-0.5] * 4
+    assert logprobs.text_offset == [0, 1, 2, 3]
+    assert [offset for part in parts for offset in part.text_offset or []] == logprobs.text_offset
     likeliest = {table.token_bytes(2).decode(): -0.5, table.token_bytes(3).decode(): -0.75}
-    assert told.top_logprobs is not None
-    assert all(likeliest.items() <= top.items() for top in told.top_logprobs)
+    assert logprobs.top_logprobs is not None
+    assert all(likeliest.items() <= top.items() for top in logprobs.top_logprobs)
 
 
 async def test_log_probabilities_come_in_the_shape_of_conversations(world: World, table: TokenTable) -> None:
@@ -172,12 +172,12 @@ async def test_log_probabilities_come_in_the_shape_of_conversations(world: World
         answer = await client.chat.completions.create(
             model="toy", messages=HI, max_tokens=2, logprobs=True, top_logprobs=1
         )
-    told = answer.choices[0].logprobs
-    assert told is not None
-    assert told.content is not None
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
     first = table.token_bytes(next_id(10))
-    assert (told.content[0].token, told.content[0].bytes) == (first.decode(), list(first))
-    assert [top.logprob for top in told.content[0].top_logprobs] == [-0.5]
+    assert (logprobs.content[0].token, logprobs.content[0].bytes) == (first.decode(), list(first))
+    assert [top.logprob for top in logprobs.content[0].top_logprobs] == [-0.5]
 
 
 async def test_every_parameter_reaches_the_verifier(world: World, table: TokenTable) -> None:
@@ -227,11 +227,11 @@ async def test_forms_of_the_answer_reach_the_verifier(world: World, table: Token
     async with asking(world, table) as (client, verifier, _):
         for form in ({"type": "text"}, {"type": "json_object"}, named):
             await client.chat.completions.create(model="toy", messages=HI, max_tokens=1, response_format=form)
-    told = [opened.grammar.WhichOneof("kind") for opened in verifier.opened]
-    assert told == [None, "json_object", "json_schema"]
+    kinds = [opened.grammar.WhichOneof("kind") for opened in verifier.opened]
+    assert kinds == [None, "json_object", "json_schema"]
 
 
-async def test_accepted_drafts_are_told(world: World, table: TokenTable) -> None:
+async def test_accepted_drafts_are_reported(world: World, table: TokenTable) -> None:
     async with asking(world, table, drafts=True) as (client, _, _):
         answer = await client.completions.create(
             model="toy",
@@ -247,12 +247,12 @@ async def test_accepted_drafts_are_told(world: World, table: TokenTable) -> None
     assert accepted > 0
     assert details.rejected_prediction_tokens == 8 - accepted
     assert answer.model_extra is not None
-    told = answer.model_extra["metrics"]["speculative_decoding"]
-    assert told["num_accepted_draft_tokens"] == accepted
-    assert told["num_draft_tokens"] == 8
-    assert sum(told["per_step_accepted"]) == accepted
-    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"]
-    assert told["mean_acceptance_length"] == 1 + accepted / told["num_spec_steps"]
+    metrics = answer.model_extra["metrics"]["speculative_decoding"]
+    assert metrics["num_accepted_draft_tokens"] == accepted
+    assert metrics["num_draft_tokens"] == 8
+    assert sum(metrics["per_step_accepted"]) == accepted
+    assert sum(metrics["acceptance_histogram"]) == metrics["num_spec_steps"]
+    assert metrics["mean_acceptance_length"] == 1 + accepted / metrics["num_spec_steps"]
 
 
 async def test_the_blocking_client_is_answered_too(world: World, table: TokenTable) -> None:

@@ -21,9 +21,9 @@ async def test_a_prediction_becomes_a_source(
             model="toy", messages=HI, max_tokens=2, prediction={"type": "content", "content": content}
         )
         await client.chat.completions.create(model="toy", messages=HI, max_tokens=2)
-    told, without = verifier.opened
-    assert list(told.prediction) == table.encode(text)
-    assert [source.name for source in told.sources] == ["lookup", "prediction"]
+    predicted, without = verifier.opened
+    assert list(predicted.prediction) == table.encode(text)
+    assert [source.name for source in predicted.sources] == ["lookup", "prediction"]
     assert [source.name for source in without.sources] == ["lookup"]
 
 

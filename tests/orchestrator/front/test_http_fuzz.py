@@ -28,8 +28,8 @@ ANYTHING = st.recursive(
 )
 
 
-class DescribedVerifier:
-    """A running front as its description tells it."""
+class DescribedFront:
+    """A running front, with the OpenAPI description that it serves."""
 
     def __init__(self, url: str) -> None:
         self._host = url.removeprefix("http://")
@@ -41,23 +41,23 @@ class DescribedVerifier:
         try:
             connection.request(method, path, body, {"content-type": "application/json"})
             answer = connection.getresponse()
-            status, told = answer.status, answer.read()
+            status, content = answer.status, answer.read()
             if answer.headers.get_content_type() == "text/event-stream":
-                events = told.decode().split("\n\n")
+                events = content.decode().split("\n\n")
                 assert events[-1] == ""
                 return status, events[:-1]
-            return status, json.loads(told)
+            return status, json.loads(content)
         finally:
             connection.close()
 
     def body_of(self, path: str) -> dict[str, Any]:
-        """The schema of what is posted there."""
+        """The schema of the bodies that a path takes."""
         content = self.document["paths"][path]["post"]["requestBody"]["content"]
         schema: dict[str, Any] = content["application/json"]["schema"]
         return schema
 
     def allows(self, path: str, body: Any) -> bool:
-        """Whether the schema does."""
+        """Whether the path's schema allows a body."""
         schema = self.body_of(path) | {"components": self.document["components"]}
         return bool(jsonschema.Draft202012Validator(schema).is_valid(body))
 
@@ -113,7 +113,7 @@ def _bounds(schema: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def described(table: TokenTable) -> Iterator[DescribedVerifier]:
+def described(table: TokenTable) -> Iterator[DescribedFront]:
     """A front with a fake verifier, on an event loop of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -131,22 +131,22 @@ def described(table: TokenTable) -> Iterator[DescribedVerifier]:
         return front.http
 
     stack = AsyncExitStack()
-    yield DescribedVerifier(on_loop(begin(stack)))
+    yield DescribedFront(on_loop(begin(stack)))
     on_loop(stack.aclose())
     loop.call_soon_threadsafe(loop.stop)
     thread.join(60)
     loop.close()
 
 
-def check(described: DescribedVerifier, path: str, body: Any, statuses: set[int]) -> int:
-    status, told = described.ask("POST", path, json.dumps(body).encode())
-    assert status in statuses, (status, told)
+def check(described: DescribedFront, path: str, body: Any, statuses: set[int]) -> int:
+    status, answer = described.ask("POST", path, json.dumps(body).encode())
+    assert status in statuses, (status, answer)
     if status != 200:
-        assert set(told["error"]) == {"message", "type", "param", "code"}
-        assert told["error"]["message"]
-        assert status != 400 or told["error"]["param"] is not None, told
-    elif isinstance(told, list):
-        assert told[-1] == "data: [DONE]" or '"error"' in told[-1]
+        assert set(answer["error"]) == {"message", "type", "param", "code"}
+        assert answer["error"]["message"]
+        assert status != 400 or answer["error"]["param"] is not None, answer
+    elif isinstance(answer, list):
+        assert answer[-1] == "data: [DONE]" or '"error"' in answer[-1]
     return status
 
 
@@ -154,7 +154,7 @@ def check(described: DescribedVerifier, path: str, body: Any, statuses: set[int]
 @pytest.mark.parametrize("path", PATHS)
 @given(data=st.data())
 def test_what_the_description_allows_is_answered_or_refused_by_name(
-    described: DescribedVerifier, path: str, data: st.DataObject
+    described: DescribedFront, path: str, data: st.DataObject
 ) -> None:
     body = data.draw(described.values(described.body_of(path)))
     assert described.allows(path, body)
@@ -165,7 +165,7 @@ def test_what_the_description_allows_is_answered_or_refused_by_name(
 @pytest.mark.parametrize("path", PATHS)
 @given(data=st.data())
 def test_what_the_description_does_not_allow_is_refused(
-    described: DescribedVerifier, path: str, data: st.DataObject
+    described: DescribedFront, path: str, data: st.DataObject
 ) -> None:
     body = data.draw(described.values(described.body_of(path)))
     name = data.draw(st.sampled_from(sorted(body)) | st.text(max_size=6)) if body else "x"
@@ -174,7 +174,7 @@ def test_what_the_description_does_not_allow_is_refused(
     check(described, path, wrong, {400})
 
 
-def test_every_operation_is_described(described: DescribedVerifier) -> None:
+def test_every_operation_is_described(described: DescribedFront) -> None:
     paths = described.document["paths"]
     assert set(PATHS) == {path for path, operations in paths.items() if "post" in operations}
     for path in PATHS:

@@ -27,11 +27,15 @@ async def test_text_becomes_ids_and_ids_text(world: World, table: TokenTable) ->
         return said
 
     async with asking(world, table) as (_, _, front):
-        told = await post("/tokenize", model="toy", prompt="abc", return_token_strs=True)
+        tokenized = await post("/tokenize", model="toy", prompt="abc", return_token_strs=True)
         chat = await post("/tokenize", messages=HI, add_generation_prompt=False)
-        back = await post("/detokenize", model="toy", tokens=told["tokens"])
-    assert told["tokens"] == table.encode("abc")
-    assert (told["count"], told["max_model_len"], told["token_strs"]) == (3, MAX_LENGTH, ["a", "b", "c"])
+        back = await post("/detokenize", model="toy", tokens=tokenized["tokens"])
+    assert tokenized["tokens"] == table.encode("abc")
+    assert (tokenized["count"], tokenized["max_model_len"], tokenized["token_strs"]) == (
+        3,
+        MAX_LENGTH,
+        ["a", "b", "c"],
+    )
     assert chat["tokens"] == table.encode("user:hi|")
     assert back == {"prompt": "abc"}
 
@@ -44,7 +48,7 @@ async def test_ids_beyond_the_vocabulary_have_no_text(world: World, table: Token
     assert said["error"]["message"] == "tokens[1] is 96; ids are below 96"
 
 
-async def test_health_and_version_are_told(world: World, table: TokenTable) -> None:
+async def test_health_and_version_are_reported(world: World, table: TokenTable) -> None:
     async with asking(world, table) as (_, _, front):
         health = await asyncio.to_thread(send, front.http, "/health", b"", "GET")
         version = await asyncio.to_thread(send, front.http, "/version", b"", "GET")

@@ -139,10 +139,10 @@ async def test_every_invalid_value_is_refused_by_name(
         for fields, param in cases:
             body = json.dumps(base | fields).encode()
             status, said, _ = await asyncio.to_thread(send, front.http, f"/v1/{path}", body)
-            told = said["error"]
-            named = told["param"] or ""
-            if (status, told["type"]) != (400, "invalid_request_error") or not named.startswith(param):
-                wrong[str(fields)[:100]] = (status, told)
+            error = said["error"]
+            named = error["param"] or ""
+            if (status, error["type"]) != (400, "invalid_request_error") or not named.startswith(param):
+                wrong[str(fields)[:100]] = (status, error)
     assert not wrong
     assert not verifier.opened, "nothing was begun"
     assert front.sample("request_errors_total", reason="InvalidRequest") + front.sample(

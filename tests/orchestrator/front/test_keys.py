@@ -66,8 +66,8 @@ WRONG: dict[str, tuple[object, str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_line_that_is_wrong_is_refused_by_number_and_never_repeated(what: str) -> None:
-    wrong, told = WRONG[what]
-    with pytest.raises(InvalidRequest, match=told) as refused:
+    wrong, reason = WRONG[what]
+    with pytest.raises(InvalidRequest, match=reason) as refused:
         read(wrong)
     assert SETTING in str(refused.value)
     assert KEY not in str(refused.value)

@@ -57,11 +57,11 @@ def test_a_process_tells_nobody(folder: Path) -> None:
     ours = Authority(folder / "ours")
     (key,) = write_keys(folder / "keys", ["ours"], requests_per_minute=2)
     digest, bad, pasted = key_digest(key), new_key(), new_key()
-    told = ours.role("orchestrator")
+    files = ours.role("orchestrator")
     flags = ["--verifier", "127.0.0.1:1", "--http-bind", "127.0.0.1:0", "--log-level", "debug"]
     flags += ["--store", "redis", "--redis-url-file", str(folder / "redis")]
     flags += ["--api-keys-file", str(folder / "keys")]
-    for name, path in told.items():
+    for name, path in files.items():
         flags += [f"--{name.replace('_', '-')}", str(path)]
     log, heard = folder / "log", []
     process = ServiceProcess.start("orchestrator", "orchestrator", flags, log_path=log)
@@ -75,8 +75,8 @@ def test_a_process_tells_nobody(folder: Path) -> None:
                         heard.append(repr(call()))
             heard.append(fetch(f"{process.http}/v1/completions", shown, b'{"prompt": "a"}'))
         (folder / "keys").write_text(f"{pasted}\n{json.dumps({'sha256': pasted})}\n")
-        secret = told["tls_key"].read_text()
-        told["tls_key"].write_text(secret.replace("BEGIN", "BEGUN"))
+        secret = files["tls_key"].read_text()
+        files["tls_key"].write_text(secret.replace("BEGIN", "BEGUN"))
         time.sleep(1.2)
         heard.append(fetch(f"{process.http}/v1/models", key))
         heard.append(fetch(f"http://{process.metrics}/metrics", key))

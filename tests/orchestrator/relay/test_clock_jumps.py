@@ -15,7 +15,7 @@ HOUR_S = 3600
 
 
 class WallClock:
-    """Time of day as epochs read it, as far off as it is told; gRPC's own deadlines read the machine's."""
+    """Time of day as epochs read it, off by what a test sets; gRPC's own deadlines read the machine's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.off_s = 0

@@ -1,4 +1,4 @@
-"""Under which epoch a request is opened, where what is known of its session comes from elsewhere."""
+"""The epoch that a request is opened under, where its session is known from elsewhere."""
 
 import random
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ REQUEST = AdmittedRequest(KEY, (5,), 9, SamplingParams(), 1, (), Speculation(Tru
 
 
 class Link:
-    """Stands for a verifier: answers an Open with what it is told to, one after the other."""
+    """Stands for a verifier: answers each Open with the next answer that a test has set."""
 
     def __init__(self, address: str, *answers: Exception | None) -> None:
         self.address = address

@@ -141,7 +141,7 @@ async def test_a_later_request_ends_one_that_is_recovering(world: Any) -> None:
 
 
 async def asked(front: Any, **start: Any) -> list[Any]:
-    """All responses to a request as it goes over the wire."""
+    """All responses to a request, as messages of the wire."""
     async with open_channel(front.address) as channel:
         call = GenerationStub(channel).Generate()
         message = generation_pb2.GenerateStart(ids=generation_pb2.TokenIds(ids=[5]), **start)
@@ -151,7 +151,7 @@ async def asked(front: Any, **start: Any) -> list[Any]:
 
 
 def by_hash(count: int) -> generation_pb2.TokenIds:
-    """Ids of which nobody has a record."""
+    """A count and a hash of ids that no store has."""
     return generation_pb2.TokenIds(count=count, prefix_hash=9)
 
 

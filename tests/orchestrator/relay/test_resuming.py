@@ -71,7 +71,7 @@ def test_an_end_is_told_and_stands_whatever_comes_after_it() -> None:
 
 
 def breaks(resuming: Resuming) -> Iterator[Any]:
-    """A call that is lost behind its last message."""
+    """A call that is lost after its last message."""
     yield from (one_id(0), ended(1), ended(0))
     raise LOST
 

@@ -32,7 +32,7 @@ class LateVerifier(FakeVerifier):
 
 
 async def take_over(world: Any, verifier: LateVerifier) -> None:
-    """A later request comes while the earlier one's Open is late; that one arrives then."""
+    """Sends a later request while the earlier one's Open is late, and then lets that Open arrive."""
     await world.serve(verifier)
     front = await world.ready(await world.front([verifier.address]))
     earlier = asyncio.ensure_future(front.client.generate(ids=[5], session="mine", max_tokens=60))

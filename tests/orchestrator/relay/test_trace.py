@@ -37,8 +37,8 @@ def logged() -> Iterator[io.StringIO]:
 
 
 def events(stream: io.StringIO, message: str) -> list[dict[str, Any]]:
-    told = [json.loads(line) for line in stream.getvalue().splitlines()]
-    return [event for event in told if event["message"] == message]
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    return [event for event in events if event["message"] == message]
 
 
 def recording(sample: float = 0.0) -> tuple[Tracing, Any]:
@@ -170,8 +170,8 @@ async def test_all_verifiers_that_had_a_session_explain_it_the_latest_last(world
     first = await world.verifier(explained=[incarnation(9)])
     second = await world.verifier(explained=[incarnation(4)])
     front = await world.ready(await world.front([first.address, second.address]))
-    told = await front.client.explain("mine", tenant="us")
-    assert [(one.epoch, one.verifier) for one in told.incarnations] == [
+    explanation = await front.client.explain("mine", tenant="us")
+    assert [(one.epoch, one.verifier) for one in explanation.incarnations] == [
         (4, second.address),
         (9, first.address),
     ]

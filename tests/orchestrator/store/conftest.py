@@ -11,7 +11,7 @@ from tests.redis_server import RedisServer
 
 @pytest.fixture(scope="session")
 def shared_redis() -> Iterator[RedisServer]:
-    """For tests that leave it running; each empties it first."""
+    """A Redis server for tests that leave it running; `redis_server` empties it."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder))
         server.start()
@@ -21,14 +21,14 @@ def shared_redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def redis_server(shared_redis: RedisServer) -> RedisServer:
-    """Running, and empty."""
+    """The shared Redis server, running and empty."""
     shared_redis.say("FLUSHALL")
     return shared_redis
 
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """For a test that freezes or kills it."""
+    """A Redis server for one test, which may freeze or kill it."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder))
         server.start()

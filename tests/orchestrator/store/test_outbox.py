@@ -184,9 +184,9 @@ def test_whatever_fails_the_store_has_all_in_the_end(seed: int, steps: int) -> N
         outbox.repeat_all()
         await write_all(outbox, store)
         assert await store.find(KEY) == record
-        for choice, told in ids.items():
+        for choice, expected in ids.items():
             tokens = await store.tokens(KEY._replace(choice=choice))
-            assert (tokens.ids if tokens is not None else ()) == tuple(told)
+            assert (tokens.ids if tokens is not None else ()) == tuple(expected)
 
     asyncio.run(run())
 

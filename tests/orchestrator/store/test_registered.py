@@ -1,4 +1,4 @@
-"""Orchestrators that share a Redis server tell one another of workers; what else lies there harms nobody."""
+"""Orchestrators share registered workers through Redis; foreign entries there harm nobody."""
 
 import time
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ async def test_a_server_that_is_lost_moves_nobody_and_comes_back_with_all(world:
 
 
 def lives(seconds: float = 30.0) -> bytes:
-    """As an entry begins: until when it is believed."""
+    """The first bytes of an entry: the time when it expires."""
     return f"{int((time.time() + seconds) * 1000):016d}".encode()
 
 
@@ -86,8 +86,8 @@ async def test_rubbish_is_named_once_and_nobody_is_dialled_for_it(
             assert len((await front.client.generate(ids=[5], max_tokens=4)).ids) == 4
             assert [model.name for model in await front.client.models()] == ["toy"]
             assert not front.sample("peer_up", peer=wrong.address)
-    told = [one.fields["name"] for one in caplog.records if "store's entry is ignored" in one.message]
-    assert sorted(told) == sorted([entries.REGISTERED, entries.WORKERS] * 2), "once by each of two"
+    ignored = [one.fields["name"] for one in caplog.records if "store's entry is ignored" in one.message]
+    assert sorted(ignored) == sorted([entries.REGISTERED, entries.WORKERS] * 2), "once by each of two"
 
 
 async def test_a_hash_that_is_none_leaves_each_with_its_own(world: Any, redis_server: Any) -> None:

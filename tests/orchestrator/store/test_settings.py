@@ -1,4 +1,4 @@
-"""How an orchestrator is told where its Redis server is, and that it keeps the password to itself."""
+"""How settings name the Redis server, and that an orchestrator never shows its password."""
 
 import logging
 import subprocess
@@ -34,9 +34,9 @@ async def test_the_url_can_come_from_a_file(world: Any, redis_server: Any, tmp_p
     ],
 )
 async def test_what_contradicts_itself_is_refused(world: Any, how: dict[str, str], what: str) -> None:
-    with pytest.raises(InvalidRequest, match=what) as told:
+    with pytest.raises(InvalidRequest, match=what) as refused:
         await world.front(["127.0.0.1:1"], **how)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(refused.value)
 
 
 def test_no_password_is_in_settings_as_they_are_shown() -> None:

@@ -31,7 +31,7 @@ KEPT = explain_pb2.Incarnation(epoch=7, prompt_tokens=1)
 
 @dataclass
 class Pair:
-    """Two orchestrators, one verifier, and what each tenant shows."""
+    """Two orchestrators, one verifier, and each tenant's credentials."""
 
     verifier: FakeVerifier
     fronts: list[Front]
@@ -43,7 +43,7 @@ class Pair:
         return AsyncClient(self.fronts[front].address, api_key=key)
 
     async def generate(self, key: str, **start: Any) -> list[int]:
-        """The other orchestrator's answer, to a request as it is on the wire."""
+        """The other orchestrator's answer to a request, as messages of the wire."""
         asked: dict[str, Any] = {"session": "mine", "seed": 7, "max_tokens": MAX_LENGTH - 1}
         message = generation_pb2.GenerateStart(ids=generation_pb2.TokenIds(ids=PROMPT), **asked | start)
         async with open_channel(self.fronts[1].address) as channel:

@@ -25,7 +25,7 @@ KEY = SessionKey("default", "mine")
 
 
 class Slow:
-    """Between clients and a server: hands on each piece after a while."""
+    """A proxy between clients and a server that delays each piece."""
 
     def __init__(self, path: str, behind: str) -> None:
         self.delay_s = 0.0
@@ -104,7 +104,7 @@ async def until_recorded(store: RedisStore, ids: tuple[int, ...], key: SessionKe
 
 
 async def until_handled(store: RedisStore, key: SessionKey, length: int) -> None:
-    """The request has ended, and its KV can be found again."""
+    """Waits until the request has ended and its KV can be found again."""
     async with asyncio.timeout(60):
         while True:
             handle = await store.handle(key)

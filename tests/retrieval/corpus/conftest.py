@@ -15,13 +15,13 @@ Make = Callable[..., CorpusIndex]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a corpus is to be; nothing is there."""
+    """A path for a corpus; nothing is there yet."""
     return tmp_path / "corpus"
 
 
 @pytest.fixture
 def make(folder: Path) -> Make:
-    """Builds a corpus of documents there and opens it."""
+    """A function that builds a corpus of documents in `folder` and opens it."""
     from corpora import DIGEST, make_corpus
 
     def make(

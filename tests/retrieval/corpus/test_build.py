@@ -37,7 +37,7 @@ def texts(seed: int, count: int = 30) -> list[list[int]]:
 
 
 class Failing(Unsynced):
-    """Refuses everything from its nth write on."""
+    """A Disk that refuses every write from the nth on."""
 
     def __init__(self, writes: int, error: int) -> None:
         self.left, self.error = writes, error
@@ -227,7 +227,7 @@ def test_a_folder_with_anything_else_in_it_is_left_alone(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
 
 
-def test_a_lock_that_cannot_be_made_is_told(folder: Path) -> None:
+def test_a_lock_that_cannot_be_made_is_reported(folder: Path) -> None:
     (folder / "lock").mkdir(parents=True)
     with pytest.raises(CorpusError, match="cannot be written"):
         make_corpus(folder, [[1]])
@@ -286,7 +286,7 @@ def test_what_is_removed_is_gone(folder: Path) -> None:
 
 
 class TestDamage:
-    """A corpus that is not what was written."""
+    """A corpus whose files were changed after the build."""
 
     @pytest.fixture
     def built(self, folder: Path) -> Path:

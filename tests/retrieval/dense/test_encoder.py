@@ -118,7 +118,7 @@ def test_another_encoder_after_a_restart_is_refused(
 
 
 @pytest.mark.parametrize("command", [["/nonexistent"], [sys.executable, "-c", "pass"]])
-def test_an_encoder_that_does_not_start_is_told(tokens: TokenTable, command: list[str]) -> None:
+def test_an_encoder_that_does_not_start_is_reported(tokens: TokenTable, command: list[str]) -> None:
     with pytest.raises(EncoderFailed):
         EncoderProcess(command, tokens)
 

@@ -14,7 +14,7 @@ CHUNKING = Chunking(window=8, stride=4)
 
 
 def topic(number: int, length: int = 60) -> list[int]:
-    """Ids of one of 20 sets of ten."""
+    """Ids of one topic: one of 20 sets of ten ids."""
     drawn = np.random.default_rng(number)
     return (drawn.integers(0, 10, length) + 10 * (number % 20)).tolist()
 
@@ -36,7 +36,7 @@ def test_the_document_that_says_the_same_is_nearest(library: DocumentLibrary) ->
         assert names(library, "anybody", ids[20:28], 1) == [name]
 
 
-def test_the_nearest_chunk_of_a_document_is_told(library: DocumentLibrary) -> None:
+def test_a_search_gives_the_nearest_chunk_of_a_document(library: DocumentLibrary) -> None:
     library.add("a", [("long", [*topic(1), *topic(2), *topic(3)])])
     vector = library.embedder.embed([topic(2)[20:28]])[0]
     found = library.search("a", vector, 1)[0]

@@ -19,7 +19,7 @@ SECONDS = 10
 
 
 def topic(number: int, length: int = 60) -> list[int]:
-    """Ids of one of 20 sets of ten."""
+    """Ids of one topic: one of 20 sets of ten ids."""
     drawn = np.random.default_rng(number)
     return (drawn.integers(0, 10, length) + 10 * number).tolist()
 
@@ -42,7 +42,7 @@ def closing(references: References) -> Iterator[References]:
 
 
 class Waiting:
-    """An embedder that works only when it is let; fails when told to."""
+    """An embedder that waits until a test lets it work, and fails if the test says so."""
 
     def __init__(self, embedder: TableEmbedder) -> None:
         self._embedder = embedder
@@ -55,7 +55,7 @@ class Waiting:
         self.asked += [list(window) for window in windows]
         assert self.may_go.wait(SECONDS)
         if self.failing:
-            raise EncoderFailed("told to")
+            raise EncoderFailed("on purpose")
         return self._embedder.embed(windows)
 
 

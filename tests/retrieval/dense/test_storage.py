@@ -36,7 +36,7 @@ def contents(library: DocumentLibrary) -> Contents:
 
 @pytest.fixture
 def library(embedder: TableEmbedder) -> DocumentLibrary:
-    """Three scopes, one index of each kind."""
+    """A library of three scopes, with an index of each kind."""
     library = fresh(embedder)
     drawn = np.random.default_rng(1)
     for tenant, count in ((PUBLIC, 3), ("a", 10), ("b", 30)):
@@ -179,7 +179,7 @@ def test_a_flipped_bit_anywhere_is_refused_by_name(
 
 
 class Stopping(Disk):
-    """Ends the program, so to speak, before the n-th change; a write that is stopped is half done."""
+    """A Disk that fails before the n-th change, as if the program ended; a write is half done."""
 
     def __init__(self, changes: int) -> None:
         self.left = changes

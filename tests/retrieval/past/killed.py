@@ -12,8 +12,9 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from retrieval_service.past import DiskPolicy, Limits, PastOutputs
+from retrieval_service.past.outputs import Limits, PastOutputs
 from retrieval_service.past.text import PastText
+from retrieval_service.past.writer import DiskPolicy
 
 LIMIT = 700
 TENANTS = ("one", "two")
@@ -35,7 +36,7 @@ def opened(folder: Path) -> PastOutputs:
 
 
 def ingest(folder: Path, seed: int, acknowledge: int) -> None:
-    """Until killed; tells through a pipe after which operations everything so far is to last."""
+    """Runs operations until killed; reports through a pipe each after which all so far is durable."""
     outputs = opened(folder)
     for number, (what, tenant, session, ids) in enumerate(operations(seed), 1):
         if what == "extend":
@@ -51,7 +52,7 @@ def ingest(folder: Path, seed: int, acknowledge: int) -> None:
 
 
 def killed(folder: Path, seed: int, after: float) -> list[int]:
-    """What was acknowledged until the kill."""
+    """The numbers of the operations that were acknowledged before the kill."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -72,7 +73,7 @@ def states(outputs: PastOutputs) -> dict[str, State]:
 
 
 def follow(before: dict[str, State], seed: int, acknowledged: list[int], found: dict[str, State]) -> int:
-    """The operation after which a tenant was as found; fails where it never was, or only too early."""
+    """The operation after which a tenant was as found; fails without one, or if it is too early."""
     last = {name: 0 for name in TENANTS}
     done = list(operations_until(seed, acknowledged))
     for number in acknowledged:

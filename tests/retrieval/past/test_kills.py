@@ -1,4 +1,4 @@
-"""Killed at any moment of feeding, snapshots or forgetting, it is as it was at some moment."""
+"""Past outputs of a process killed at any moment open again as they were at some moment."""
 
 import os
 import subprocess

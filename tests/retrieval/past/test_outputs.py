@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from retrieval_service.past import DiskPolicy, Limits, PastError, PastOutputs
+from retrieval_service.past.outputs import Limits, PastOutputs
+from retrieval_service.past.records import PastError
 from retrieval_service.past.tenant_files import folder_name
+from retrieval_service.past.writer import DiskPolicy
 from retrieval_service.trie import counted
 
 SOON = DiskPolicy(sync_s=0.05, rotate_bytes=2_000)
@@ -19,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 OPENS = """
 import sys
 from pathlib import Path
-from retrieval_service.past import PastOutputs
+from retrieval_service.past.outputs import PastOutputs
 PastOutputs(Path(sys.argv[1]))
 """
 
@@ -277,7 +279,8 @@ def test_lookups_beside_feeding_and_forgetting_never_fail_and_find_only_what_was
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from retrieval_service.past import DiskPolicy, PastOutputs
+from retrieval_service.past.outputs import PastOutputs
+from retrieval_service.past.writer import DiskPolicy
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -234,7 +234,7 @@ class Died(Exception):
 
 
 def die_at(step: int, patch: pytest.MonkeyPatch) -> None:
-    """End before the so manieth thing done to the disk."""
+    """Makes the `step`-th operation on the disk raise Died."""
     steps = itertools.count(1)
 
     def dying(real: Callable[..., object]) -> Callable[..., object]:

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval_service.past.text import CONTEXT, ID_END, LEAST_COST, READ, Added, PastText
-from retrieval_service.trie import counted
+from retrieval_service.trie import CountedTrie, counted
 
 AMPLE = 1_000_000
 ids_of_few = st.lists(st.integers(0, 2), max_size=60)
-# The session, and the ids it is given; none at all finishes it.
+# A session and the ids to add to it; no ids finish it.
 feeds = st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 2), max_size=12)), max_size=40)
 
 
@@ -42,7 +42,7 @@ def tidied(text: PastText) -> PastText:
 def fed(
     text: PastText, pieces: list[tuple[str, list[int]]], written: dict[int, Added] | None = None
 ) -> PastText:
-    """Feed the pieces; into `written` go the sequences that came of it, given up or not."""
+    """Feed the pieces to a text; `written` collects every sequence, evicted ones too."""
     for session, ids in pieces:
         added = text.extend(session, ids)
         if added is None:
@@ -63,6 +63,11 @@ def held(text: PastText) -> list[list[int]]:
     return [list(ids) for _, _, ids in text.sequences()]
 
 
+def look_up(text: PastText, ids: Sequence[int], *, node_limit: int, depth: int) -> CountedTrie | None:
+    length, found = text.read(ids, depth)
+    return counted(found, length, node_limit) if found else None
+
+
 def agrees_with_a_plain_search(text: PastText, ids: list[int], depth: int) -> None:
     sequences = held(text)
     length, ends = longest(sequences, ids)
@@ -72,7 +77,7 @@ def agrees_with_a_plain_search(text: PastText, ids: list[int], depth: int) -> No
     assert len(found) == min(len(after), READ)
     if len(after) <= READ:
         assert sorted(found) == after
-        assert text.lookup(ids, node_limit=10, depth=depth) == counted(after, length, 10)
+        assert look_up(text, ids, node_limit=10, depth=depth) == counted(after, length, 10)
     else:
         assert set(found) <= set(after)
 
@@ -96,7 +101,7 @@ def test_the_oldest_sequences_are_given_up_whole_and_no_more_of_them_than_must_b
     kept = text.sequences()
     assert sum(cost(one) for _, _, one in kept) == text.cost <= limit
     assert text.tokens + text.evicted == sum(len(ids) for _, ids in pieces)
-    # Whoever takes them all in at once keeps the same: so does a log that is read again.
+    # Adding all pieces at once keeps the same sequences: so does a log that is read again.
     again = PastText(limit)
     again.restore(((one.serial, one.session, one.ids) for one in written.values()), text.next_serial)
     assert again.sequences() == kept
@@ -113,7 +118,7 @@ def test_restored_at_once_or_fed_piece_by_piece_it_answers_alike(
     again.restore(text.sequences(), text.next_serial)
     assert again.sequences() == text.sequences()
     assert (again.tokens, again.cost, again.next_serial) == (text.tokens, text.cost, text.next_serial)
-    assert again.lookup(ids, node_limit=20, depth=5) == text.lookup(ids, node_limit=20, depth=5)
+    assert look_up(again, ids, node_limit=20, depth=5) == look_up(text, ids, node_limit=20, depth=5)
     agrees_with_a_plain_search(fed(again, [*pieces, ("a", [0, 1, 0])]), ids, 3)
 
 
@@ -155,14 +160,14 @@ def test_nothing_is_left_behind_where_all_is_forgotten() -> None:
         text.forget(str(number))
     tidied(text)
     assert (text.tokens, text.cost, len(text)) == (0, 0, 0)
-    assert text.lookup([1, 2, 3], node_limit=5, depth=5) is None
+    assert look_up(text, [1, 2, 3], node_limit=5, depth=5) is None
 
 
 def test_a_match_is_told_apart_by_no_more_ids_than_the_context() -> None:
     text = PastText(AMPLE)
     text.extend("a", [9, *[1] * CONTEXT, 5])
     text.extend("b", [8, *[1] * CONTEXT, 6])
-    found = text.lookup([8, *[1] * CONTEXT], node_limit=9, depth=1)
+    found = look_up(text, [8, *[1] * CONTEXT], node_limit=9, depth=1)
     assert found is not None
     assert (found.match_length, found.tokens, found.counts) == (CONTEXT, (5, 6), (1, 1))
 
@@ -172,8 +177,8 @@ def test_nothing_is_found_across_two_sequences() -> None:
     text.extend("a", [1, 2])
     text.finish("a")
     text.extend("a", [3, 4])
-    assert text.lookup([1, 2], node_limit=9, depth=9) is None
-    assert text.lookup([2, 3], node_limit=9, depth=9) == counted([(4,)], 1, 9)
+    assert look_up(text, [1, 2], node_limit=9, depth=9) is None
+    assert look_up(text, [2, 3], node_limit=9, depth=9) == counted([(4,)], 1, 9)
 
 
 def test_ids_that_are_none_are_refused_whole_and_looked_up_without_a_fault() -> None:
@@ -185,18 +190,18 @@ def test_ids_that_are_none_are_refused_whole_and_looked_up_without_a_fault() -> 
         text.extend("a", [ID_END])
     assert text.tokens == 4
     for odd in (-1, ID_END, 2**32 - 1, 2**40, -(2**70)):
-        assert text.lookup([odd], node_limit=9, depth=9) is None
-        found = text.lookup([odd, 2, ID_END - 1], node_limit=9, depth=9)
+        assert look_up(text, [odd], node_limit=9, depth=9) is None
+        found = look_up(text, [odd, 2, ID_END - 1], node_limit=9, depth=9)
         assert found == counted([(3,)], 2, 9)
-    assert text.lookup([], node_limit=9, depth=9) is None
-    assert text.lookup([1], node_limit=0, depth=9) is None
-    assert text.lookup([1], node_limit=9, depth=0) is None
+    assert look_up(text, [], node_limit=9, depth=9) is None
+    assert look_up(text, [1], node_limit=0, depth=9) is None
+    assert look_up(text, [1], node_limit=9, depth=0) is None
 
 
 def test_of_very_many_occurrences_an_even_sample_is_read() -> None:
     text = PastText(AMPLE)
     text.restore([(0, "a", array("I", [1, 2] * 50_000))], 1)
-    found = text.lookup([2], node_limit=4, depth=4)
+    found = look_up(text, [2], node_limit=4, depth=4)
     assert found is not None
     assert found.tokens == (1, 2, 1, 2)
     assert found.occurrences == READ

@@ -18,7 +18,7 @@ WIDTH = 1000
 
 
 class Text:
-    """A Memory: every place where the longest suffix occurs, found by trying."""
+    """A Memory that finds the longest suffix by trying every place."""
 
     def __init__(self, *documents: Sequence[int]) -> None:
         self.documents = [list(document) for document in documents]
@@ -38,7 +38,7 @@ class Text:
 
 
 class Past:
-    """Past outputs as the service uses them, with what was said to them."""
+    """A PastMemory that records its calls."""
 
     def __init__(self) -> None:
         self.outputs: dict[tuple[str, str], list[int]] = {}
@@ -61,7 +61,7 @@ class Past:
 
 
 def make_request(ids: Sequence[int], **given: Any) -> DecodingRequest:
-    """A greedy session that listens to all of the service's names."""
+    """A request for greedy decoding that drafts from all of the service's memories."""
     values: dict[str, Any] = {
         "epoch": 7,
         "ids": tuple(ids),
@@ -78,7 +78,7 @@ def make_request(ids: Sequence[int], **given: Any) -> DecodingRequest:
 
 
 def make_follow(ids: Sequence[int], alias: int = 1, stream: int = 0, **given: Any) -> Follow:
-    """A follow of session "s" of tenant "t", unless told otherwise."""
+    """A follow of session "s" of tenant "t", unless the arguments say otherwise."""
     key = SessionKey(given.pop("tenant", "t"), given.pop("session", "s"))
     return Follow(stream, alias, key, make_request(ids, **given))
 
@@ -91,17 +91,17 @@ def text() -> type[Text]:
 
 @pytest.fixture
 def past() -> Past:
-    """Past outputs, empty."""
+    """Empty past outputs."""
     return Past()
 
 
 @pytest.fixture(scope="session")
 def follow() -> Callable[..., Follow]:
-    """Makes follows."""
+    """A factory of follows."""
     return make_follow
 
 
 @pytest.fixture(scope="session")
 def request_for() -> Callable[..., DecodingRequest]:
-    """Makes requests."""
+    """A factory of requests for decoding."""
     return make_request

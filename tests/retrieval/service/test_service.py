@@ -257,8 +257,8 @@ async def test_without_embeddings_there_are_no_references(tiny_llama: Path) -> N
 def test_what_cannot_be_used_is_a_reason_not_to_start(
     tiny_llama: Path, flags: tuple[str, ...], says: str
 ) -> None:
-    told = ("--tokenizer", str(tiny_llama)) if "--tokenizer" not in flags else ()
-    process = ServiceProcess.start("retrieval", "retrieval_service", [*told, *flags])
+    tokenizer = ("--tokenizer", str(tiny_llama)) if "--tokenizer" not in flags else ()
+    process = ServiceProcess.start("retrieval", "retrieval_service", [*tokenizer, *flags])
     try:
         with pytest.raises(ServiceFailed, match=says):
             process.wait_ready(60.0)

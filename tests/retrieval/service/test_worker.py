@@ -24,7 +24,7 @@ class Clock:
 
 
 class References:
-    """Everybody's reference is one text."""
+    """A ReferenceMemory with the same text for every session."""
 
     count = 1
 
@@ -44,7 +44,7 @@ class References:
 
 
 class Driven:
-    """A worker that a test steps."""
+    """A worker without a thread, which a test steps."""
 
     def __init__(self, past: Any, references: Any = None, most: int = 100) -> None:
         self.sent: list[dict[int, Outgoing]] = []
@@ -64,7 +64,7 @@ class Driven:
         )
 
     def __call__(self, *events: Any) -> list[tuple[int, int, tuple[int, ...]]]:
-        """(alias, source, ids) of what goes out after these events."""
+        """Takes in events; returns (alias, source, ids) of each draft that goes out."""
         self.sent.clear()
         for event in events:
             self.worker.submit(event)
@@ -79,7 +79,7 @@ class Driven:
 
     @property
     def refusals(self) -> list[tuple[int, int, str]]:
-        """(stream, alias, why) of the last step."""
+        """The refusals of the last step, as (stream, alias, reason)."""
         return [
             (stream, alias, why)
             for message in self.sent

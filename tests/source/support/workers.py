@@ -82,7 +82,7 @@ WORKERS: dict[str, Callable[..., SourceWorker[Any]]] = {
 
 
 def request_for(ids: Sequence[int], **given: Any) -> DecodingRequest:
-    """A greedy session that listens to one name."""
+    """A request for greedy decoding that uses one source name."""
     values: dict[str, Any] = {
         "epoch": 7,
         "ids": tuple(ids),

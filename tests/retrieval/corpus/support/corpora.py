@@ -29,7 +29,7 @@ class Unsynced(Disk):
 
 
 class Documents:
-    """Token ids as a source."""
+    """Documents of token ids as a DocumentSource."""
 
     def __init__(
         self, documents: Sequence[Sequence[int]], name: str = "documents", again: bool = True
@@ -67,5 +67,5 @@ def make_corpus(
 
 
 def documents_in(folder: Path) -> list[list[int]]:
-    """What a corpus holds, in order."""
+    """The documents of a corpus, in order."""
     return [ids.tolist() for ids in StoredDocuments([(folder, read_header(folder))])]

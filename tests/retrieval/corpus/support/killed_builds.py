@@ -27,7 +27,7 @@ SHARD_TOKENS = 64
 
 
 class Counting(Unsynced):
-    """Counts what it does."""
+    """A Disk that counts its changes."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -54,7 +54,7 @@ class Counting(Unsynced):
 
 
 class Killing(Counting):
-    """Ends its process at its nth step; a write that it ends has written a part."""
+    """A Disk that kills its process at the nth change; a write may be half done then."""
 
     def __init__(self, at: int, part: float) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ OLD, NEW = documents(1), documents(2)
 
 
 def killed(folder: Path, at: int, part: float) -> bool:
-    """Builds in a child that is killed at a step; false where it was done before."""
+    """Builds in a child that is killed at a step; False if the build ended before."""
     child = os.fork()
     if not child:
         make_corpus(folder, Documents(NEW), shard_tokens=SHARD_TOKENS, disk=Killing(at, part))
@@ -89,7 +89,7 @@ def killed(folder: Path, at: int, part: float) -> bool:
 
 
 def state(folder: Path, found: Counter[str]) -> str:
-    """What is there: `old`, `new` or `none`; verified, and what it says of itself is true."""
+    """The verified corpus in the folder: `old`, `new` or `none`."""
     try:
         verify(folder)
     except NoCorpus:

@@ -59,7 +59,7 @@ class Live:
 
 
 class Attached:
-    """One verifier's stream."""
+    """The verifier's end of one Attach stream."""
 
     def __init__(self, call: Any, tokens: TokenTable) -> None:
         self.call = call
@@ -98,7 +98,7 @@ class Attached:
             return await self.call.read()
 
     async def drafts(self) -> dict[str, list[int]]:
-        """Ids by the name that they are attributed to, of the next message."""
+        """Drafted ids of the next message, by the source name of each draft."""
         message = await self.read()
         assert not message.refusals
         sources = message.sources or bytes(len(message.drafts))
@@ -108,12 +108,12 @@ class Attached:
 
 @asynccontextmanager
 async def serving(model: Path, folder: Path | None = None, **settings: Any) -> AsyncIterator[Live]:
-    told = RetrievalSettings(tokenizer=str(model), folder="" if folder is None else str(folder), **settings)
+    parsed = RetrievalSettings(tokenizer=str(model), folder="" if folder is None else str(folder), **settings)
     metrics = Metrics("retrieval")
     server = grpc.aio.server(options=server_options())
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     failures: list[BaseException] = []
-    service = await build(ServiceContext(told, address, metrics, failures.append))
+    service = await build(ServiceContext(parsed, address, metrics, failures.append))
     service.register(server)
     await server.start()
     tokens = TokenTable.from_json((model / "tokenizer.json").read_text())
