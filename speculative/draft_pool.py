@@ -1,4 +1,16 @@
-"""Fragments whose base is not known yet, bounded per source; knows nothing of trees."""
+"""One draft tree per session out of fragments from many sources; knows nothing of how fragments arrive.
+
+A fragment names the prefix that it continues by length and hash, so it need not come in time or in order:
+
+- its base lies behind what is committed: the fragment is walked forward along the committed ids;
+- its base is a drafted node, or one that has been committed since: the fragment grows there;
+- its base is not known yet: the fragment is unanchored. It waits, bounded per source, and is tried again as
+  nodes and commits arrive;
+- its base is off the committed path, or its epoch is older: the fragment is stale, dropped and counted.
+
+Nodes keep the probability of acceptance *given their parent*. So a commit leaves the nodes of a subtree as
+they are, and the order in which fragments arrive does not matter.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -65,8 +77,6 @@ class UnanchoredFragments:
         if not same_base:
             del self._by_hash[fragment.prefix_hash]
 
-
-pass
 
 # Place of a fragment's node that is neither drafted nor committed.
 _STALE: Final = -1

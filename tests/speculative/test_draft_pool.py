@@ -1,4 +1,4 @@
-"""One behaviour at a time; test_merge_properties.py has the law."""
+"""One behaviour at a time; test_draft_pool_properties.py has the law."""
 
 import tracemalloc
 from collections.abc import Sequence

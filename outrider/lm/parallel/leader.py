@@ -34,7 +34,7 @@ class Leader:
 
     Args:
         lm: model, loaded on every rank alike; only the engine thread calls here, but for beats and `close`.
-        crew: group of all ranks.
+        rank_group: group of all ranks.
         lost: called from the beating thread when a rank is lost while no pass runs.
     """
 
