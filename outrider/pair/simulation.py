@@ -1,7 +1,7 @@
-"""What a drafter's tree gives, on a virtual clock: real models, the real follower and merge, no processes.
+"""What a drafter's tree gives, on a virtual clock: real models, the real drafting session and draft pool.
 
 The target's own continuations are computed first; drafts never change them. Then a verifier and a drafter
-that never stop run side by side in simulated time with given step costs.
+that never stop run side by side in simulated time with given step costs, and without processes.
 """
 
 import heapq

@@ -46,7 +46,7 @@ class Pair:
         self.other.commit(range(len(prompt)))
 
     def sequences(self, most: int) -> tuple[SequenceRows, SequenceRows]:
-        sequence, _ = self.driven.share(most)
+        sequence, _ = self.driven.sequence_rows(most)
         every = range(len(sequence.tokens))
         return tuple(SequenceRows(table, sequence.tokens, sequence.parents, every) for table in self.tables)  # type: ignore[return-value]
 

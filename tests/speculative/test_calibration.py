@@ -96,7 +96,7 @@ def test_what_lies_below_a_wrong_node_is_no_evidence() -> None:
     assert seen.learnt == [(1, 0.6, False)]
 
 
-def test_each_source_of_a_shared_node_is_judged_by_its_own_estimate() -> None:
+def test_each_source_of_a_node_is_calibrated_by_its_own_estimate() -> None:
     pool, seen = offered((1, (1,), (-1,), (0.6,)), (2, (1,), (-1,), (0.9,)))
     assert pool.rank(4).survivals == pytest.approx([0.45])
     pool.commit([1])

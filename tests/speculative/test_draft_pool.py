@@ -167,7 +167,7 @@ def test_the_same_fragment_waits_once() -> None:
     assert drafts.unanchored == 1
 
 
-def test_the_first_to_offer_a_node_has_the_credit_and_the_higher_survival_counts() -> None:
+def test_a_node_counts_for_the_first_source_and_has_the_higher_survival() -> None:
     drafts = pool()
     drafts.offer(chain(IDS, 1, 2, survival=0.5, source=2))
     assert drafts.offer(chain(IDS, 1, survival=0.8, source=1)) == Offer(duplicate=1)

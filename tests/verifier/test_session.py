@@ -82,7 +82,7 @@ def finish_step(running: Session, rows: StepRows, *tokens: int) -> object:
     return running.commit(rows, running.match(rows, likes(*tokens)))
 
 
-def test_accepted_nodes_are_credited_and_their_rows_kept() -> None:
+def test_accepted_nodes_count_for_their_source_and_their_rows_are_kept() -> None:
     running = session()
     running.offer(chain(running, 5, 6, 7))
     rows = running.step_rows(3, 6)

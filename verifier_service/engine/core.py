@@ -42,7 +42,7 @@ class StepMeter(Protocol):
         """Entered while tokens are chosen."""
 
     def taking_in(self) -> AbstractContextManager[None]:
-        """Entered while sources inside the verifier draft."""
+        """Entered while proposers draft."""
 
     def waited_for_drafts(self, seconds: float) -> None:
         """Records that a step was held back so long for drafts."""

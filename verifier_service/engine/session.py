@@ -36,11 +36,11 @@ class Session:
         request: the checked request.
         stop_checker: the request's stops and limits, with its ids replayed; not finished.
         vocabulary_size: width of the target's logits.
-        sources: the sources that draft for it.
-        deadline_s: time at which it has to end, on the engine's clock; None: never.
+        sources: the sources that draft for the session.
+        deadline_s: time at which the session has to end, on the engine's clock; None: never.
         reputations: what other sessions taught about the sources; None: nothing.
-        usage: its cost before it was parked; None: it is new.
-        grammar: matcher of its text, after its ids; None: any text will do.
+        usage: the session's cost before it was parked; None: the session is new.
+        grammar: matcher of the session's text, after its ids; None: any text will do.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How the engine treats a draft source: when it leaves it alone, how long it waits, what it knows of it.
+"""How the engine treats a draft source: when to leave the source alone, how long to wait, what to expect.
 
 **Throttle.** A source none of whose drafts was accepted for a while rests: no session sends it progress for a
 number of steps, then one session does for a few rounds, and the rest doubles each time that nothing is

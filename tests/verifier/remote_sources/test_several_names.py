@@ -37,7 +37,7 @@ def target() -> NgramLM:
     return target
 
 
-async def test_each_name_is_credited_with_its_own_drafts(target: NgramLM) -> None:
+async def test_each_draft_counts_for_the_name_that_sent_it(target: NgramLM) -> None:
     async with serving(target) as verifier:
         source = FakeSource(await oracle(verifier))
         source.names = InTurn()
