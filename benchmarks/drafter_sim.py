@@ -1,9 +1,9 @@
 """Compares ways to grow a drafter's tree on a virtual clock, with real models and without processes.
 
 The target's own continuations are computed first, as drafts never change them. Then a verifier and a drafter
-that never stop run side by side in simulated time with given step costs, through the real follower and the
-real merge, so that no noise of the machine enters. Run `outrider bench drafter_sim [--children K ...]`. The
-last line is one JSON object.
+that never stop run side by side in simulated time with given step costs, through the real drafting session
+and the real draft pool, so that no noise of the machine enters. Run
+`outrider bench drafter_sim [--children K ...]`. The last line is one JSON object.
 """
 
 import argparse

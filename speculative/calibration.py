@@ -27,14 +27,14 @@ class Calibrator(Protocol):
 
 
 class Uncalibrated:
-    """Returns estimates unchanged and learns nothing. A Judge."""
+    """Returns estimates unchanged and learns nothing. A Calibrator."""
 
     def worth(self, source: int, estimate: float) -> float:
-        """See Judge."""
+        """See Calibrator."""
         return estimate
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
-        """See Judge."""
+        """See Calibrator."""
 
 
 UNCALIBRATED: Final = Uncalibrated()
@@ -81,7 +81,7 @@ class Calibration:
 
 
 class SessionCalibrator:
-    """The calibrations of one session's sources, each with a prior learnt from all sessions. A Judge."""
+    """The calibrations of one session's sources, each with a prior learnt from all sessions. A Calibrator."""
 
     # A session's own text soon says more about its sources than the texts of other sessions did.
     _STRENGTH: Final = 12.0
@@ -97,9 +97,9 @@ class SessionCalibrator:
             self._own.append(Calibration(prior, strength=self._STRENGTH, memory=self._MEMORY))
 
     def worth(self, source: int, estimate: float) -> float:
-        """See Judge."""
+        """See Calibrator."""
         return self._own[source - 1].worth(estimate)
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
-        """See Judge."""
+        """See Calibrator."""
         self._own[source - 1].saw(estimate, hit)

@@ -1,4 +1,16 @@
-"""Fragments whose base is not known yet, bounded per source; knows nothing of trees."""
+"""One draft tree per session out of fragments from many sources; knows nothing of how fragments arrive.
+
+A fragment names the prefix that it continues by length and hash, so it need not come in time or in order:
+
+- its base lies behind what is committed: the fragment is walked forward along the committed ids;
+- its base is a drafted node, or one that has been committed since: the fragment grows there;
+- its base is not known yet: the fragment is unanchored. It waits, bounded per source, and is tried again as
+  nodes and commits arrive;
+- its base is off the committed path, or its epoch is older: the fragment is stale, dropped and counted.
+
+Nodes keep the probability of acceptance *given their parent*. So a commit leaves the nodes of a subtree as
+they are, and the order in which fragments arrive does not matter.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -66,8 +78,6 @@ class UnanchoredFragments:
             del self._by_hash[fragment.prefix_hash]
 
 
-pass
-
 # Place of a fragment's node that is neither drafted nor committed.
 _STALE: Final = -1
 _REFUSED: Final = -2
@@ -82,7 +92,7 @@ class DraftPool:
         vocabulary_size: width of the target's logits; drafted ids are below it.
         limit: largest number of ids that the session may have.
         node_cap: largest number of drafted nodes; one source may hold half, so that it starves no other.
-        waiting_cap: largest number of waiting fragments of one source; the oldest is dropped first.
+        unanchored_cap: largest number of unanchored fragments of one source; the oldest is dropped first.
         calibrator: calibrates estimates, and learns from every offered node whose parent was committed.
     """
 
@@ -94,7 +104,7 @@ class DraftPool:
         vocabulary_size: int,
         limit: int,
         node_cap: int = 512,
-        waiting_cap: int = 64,
+        unanchored_cap: int = 64,
         calibrator: Calibrator = UNCALIBRATED,
     ) -> None:
         self.epoch = epoch
@@ -114,7 +124,7 @@ class DraftPool:
         self._root = PoolNode(ROOT, len(self._ids) - 1, self._hashes[-1], 1.0, 0)
         self._by_hash: dict[int, PoolNode] = {}
         self._held: dict[int, int] = {}
-        self._room = UnanchoredFragments(waiting_cap)
+        self._unanchored = UnanchoredFragments(unanchored_cap)
         self._ready: list[Fragment] = []
 
     @property
@@ -130,7 +140,7 @@ class DraftPool:
     @property
     def unanchored(self) -> int:
         """Number of fragments whose base is not known yet."""
-        return len(self._room)
+        return len(self._unanchored)
 
     def hash_at(self, length: int) -> int:
         """The prefix hash of the first `length` committed ids."""
@@ -161,7 +171,7 @@ class DraftPool:
     def commit(self, tokens: Sequence[int]) -> int:
         """Moves the root along newly committed ids; returns the number of nodes dropped off the path.
 
-        Dropped are drafted nodes off the path and nodes of waiting fragments that turn out stale.
+        Dropped are drafted nodes off the path and nodes of unanchored fragments that turn out stale.
         """
         stale_before = self.totals.stale
         outrun = 0
@@ -180,7 +190,7 @@ class DraftPool:
             self._ids.append(token)
             self._hashes.append(self._root.hash)
         self.totals.outrun += outrun
-        self._ready.extend(self._room.take_up_to(self.length))
+        self._ready.extend(self._unanchored.take_up_to(self.length))
         while self._ready:
             self._place(self._ready.pop())
         return outrun + self.totals.stale - stale_before
@@ -208,12 +218,12 @@ class DraftPool:
             offer = Offer(stale=len(fragment))
         elif fragment.base >= self._end:
             offer = Offer(refused=len(fragment))
-        elif fragment in self._room:
+        elif fragment in self._unanchored:
             offer = Offer(duplicate=len(fragment))
         else:
-            pushed_out = self._room.add(fragment)
+            pushed_out = self._unanchored.add(fragment)
             self.totals.refused += len(pushed_out) if pushed_out is not None else 0
-            offer = Offer(waiting=len(fragment))
+            offer = Offer(unanchored=len(fragment))
         self.totals.add(offer)
         return offer
 
@@ -232,7 +242,7 @@ class DraftPool:
         The place of a node is a node of the pool, the length of the committed prefix that it completes, or
         _STALE or _REFUSED; descendants of a stale or refused node share its fate.
         """
-        kept = stale = refused = duplicate = pending = 0
+        kept = stale = refused = duplicate = drafted = 0
         places: list[PoolNode | int] = []
         survivals = fragment.survival
         for token, parent, survival in zip(fragment.tokens, fragment.parents, survivals, strict=True):
@@ -252,15 +262,15 @@ class DraftPool:
                         fragment.source, estimate, self._calibrator.worth(fragment.source, estimate)
                     )
                     place = known
-                    pending += 1
+                    drafted += 1
                 else:
                     place = self._grow(above, token, estimate, fragment.source)
                     kept += place != _REFUSED
                     refused += place == _REFUSED
             places.append(place)
-        if not kept + pending + refused:
+        if not kept + drafted + refused:
             return Offer(stale=len(fragment))
-        return Offer(kept=kept, stale=stale, duplicate=duplicate + pending, refused=refused)
+        return Offer(kept=kept, stale=stale, duplicate=duplicate + drafted, refused=refused)
 
     def _walk(self, above: int, token: int) -> PoolNode | int:
         """The place of a node below a committed prefix of `above` ids, or below a stale or refused node."""
@@ -283,7 +293,7 @@ class DraftPool:
         node.estimated(source, estimate, self._calibrator.worth(source, estimate))
         above.children[token] = self._by_hash[hash_] = node
         self._held[source] = held + 1
-        self._ready.extend(self._room.take(hash_))
+        self._ready.extend(self._unanchored.take(hash_))
         return node
 
     def _forget_subtree(self, top: PoolNode) -> int:

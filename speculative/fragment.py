@@ -56,10 +56,10 @@ class Offer(NamedTuple):
     """Nodes that are new in the pool."""
     stale: int = 0
     """Nodes of an older epoch or off the committed path."""
-    waiting: int = 0
+    unanchored: int = 0
     """Nodes whose base is not known yet."""
     duplicate: int = 0
-    """Nodes that the pool has already: as a draft, as committed ids, or waiting."""
+    """Nodes that the pool has already: as a draft, as committed ids, or unanchored."""
     refused: int = 0
     """Nodes beyond a bound: the session's token limit, the pool's size, or the source's share of the pool."""
 
@@ -76,7 +76,7 @@ class OfferTotals:
     """Kept nodes that a commit of other tokens dropped."""
 
     def add(self, offer: Offer) -> None:
-        """Adds an offer's decided nodes; waiting nodes are counted once they are decided."""
+        """Adds an offer's nodes, except unanchored ones, which are counted once their base is known."""
         self.kept += offer.kept
         self.stale += offer.stale
         self.duplicate += offer.duplicate

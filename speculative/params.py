@@ -85,7 +85,7 @@ class SamplingParams:
         if self.stop_ids and self.stop_ids[-1] >= vocabulary_size:
             raise InvalidRequest(f"stop_ids has {self.stop_ids[-1]}; ids are below {vocabulary_size}")
 
-    def check_ending(self, max_tokens: int) -> None:
+    def check_stops(self, max_tokens: int) -> None:
         """Raises InvalidRequest for `min_tokens` above `max_tokens`, or for too many `stop_ids`."""
         if self.min_tokens > max_tokens:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""From the target's logits at one position to its token; knows nothing of trees (see `target`) or of models.
+"""From the logits at one position to the target's token; knows nothing of models or trees (`target_sampler`).
 
 The order is bias, repetition, presence and frequency penalty, masks (the grammar's and that of min_tokens),
 temperature, top-k, top-p, min-p. Cuts order tokens by (logprob descending, id ascending) and sum in float64.

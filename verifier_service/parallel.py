@@ -176,7 +176,7 @@ def _load_shard(settings: VerifierSettings, group: RankGroup) -> PackedLM:
     try:
         return PackedLM.load(
             settings.model,
-            device=group.place.device(settings.device),
+            device=group.info.device(settings.device),
             dtype=settings.dtype,
             threads=settings.threads,
             kv_mb=settings.kv_mb,

@@ -104,7 +104,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         beats = asyncio.create_task(self._beat_while_loading(), name="beats")
         try:
             target = await asyncio.to_thread(self._load)
-            pace = await asyncio.to_thread(self._measure, target)
+            costs = await asyncio.to_thread(self._measure, target)
             tokens = await asyncio.to_thread(tokens_of, target)
             weights = await asyncio.to_thread(weights_digest, self._settings.model)
             self._grammars = await asyncio.to_thread(Grammars, tokens, target.eos_ids, target.vocabulary_size)
@@ -112,7 +112,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
         self._describe(target, tokens, weights)
-        self._engine = EngineThread(target, _engine_limits(self._settings), self._publish, self._fail, pace)
+        self._engine = EngineThread(target, _engine_limits(self._settings), self._publish, self._fail, costs)
         self._metrics.registry.register(
             VerifierCollector(self._engine, self._sources, self._table, target.pool, self._served.model)
         )

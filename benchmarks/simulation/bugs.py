@@ -110,8 +110,8 @@ def woken_verifier_goes_on() -> list[Substitute]:
     return [(SessionManager, "open", opened)]
 
 
-def superseded_readers_untold() -> list[Substitute]:
-    """Who reads a session that is taken over is not told, and waits."""
+def superseded_readers_not_notified() -> list[Substitute]:
+    """The readers of a session that is taken over are not notified, and wait."""
 
     def supersede(self: SessionTable, view: Any) -> None:
         self.forget(view)
@@ -153,7 +153,7 @@ def finish_lost() -> list[Substitute]:
     return [(watch._SessionCursor, "collect", collect)]
 
 
-def credit_lost() -> list[Substitute]:
+def usage_lost() -> list[Substitute]:
     """What a lost verifier cost is forgotten."""
 
     def lost(self: Delivery) -> None:
@@ -237,15 +237,15 @@ def readers_kept() -> list[Substitute]:
 
 def node_admitted_twice() -> list[Substitute]:
     """A step computes its likeliest drafted node twice."""
-    real = Session.begin
+    real = Session.step_rows
 
-    def begin(self: Session, rows: int, nodes: int) -> StepRows:
-        step_rows = real(self, rows, nodes)
-        tree = step_rows.tree
+    def step_rows(self: Session, rows: int, nodes: int) -> StepRows:
+        planned = real(self, rows, nodes)
+        tree = planned.tree
         twice = [column + column[:1] for column in (tree.tokens, tree.parents, tree.survival, tree.sources)]
-        return step_rows._replace(tree=TokenTree(*twice))
+        return planned._replace(tree=TokenTree(*twice))
 
-    return [(Session, "begin", begin)]
+    return [(Session, "step_rows", step_rows)]
 
 
 def wrong_row_committed() -> list[Substitute]:
@@ -286,11 +286,11 @@ BUGS: dict[str, Callable[[], list[Substitute]]] = {
         have_ignored,
         end_forgotten,
         woken_verifier_goes_on,
-        superseded_readers_untold,
+        superseded_readers_not_notified,
         append_unconditional,
         takeover_loses_an_id,
         finish_lost,
-        credit_lost,
+        usage_lost,
         epoch_reissued,
         frozen_verifier_trusted,
         orphans_kept,

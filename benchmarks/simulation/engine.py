@@ -28,7 +28,7 @@ class ToyEngine:
     """Decodes what is put into its inbox.
 
     Args:
-        registry: the worker's; it knows each session's seed.
+        table: the worker's sessions, each with its seed.
         publish: called with each batch.
         chance: varies how long steps take.
         step_s: usual duration of a step.
@@ -39,7 +39,7 @@ class ToyEngine:
     def __init__(
         self,
         loop: VirtualLoop,
-        registry: SessionTable,
+        table: SessionTable,
         publish: Callable[[Batch], None],
         chance: random.Random,
         step_s: float,
@@ -48,11 +48,11 @@ class ToyEngine:
     ) -> None:
         limits = EngineLimits(CHUNK, beat_s=BEAT_S, most_running=most_running, adaptive=False)
         pool: Any = ToyPool(blocks)
-        self._pace = StepCostModel()
-        self.core = EngineCore(KVCache(pool, limits.reuse_prefixes, limits.lease_s), limits, self._pace)
+        self._costs = StepCostModel()
+        self.core = EngineCore(KVCache(pool, limits.reuse_prefixes, limits.lease_s), limits, self._costs)
         self._target = ToyTarget(pool)
         self._loop = loop
-        self._registry = registry
+        self._table = table
         self._publish = publish
         self._chance = chance
         self._step_s = step_s
@@ -63,8 +63,8 @@ class ToyEngine:
     def put(self, command: Command) -> None:
         """Puts a command into the inbox; while the target computes, applies it at once."""
         if isinstance(command, Open):
-            view = self._registry.by_handle(command.session.handle)
-            assert view is not None, "a session is registered before it is opened"
+            view = self._table.by_handle(command.session.handle)
+            assert view is not None, "a session is in the table before it is opened"
             self._target.seeds[view.handle] = view.request.seed
         if self._computing:
             self.core.apply(command, self._loop.now)
@@ -114,5 +114,5 @@ class ToyEngine:
             self.core.abandon(begun, failure)
             return
         now = self._loop.now
-        self._pace.record(begun.rows, (now - began) * 1000, len(begun.parts), begun.depth)
+        self._costs.record(begun.rows, (now - began) * 1000, len(begun.parts), begun.depth)
         self.core.finish(begun, outcome, PassTimes(began, now))

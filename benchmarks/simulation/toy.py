@@ -65,24 +65,24 @@ class ToyTarget:
         """The logits of a pass. Raises Overloaded."""
         following = [
             next_id(hash_, self.seeds[session.handle])
-            for (session, _), share in zip(begun.parts, begun.shares, strict=True)
-            for hash_ in self._compute(share)
+            for (session, _), sequence in zip(begun.parts, begun.sequences, strict=True)
+            for hash_ in self._compute(sequence)
         ]
         return _LOGITS[np.asarray(following, np.intp)]
 
-    def _compute(self, share: SequenceRows) -> list[int]:
+    def _compute(self, sequence: SequenceRows) -> list[int]:
         """Prefix hash of each wanted row, from the one in the slot before."""
-        table, rows = share.table, self._pool.rows
-        length, count = table.length, len(share.tokens)
-        pairs = set(zip(share.parents, share.tokens, strict=True))
+        table, rows = sequence.table, self._pool.rows
+        length, count = table.length, len(sequence.tokens)
+        pairs = set(zip(sequence.parents, sequence.tokens, strict=True))
         assert len(pairs) == count, "a node is computed twice"
         table.reserve(length + count)
         prefix = rows[table.slots(length - 1, length)[0]] if length else EMPTY
         hashes: list[int] = []
-        for token, parent in zip(share.tokens, share.parents, strict=True):
+        for token, parent in zip(sequence.tokens, sequence.parents, strict=True):
             hashes.append(extend(prefix if parent < 0 else hashes[parent], token))
             table.parents.append(parent)
             table.depths.append(table.depths[parent] + 1 if parent >= 0 else 0)
         for slot, hash_ in zip(table.slots(length, length + count), hashes, strict=True):
             rows[slot] = hash_
-        return [hashes[row] for row in share.want]
+        return [hashes[row] for row in sequence.want]

@@ -83,10 +83,10 @@ class Verifier:
         def publish(batch: Batch) -> None:
             network.loop.call_soon(inner._absorb, batch)
 
-        self.registry = inner._table
+        self.table = inner._table
         self.engine = inner._engine = ToyEngine(
             network.loop,
-            self.registry,
+            self.table,
             publish,
             chance,
             shape.step_s,
@@ -94,7 +94,7 @@ class Verifier:
             shape.most_running,
         )
         inner._describe(_TARGET, None)
-        self._links = inner._sources
+        self._sources = inner._sources
         listening: Any = Server(network, process, process.name)
         add_VerifierServicer_to_server(self.server, listening)
         process.spawn(self.engine.run())
@@ -108,12 +108,12 @@ class Verifier:
     def left(self) -> dict[str, int]:
         """What it still holds for sessions; all zero when nobody needs anything."""
         return {
-            "sessions": len(self.registry._by_key),
-            "running": self.registry.running,
+            "sessions": len(self.table._by_key),
+            "running": self.table.running,
             "decoding": len(self.engine.core.sessions),
             "waiting": self.engine.core.sessions.scheduler.waiting,
             "slots": self.engine.core.kv.running_slots,
-            "followed": len(self._links._by_session),
+            "followed": len(self._sources._by_session),
         }
 
 

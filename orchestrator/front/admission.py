@@ -184,7 +184,7 @@ def admit(
     _check_ids(ids, target)
     max_tokens = _max_tokens(start, len(ids), target, default_max_tokens)
     params = sampling_from_wire(start.sampling, target.vocabulary_size)
-    params.check_ending(max_tokens)
+    params.check_stops(max_tokens)
     return AdmittedRequest(
         key=key,
         ids=tuple(ids),

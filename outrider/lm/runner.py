@@ -112,7 +112,7 @@ class PackedLM:
         ``deterministic`` profile.
         """
         profile: Profile = Deterministic() if deterministic else FastProfile()
-        ranks = 1 if rank_group is None else rank_group.place.size
+        ranks = 1 if rank_group is None else rank_group.info.size
         profile.check_settings(device, threads, ranks)
         torch.set_num_threads(threads)
         source = str(path_or_id)

@@ -21,7 +21,7 @@ class Match(NamedTuple):
     tokens: tuple[int, ...]
     """Token ids of the accepted nodes, then the target's own token: one more than `path` has."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Log-probability of each token, where `TargetTokens.told` added them; criteria add none."""
+    """Log-probability of each token, where `TargetSampler.with_logprobs` added them; criteria add none."""
 
 
 def path_match(tree: TokenTree, target_token: Callable[[int, tuple[int, ...]], int]) -> Match:

@@ -28,6 +28,7 @@ from verifier_service.settings import VerifierSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP = re.compile(r"^\d+\. `([^`]+)` `([^`]+)`", re.MULTILINE)
+DECISION = re.compile(r"^\| [^|]+ \| `([^`]+)` `([^`]+)`(?:, `([^`]+)`)? \|$", re.MULTILINE)
 
 Step = tuple[str, str]
 
@@ -35,7 +36,13 @@ Step = tuple[str, str]
 def documented() -> dict[str, list[Step]]:
     """The documented steps, by heading."""
     sections = re.split(r"^## ", (ROOT / "docs/request.md").read_text(), flags=re.MULTILINE)[1:]
-    return {section.partition("\n")[0]: STEP.findall(section) for section in sections}
+    return {section.partition("\n")[0]: steps for section in sections if (steps := STEP.findall(section))}
+
+
+def decisions() -> list[Step]:
+    """Functions in the table of decisions."""
+    rows = DECISION.findall((ROOT / "docs/request.md").read_text())
+    return [(path, name) for path, *names in rows for name in names if name]
 
 
 class Trace:
@@ -127,3 +134,9 @@ def test_every_file_of_the_way_is_there() -> None:
     steps = [step for steps in documented().values() for step in steps]
     assert len(steps) > 40
     assert not [path for path, _ in steps if not (ROOT / path).is_file()]
+
+
+def test_every_decision_is_taken_on_the_way() -> None:
+    steps = {step for steps in documented().values() for step in steps}
+    assert len(decisions()) > 12
+    assert not set(decisions()) - steps

@@ -80,10 +80,10 @@ def take_part(folder: Path, rank_group: RankGroup, longest: int) -> None:
     try:
         lm = PackedLM.load(folder, rank_group=rank_group)
     except ModelRefused as error:
-        if rank_group.place.rank == 0:
+        if rank_group.info.rank == 0:
             (folder / "refused.txt").write_text(str(error))
         return
-    if rank_group.place.rank:
+    if rank_group.info.rank:
         follow_leader(lm, rank_group)
         return
     lead = Leader(lm, rank_group, lambda error: os._exit(3))
@@ -94,9 +94,9 @@ def take_part(folder: Path, rank_group: RankGroup, longest: int) -> None:
 
 
 def main() -> None:
-    place = RankInfo.of(os.environ)
-    assert place is not None
-    rank_group = RankGroup.join(place, "cpu", TIMEOUT_S)
+    info = RankInfo.of(os.environ)
+    assert info is not None
+    rank_group = RankGroup.join(info, "cpu", TIMEOUT_S)
     longest = int(sys.argv[1])
     for folder in sys.argv[2:]:
         take_part(Path(folder), rank_group, longest)

@@ -32,10 +32,10 @@ def test_the_faster_way_stays(
 
 
 def wrong(*given: object) -> torch.Tensor:
-    query, values, seen = given[0], given[2], given[3]
+    query, values, metadata = given[0], given[2], given[3]
     assert isinstance(query, torch.Tensor)
     assert isinstance(values, torch.Tensor)
-    assert isinstance(seen, AttentionMetadata)
+    assert isinstance(metadata, AttentionMetadata)
     return query.new_ones(*query.shape[:2], values.shape[2])
 
 

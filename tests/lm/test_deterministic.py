@@ -61,7 +61,9 @@ def differing_rows(lm: PackedLM, seed: int, turns: int = 7) -> tuple[int, int]:
     others: list[list[int]] = []
     for turn in range(turns):
         chosen = dice.sample(sessions, dice.randint(1, len(sessions)))
-        sequences, paths = zip(*(session.share(dice.choice((1, 9, 20))) for session in chosen), strict=True)
+        sequences, paths = zip(
+            *(session.sequence_rows(dice.choice((1, 9, 20))) for session in chosen), strict=True
+        )
         found = lm.forward(sequences)
         for row, ids in zip(found, [ids for wanted in paths for ids in wanted], strict=True):
             differing += not torch.equal(row, whole(lm, ids)[-1])

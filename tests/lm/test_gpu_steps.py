@@ -1,5 +1,5 @@
 """Steps on a GPU: captured graphs and the compiled kernel against the ragged way. `TRITON_INTERPRET=0` and a
-CUDA device are needed; elsewhere `test_steps.py` and `test_tree_attention_kernel.py` stand in."""
+CUDA device are needed; elsewhere `test_graphs.py` and `test_tree_attention_kernel.py` stand in."""
 
 import os
 import random

@@ -46,7 +46,7 @@ class Pair:
         self.other.commit(range(len(prompt)))
 
     def sequences(self, most: int) -> tuple[SequenceRows, SequenceRows]:
-        sequence, _ = self.driven.share(most)
+        sequence, _ = self.driven.sequence_rows(most)
         every = range(len(sequence.tokens))
         return tuple(SequenceRows(table, sequence.tokens, sequence.parents, every) for table in self.tables)  # type: ignore[return-value]
 
@@ -122,8 +122,8 @@ def no_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    seen: AttentionMetadata,
-    how: AttentionParams,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
 ) -> torch.Tensor:
     """Stands in for the kernel, which is one operation or two."""
     return query.new_zeros(*query.shape[:2], values.shape[2])
@@ -241,23 +241,23 @@ def attend_everything(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    seen: AttentionMetadata,
-    how: AttentionParams,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
 ) -> torch.Tensor:
     """Attention as one fixed sequence of operations, whatever the step holds: all positions there may be."""
     groups = query.shape[1] // keys.shape[0]
     at = torch.arange(LENGTH + BLOCK)
-    tile = seen.row_tile.long().clamp_min(0)
-    table, length = seen.tiles[tile, 2].long(), seen.tiles[tile, 3].long()
-    page = seen.tables[(table[:, None] + at // BLOCK).clamp_max(len(seen.tables) - 1)].long()
+    tile = metadata.row_tile.long().clamp_min(0)
+    table, length = metadata.tiles[tile, 2].long(), metadata.tiles[tile, 3].long()
+    page = metadata.tables[(table[:, None] + at // BLOCK).clamp_max(len(metadata.tables) - 1)].long()
     slots = (page * BLOCK + at % BLOCK).clamp(0, keys.shape[1] - 1)
     node = (at[None] - length[:, None]).clamp(0, 255)
-    bits = (seen.masks.gather(1, node // 32) >> (node % 32)) & 1
-    allowed = torch.where(at < length[:, None], at >= seen.first[:, None], bits == 1)
+    bits = (metadata.masks.gather(1, node // 32) >> (node % 32)) & 1
+    allowed = torch.where(at < length[:, None], at >= metadata.first[:, None], bits == 1)
     chosen, mixed = (
         plane[:, slots].permute(1, 0, 2, 3).repeat_interleave(groups, dim=1) for plane in (keys, values)
     )
-    scores = torch.einsum("rhd,rhsd->rhs", query, chosen) * (how.scaling or query.shape[2] ** -0.5)
+    scores = torch.einsum("rhd,rhsd->rhs", query, chosen) * (params.scaling or query.shape[2] ** -0.5)
     weights = torch.softmax(scores.masked_fill(~allowed[:, None], -1e30), dim=-1)
     # Nothing says what lies where nobody may look; zero times that need not be zero.
     mixed = mixed.masked_fill(~allowed[:, None, :, None], 0.0)

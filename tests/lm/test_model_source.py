@@ -67,9 +67,11 @@ def test_what_is_not_in_the_cache_is_named_with_what_to_do(
     offline: Path, tiny_llama: Path, name: str, command: str
 ) -> None:
     put(offline, "org/tiny", {FIRST: tiny_llama}, {"main": FIRST})
-    with pytest.raises(InvalidRequest, match=f"'{name}' was not found in the cache .*HF_HUB_OFFLINE") as told:
+    with pytest.raises(
+        InvalidRequest, match=f"'{name}' was not found in the cache .*HF_HUB_OFFLINE"
+    ) as raised:
         PackedLM.load(name)
-    assert command in str(told.value)
+    assert command in str(raised.value)
 
 
 def test_a_download_that_stopped_half_way_is_named(offline: Path, tiny_llama: Path) -> None:
@@ -121,9 +123,9 @@ def test_a_folder_that_is_not_whole_is_named_with_what_is_missing(
     copy: Path, spoil: Spoil, says: str
 ) -> None:
     spoil(copy)
-    with pytest.raises(InvalidRequest, match=says) as told:
+    with pytest.raises(InvalidRequest, match=says) as raised:
         PackedLM.load(copy)
-    assert str(copy) in str(told.value)
+    assert str(copy) in str(raised.value)
 
 
 @pytest.mark.parametrize("method", ["gptq", "bitsandbytes", "awq", "compressed-tensors", "hqq", "torchao"])

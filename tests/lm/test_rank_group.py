@@ -24,7 +24,7 @@ REFUSED = {"gpt2": {}, "mistral": {"num_key_value_heads": 1}}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Models that a pair of processes has loaded, driven, and told of."""
+    """Models that a pair of processes has loaded, driven, and reported on."""
     root = tmp_path_factory.mktemp("ranked")
     every = {family: REFUSED.get(family, {}) for family in [*FAMILIES, *REFUSED]}
     for family, changes in every.items():
@@ -104,9 +104,9 @@ def test_the_first_rank_leaves_a_meeting_last() -> None:
     """Its end is the store's, and whoever has not looked by then would find nobody there."""
     first = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     late = Late(TCPStore("127.0.0.1", first.port, 2, is_master=False))
-    crews = [RankGroup(RankInfo(rank, 2, rank), store, None, 20) for rank, store in enumerate((first, late))]
+    groups = [RankGroup(RankInfo(rank, 2, rank), store, None, 20) for rank, store in enumerate((first, late))]
     with ThreadPoolExecutor() as threads:
-        met = [threads.submit(rank_group.meet, "loaded", timedelta(seconds=20)) for rank_group in crews]
+        met = [threads.submit(rank_group.meet, "loaded", timedelta(seconds=20)) for rank_group in groups]
         assert not wait(met, 0.5).done
         late.looked.set()
         assert wait(met, 20).not_done == set()

@@ -1,4 +1,4 @@
-"""What the first rank tells the others arrives as it was said."""
+"""What rank 0 sends the other ranks arrives unchanged."""
 
 import pytest
 from hypothesis import given

@@ -43,7 +43,7 @@ class Driven:
         self.nodes: list[int] = []
         self._dice = dice
 
-    def share(self, most: int) -> tuple[SequenceRows, list[list[int]]]:
+    def sequence_rows(self, most: int) -> tuple[SequenceRows, list[list[int]]]:
         """Random rows below random nodes, and the ids up to each wanted row."""
         count = self._dice.randint(1, most)
         kept = self.table.nodes
@@ -95,7 +95,7 @@ def test_random_sessions_see_what_their_own_paths_say(
     others: list[list[int]] = []
     for turn in range(9):
         chosen = dice.sample(sessions, dice.randint(1, len(sessions)))
-        sequences, paths = zip(*(session.share(9 if turn else 20) for session in chosen), strict=True)
+        sequences, paths = zip(*(session.sequence_rows(9 if turn else 20) for session in chosen), strict=True)
         found = lm.forward(sequences)
         expected = [eager_logits(twin, ids)[-1] for wanted in paths for ids in wanted]
         assert found.shape == (len(expected), VOCABULARY)
@@ -177,7 +177,7 @@ def test_any_number_of_sessions_is_one_call_of_the_model(lm: PackedLM) -> None:
         lm.release(table)
 
 
-def test_logits_are_float32_in_the_order_of_shares_and_wants(lm: PackedLM) -> None:
+def test_logits_are_float32_in_the_order_of_sequences_and_wanted_rows(lm: PackedLM) -> None:
     one, two = prefilled(lm, [1, 2]), prefilled(lm, [3])
     both = lm.forward([SequenceRows(one, [4, 5], [-1, -1], [1, 0]), SequenceRows(two, [6], [-1], [0])])
     one.drop_nodes()
@@ -220,7 +220,7 @@ def test_a_table_may_be_the_last_of_its_model_up_to_the_last_position(lm: Packed
         ([1], [-1], [1], "not one of the 1 rows"),
     ],
 )
-def test_a_share_that_contradicts_itself_is_refused_and_changes_nothing(
+def test_a_sequence_that_contradicts_itself_is_refused_and_changes_nothing(
     lm: PackedLM, tokens: list[int], parents: list[int], want: list[int], message: str
 ) -> None:
     table = lm.table()

@@ -83,7 +83,7 @@ class Attention:
             sequences = [self._session(*tree) for tree in case.trees]
             self.plan = PassPlan(sequences, self.pool, dtype)
         sinks = self._draw(case.heads) if case.sinks else None
-        self.how = AttentionParams(case.scaling, case.window, case.softcap, sinks)
+        self.params = AttentionParams(case.scaling, case.window, case.softcap, sinks)
         rows = self.plan.row_count
         self.query = self._draw(1, case.heads, rows, case.width)
         self.keys = self._draw(1, case.key_heads, rows, case.width)
@@ -110,7 +110,7 @@ class Attention:
     def ragged(self) -> torch.Tensor:
         """`[rows, heads, value width]` by the way that the CPU takes."""
         cache = SlotCache("test", self.pool, self.plan)
-        return cache.compute(self.query, self.keys, self.values, self.how, 0)[0]
+        return cache.compute(self.query, self.keys, self.values, self.params, 0)[0]
 
     def static(self, attend: Attend) -> torch.Tensor:
         """The same as a step of static shape, its padding included."""
@@ -121,9 +121,9 @@ class Attention:
         inputs.send({})
         padding = (0, 0, 0, shape.rows - self.plan.row_count)
         slots = inputs.slots.device[: shape.rows]
-        cache = PagedCache("test", self.pool, slots, inputs.seen(shape), attend)
+        cache = PagedCache("test", self.pool, slots, inputs.metadata(shape), attend)
         padded = (torch.nn.functional.pad(each, padding) for each in (self.query, self.keys, self.values))
-        return cache.compute(*padded, self.how, 0)[0]
+        return cache.compute(*padded, self.params, 0)[0]
 
 
 @pytest.mark.parametrize("seed", range(2))

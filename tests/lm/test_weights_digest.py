@@ -1,4 +1,4 @@
-"""Which model it is, told by its files."""
+"""A model is identified by the digest of its files."""
 
 import json
 import shutil

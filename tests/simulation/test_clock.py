@@ -18,11 +18,11 @@ def run(loop: VirtualLoop, work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def test_a_day_passes_at_once_and_in_order() -> None:
-    loop, told = VirtualLoop(), []
+    loop, called = VirtualLoop(), []
 
     async def work() -> float:
-        loop.call_later(86_400, told.append, "a day")
-        loop.call_later(3_600, told.append, "an hour")
+        loop.call_later(86_400, called.append, "a day")
+        loop.call_later(3_600, called.append, "an hour")
         began = loop.time()
         await asyncio.sleep(100_000)
         return loop.time() - began
@@ -30,7 +30,7 @@ def test_a_day_passes_at_once_and_in_order() -> None:
     began = time.monotonic()
     assert run(loop, work()) == 100_000
     assert time.monotonic() - began < 5
-    assert told == ["an hour", "a day"]
+    assert called == ["an hour", "a day"]
 
 
 def test_waiting_for_what_never_comes_is_an_error() -> None:

@@ -18,7 +18,7 @@ from speculative.errors import StaleEpoch, Unavailable
 
 
 class Echo(VerifierServicer):
-    """Counts, and says again what it is told."""
+    """Counts, and repeats what it hears."""
 
     def __init__(self) -> None:
         self.cancels: list[int] = []

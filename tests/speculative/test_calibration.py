@@ -59,16 +59,16 @@ def test_a_source_that_joins_later_leaves_the_others_what_they_learnt() -> None:
 
 
 class Seen:
-    """A judge that writes down what it is told and believes no estimate."""
+    """A calibrator that writes down what it learns and believes no estimate."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, float, bool]] = []
+        self.learnt: list[tuple[int, float, bool]] = []
 
     def worth(self, source: int, estimate: float) -> float:
         return estimate / 2
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
-        self.told.append((source, estimate, hit))
+        self.learnt.append((source, estimate, hit))
 
 
 IDS = [7, 8]
@@ -87,24 +87,24 @@ def offered(
 def test_every_offered_child_of_a_committed_id_is_evidence_admitted_or_not() -> None:
     pool, seen = offered((1, (1, 2, 3), (-1, -1, 0), (0.6, 0.3, 0.3)))
     pool.commit([1, 5])
-    assert sorted(seen.told) == [(1, 0.3, False), (1, 0.5, False), (1, 0.6, True)]
+    assert sorted(seen.learnt) == [(1, 0.3, False), (1, 0.5, False), (1, 0.6, True)]
 
 
 def test_what_lies_below_a_wrong_node_is_no_evidence() -> None:
     pool, seen = offered((1, (1, 2), (-1, 0), (0.6, 0.5)))
     pool.commit([4])
-    assert seen.told == [(1, 0.6, False)]
+    assert seen.learnt == [(1, 0.6, False)]
 
 
-def test_each_source_of_a_shared_node_is_judged_by_its_own_estimate() -> None:
+def test_each_source_of_a_node_is_calibrated_by_its_own_estimate() -> None:
     pool, seen = offered((1, (1,), (-1,), (0.6,)), (2, (1,), (-1,), (0.9,)))
     assert pool.rank(4).survivals == pytest.approx([0.45])
     pool.commit([1])
-    assert sorted(seen.told) == [(1, 0.6, True), (2, 0.9, True)]
+    assert sorted(seen.learnt) == [(1, 0.6, True), (2, 0.9, True)]
 
 
 def test_a_draft_that_comes_too_late_is_still_evidence() -> None:
     pool, seen = offered()
     pool.commit([1, 2])
     pool.offer(Fragment(1, 1, 2, prefix_hash(IDS), (1, 9), (-1, 0), (0.5, 0.25)))
-    assert seen.told == [(1, 0.5, True), (1, 0.5, False)]
+    assert seen.learnt == [(1, 0.5, True), (1, 0.5, False)]

@@ -1,4 +1,4 @@
-"""One behaviour at a time; test_merge_properties.py has the law."""
+"""One behaviour at a time; test_draft_pool_properties.py has the law."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -121,8 +121,8 @@ def test_a_node_that_was_committed_meanwhile_is_still_a_base() -> None:
 
 def test_a_base_not_known_yet_waits_for_its_node() -> None:
     drafts = pool()
-    assert drafts.offer(chain([*IDS, 1, 2], 3)) == Offer(waiting=1)
-    assert drafts.offer(chain([*IDS, 1], 2)) == Offer(waiting=1)
+    assert drafts.offer(chain([*IDS, 1, 2], 3)) == Offer(unanchored=1)
+    assert drafts.offer(chain([*IDS, 1], 2)) == Offer(unanchored=1)
     assert drafts.drafted == 0
     assert drafts.offer(chain(IDS, 1)) == Offer(kept=1)
     assert paths(drafts) == {(1,), (1, 2), (1, 2, 3)}
@@ -144,14 +144,14 @@ def test_a_drafted_nodes_hash_at_another_length_names_no_base() -> None:
     drafts = pool()
     drafts.offer(chain(IDS, 1, 2))
     lying = Fragment(1, 5, len(IDS) + 5, prefix_hash([*IDS, 1]), (7,), (-1,), (0.5,))
-    assert drafts.offer(lying) == Offer(waiting=1)
+    assert drafts.offer(lying) == Offer(unanchored=1)
     assert paths(drafts) == {(1,), (1, 2)}
 
 
 def test_waiting_is_bounded_per_source_and_the_oldest_goes_first() -> None:
-    drafts = pool(waiting_cap=2)
+    drafts = pool(unanchored_cap=2)
     for token in (1, 2, 3):
-        assert drafts.offer(chain([*IDS, token], 7)) == Offer(waiting=1)
+        assert drafts.offer(chain([*IDS, token], 7)) == Offer(unanchored=1)
     drafts.offer(chain([*IDS, 1], 8, source=2))
     assert drafts.unanchored == 3
     assert drafts.totals.refused == 1
@@ -161,13 +161,13 @@ def test_waiting_is_bounded_per_source_and_the_oldest_goes_first() -> None:
 
 
 def test_the_same_fragment_waits_once() -> None:
-    drafts = pool(waiting_cap=2)
+    drafts = pool(unanchored_cap=2)
     drafts.offer(chain([*IDS, 1], 7, 8))
     assert drafts.offer(chain([*IDS, 1], 7, 8)) == Offer(duplicate=2)
     assert drafts.unanchored == 1
 
 
-def test_the_first_to_offer_a_node_has_the_credit_and_the_higher_survival_counts() -> None:
+def test_a_node_counts_for_the_first_source_and_has_the_higher_survival() -> None:
     drafts = pool()
     drafts.offer(chain(IDS, 1, 2, survival=0.5, source=2))
     assert drafts.offer(chain(IDS, 1, survival=0.8, source=1)) == Offer(duplicate=1)
@@ -247,7 +247,7 @@ def test_a_survival_of_zero_is_no_division_by_zero() -> None:
 
 def test_a_hundred_thousand_fragments_leave_nothing_behind() -> None:
     random = Random(0)
-    drafts = DraftPool([1], epoch=5, vocabulary_size=100, limit=10**9, node_cap=64, waiting_cap=8)
+    drafts = DraftPool([1], epoch=5, vocabulary_size=100, limit=10**9, node_cap=64, unanchored_cap=8)
     committed = [1]
 
     def feed(count: int) -> None:

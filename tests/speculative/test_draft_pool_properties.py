@@ -102,7 +102,7 @@ def play(truth: Path, messages: list[Sent], random: Random, limit: int, **caps: 
             step = random.randint(1, len(truth) - pool.length)
             pool.commit(truth[pool.length : pool.length + step])
         offer = pool.offer(message.fragment)
-        parts = (offer.kept, offer.stale, offer.waiting, offer.duplicate, offer.refused)
+        parts = (offer.kept, offer.stale, offer.unanchored, offer.duplicate, offer.refused)
         assert sum(parts) == len(message.fragment)
     pool.commit(truth[pool.length :])
     return pool
@@ -145,14 +145,14 @@ def test_the_best_n_nodes_are_the_n_of_largest_survival(
 @settings(max_examples=200)
 @given(sessions(), st.integers(0, 2**32), st.integers(2, 6), st.integers(0, 2))
 def test_bounds_hold_and_only_ever_lose_nodes(
-    session: tuple[Path, list[Sent]], seed: int, node_cap: int, waiting_cap: int
+    session: tuple[Path, list[Sent]], seed: int, node_cap: int, unanchored_cap: int
 ) -> None:
     truth, messages = session
     random = Random(seed)
     order = [message for message in messages * 2 if random.random() < 0.8]
     random.shuffle(order)
-    pool = play(truth, order, random, 1000, node_cap=node_cap, waiting_cap=waiting_cap)
+    pool = play(truth, order, random, 1000, node_cap=node_cap, unanchored_cap=unanchored_cap)
     found = tree_paths(truth, pool.best_tree(1000))
     assert set(found) <= set(expected_pending(truth, 1000, order))
     assert pool.drafted == len(found) <= node_cap
-    assert pool.unanchored <= waiting_cap * 3
+    assert pool.unanchored <= unanchored_cap * 3

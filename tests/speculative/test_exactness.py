@@ -1,7 +1,7 @@
 """Drafts never change the law of the output: proved by enumeration, with exact fractions.
 
-The production functions (path_match, commit_run, Ending, DraftPool) are fed every token that the target can
-give at every node they ask about, each with its exact weight. What a round commits is completed by plain
+The production functions (path_match, cut_at_stop, StopChecker, DraftPool) are fed every token that the target
+can give at every node they ask about, each with its exact weight. What a round commits is completed by plain
 decoding, and the joint law must equal plain decoding's, difference zero. Each way of being silently wrong is
 planted beside it, and the same comparison must notice.
 """
@@ -48,7 +48,7 @@ class Rules:
     stops: tuple[bytes, ...] = ()
     min_tokens: int = 0
 
-    def ending(self, ids: Ids) -> StopChecker:
+    def stop_checker(self, ids: Ids) -> StopChecker:
         return StopChecker(
             self.eos,
             self.limit,
@@ -140,7 +140,7 @@ def plain(law: Law, rules: Rules) -> Callable[[Ids], Joint]:
 
     @cache
     def from_ids(ids: Ids) -> Joint:
-        if rules.ending(ids).finished:
+        if rules.stop_checker(ids).finished:
             return {ids: Fraction(1)}
         joint: Joint = defaultdict(Fraction)
         for token, weight in enumerate(law(ids)):
@@ -172,7 +172,7 @@ def law_after_a_round(
 
     def round_(sample: Sample) -> tuple[Ids, FinishReason | None]:
         match = criterion(tree, lambda node, path: sample(look(tree, node, PROMPT, path)))
-        committed, reason = commit(rules.ending(PROMPT), match.tokens)
+        committed, reason = commit(rules.stop_checker(PROMPT), match.tokens)
         return PROMPT + committed, reason
 
     joint: Joint = defaultdict(Fraction)
@@ -231,7 +231,7 @@ def test_whole_requests_through_the_pool_keep_the_targets_law(rules: Rules, node
     law = rules.applied(random_law(4))
 
     def request(sample: Sample) -> Ids:
-        ids, stop_checker = PROMPT, rules.ending(PROMPT)
+        ids, stop_checker = PROMPT, rules.stop_checker(PROMPT)
         pool = DraftPool(PROMPT, epoch=1, vocabulary_size=3, limit=rules.limit)
         random = Random(node_limit)
         while stop_checker.finished is None:

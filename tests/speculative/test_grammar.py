@@ -126,7 +126,7 @@ def test_whole_requests_keep_the_masked_law(node_limit: int) -> None:
     base, rules = random_law(12), Rules(eos=frozenset({2}))
 
     def request(sample: Sample) -> Ids:
-        ids, stop_checker, matcher = PROMPT, rules.ending(PROMPT), Toy(no_repeats)
+        ids, stop_checker, matcher = PROMPT, rules.stop_checker(PROMPT), Toy(no_repeats)
         pool = DraftPool(PROMPT, epoch=1, vocabulary_size=3, limit=rules.limit)
         random = Random(node_limit)
         while stop_checker.finished is None:
@@ -151,7 +151,7 @@ def test_whole_requests_keep_the_masked_law(node_limit: int) -> None:
 def decode(params: SamplingParams, matcher: Toy, drafts: bool, asked: Logprobs | None = None) -> Any:
     """Twelve ids with real noise; drafted are whole trees over what the grammar has, right and wrong."""
     ids: Ids = (3, 1)
-    told: list[Any] = []
+    logprobs: list[Any] = []
     history, noise = History.of(ids, 2), NoiseRows(5, 6)
     while len(ids) < 14:
         tree = TokenTree(
@@ -166,12 +166,12 @@ def decode(params: SamplingParams, matcher: Toy, drafts: bool, asked: Logprobs |
         target = TargetSampler(params, history, noise, len(ids), logits, matcher)
         match = target.with_logprobs(path_match(tree, target), asked)
         tokens = match.tokens[: 14 - len(ids)]
-        told += match.logprobs[: len(tokens)]
+        logprobs += match.logprobs[: len(tokens)]
         matcher.commit(tokens)
         for token in tokens:
             history.extend([token])
         ids += tokens
-    return ids[2:], told
+    return ids[2:], logprobs
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_processed_logprobs_are_masked_at_their_own_node_and_raw_ones_are_not() 
     for of in LogprobsOf:
         asked = Logprobs(5, of)
         ids, plainly = decode(params, Toy(no_repeats, width=6), drafts=False, asked=asked)
-        again, told = decode(params, Toy(no_repeats, width=6), drafts=True, asked=asked)
-        assert (again, told) == (ids, plainly)
-        barred = [not set(one.top_ids) <= no_repeats(ids[:n]) for n, one in enumerate(told)]
+        again, logprobs = decode(params, Toy(no_repeats, width=6), drafts=True, asked=asked)
+        assert (again, logprobs) == (ids, plainly)
+        barred = [not set(one.top_ids) <= no_repeats(ids[:n]) for n, one in enumerate(logprobs)]
         assert any(barred) == (of is LogprobsOf.RAW)
 
 

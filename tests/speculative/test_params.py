@@ -98,8 +98,8 @@ def test_stop_ids_are_kept_sorted_and_once() -> None:
 def test_an_end_that_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
     params = SamplingParams(**fields)
     with pytest.raises(InvalidRequest, match=says):
-        params.check_ending(10)
-    SamplingParams(min_tokens=10, stop_ids=tuple(range(64))).check_ending(10)
+        params.check_stops(10)
+    SamplingParams(min_tokens=10, stop_ids=tuple(range(64))).check_stops(10)
 
 
 def test_what_ends_a_request_and_what_min_tokens_holds_back() -> None:

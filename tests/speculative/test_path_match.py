@@ -31,7 +31,7 @@ def test_without_drafts_a_round_commits_the_targets_own_token() -> None:
 
 
 @given(truth=st.lists(st.integers(5, 9), min_size=6, max_size=6))
-def test_the_target_is_asked_once_per_visited_node_and_told_its_path(truth: list[int]) -> None:
+def test_the_target_is_asked_once_per_visited_node_with_the_path_to_it(truth: list[int]) -> None:
     asked: list[tuple[int, tuple[int, ...]]] = []
 
     def target(node: int, above: tuple[int, ...]) -> int:

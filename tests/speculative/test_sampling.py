@@ -90,18 +90,18 @@ def test_logprobs_are_a_log_softmax_and_its_largest(
     values: list[float], top: int, data: st.DataObject
 ) -> None:
     token = data.draw(st.integers(0, len(values) - 1))
-    told = token_logprob(logits(*values), token, top)
+    found = token_logprob(logits(*values), token, top)
     normaliser = math.log(math.fsum(math.exp(value) for value in values))
-    assert told.logprob == pytest.approx(values[token] - normaliser, abs=1e-6)
+    assert found.logprob == pytest.approx(values[token] - normaliser, abs=1e-6)
     order = sorted(range(len(values)), key=lambda id_: (-values[id_], id_))[:top]
-    assert list(told.top_ids) == order
-    assert list(told.top_logprobs) == pytest.approx([values[id_] - normaliser for id_ in order], abs=1e-4)
+    assert list(found.top_ids) == order
+    assert list(found.top_logprobs) == pytest.approx([values[id_] - normaliser for id_ in order], abs=1e-4)
 
 
 def test_what_has_no_probability_is_not_among_the_likeliest() -> None:
-    told = token_logprob(logits(-math.inf, 1, -math.inf, 1), 3, 4)
-    assert list(told.top_ids) == [1, 3]
-    assert told.logprob == pytest.approx(-math.log(2))
+    found = token_logprob(logits(-math.inf, 1, -math.inf, 1), 3, 4)
+    assert list(found.top_ids) == [1, 3]
+    assert found.logprob == pytest.approx(-math.log(2))
 
 
 def test_the_callers_logits_stay_as_they_are() -> None:

@@ -30,6 +30,6 @@ def test_plain_decoding_has_an_acceptance_length_of_exactly_1() -> None:
     assert usage.acceptance_length == 1.0
 
 
-def test_every_committed_id_has_a_credit() -> None:
+def test_every_committed_id_has_a_source() -> None:
     with pytest.raises(AssertionError, match="token_sources"):
         UsageCount(prompt_tokens=1).record_round(2, (0,), admitted=0)

@@ -60,7 +60,7 @@ class Request:
     noise: Any = None
     ask: Callable[..., Any] = TargetSampler
     asked: Logprobs | None = None
-    told: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def decode(self, drafts: str = "none", ids: Ids = PROMPT, node_limit: int = 8) -> Ids:
         limit = len(PROMPT) + self.max_tokens
@@ -88,7 +88,7 @@ class Request:
             match = path_match(tree, target)
             committed, _ = cut_at_stop(stop_checker, match.tokens)
             if self.asked is not None:
-                self.told += target.with_logprobs(match, self.asked).logprobs[: len(committed)]
+                self.logprobs += target.with_logprobs(match, self.asked).logprobs[: len(committed)]
             pool.commit(committed)
             for token in committed:
                 history.extend([token])
@@ -108,16 +108,16 @@ def no_drafts(request: Request, ids: Ids, random: Random) -> list[Fragment]:
 
 def what_will_come(request: Request, ids: Ids, random: Random) -> list[Fragment]:
     """A perfect drafter: chains of several lengths, with wrong siblings beside."""
-    told: list[int] = []
+    chosen: list[int] = []
     history = History.of(ids, len(PROMPT))
     for position in range(len(ids), len(ids) + random.randint(1, 5)):
         row = gumbel(request.seed, position, WIDTH)
-        logits = target_logits((*ids, *told))
-        told.append(
-            sample_token(logits, request.params.holding_back(request.eos), history.with_path(told), row)
+        logits = target_logits((*ids, *chosen))
+        chosen.append(
+            sample_token(logits, request.params.holding_back(request.eos), history.with_path(chosen), row)
         )
-    wrong = chain(ids, [(told[0] + 1) % WIDTH], source=2)
-    return [wrong, chain(ids, told), chain((*ids, *told[:1]), [random.randrange(WIDTH)], source=2)]
+    wrong = chain(ids, [(chosen[0] + 1) % WIDTH], source=2)
+    return [wrong, chain(ids, chosen), chain((*ids, *chosen[:1]), [random.randrange(WIDTH)], source=2)]
 
 
 def rubbish(request: Request, ids: Ids, random: Random) -> list[Fragment]:
@@ -222,14 +222,14 @@ def test_logprobs_are_those_of_the_logits_that_chose(kind: str, of: LogprobsOf) 
     """Accepted and own tokens alike, whatever was drafted, against the same computed position by position."""
     request = Request(**REQUESTS[kind], asked=Logprobs(3, of))
     ids = request.decode("everything")
-    assert len(request.told) == len(ids) - len(PROMPT)
+    assert len(request.logprobs) == len(ids) - len(PROMPT)
     params = request.params.holding_back(request.eos)
     for position in range(len(PROMPT), len(ids)):
         scores = target_logits(ids[:position]).astype(np.float64)
         if of is LogprobsOf.PROCESSED:
             scores = process_logits(scores, params, History.of(ids[:position], len(PROMPT)))
         logprobs = scores - np.log(np.exp(scores).sum())
-        one = request.told[position - len(PROMPT)]
+        one = request.logprobs[position - len(PROMPT)]
         assert one.logprob == pytest.approx(logprobs[ids[position]], abs=1e-9)
         assert list(one.top_logprobs) == pytest.approx(sorted(logprobs, reverse=True)[:3], abs=1e-5)
 

@@ -52,6 +52,6 @@ def test_survival_is_a_probability(survival: tuple[float, ...]) -> None:
         TokenTree((7, 8), (-1, 0), survival, (1, 1))
 
 
-def test_credit_0_is_the_targets_own() -> None:
+def test_source_index_0_is_the_targets_own() -> None:
     with pytest.raises(MalformedDraft, match="sources"):
         TokenTree((7,), (-1,), (0.5,), (0,))

@@ -45,11 +45,11 @@ class Machine:
     def __init__(self, cost: Cost, truth: float, seed: int, noise: float = 0.15) -> None:
         self.random = Random(seed)
         self.cost, self.truth, self.noise = cost, truth, noise
-        self.pace = StepCostModel({rows: cost(rows) for rows in PROFILED})
+        self.costs = StepCostModel({rows: cost(rows) for rows in PROFILED})
         self.calibration = Calibration(strength=12, memory=200)  # as sessions have it
 
     def budget(self, survivals: Sequence[Sequence[float]], sessions: int) -> list[int]:
-        return allot(survivals, sessions, sessions, self.pace.step_ms)
+        return allot(survivals, sessions, sessions, self.costs.step_ms)
 
     def play(self, sessions: int, steps: int, policy: Policy | None) -> tuple[float, list[int]]:
         """Tokens per millisecond, and the nodes admitted in each step; without a policy, the budget."""
@@ -61,7 +61,7 @@ class Machine:
             rows = sessions + sum(counts)
             took = self.cost(rows)
             spent += took
-            self.pace.record(rows, took * self.random.uniform(1 - self.noise, 1 + self.noise))
+            self.costs.record(rows, took * self.random.uniform(1 - self.noise, 1 + self.noise))
             admitted.append(sum(counts))
             tokens += sum(expected(self.truth, count) for count in counts)
             for _ in range(sessions):

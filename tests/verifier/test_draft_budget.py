@@ -10,13 +10,13 @@ STEADY = {rows: 5.0 + 0.25 * rows for rows in PROFILED}
 SURE = [0.9, 0.8, 0.7, 0.6]
 
 
-def weighing(adaptive: bool = True, row_ms: float = 0.25) -> DraftBudget:
+def budget(adaptive: bool = True, row_ms: float = 0.25) -> DraftBudget:
     return DraftBudget(StepCostModel({rows: 5.0 + row_ms * rows for rows in STEADY}), adaptive)
 
 
 def test_a_session_alone_is_given_what_shares_the_steps_own_time() -> None:
-    assert weighing().admit([SURE], [(1, 1)]) == [4]
-    assert weighing().may_pay([(1, 1)], [16])
+    assert budget().admit([SURE], [(1, 1)]) == [4]
+    assert budget().may_pay([(1, 1)], [16])
 
 
 def test_beside_prompts_decoding_costs_what_it_adds_to_them() -> None:
@@ -27,45 +27,45 @@ def test_beside_prompts_decoding_costs_what_it_adds_to_them() -> None:
 
 def test_beside_prompts_nodes_that_save_no_step_are_left_out() -> None:
     decoding, prompt = (1, 1), (400, 60)
-    assert weighing().admit([SURE, SURE, []], [decoding, decoding, prompt]) == [0, 0, 0]
-    assert not weighing().may_pay([decoding, decoding, prompt], [16, 16, 16])
+    assert budget().admit([SURE, SURE, []], [decoding, decoding, prompt]) == [0, 0, 0]
+    assert not budget().may_pay([decoding, decoding, prompt], [16, 16, 16])
 
 
 def test_nodes_that_promise_hardly_more_than_drafting_costs_are_left_out() -> None:
-    assert weighing(row_ms=12.0).admit([[0.9]], [(1, 1)]) == [1]
-    assert weighing(row_ms=24.0).admit([[0.9]], [(1, 1)]) == [0], "1.9 tokens in 53 ms, or 1 in 29"
+    assert budget(row_ms=12.0).admit([[0.9]], [(1, 1)]) == [1]
+    assert budget(row_ms=24.0).admit([[0.9]], [(1, 1)]) == [0], "1.9 tokens in 53 ms, or 1 in 29"
 
 
 def test_a_step_in_which_nobody_commits_has_no_use_for_drafts() -> None:
-    assert not weighing().may_pay([(400, 60), (300, 4)], [16, 16])
+    assert not budget().may_pay([(400, 60), (300, 4)], [16, 16])
 
 
-def test_sources_are_told_what_nodes_need_and_more_of_it_where_many_share_a_step() -> None:
+def test_sources_are_sent_what_nodes_need_and_more_of_it_where_many_share_a_step() -> None:
     def after(sessions: int) -> float:
-        weighed = weighing()
+        shared = budget()
         for _ in range(60):
-            weighed.admit([SURE] * sessions, [(1, 1)] * sessions)
-        return weighed.least_survival
+            shared.admit([SURE] * sessions, [(1, 1)] * sessions)
+        return shared.least_survival
 
-    assert weighing().least_survival == 0.0
+    assert budget().least_survival == 0.0
     alone, some, many = after(1), after(8), after(40)
     assert 0.0 < alone < some < many < 0.3 + 1e-9
 
 
 def test_plain_decoding_teaches_what_nodes_need_too() -> None:
-    weighed = weighing()
-    weighed.admit([[], []], [(1, 1), (1, 1)])
-    before = weighed.least_survival
-    weighed.admit([[], []], [(400, 64), (300, 16)])
-    assert weighed.least_survival == before > 0.0, "a step that commits nothing says nothing"
+    shared = budget()
+    shared.admit([[], []], [(1, 1), (1, 1)])
+    before = shared.least_survival
+    shared.admit([[], []], [(400, 64), (300, 16)])
+    assert shared.least_survival == before > 0.0, "a step that commits nothing says nothing"
 
 
 def test_a_step_that_everybody_has_left_admits_nothing() -> None:
-    assert weighing().admit([], []) == []
+    assert budget().admit([], []) == []
 
 
 def test_without_a_budget_everything_is_admitted() -> None:
-    fixed = weighing(adaptive=False)
+    fixed = budget(adaptive=False)
     assert fixed.admit([SURE, SURE], [(1, 1), (400, 60)]) == [4, 4]
     assert fixed.may_pay([(400, 60)], [16])
     assert fixed.least_survival == 0.0

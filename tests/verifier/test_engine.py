@@ -34,8 +34,8 @@ async def test_ready_sessions_share_one_forward_per_step() -> None:
         answers = await together(verifier, 6, new=10)
     assert [len(answer.ids) for answer in answers] == [10] * 6
     assert target.forward_calls <= 11
-    assert max(target.shares) == 6
-    assert sum(target.shares) == 60
+    assert max(target.batch_sizes) == 6
+    assert sum(target.batch_sizes) == 60
 
 
 async def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
@@ -48,8 +48,8 @@ async def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
         await eventually(lambda: target.forward_calls > 2)
         beside = await verifier.generate(long, new=5)
         assert max(target.rows) <= 64
-        assert min(target.shares[3:]) >= 1
-        assert target.shares.count(2) >= 500 // 64 + 5
+        assert min(target.batch_sizes[3:]) >= 1
+        assert target.batch_sizes.count(2) >= 500 // 64 + 5
         await verifier.cancel(short)
         alone = await verifier.generate(long, new=5)
     assert alone.ids == beside.ids
@@ -62,8 +62,8 @@ async def test_the_further_into_a_prompt_the_smaller_its_chunks_beside_another_s
 
     target = NgramLM(max_length=2048)
     target.step_s = 0.002
-    pace = Known({1: 1.0, 512: 52.1}, deeper_ms=0.0005)
-    async with serving(target, pace=pace, prefill_chunk=512, prefill_stall_ms=30.0) as verifier:
+    costs = Known({1: 1.0, 512: 52.1}, deeper_ms=0.0005)
+    async with serving(target, costs=costs, prefill_chunk=512, prefill_stall_ms=30.0) as verifier:
         short = verifier.request([1, 2], new=2000)
         await verifier.open(short)
         await eventually(lambda: target.forward_calls > 2)

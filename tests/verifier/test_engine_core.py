@@ -45,8 +45,8 @@ class Driver:
         self.target = NgramLM(slots=slots)
         self.now = 100.0
         limits = EngineLimits(wait_ms_most=wait_ms, adaptive=False)
-        pace = StepCostModel({1: 1000 * STEP_S, 64: 1100 * STEP_S})
-        self.core = EngineCore(KVCache(self.target.pool, True, 0.0), limits, pace)
+        costs = StepCostModel({1: 1000 * STEP_S, 64: 1100 * STEP_S})
+        self.core = EngineCore(KVCache(self.target.pool, True, 0.0), limits, costs)
 
     def open(self, handle: int, sources: SourceSet = PLAIN, deadline_s: float | None = None) -> Session:
         limit = len(PROMPT) + NEW
@@ -91,7 +91,7 @@ class Driver:
 
     def finish(self, begun: TargetPass) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Ids by session handle that the pass committed."""
-        outcome = self.target.forward(begun.shares).numpy()
+        outcome = self.target.forward(begun.sequences).numpy()
         began, self.now = self.now, self.now + STEP_S
         updates = self.core.finish(begun, outcome, PassTimes(began, self.now))
         return tuple((update.handle, update.ids) for update in updates)

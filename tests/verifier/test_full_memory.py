@@ -69,8 +69,8 @@ def test_a_session_that_there_is_no_room_for_is_looked_at_again_when_another_has
     first, second = session(1, BLOCKS * BLOCK // 2 - 1), session(2, BLOCKS * BLOCK // 2 - 1)
     running.open(first, 0.0)
     assert running.ready() == [first]
-    share = kv.share(first, first.begin(first.uncomputed, 0))
-    share.table.reserve((BLOCKS - 2) * BLOCK)
+    sequence = kv.sequence_rows(first, first.step_rows(first.uncomputed, 0))
+    sequence.table.reserve((BLOCKS - 2) * BLOCK)
     running.open(second, 0.0)
     looks.clear()
     for _ in range(50):

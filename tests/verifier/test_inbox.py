@@ -50,7 +50,7 @@ def sessions() -> Sessions:
 
 
 @pytest.fixture
-def intake(sessions: Sessions) -> EngineInbox:
+def inbox(sessions: Sessions) -> EngineInbox:
     return EngineInbox(sessions.merge)
 
 
@@ -60,9 +60,9 @@ def offers(*handles: int, in_flight: InFlight | None = None) -> Offers:
     return Offers(tuple((handle, DRAFT) for handle in handles), 0.0, counted)
 
 
-def left(intake: EngineInbox) -> list[list[int]]:
+def left(inbox: EngineInbox) -> list[list[int]]:
     """Handles of the drafts that wait for the engine's thread."""
-    waiting = [command for command in intake.waiting() if isinstance(command, Offers)]
+    waiting = [command for command in inbox.waiting() if isinstance(command, Offers)]
     return [[handle for handle, _ in command.drafts] for command in waiting]
 
 
@@ -77,67 +77,67 @@ def running(*work: threading.Thread) -> Iterator[None]:
 
 
 def test_drafts_that_come_between_two_passes_wait_for_the_engine(
-    intake: EngineInbox, sessions: Sessions
+    inbox: EngineInbox, sessions: Sessions
 ) -> None:
-    intake.put(offers(1, 2))
-    with intake.computing():
+    inbox.put(offers(1, 2))
+    with inbox.computing():
         pass
-    intake.put(offers(3))
+    inbox.put(offers(3))
     assert sessions.merged == []
-    assert left(intake) == [[1, 2], [3]]
+    assert left(inbox) == [[1, 2], [3]]
 
 
 def test_drafts_that_come_while_the_target_computes_are_merged_at_once(
-    intake: EngineInbox, sessions: Sessions
+    inbox: EngineInbox, sessions: Sessions
 ) -> None:
     in_flight = InFlight()
-    with intake.computing():
-        intake.put(offers(1, 2, in_flight=in_flight))
+    with inbox.computing():
+        inbox.put(offers(1, 2, in_flight=in_flight))
         assert sessions.merged == [1, 2]
         assert in_flight.count == 2, "however fast they are merged, a link may bring so many in a step"
-    assert left(intake) == []
+    assert left(inbox) == []
     assert in_flight.count == 0
 
 
-def test_other_commands_wait_whenever_they_come(intake: EngineInbox) -> None:
-    with intake.computing():
-        intake.put(Cancel(1))
-    intake.put(Cancel(2))
-    assert list(intake.waiting()) == [Cancel(1), Cancel(2)]
-    assert intake.get(0.0) is None
+def test_other_commands_wait_whenever_they_come(inbox: EngineInbox) -> None:
+    with inbox.computing():
+        inbox.put(Cancel(1))
+    inbox.put(Cancel(2))
+    assert list(inbox.waiting()) == [Cancel(1), Cancel(2)]
+    assert inbox.get(0.0) is None
 
 
-def test_what_only_the_engine_can_tell_waits_for_it(intake: EngineInbox, sessions: Sessions) -> None:
+def test_what_only_the_engine_can_decide_waits_for_it(inbox: EngineInbox, sessions: Sessions) -> None:
     sessions.unknown = {2}
     in_flight = InFlight()
-    with intake.computing():
-        intake.put(offers(1, 2, 3, in_flight=in_flight))
+    with inbox.computing():
+        inbox.put(offers(1, 2, 3, in_flight=in_flight))
     assert sessions.merged == [1, 3]
-    assert left(intake) == [[2]]
+    assert left(inbox) == [[2]]
     assert in_flight.count == 1
 
 
 def test_the_engine_has_the_sessions_again_after_a_pass_that_failed(
-    intake: EngineInbox, sessions: Sessions
+    inbox: EngineInbox, sessions: Sessions
 ) -> None:
-    with pytest.raises(ValueError, match="no memory"), intake.computing():
+    with pytest.raises(ValueError, match="no memory"), inbox.computing():
         raise ValueError("no memory")
-    intake.put(offers(1))
+    inbox.put(offers(1))
     assert sessions.merged == []
 
 
 def test_the_engine_waits_for_one_draft_and_not_for_a_whole_message(
-    intake: EngineInbox, sessions: Sessions
+    inbox: EngineInbox, sessions: Sessions
 ) -> None:
     sessions.takes_s = 0.05
     bringing = threading.Event()
 
     def bring() -> None:
         bringing.wait()
-        intake.put(offers(*range(100)))
+        inbox.put(offers(*range(100)))
 
     with running(threading.Thread(target=bring)):
-        with intake.computing():
+        with inbox.computing():
             bringing.set()
             while not sessions.merged:
                 time.sleep(0.001)
@@ -145,26 +145,26 @@ def test_the_engine_waits_for_one_draft_and_not_for_a_whole_message(
         now = len(sessions.merged)
         time.sleep(0.2)
         assert len(sessions.merged) == now
-    assert left(intake) == [list(range(now, 100))]
+    assert left(inbox) == [list(range(now, 100))]
 
 
 def test_every_draft_is_merged_by_one_thread_at_a_time_and_none_is_lost(
-    intake: EngineInbox, sessions: Sessions
+    inbox: EngineInbox, sessions: Sessions
 ) -> None:
     in_flight, taken = [InFlight() for _ in range(4)], []
 
     def bring(source: int) -> None:
         for first in range(0, 1000, 5):
             low = 1000 * source + first
-            intake.put(offers(*range(low, low + 5), in_flight=in_flight[source]))
+            inbox.put(offers(*range(low, low + 5), in_flight=in_flight[source]))
             time.sleep(0.0001)
 
     with running(*[threading.Thread(target=bring, args=[source]) for source in range(4)]):
         while len(taken) + len(sessions.merged) < 4000:
-            with intake.computing():
+            with inbox.computing():
                 time.sleep(0.0005)
             assert sessions.held.acquire(blocking=False), "the engine does not have the sessions"
-            for command in intake.waiting():
+            for command in inbox.waiting():
                 assert isinstance(command, Offers)
                 taken += [handle for handle, _ in command.drafts]
                 command.in_flight.taken += len(command.drafts)

@@ -77,7 +77,7 @@ def test_another_tenant_finds_nothing() -> None:
     assert world.cache.match(world.names(list(range(9)), "b"), 9, 0.0) == []
 
 
-def test_salts_are_told_apart_by_their_parts() -> None:
+def test_salts_of_different_parts_differ() -> None:
     naming = BlockHasher(BLOCK)
     assert naming.salt("ab", "c") != naming.salt("a", "bc")
 

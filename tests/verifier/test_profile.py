@@ -22,16 +22,18 @@ class Clocked(NgramLM):
     def took_ms(self, rows: int, depth: float) -> float:
         return self.slower * (5.0 + 0.25 * rows + 0.002 * rows * depth)
 
-    def forward(self, shares: Sequence[SequenceRows]) -> NgramLogits:
-        self.now_ms += sum(self.took_ms(len(share.tokens), share.table.length) for share in shares)
-        return super().forward(shares)
+    def forward(self, sequences: Sequence[SequenceRows]) -> NgramLogits:
+        self.now_ms += sum(
+            self.took_ms(len(sequence.tokens), sequence.table.length) for sequence in sequences
+        )
+        return super().forward(sequences)
 
 
 def measured(target: Clocked, patch: pytest.MonkeyPatch) -> StepCostModel:
     patch.setattr(step_cost, "time", SimpleNamespace(perf_counter=lambda: target.now_ms / 1000))
-    pace = profile_steps(target)  # type: ignore[arg-type]
+    costs = profile_steps(target)  # type: ignore[arg-type]
     assert target.pool.used_slots == 0
-    return pace
+    return costs
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64, 256, 500])
@@ -40,19 +42,19 @@ def test_a_step_is_expected_to_take_what_its_rows_and_their_past_take(
     rows: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Clocked()
-    pace = measured(target, monkeypatch)
-    assert pace.expected_ms(rows, depth=depth) == pytest.approx(target.took_ms(rows, depth), rel=0.02)
+    costs = measured(target, monkeypatch)
+    assert costs.expected_ms(rows, depth=depth) == pytest.approx(target.took_ms(rows, depth), rel=0.02)
 
 
 def test_a_target_of_few_positions_is_measured_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Clocked(max_length=40)
-    pace = measured(target, monkeypatch)
-    assert pace.expected_ms(4, depth=20) == pytest.approx(target.took_ms(4, 20), rel=0.02)
+    costs = measured(target, monkeypatch)
+    assert costs.expected_ms(4, depth=20) == pytest.approx(target.took_ms(4, 20), rel=0.02)
 
 
 def test_a_slow_target_is_not_measured_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Clocked(slower=100.0)
-    pace = measured(target, monkeypatch)
+    costs = measured(target, monkeypatch)
     assert target.now_ms < 20_000, "of which the short past of four sessions takes half"
-    assert pace.expected_ms(1) == pytest.approx(target.took_ms(1, 64), rel=0.02)
-    assert pace.expected_ms(64, depth=1000) == pace.expected_ms(64)
+    assert costs.expected_ms(1) == pytest.approx(target.took_ms(1, 64), rel=0.02)
+    assert costs.expected_ms(64, depth=1000) == costs.expected_ms(64)

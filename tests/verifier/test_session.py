@@ -14,8 +14,8 @@ from verifier_service.engine.step import StepRows
 from verifier_service.sessions.request import SessionRequest, SourceAddress, SourceSet
 
 WIDTH = 16
-REMOTE = SourceSet(("drafter",), local=frozenset(), remote=frozenset({1}))
-LOCAL = SourceSet(("lookup",), local=frozenset({1}), remote=frozenset())
+REMOTE = SourceSet(("drafter",), proposers=frozenset(), remote=frozenset({1}))
+INSIDE = SourceSet(("lookup",), proposers=frozenset({1}), remote=frozenset())
 
 
 def session(
@@ -55,38 +55,38 @@ def likes(*tokens: int) -> np.ndarray:
 def test_a_prompt_is_a_chain_and_its_last_row_is_wanted() -> None:
     running = session()
     assert running.uncomputed == 3
-    portion = running.begin(3, 6)
-    assert (portion.tokens, portion.parents, portion.want) == ((1, 2, 3), (-1, 0, 1), (2,))
+    rows = running.step_rows(3, 6)
+    assert (rows.tokens, rows.parents, rows.want) == ((1, 2, 3), (-1, 0, 1), (2,))
 
 
 def test_part_of_a_prompt_wants_nothing_and_commits_its_rows() -> None:
     running = session()
-    portion = running.begin(2, 6)
-    assert (portion.tokens, portion.want, portion.final) == ((1, 2), (), False)
-    assert running.skip(portion) == (0, 1)
+    rows = running.step_rows(2, 6)
+    assert (rows.tokens, rows.want, rows.final) == ((1, 2), (), False)
+    assert running.skip(rows) == (0, 1)
     assert running.uncomputed == 1
-    assert running.begin(1, 6).parents == (-1,)
+    assert running.step_rows(1, 6).parents == (-1,)
 
 
 def test_a_tree_hangs_below_the_last_committed_id() -> None:
     running = session()
     running.offer(chain(running, 5, 6))
     running.offer(chain(running, 7))
-    portion = running.begin(3, 6)
-    assert portion.tokens == (1, 2, 3, 5, 6, 7)
-    assert portion.parents == (-1, 0, 1, 2, 3, 2)
-    assert portion.want == (2, 3, 4, 5)
+    rows = running.step_rows(3, 6)
+    assert rows.tokens == (1, 2, 3, 5, 6, 7)
+    assert rows.parents == (-1, 0, 1, 2, 3, 2)
+    assert rows.want == (2, 3, 4, 5)
 
 
-def finish_step(running: Session, portion: StepRows, *tokens: int) -> object:
-    return running.commit(portion, running.match(portion, likes(*tokens)))
+def finish_step(running: Session, rows: StepRows, *tokens: int) -> object:
+    return running.commit(rows, running.match(rows, likes(*tokens)))
 
 
-def test_accepted_nodes_are_credited_and_their_rows_kept() -> None:
+def test_accepted_nodes_count_for_their_source_and_their_rows_are_kept() -> None:
     running = session()
     running.offer(chain(running, 5, 6, 7))
-    portion = running.begin(3, 6)
-    done = running.commit(portion, running.match(portion, likes(5, 6, 9, 0)))
+    rows = running.step_rows(3, 6)
+    done = running.commit(rows, running.match(rows, likes(5, 6, 9, 0)))
     assert done.tokens == (5, 6, 9)
     assert done.token_sources == bytes([1, 1, 0])
     assert done.path == (0, 1, 2, 3, 4)
@@ -99,8 +99,8 @@ def test_accepted_nodes_are_credited_and_their_rows_kept() -> None:
 def test_nothing_past_an_end_of_sequence_id_is_committed() -> None:
     running = session(eos=6)
     running.offer(chain(running, 5, 6, 7))
-    portion = running.begin(3, 6)
-    done = running.commit(portion, running.match(portion, likes(5, 6, 7, 8)))
+    rows = running.step_rows(3, 6)
+    done = running.commit(rows, running.match(rows, likes(5, 6, 7, 8)))
     assert (done.tokens, done.token_sources, done.reason) == ((5, 6), bytes([1, 1]), FinishReason.STOP)
     assert running.usage().accepted == {"drafter": 2}
 
@@ -108,35 +108,35 @@ def test_nothing_past_an_end_of_sequence_id_is_committed() -> None:
 def test_a_limit_inside_an_accepted_run_cuts_it() -> None:
     running = session(limit=5)
     running.offer(chain(running, 5, 6, 7))
-    portion = running.begin(3, 6)
-    assert len(portion.tree) == 1, "what would lie at the limit or past it is not computed"
-    done = running.commit(portion, running.match(portion, likes(5, 6)))
+    rows = running.step_rows(3, 6)
+    assert len(rows.tree) == 1, "what would lie at the limit or past it is not computed"
+    done = running.commit(rows, running.match(rows, likes(5, 6)))
     assert (done.tokens, done.reason) == ((5, 6), FinishReason.LENGTH)
 
 
 def test_drafts_that_come_while_a_step_runs_are_kept_for_the_next() -> None:
     running = session()
-    portion = running.begin(3, 6)
+    rows = running.step_rows(3, 6)
     running.offer(chain(running, 5, 6))
-    finish_step(running, portion, 5)
-    assert running.begin(1, 6).tokens == (5, 6)
+    finish_step(running, rows, 5)
+    assert running.step_rows(1, 6).tokens == (5, 6)
 
 
 def test_a_source_inside_drafts_for_the_step_that_ends_the_prefill() -> None:
-    running = session((1, 2, 3, 4, 1, 2), sources=LOCAL)
+    running = session((1, 2, 3, 4, 1, 2), sources=INSIDE)
     assert running.prepare(4) == []
-    running.skip(running.begin(4, 6))
+    running.skip(running.step_rows(4, 6))
     ((fragment, offer),) = running.prepare(2)
     assert fragment.tokens[:2] == (3, 4)
     assert offer.kept == len(fragment)
-    assert running.begin(2, 6).tree.tokens[:2] == (3, 4)
+    assert running.step_rows(2, 6).tree.tokens[:2] == (3, 4)
 
 
 def test_nan_changes_nothing() -> None:
     running = session()
-    portion = running.begin(3, 6)
+    rows = running.step_rows(3, 6)
     with pytest.raises(EmptySupport):
-        running.match(portion, np.full((1, WIDTH), np.nan, np.float32))
+        running.match(rows, np.full((1, WIDTH), np.nan, np.float32))
     assert (running.ids, running.cached) == ([1, 2, 3], 0)
 
 
@@ -151,13 +151,13 @@ def test_a_muted_source_is_not_listened_to_and_not_waited_for() -> None:
 
 
 def test_sources_that_change_keep_what_they_know() -> None:
-    running = session((1, 2, 3, 4, 1, 2), sources=LOCAL)
+    running = session((1, 2, 3, 4, 1, 2), sources=INSIDE)
     running.prepare(6)
-    both = SourceSet(("lookup", "drafter"), local=frozenset({1}), remote=frozenset({2}))
+    both = SourceSet(("lookup", "drafter"), proposers=frozenset({1}), remote=frozenset({2}))
     running.use_sources(both)
     assert running.prepare(6)[0][1].duplicate > 0
     assert running.name_of(2) == "drafter"
-    running.use_sources(SourceSet(both.names, local=frozenset(), remote=frozenset({2})))
+    running.use_sources(SourceSet(both.names, proposers=frozenset(), remote=frozenset({2})))
     assert running.prepare(6) == []
 
 

@@ -27,10 +27,10 @@ def test_decoding_never_starves_a_prefill() -> None:
     st.integers(1, 1000),
 )
 def test_rows_are_bounded_and_somebody_always_moves(sessions: list[tuple[int, int]], chunk: int) -> None:
-    pending = [rows for rows, _ in sessions]
-    sizes = schedule_rows(pending, [nodes for _, nodes in sessions], chunk)
-    assert all(0 <= size <= rows for size, rows in zip(sizes, pending, strict=True))
-    assert sum(size for size, rows in zip(sizes, pending, strict=True) if rows > 1) <= chunk
+    uncomputed = [rows for rows, _ in sessions]
+    sizes = schedule_rows(uncomputed, [nodes for _, nodes in sessions], chunk)
+    assert all(0 <= size <= rows for size, rows in zip(sizes, uncomputed, strict=True))
+    assert sum(size for size, rows in zip(sizes, uncomputed, strict=True) if rows > 1) <= chunk
     assert sum(sizes) > 0
 
 

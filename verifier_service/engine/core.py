@@ -42,7 +42,7 @@ class StepMeter(Protocol):
         """Entered while tokens are chosen."""
 
     def taking_in(self) -> AbstractContextManager[None]:
-        """Entered while sources inside the verifier draft."""
+        """Entered while proposers draft."""
 
     def waited_for_drafts(self, seconds: float) -> None:
         """Records that a step was held back so long for drafts."""
@@ -68,7 +68,7 @@ class TargetPass:
     """A forward to be computed; its outcome goes to `EngineCore.finish`."""
 
     parts: Sequence[Part]
-    shares: Sequence[SequenceRows]
+    sequences: Sequence[SequenceRows]
     """The rows of each part, as the target takes them."""
     rows: int
     """Number of input tokens of all parts."""
@@ -303,14 +303,14 @@ class EngineCore:
         parts: list[Part] = []
         for (session, size), nodes in zip(taking, admitted, strict=True):
             with self.sessions.guarded(session):
-                parts.append((session, session.begin(size, nodes)))
+                parts.append((session, session.step_rows(size, nodes)))
         return parts
 
     def _pass(self, parts: list[Part], batch: Batch | None) -> TargetPass:
-        shares = [self.kv.share(session, step_rows) for session, step_rows in parts]
-        rows = sum(len(share.tokens) for share in shares)
-        depth = sum(len(share.tokens) * share.table.length for share in shares) / rows
-        self._computing = TargetPass(parts, shares, rows, depth, batch)
+        sequences = [self.kv.sequence_rows(session, step_rows) for session, step_rows in parts]
+        rows = sum(len(sequence.tokens) for sequence in sequences)
+        depth = sum(len(sequence.tokens) * sequence.table.length for sequence in sequences) / rows
+        self._computing = TargetPass(parts, sequences, rows, depth, batch)
         return self._computing
 
     def _go_on_waiting(self, wait: _Wait, now_s: float) -> TargetPass | AwaitDrafts | Idle:

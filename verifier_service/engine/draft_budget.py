@@ -48,7 +48,9 @@ class DraftBudget:
         """
         if not self._adaptive:
             return True
-        nodes = sum(count for (pending, rows), count in zip(taking, most, strict=True) if rows == pending)
+        nodes = sum(
+            count for (uncomputed, rows), count in zip(taking, most, strict=True) if rows == uncomputed
+        )
         return may_pay(nodes, *self._bare(taking, depth))
 
     def admit(self, rankings: Sequence[Sequence[float]], taking: Taking, depth: float = 0.0) -> list[int]:
@@ -67,7 +69,7 @@ class DraftBudget:
     def _bare(self, taking: Taking, depth: float) -> tuple[int, int, StepCost]:
         """For the step without drafts: sessions that commit, rows, and the cost of decoding."""
         rows = sum(size for _, size in taking)
-        committing = sum(pending == size for pending, size in taking)
+        committing = sum(uncomputed == size for uncomputed, size in taking)
         return committing, rows, decoding_cost(self._costs, rows - committing, len(taking), depth)
 
 

@@ -115,7 +115,7 @@ class KVCache:
         drafted = table.lacks(session.cached + rows + nodes) - bare
         return Need(session.handle, len(table.blocks), bare, drafted)
 
-    def share(self, session: Session, step_rows: StepRows) -> SequenceRows:
+    def sequence_rows(self, session: Session, step_rows: StepRows) -> SequenceRows:
         """A session's rows of a step, as the target takes them."""
         return SequenceRows(
             self._held[session.handle].table, step_rows.tokens, step_rows.parents, step_rows.want

@@ -36,11 +36,11 @@ class Session:
         request: the checked request.
         stop_checker: the request's stops and limits, with its ids replayed; not finished.
         vocabulary_size: width of the target's logits.
-        sources: the sources that draft for it.
-        deadline_s: time at which it has to end, on the engine's clock; None: never.
+        sources: the sources that draft for the session.
+        deadline_s: time at which the session has to end, on the engine's clock; None: never.
         reputations: what other sessions taught about the sources; None: nothing.
-        usage: its cost before it was parked; None: it is new.
-        grammar: matcher of its text, after its ids; None: any text will do.
+        usage: the session's cost before it was parked; None: the session is new.
+        grammar: matcher of the session's text, after its ids; None: any text will do.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Session:
         self._drafted_before = dict(self._usage.drafted)
         self._throttles: dict[int, SourceThrottle] = {}
         self._heard: set[int] = set()
-        self._given = ProposerInit(request.prompt_length, request.prediction)
-        self._locals: list[ActiveProposer] = []
+        self._proposer_init = ProposerInit(request.prompt_length, request.prediction)
+        self._proposers: list[ActiveProposer] = []
         self._muted: set[int] = set()
         self._ranking: RankedNodes | None = None
         self._bare = True
@@ -103,12 +103,14 @@ class Session:
         self._usage.source_names = sources.names
         reputations = [self._reputations.of(name, self._params) for name in sources.names]
         self._calibrator.use([reputation.calibration for reputation in reputations])
-        self._active = sources.local | sources.remote
-        known = {local.source_index: local for local in self._locals}
-        self._locals = [
+        self._active = sources.proposers | sources.remote
+        known = {active.source_index: active for active in self._proposers}
+        self._proposers = [
             known.get(source_index)
-            or ActiveProposer(source_index, make_proposer(sources.names[source_index - 1], self._given))
-            for source_index in sorted(sources.local)
+            or ActiveProposer(
+                source_index, make_proposer(sources.names[source_index - 1], self._proposer_init)
+            )
+            for source_index in sorted(sources.proposers)
         ]
         listening = sources.remote - self._muted
         self.latencies = {
@@ -139,7 +141,7 @@ class Session:
     def resting(self) -> frozenset[int]:
         """Remote sources, by source index, that are not sent the last round."""
         return frozenset(
-            [source_index for source_index, throttle in self._throttles.items() if not throttle.asked]
+            [source_index for source_index, throttle in self._throttles.items() if throttle.resting]
         )
 
     def resume_at(self, cached: int) -> None:
@@ -168,15 +170,15 @@ class Session:
         return self._pool.offer(fragment)
 
     def prepare(self, rows: int) -> list[tuple[Fragment, Offer]]:
-        """Lets local sources draft for a step of `rows` uncomputed ids; returns what each source offered."""
+        """Lets proposers draft for a step of `rows` uncomputed ids; returns what each source offered."""
         end = self.cached + rows
         offers = []
-        for local in self._locals:
-            local.proposer.append(self.ids[local.appended : end])
-            local.appended = max(local.appended, end)
-            if end == len(self.ids) and (found := local.proposer.propose(self.node_limit)) is not None:
+        for active in self._proposers:
+            active.proposer.append(self.ids[active.appended : end])
+            active.appended = max(active.appended, end)
+            if end == len(self.ids) and (found := active.proposer.propose(self.node_limit)) is not None:
                 fragment = Fragment(
-                    source=local.source_index,
+                    source=active.source_index,
                     epoch=self._epoch,
                     base=end,
                     prefix_hash=self.prefix_hash,
@@ -210,7 +212,7 @@ class Session:
         }
         return {source_index: ms for source_index, ms in patience.items() if ms > 0.0}
 
-    def begin(self, rows: int, nodes: int) -> StepRows:
+    def step_rows(self, rows: int, nodes: int) -> StepRows:
         """The session's rows of a step: `rows` (at least 1) uncomputed ids, and the likeliest `nodes`."""
         end = self.cached + rows
         self._brought = nodes
@@ -245,7 +247,7 @@ class Session:
     def commit(self, step_rows: StepRows, match: Match, batch: int = 1, step: int = 0) -> Round:
         """Commits what was matched, up to the request's end, after a step of `batch` sessions."""
         tree, chain, sources = step_rows.tree, len(step_rows.chain), step_rows.tree.sources
-        self._judge(tree, match)
+        self._record_verified(tree, match)
         tokens, reason = cut_at_stop(self._stop_checker, match.tokens)
         if self._grammar is not None:
             self._grammar.commit(tokens)
@@ -299,7 +301,7 @@ class Session:
             survival = 0.0  # no further node would be admitted
         return StepValue(1.0 + sum(tree.survival), step_ms, survival)
 
-    def _judge(self, tree: TokenTree, match: Match) -> None:
+    def _record_verified(self, tree: TokenTree, match: Match) -> None:
         """Records, for each remote source, which of its drafted tokens the target chose."""
         if not self.latencies or not len(tree):
             return
@@ -307,4 +309,4 @@ class Session:
             followed = None if following is None else tree.sources[following]
             for source_index in {tree.sources[child] for child in tree.children(node).values()}:
                 if source_index in self.latencies:
-                    self.latencies[source_index].judged(source_index == followed)
+                    self.latencies[source_index].verified(source_index == followed)

@@ -152,7 +152,7 @@ class SessionPool:
         return True
 
     def prepare(self, session: Session, rows: int) -> None:
-        """Lets the session's local sources draft for a step of `rows` uncomputed ids."""
+        """Lets the session's proposers draft for a step of `rows` uncomputed ids."""
         for fragment, offer in session.prepare(rows):
             self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
 

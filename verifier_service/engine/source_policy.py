@@ -1,4 +1,4 @@
-"""How the engine treats a draft source: when it leaves it alone, how long it waits, what it knows of it.
+"""How the engine treats a draft source: when to leave the source alone, how long to wait, what to expect.
 
 **Throttle.** A source none of whose drafts was accepted for a while rests: no session sends it progress for a
 number of steps, then one session does for a few rounds, and the rest doubles each time that nothing is
@@ -61,18 +61,18 @@ class SourceThrottle:
         activity: the source's, over all sessions; updated here.
     """
 
-    __slots__ = ("_activity", "_begins", "_follows", "_left", "_probed", "asked")
+    __slots__ = ("_activity", "_begins", "_follows", "_left", "_probed", "resting")
 
     def __init__(self, activity: SourceActivity) -> None:
         self._activity = activity
-        self.asked = not activity.rest
-        """Whether the source is sent the round that was committed last."""
+        self.resting = activity.rest > 0
+        """Whether the source is left alone: it is not sent the round that was committed last."""
         # Each session has some rounds of its own to try the source, unless all are too short for that.
         fewest = min(_PROBE_ROUNDS, 2 * _FIRST_ROUNDS - activity.barren)
         self._left = max(1.0, fewest, _FIRST_ROUNDS - activity.barren)
         self._probed = 0
         """Length, in steps, of the rest that this session has ended to try the source."""
-        self._follows = not self.asked
+        self._follows = self.resting
         """Whether the source rests because of what other sessions found."""
         self._begins = True
         """Whether this is the session's first round."""
@@ -91,9 +91,9 @@ class SourceThrottle:
         """
         activity = self._activity
         if accepted:
-            self.asked, self._left, self._probed = True, _FIRST_ROUNDS, 0
+            self.resting, self._left, self._probed = False, _FIRST_ROUNDS, 0
             activity.rest, activity.barren, activity.tried, activity.late = 0, 0.0, 0.0, False
-        elif not self.asked:
+        elif self.resting:
             self._go_on_resting(batch, step)
         else:
             # Where sessions end before a slow source drafts, late drafts are all that ever comes of it.
@@ -115,7 +115,7 @@ class SourceThrottle:
         self._activity.left = self._activity.rest
         self._activity.tried = 0.0
         self._left = rest
-        self.asked = False
+        self.resting = True
 
     def _go_on_resting(self, batch: int, step: int) -> None:
         activity = self._activity
@@ -129,7 +129,7 @@ class SourceThrottle:
         soon = _PROBE_ROUNDS if self._begins else 0.0
         due = activity.left <= soon if activity.rest else self._follows or self._left <= 0
         if due or 2 * batch <= activity.crowd:
-            self.asked, self._follows = True, False
+            self.resting, self._follows = False, False
             activity.crowd = 0
             self._left, self._probed = max(1.0, _PROBE_ROUNDS - activity.tried), activity.rest
             activity.left = activity.rest
@@ -194,7 +194,7 @@ class SourceLatency:
         self._bare = False
         self._silent_rounds = 0
 
-    def judged(self, hit: bool) -> None:
+    def verified(self, hit: bool) -> None:
         """The target chose a token where this source had drafted one; `hit`: it was the drafted token."""
         self.acceptance += _WEIGHT * (hit - self.acceptance)
 

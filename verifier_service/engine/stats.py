@@ -49,7 +49,7 @@ class SourceCounts:
         self.kept += offer.kept
         if offer.kept < nodes:
             self.stale += offer.stale
-            self.waiting += offer.waiting
+            self.waiting += offer.unanchored
             self.duplicate += offer.duplicate
             self.refused += offer.refused
 

@@ -52,7 +52,7 @@ class PackedTarget(Protocol):
 
     pool: SlotPool
 
-    def forward(self, shares: Sequence[SequenceRows]) -> PassLogits:
+    def forward(self, sequences: Sequence[SequenceRows]) -> PassLogits:
         """Computes one pass; see PackedLM."""
 
 

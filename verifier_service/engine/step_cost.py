@@ -213,9 +213,9 @@ def _extend(target: PackedLM, table: SlotTable, rows: int) -> None:
 
 def _pass_ms(target: PackedLM, tables: Sequence[SlotTable], rows: int) -> float:
     """Ms of one pass of `rows` rows of each session: all siblings, and all their logits wanted."""
-    shares = [SequenceRows(table, (0,) * rows, (-1,) * rows, tuple(range(rows))) for table in tables]
+    sequences = [SequenceRows(table, (0,) * rows, (-1,) * rows, tuple(range(rows))) for table in tables]
     began = time.perf_counter()
-    target.forward(shares).numpy()
+    target.forward(sequences).numpy()
     took_ms = (time.perf_counter() - began) * 1000
     for table in tables:
         table.drop_nodes()

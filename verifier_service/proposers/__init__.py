@@ -1,4 +1,4 @@
-"""Sources inside this worker: the table of proposers, and what the engine asks of each.
+"""Proposers, the sources inside this worker: their table, and what the engine asks of each.
 
 A proposer drafts for one session from its tokens alone; it knows neither the target nor the other sessions.
 """

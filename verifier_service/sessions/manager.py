@@ -297,4 +297,4 @@ def _by_address(sources: Mapping[int, SourceAddress]) -> dict[str, tuple[int, ..
 
 def _source_set(view: SessionView) -> SourceSet:
     remote = frozenset(index for index, source in view.sources.items() if source.address)
-    return SourceSet(view.source_names, local=frozenset(view.sources) - remote, remote=remote)
+    return SourceSet(view.source_names, proposers=frozenset(view.sources) - remote, remote=remote)

@@ -59,7 +59,7 @@ class SourceSet:
 
     names: tuple[str, ...]
     """Source names: source index k is names[k - 1]. Only ever grows, whichever sources are in use."""
-    local: frozenset[int]
+    proposers: frozenset[int]
     """Indices of the proposers in use inside this worker."""
     remote: frozenset[int]
     """Indices of the sources in use outside this worker."""
@@ -113,7 +113,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: ServedModel) ->
     ids = tuple(message.ids)
     _check_ids(ids, message, served)
     params = sampling_from_wire(message.sampling, served.vocabulary_size)
-    params.check_ending(message.limit - message.prompt_length)
+    params.check_stops(message.limit - message.prompt_length)
     asked = message.node_limit if message.HasField("node_limit") else served.node_limit
     if asked > MAX_NODES:
         raise InvalidRequest(f"node_limit is {asked}; it may be 0 to {MAX_NODES}")

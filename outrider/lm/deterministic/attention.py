@@ -1,8 +1,8 @@
 """The KV cache of one pass under the deterministic profile: attention by tiles of positions.
 
-Positions alone decide the order in which a row's keys are added; see `tile_kernel`. Keys and values lie in
+Positions alone decide the order in which a row's keys are added; see `kernel.py`. Keys and values lie in
 the slots of `SlotCache`, in float32 where the model computes in less. Knows nothing about trees; see
-`tile_plan`.
+`plan.py`.
 """
 
 from collections.abc import Iterator, Sequence

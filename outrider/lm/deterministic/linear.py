@@ -46,7 +46,7 @@ class TiledProducts:
 
 
 class TiledProduct:
-    """The stacked weights of layers with one input, multiplied by tiles. A `linears.Product`."""
+    """The stacked weights of layers with one input, multiplied by tiles. A `linear.Product`."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         weight = torch.cat([layer.weight.detach() for layer in layers])

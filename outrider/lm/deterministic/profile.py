@@ -2,7 +2,7 @@
 
 The bits do not depend on the other rows of a pass, on the chunks of a prompt, on the slots that hold the
 keys, or on whether the keys came from decoding, from a tree or from a prefill. Linear layers multiply in
-tiles shown to be steady (`linear_tiles`), and attention adds by tiles of positions (`tile_kernel`). Passes
+tiles shown to be steady (`linear.py`), and attention adds by tiles of positions (`kernel.py`). Passes
 are filled up to the width of the processor's vectors, so that the code for remainders computes no activation.
 A model that multiplies elsewhere is refused, and so is a model that fails the check: random ids, packed in
 two ways, have to give the same bits.

@@ -31,13 +31,13 @@ class PagedCache(PackedCache):
         model_type: str,
         pool: SlotPool,
         slots: torch.Tensor,
-        seen: Mapping[int | None, AttentionMetadata],
+        metadata: Mapping[int | None, AttentionMetadata],
         attend: Attend,
     ) -> None:
         super().__init__(model_type)
         self._planes = pool.planes()
         self._slots = slots
-        self._seen = seen
+        self._metadata = metadata
         self._attend = attend
 
     def compute(
@@ -53,7 +53,7 @@ class PagedCache(PackedCache):
         all_keys.index_copy_(1, self._slots, keys[0])
         all_values.index_copy_(1, self._slots, values[0])
         rows = query[0].transpose(0, 1)
-        return self._attend(rows, all_keys, all_values, self._seen[params.window], params).unsqueeze(0)
+        return self._attend(rows, all_keys, all_values, self._metadata[params.window], params).unsqueeze(0)
 
 
 class GraphRunner:
@@ -139,10 +139,10 @@ class GraphRunner:
         inputs, rows = self._inputs, shape.rows
         ids, positions = inputs.ids.device[None, :rows], inputs.positions.device[None, :rows]
         slots, wanted = inputs.slots.device[:rows], inputs.wanted.device[:rows]
-        seen = inputs.seen(shape)
+        metadata = inputs.metadata(shape)
 
         def step() -> None:
-            cache = PagedCache(self._model_type, self._pool, slots, seen, self._attend)
+            cache = PagedCache(self._model_type, self._pool, slots, metadata, self._attend)
             logits = self._run(cache, ids, positions, wanted)
             cache.finish(self._pool.layout.layers)
             self._logits[shape] = logits.float()

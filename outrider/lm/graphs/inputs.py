@@ -154,7 +154,7 @@ class GraphInputs:
         both = self._copies.device[first:end].view(2, len(copies))
         return both[0], both[1]
 
-    def seen(self, shape: GraphShape) -> dict[int | None, AttentionMetadata]:
+    def metadata(self, shape: GraphShape) -> dict[int | None, AttentionMetadata]:
         """Attention metadata that the kernels of a step of this shape read, by sliding window."""
         rows = shape.rows
         return {

@@ -45,14 +45,19 @@ class _WatchingCache(PackedCache):
         self.seen = _Seen()
 
     def compute(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: AttentionParams, layer: int
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        params: AttentionParams,
+        layer: int,
     ) -> torch.Tensor:
         self.seen.planes += [(keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])]
         self.seen.dtypes |= {keys.dtype, values.dtype}
         groups = query.shape[1] // keys.shape[1]
         self.seen.groups = max(self.seen.groups, groups)
-        if how.window is not None:
-            self.seen.windows.add(how.window)
+        if params.window is not None:
+            self.seen.windows.add(params.window)
         return values.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
 
 

@@ -31,7 +31,7 @@ def weights_digest(path_or_id: str) -> str:
     folder = _folder(path_or_id)
     if folder is None:
         return ""
-    files = sorted(file for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
+    files = sorted(file for suffix in ("safetensors", "bin") for file in folder.glob(f"*.{suffix}"))
     digest = hashlib.sha256()
     try:
         config = json.loads((folder / "config.json").read_text())

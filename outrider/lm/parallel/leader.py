@@ -34,7 +34,7 @@ class Leader:
 
     Args:
         lm: model, loaded on every rank alike; only the engine thread calls here, but for beats and `close`.
-        crew: group of all ranks.
+        rank_group: group of all ranks.
         lost: called from the beating thread when a rank is lost while no pass runs.
     """
 
@@ -116,7 +116,7 @@ def follow_leader(lm: PackedLM, rank_group: RankGroup) -> None:
                 case RankHello(figures):
                     if figures != _figures(lm):
                         raise RankLost(
-                            f"rank {rank_group.place.rank} has another model or memory than rank 0 "
+                            f"rank {rank_group.info.rank} has another model or memory than rank 0 "
                             f"({_figures(lm)}, {figures}); start all with the same settings"
                         )
                 case GrowPool(blocks):

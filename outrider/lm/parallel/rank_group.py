@@ -72,16 +72,16 @@ class RankInfo:
 class RankGroup:
     """The group of ranks that have joined each other."""
 
-    def __init__(self, place: RankInfo, store: Any, orders: Any, timeout_s: float) -> None:
+    def __init__(self, info: RankInfo, store: Any, orders: Any, timeout_s: float) -> None:
         """See `join`."""
-        self.place = place
+        self.info = info
         self.timeout_s = timeout_s
         self._store = store
         self._orders = orders
 
     @classmethod
     def join(
-        cls, place: RankInfo, device: str, timeout_s: float, listener: socket.socket | None = None
+        cls, info: RankInfo, device: str, timeout_s: float, listener: socket.socket | None = None
     ) -> "RankGroup":
         """Waits until all ranks have joined. From then on each wait for a rank lasts at most ``timeout_s``.
 
@@ -91,19 +91,19 @@ class RankGroup:
         timeout = timedelta(seconds=timeout_s)
         kind = torch.device(device).type
         try:
-            rank_group = cls(place, _store(place, listener), None, timeout_s)
+            rank_group = cls(info, _store(info, listener), None, timeout_s)
             rank_group.meet("joined")
             dist.init_process_group(
                 "gloo" if kind == "cpu" else "nccl",
                 store=rank_group._store,
-                rank=place.rank,
-                world_size=place.size,
+                rank=info.rank,
+                world_size=info.size,
                 timeout=timeout,
             )
             # Orders never wait for a device, so they have a process group of their own, on the CPU.
             rank_group._orders = dist.new_group(backend="gloo", timeout=timeout)
         except RuntimeError as error:
-            raise RankLost(f"{place.size} ranks did not come together: {_first_line(error)}") from error
+            raise RankLost(f"{info.size} ranks did not come together: {_first_line(error)}") from error
         return rank_group
 
     def meet(self, where: str, within: timedelta = _GATHER) -> None:
@@ -114,17 +114,15 @@ class RankGroup:
         """
         try:
             self._say(f"{where}/here")
-            self._store.wait(_keys(f"{where}/here", range(self.place.size)), within)
-            if self.place.rank:
+            self._store.wait(_keys(f"{where}/here", range(self.info.size)), within)
+            if self.info.rank:
                 self._say(f"{where}/seen")
             else:
                 # All ranks have come, so a rank that does not confirm has ended since.
                 soon = timedelta(seconds=self.timeout_s)
-                self._store.wait(_keys(f"{where}/seen", range(1, self.place.size)), soon)
+                self._store.wait(_keys(f"{where}/seen", range(1, self.info.size)), soon)
         except RuntimeError as error:
-            raise RankLost(
-                f"not all of {self.place.size} ranks have {where}: {_first_line(error)}"
-            ) from error
+            raise RankLost(f"not all of {self.info.size} ranks have {where}: {_first_line(error)}") from error
 
     def check_agreed(self, refusal: Exception) -> None:
         """Waits until every rank refuses the model. Raises RankLost where another rank does not refuse it."""
@@ -166,17 +164,17 @@ class RankGroup:
     def lost(self, who: str, error: Exception) -> RankLost:
         """The RankLost that names the rank ``who`` that did not answer, and the error that showed it."""
         return RankLost(
-            f"{who} of {self.place.size} is lost, and all end with it (ranks_timeout_s = "
+            f"{who} of {self.info.size} is lost, and all end with it (ranks_timeout_s = "
             f"{self.timeout_s:g}): {_first_line(error)}"
         )
 
     def _say(self, what: str) -> None:
-        (key,) = _keys(what, [self.place.rank])
+        (key,) = _keys(what, [self.info.rank])
         self._store.set(key, "yes")
 
     def _send(self, part: torch.Tensor) -> None:
         sent: list[Any] = []
-        for rank in range(1, self.place.size):
+        for rank in range(1, self.info.size):
             try:
                 sent.append(dist.isend(part, rank, group=self._orders))
             except RuntimeError as error:
@@ -188,7 +186,7 @@ class RankGroup:
                 raise self.lost(f"rank {rank}", error) from error
 
 
-def _store(place: RankInfo, listener: socket.socket | None) -> Any:
+def _store(info: RankInfo, listener: socket.socket | None) -> Any:
     """The store in which the ranks find each other."""
     if listener is None:
         return next(dist.rendezvous("env://", timeout=_GATHER))[0]  # type: ignore[attr-defined]
@@ -196,7 +194,7 @@ def _store(place: RankInfo, listener: socket.socket | None) -> Any:
     return dist.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
-        place.size,
+        info.size,
         is_master=True,
         timeout=_GATHER,
         wait_for_workers=False,

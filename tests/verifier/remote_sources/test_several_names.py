@@ -37,7 +37,7 @@ def target() -> NgramLM:
     return target
 
 
-async def test_each_name_is_credited_with_its_own_drafts(target: NgramLM) -> None:
+async def test_each_draft_counts_for_the_name_that_sent_it(target: NgramLM) -> None:
     async with serving(target) as verifier:
         source = FakeSource(await oracle(verifier))
         source.names = InTurn()
@@ -52,8 +52,8 @@ async def test_each_name_is_credited_with_its_own_drafts(target: NgramLM) -> Non
 
 async def test_a_source_hears_which_survival_its_nodes_need(target: NgramLM) -> None:
     dear = StepCostModel({rows: 5.0 + 2.0 * rows for rows in (1, 8, 64, 256)})
-    for pace, raised in ((dear, True), (StepCostModel({1: 5.0, 256: 5.0}), False)):
-        async with serving(target, pace=pace) as verifier, running(FakeSource()) as server:
+    for costs, raised in ((dear, True), (StepCostModel({1: 5.0, 256: 5.0}), False)):
+        async with serving(target, costs=costs) as verifier, running(FakeSource()) as server:
             await verifier.generate(PROMPT, new=NEW, sources=[("drafter", server.address)])
             assert server.source.least[0] == 0, "nothing has been computed yet"
             assert any(server.source.least) == raised

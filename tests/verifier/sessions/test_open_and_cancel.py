@@ -160,7 +160,7 @@ async def test_opening_again_under_the_same_epoch_changes_nothing() -> None:
         assert (await verifier.open(request)).finished == LENGTH
 
 
-async def test_opening_again_with_other_sources_changes_those_and_keeps_the_credits() -> None:
+async def test_opening_again_with_other_sources_changes_those_and_keeps_their_indices() -> None:
     target = NgramLM(6)
     target.step_s = 0.006
     async with serving(target) as verifier:

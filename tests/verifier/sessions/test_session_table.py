@@ -153,15 +153,15 @@ def test_how_many_are_parked_can_be_asked_from_another_thread() -> None:
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    asking = threading.Thread(target=ask)
-    asking.start()
+    asker = threading.Thread(target=ask)
+    asker.start()
     try:
         for number in range(2000):
             parked(table, added(table, key=KEY._replace(session=f"s{number}")), now=float(number))
             table.forget_kept(now=float(number), lease_s=1e9)
     finally:
         ended.set()
-        asking.join()
+        asker.join()
         sys.setswitchinterval(before)
     assert not failures
     assert table.parked == 50

@@ -143,15 +143,15 @@ class Verifier(Client):
 
 @asynccontextmanager
 async def serving(
-    target: Any, *, tracing: Tracing | None = None, pace: StepCostModel | None = None, **settings: Any
+    target: Any, *, tracing: Tracing | None = None, costs: StepCostModel | None = None, **settings: Any
 ) -> AsyncIterator[Verifier]:
-    """A verifier that serves `target` on a free port; `pace` is what it takes its steps to take."""
+    """A verifier that serves `target` on a free port; `costs` is its model of what steps take."""
     metrics = Metrics("verifier")
     failures: list[BaseException] = []
     server = grpc.aio.server(options=server_options())
     port = server.add_insecure_port("127.0.0.1:0")
     options = VerifierSettings(model="unused", **{"orphan_grace_s": 30.0, "prefix_cache": False, **settings})
-    known = pace or StepCostModel()
+    known = costs or StepCostModel()
     service = VerifierServer(options, lambda: target, metrics, failures.append, QUICK, lambda _: known)
     service.tracing = tracing or service.tracing
     service.register(server)

@@ -50,7 +50,7 @@ class NgramLM:
         self.eos_ids = eos_ids
         self.pool = SlotPool(LAYOUT, max_slots=slots)
         self.forward_calls = 0
-        self.shares: list[int] = []
+        self.batch_sizes: list[int] = []
         """Sessions in each forward."""
         self.rows: list[int] = []
         """Input tokens of each forward."""
@@ -68,14 +68,14 @@ class NgramLM:
     def release(self, table: SlotTable) -> None:
         table.close()
 
-    def forward(self, shares: Sequence[SequenceRows]) -> NgramLogits:
+    def forward(self, sequences: Sequence[SequenceRows]) -> NgramLogits:
         self.before_forward()
         time.sleep(self.step_s)
         self.forward_calls += 1
-        self.shares.append(len(shares))
-        self.rows.append(sum(len(share.tokens) for share in shares))
-        self._append(shares)
-        rows = [self._row(share, want) for share in shares for want in share.want]
+        self.batch_sizes.append(len(sequences))
+        self.rows.append(sum(len(sequence.tokens) for sequence in sequences))
+        self._append(sequences)
+        rows = [self._row(sequence, want) for sequence in sequences for want in sequence.want]
         empty = np.empty((0, self.vocabulary_size), np.float32)
         return NgramLogits(np.stack(rows) if rows else empty)
 
@@ -88,20 +88,20 @@ class NgramLM:
         return self._known[key]
 
     @torch.inference_mode()
-    def _append(self, shares: Sequence[SequenceRows]) -> None:
+    def _append(self, sequences: Sequence[SequenceRows]) -> None:
         """Writes the tokens to the rows' slots, where a model writes keys and values."""
-        for share in shares:
-            assert not share.table.nodes, "nothing is kept from the step before"
-        plan = PassPlan(shares, self.pool, torch.float64)
+        for sequence in sequences:
+            assert not sequence.table.nodes, "nothing is kept from the step before"
+        plan = PassPlan(sequences, self.pool, torch.float64)
         slots = [slot for low, high in plan.written() for slot in range(low, high)]
-        tokens = [token for share in shares for token in share.tokens]
+        tokens = [token for sequence in sequences for token in sequence.tokens]
         for plane in self.pool.planes():
             plane[0, slots, 0] = torch.tensor(tokens, dtype=torch.float64)
         for rows in plan.rows:
             rows.table.parents, rows.table.depths = rows.parents, rows.depths
 
-    def _row(self, share: SequenceRows, want: int) -> NDArray[np.float32]:
-        table, node = share.table, want
+    def _row(self, sequence: SequenceRows, want: int) -> NDArray[np.float32]:
+        table, node = sequence.table, want
         at = []
         while node >= 0 and len(at) < ORDER:
             at.append(table.length + node)

@@ -11,7 +11,7 @@ def attend_gathered(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    seen: AttentionMetadata,
+    metadata: AttentionMetadata,
     params: AttentionParams,
 ) -> torch.Tensor:
     """See `outrider.lm.attention.metadata.Attend`; computed in float32, and reads the arrays on the host."""
@@ -19,19 +19,19 @@ def attend_gathered(
     scale = width**-0.5 if params.scaling is None else params.scaling
     output = query.new_zeros(rows, heads, values.shape[2])
     for (low, count, table, length), (item, items) in zip(
-        seen.tiles.tolist(), seen.spans.tolist(), strict=True
+        metadata.tiles.tolist(), metadata.spans.tolist(), strict=True
     ):
         if not items:
             continue
-        spans = seen.items[item : item + items].tolist()
+        spans = metadata.items[item : item + items].tolist()
         at = torch.arange(spans[0][1], spans[-1][2], device=query.device)
-        slots = seen.tables[table + at // BLOCK].long() * BLOCK + at % BLOCK
+        slots = metadata.tables[table + at // BLOCK].long() * BLOCK + at % BLOCK
         part = slice(low, low + count)
         mixed = _attend(
             query[part].transpose(0, 1).float(),
             keys[:, slots].float(),
             values[:, slots].float(),
-            _allowed(seen.masks[part], seen.first[part], at, length),
+            _allowed(metadata.masks[part], metadata.first[part], at, length),
             scale,
             params,
         )

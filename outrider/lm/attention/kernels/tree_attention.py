@@ -22,16 +22,16 @@ def attend_tiles(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    seen: AttentionMetadata,
+    metadata: AttentionMetadata,
     params: AttentionParams,
 ) -> torch.Tensor:
     """See `attention.metadata.Attend`. Never waits for the host, so a CUDA graph can capture it."""
     rows, heads, width = query.shape
     key_heads, value_width = keys.shape[0], values.shape[2]
     groups = heads // key_heads
-    side = max(_LEAST, triton.next_power_of_2(seen.tile_rows * groups))
+    side = max(_LEAST, triton.next_power_of_2(metadata.tile_rows * groups))
     padded, value_padded = (max(_LEAST, triton.next_power_of_2(size)) for size in (width, value_width))
-    items = len(seen.items)
+    items = len(metadata.items)
     output = query.new_empty(rows, heads, value_width)
     # Only items of tiles that were cut leave partial results, and then there are few tiles.
     parts = query.new_empty(SPLIT_ITEMS, key_heads, side, value_padded, dtype=torch.float32)
@@ -46,7 +46,7 @@ def attend_tiles(
     }
     _attend_item[(items, key_heads)](
         query, keys, values, output, parts, norms, sinks,
-        seen.items, seen.tiles, seen.spans, seen.first, seen.masks, seen.tables,
+        metadata.items, metadata.tiles, metadata.spans, metadata.first, metadata.masks, metadata.tables,
         width**-0.5 if params.scaling is None else params.scaling, params.softcap or 1.0,
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
         values.stride(0), values.stride(1), output.stride(0), output.stride(1),
@@ -56,7 +56,7 @@ def attend_tiles(
         WIDEN=triton.knobs.runtime.interpret,
     )  # fmt: skip
     _join_items[(rows, heads)](
-        output, parts, norms, sinks, seen.row_tile, seen.tiles, seen.spans,
+        output, parts, norms, sinks, metadata.row_tile, metadata.tiles, metadata.spans,
         output.stride(0), output.stride(1), key_heads, **shape,
     )  # fmt: skip
     return output
