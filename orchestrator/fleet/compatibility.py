@@ -33,8 +33,7 @@ class DescribedVerifier:
 
 
 def contract_refusal(spoken: int) -> Refusal | None:
-    """The refusal of a worker that speaks another version of the contract; None: it speaks this process's
-    version.
+    """Why a worker of another contract version is refused; None: it has this process's version.
 
     A worker that names no version speaks the first.
     """

@@ -36,8 +36,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RegistryServer(RegistryServicer):
-    """Listens for workers, from `start` to `stop` on one event loop. Raises Unavailable where `bind` is
-    taken.
+    """Listens for workers, from `start` to `stop`, on one event loop. Raises Unavailable if `bind` is taken.
 
     Args:
         store: the store that other orchestrators share; None: no other orchestrator shares one.

@@ -63,8 +63,10 @@ def target_from_wire(message: verifier_pb2.VerifierDescription, tokens: TokenTab
 
 
 def read_tokenizer(data: bytes) -> TokenTable:
-    """The tokenizer in `data`. Call this in a thread: reading a large one and finding its longest token are
-    slow."""
+    """The tokenizer in `data`. Slow: call this in a thread.
+
+    Reading a large tokenizer takes long, and so does finding its longest token.
+    """
     table = TokenTable.from_json(data.decode())
     _ = table.longest_token_bytes
     return table

@@ -78,7 +78,7 @@ class KeyTable:
 
 
 class Caller:
-    """The caller of one call."""
+    """Who makes a call: the tenant, and what its key allows."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A choice has more tokens."""
+    """Event: a choice has new tokens for the client."""
 
     choice: int
     delta: Delta

@@ -33,7 +33,9 @@ def escaped(text: str) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """12:00:00.000 verifier INFO verifier_service.engine: message field=value
+    """Formats a record as one line, which begins with the time and the process's name.
+
+    An example is `12:00:00.000 verifier INFO verifier_service.engine: message field=value`.
 
     Characters that are not printable are escaped. A trace follows on indented lines of its own.
     """

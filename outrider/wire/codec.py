@@ -121,7 +121,7 @@ def logprobs_to_wire(asked: Logprobs) -> common_pb2.Logprobs:
 
 
 def logprobs_from_wire(message: common_pb2.Logprobs) -> Logprobs:
-    """The logprobs requested. Raises InvalidRequest where a field is out of range."""
+    """The log-probability options of a request. Raises InvalidRequest for a field that is out of range."""
     of = _DISTRIBUTIONS_BACK.get(message.logprobs_of)
     if of is None:
         raise InvalidRequest(f"logprobs_of is {message.logprobs_of}; 1 (raw) and 2 (processed) are possible")

@@ -54,7 +54,10 @@ class Status(NamedTuple):
 
 
 def status_of(error: BaseException) -> Status:
-    """The status of an error. Foreign errors are INTERNAL: the log has their text, by the number sent."""
+    """The gRPC status of an error.
+
+    An error that is no OutriderError becomes INTERNAL with a number, under which the log has its text.
+    """
     if not isinstance(error, OutriderError):
         incident = secrets.token_hex(4)
         log.error("internal error %s", incident, exc_info=error)

@@ -186,7 +186,7 @@ class EngineCore:
         return self._pass(parts, batch) if parts else Idle(now_s, batch)
 
     def published(self, batch: Batch, now_s: float) -> None:
-        """Notes that a batch is out: the clocks of its sessions' sources start."""
+        """Notes that the batch was sent: from now on the time until each source's next draft counts."""
         for update in batch.updates:
             if (session := self.sessions.get(update.handle)) is not None:
                 session.published(now_s * 1000)

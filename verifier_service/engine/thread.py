@@ -80,7 +80,7 @@ class EngineInbox:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Lets other threads merge drafts while the target computes. Only for the engine's thread."""
+        """Context in which other threads may merge drafts; the engine's thread enters it around a forward."""
         self._wanted = False
         self._sessions.release()
         try:

@@ -98,7 +98,7 @@ class SessionLog:
         return 0
 
     def shares(self) -> Iterator[tuple[RoundRecord, list[SourceShare]]]:
-        """Each round that is kept, with the parts that the sources had in the round."""
+        """Each round that is kept, with the drafts of each source: offered, admitted and accepted."""
         before = self._before
         for record in tuple(self.rounds):
             yield record, _shares(record, before)

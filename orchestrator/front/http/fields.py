@@ -22,8 +22,10 @@ def _writable(text: str) -> str:
 
 
 def _truth(value: Any) -> Any:
-    """The value, if it is true or false: a Literal compares, and for Python 0 equals False and 1 equals
-    True."""
+    """The value, if it is true or false.
+
+    A Literal compares, and for Python 0 equals False and 1 equals True.
+    """
     if not isinstance(value, bool):
         raise ValueError("it is neither true nor false")
     return value
