@@ -63,8 +63,8 @@ class OrchestratorSettings(ServiceSettings):
     """How long a verifier may show no sign of life, in seconds, until it is given up and its requests go on
     elsewhere; three times as long where no other verifier could take them."""
     stalled_s: Annotated[float, Field(gt=0)] = 60.0
-    """How long a verifier that answers may begin no step, in seconds, until it is given up; at least five times
-    the announced duration of its step."""
+    """How long a verifier that answers may begin no step, in seconds, until it is given up. It has at least
+    five times the announced duration of its step."""
     recover_s: Annotated[float, Field(ge=0)] = 60.0
     """How long a request without a deadline that lost its verifier waits for another, in seconds."""
 
