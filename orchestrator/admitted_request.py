@@ -82,5 +82,5 @@ class AdmittedRequest:
         return int.from_bytes(blake2b(pack(f"<{len(marked)}Q", *marked), digest_size=8).digest()) or 1
 
     def seed_of(self, choice: int) -> int:
-        """The seed of one choice."""
+        """The sampling seed of one choice."""
         return derive(self.seed, choice)

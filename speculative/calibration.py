@@ -30,7 +30,7 @@ class Uncalibrated:
     """Returns estimates unchanged and learns nothing. A Calibrator."""
 
     def worth(self, source: int, estimate: float) -> float:
-        """The estimate itself."""
+        """The estimate, unchanged."""
         return estimate
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:

@@ -89,7 +89,7 @@ class Fleet:
         self._sources.start()
 
     async def stop(self) -> None:
-        """Hang up on all peers."""
+        """Close the links to all workers."""
         await self._verifiers.stop()
         await self._sources.stop()
 

@@ -20,7 +20,7 @@ class Verdict(Enum):
 
 
 class LivenessJudge:
-    """Judges one verifier.
+    """Judges from its signs of life whether one verifier is alive.
 
     A beat announces a step and its expected duration. After `suspect_s` without a beat the verifier is
     suspect and worth a probe: a step may be long, but the process answers beside it. The verifier is dead

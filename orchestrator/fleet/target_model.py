@@ -41,7 +41,7 @@ class TargetModel:
 
     @property
     def identity(self) -> ModelIdentity:
-        """The model's identity."""
+        """Tokenizer, vocabulary size and weights, by which models are compared."""
         return ModelIdentity(self.tokenizer_digest, self.vocabulary_size, self.weights_digest)
 
 

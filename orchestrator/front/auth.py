@@ -139,7 +139,7 @@ class Caller:
 
 
 class Gate:
-    """Lets callers in.
+    """Lets callers in by their API keys, or all callers where there are no keys.
 
     Args:
         keys: the known keys; None: no key is needed, and each request names its tenant.

@@ -53,7 +53,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A choice has ended."""
+    """Event: a choice has ended."""
 
     choice: int
     reason: FinishReason

@@ -76,7 +76,7 @@ class Ledger:
         return len(self._outbox)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Begin to write records to the store."""
         self._writer = asyncio.create_task(self._run())
 
     async def stop(self) -> None:

@@ -53,7 +53,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: time (UTC), role, level, logger, message, the event's fields, error."""
+    """Formats a record as one JSON object: time (UTC), role, level, logger, message, event fields, error."""
 
     def __init__(self, role: str) -> None:
         super().__init__()

@@ -142,7 +142,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
 
 @contextmanager
 def rpc_errors() -> Iterator[None]:
-    """Raises a failed RPC of the block, sync or async, as the error that it stands for, with its cause."""
+    """Context that raises a failed RPC, sync or async, as the error that its status stands for."""
     try:
         yield
     except grpc.RpcError as error:

@@ -32,7 +32,7 @@ Merge = Callable[[int, Fragment, float], bool]
 
 
 class EngineInbox:
-    """What comes to the engine from other threads: commands wait for it, drafts need not.
+    """Commands and drafts for the engine from other threads: commands are queued, drafts need not be.
 
     While the target computes, the engine's thread does not touch the sessions. So a draft that comes then is
     merged at once, by the thread that brings it, and the engine has that much less to do between two passes.

@@ -21,7 +21,7 @@ MOST_OF_A_SESSION = 512
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the engine, as all of its sessions see it; times are of time.perf_counter, in seconds."""
+    """One step of the engine as the round log keeps it; times are of time.perf_counter, in seconds."""
 
     number: int
     began_s: float

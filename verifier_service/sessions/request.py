@@ -46,7 +46,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
-    """One source of a request."""
+    """Name and address of one source of a request."""
 
     name: str
     address: str
@@ -67,7 +67,7 @@ class SourceSet:
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """A session to decode."""
+    """A checked request to decode a session."""
 
     key: SessionKey
     epoch: int

@@ -35,7 +35,7 @@ class ViewCursor(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SessionView:
-    """One session as its readers see it."""
+    """A session's committed tokens and state, as its readers see them."""
 
     handle: int
     """Number of this incarnation of the session in this worker."""
