@@ -1,5 +1,6 @@
-"""A request that can be decoded: what the fronts hand to the relay, and what traces, metrics and records
-describe.
+"""A request that can be decoded: the fronts make it for the relay.
+
+Traces, metrics and store records describe it.
 
 Pure. `front/admission.py` makes these from what clients send.
 """

@@ -1,5 +1,6 @@
-"""The registry: workers announce themselves here, orchestrators that share a store share what they hear, and
-the fleet dials the workers.
+"""The registry, where workers announce themselves.
+
+The fleet dials the workers that it hears of. Orchestrators that share a store share these announcements.
 
 The registry has an address of its own. A process that can call it can have prompts sent to itself, so clients
 must not be able to.

@@ -1,5 +1,7 @@
-"""A target model as its verifier describes it: what requests are checked against and sessions are placed
-by."""
+"""A target model as its verifier describes it.
+
+Requests are checked against the description, and sessions are placed by it.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,5 +1,6 @@
-"""Opens all choices of a request on one verifier, under one epoch, records where they are, and reads them
-together.
+"""Opens all choices of a request on one verifier, under one epoch.
+
+Records where the choices are, and reads them together.
 
 Knows nothing of which verifier is best, nor of what becomes of the tokens.
 """

@@ -1,5 +1,6 @@
-"""The way of one admitted request: open it on a verifier, pass its tokens on, recover it on another verifier
-where that one is lost, and end it everywhere.
+"""The way of one admitted request: open, pass tokens on, recover, end everywhere.
+
+If its verifier is lost, the request is opened on another one.
 
 Tokens are the truth: the tokens that the client has are all that another verifier needs to go on. This module
 knows nothing of how the request came in, nor of the stream that answers it.

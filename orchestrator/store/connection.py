@@ -1,5 +1,6 @@
-"""Sends commands to a Redis server that may be slow, frozen, gone or empty: each command ends soon and
-completely.
+"""Sends commands to a Redis server that may be slow, frozen, gone or empty.
+
+Each command ends soon and completely.
 
 redis-py's own defaults retry ten times and wait for seconds. Here a command has TIMEOUT_S at the socket, one
 more attempt where its connection turns out to be closed, and a circuit breaker before it. A command runs in a

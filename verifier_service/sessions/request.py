@@ -1,5 +1,6 @@
-"""The request of an Open, checked field by field: each fault is an InvalidRequest that names field, value and
-range.
+"""The request of an Open, checked field by field.
+
+Each fault is an InvalidRequest that names field, value and range.
 """
 
 from dataclasses import dataclass

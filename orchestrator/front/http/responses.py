@@ -1,5 +1,7 @@
-"""Sends a job's answer to the client, whole or as a stream of events. A client that goes away cancels the
-job."""
+"""Sends a job's answer to the client, whole or as a stream of events.
+
+A client that goes away cancels the job.
+"""
 
 import asyncio
 import json
