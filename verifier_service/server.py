@@ -24,7 +24,7 @@ from outrider.wire.origin import bound, current
 from outrider.wire.status import guarded
 from outrider.wire.workers import WorkerState
 from speculative.errors import Unavailable
-from verifier_service.engine.messages import Batch, Command
+from verifier_service.engine.messages import Command, StepReport
 from verifier_service.engine.step import EngineLimits
 from verifier_service.engine.step_cost import StepCostModel, profile_steps
 from verifier_service.engine.thread import EngineThread
@@ -217,14 +217,14 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         assert self._engine is not None, "no session is opened before the engine is there"
         self._engine.put(command)
 
-    def _publish(self, batch: Batch) -> None:
-        """Hands a step's batch to the event loop. Called from the engine's thread, once per step."""
+    def _publish(self, report: StepReport) -> None:
+        """Hands a step's report to the event loop. Called from the engine's thread, once per step."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process is ending
-            self._loop.call_soon_threadsafe(self._absorb, batch)
+            self._loop.call_soon_threadsafe(self._absorb, report)
 
-    def _absorb(self, batch: Batch) -> None:
+    def _absorb(self, report: StepReport) -> None:
         assert self._manager is not None
-        self._manager.absorb(batch)
+        self._manager.absorb(report)
         if not self._table.running:
             self._quiet.set()
 

@@ -14,7 +14,7 @@ from benchmarks.simulation.memory import ToyPool
 from benchmarks.simulation.toy import ToyTarget
 from verifier_service.engine.core import EngineCore, TargetPass
 from verifier_service.engine.kv_cache import KVCache
-from verifier_service.engine.messages import Batch, Command, Open
+from verifier_service.engine.messages import Command, Open, StepReport
 from verifier_service.engine.stats import PassTimes
 from verifier_service.engine.step import EngineLimits
 from verifier_service.engine.step_cost import StepCostModel
@@ -29,7 +29,7 @@ class ToyEngine:
 
     Args:
         table: the worker's sessions, each with its seed.
-        publish: called with each batch.
+        publish: called with each report.
         chance: varies how long steps take.
         step_s: usual duration of a step.
         blocks: number of blocks of memory.
@@ -40,7 +40,7 @@ class ToyEngine:
         self,
         loop: VirtualLoop,
         table: SessionTable,
-        publish: Callable[[Batch], None],
+        publish: Callable[[StepReport], None],
         chance: random.Random,
         step_s: float,
         blocks: int,
@@ -81,9 +81,9 @@ class ToyEngine:
         while True:
             self._drain()
             begun = self.core.begin(self._loop.now)
-            if begun.batch is not None:
-                self._publish(begun.batch)
-                self.core.published(begun.batch, self._loop.now)
+            if begun.report is not None:
+                self._publish(begun.report)
+                self.core.published(begun.report, self._loop.now)
             if isinstance(begun, TargetPass):
                 await self._compute(begun)
             elif begun.until_s > self._loop.now:

@@ -13,7 +13,7 @@ from benchmarks.simulation.network import Network
 from benchmarks.simulation.toy import EOS, MAX_LENGTH, MODEL, VOCABULARY
 from outrider.runtime.metrics import Metrics
 from outrider.v1.verifier_pb2_grpc import add_VerifierServicer_to_server
-from verifier_service.engine.messages import Batch
+from verifier_service.engine.messages import StepReport
 from verifier_service.remote_sources.stream import LinkLimits
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
@@ -80,8 +80,8 @@ class Verifier:
         )
         inner: Any = self.server
 
-        def publish(batch: Batch) -> None:
-            network.loop.call_soon(inner._absorb, batch)
+        def publish(report: StepReport) -> None:
+            network.loop.call_soon(inner._absorb, report)
 
         self.table = inner._table
         self.engine = inner._engine = ToyEngine(

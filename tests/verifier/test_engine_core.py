@@ -86,8 +86,8 @@ class Driver:
         return begun
 
     def publish(self, begun: TargetPass | AwaitDrafts | Idle) -> None:
-        if begun.batch is not None:
-            self.core.published(begun.batch, self.now)
+        if begun.report is not None:
+            self.core.published(begun.report, self.now)
 
     def finish(self, begun: TargetPass) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Ids by session handle that the pass committed."""
@@ -112,7 +112,7 @@ def test_both_halves_decode_what_the_target_says() -> None:
         ids += new
     assert (*PROMPT, *ids) == driver.golden(NEW) == tuple(session.ids)
     idle = driver.idle()
-    (update,) = idle.batch.updates
+    (update,) = idle.report.updates
     assert update.finish is not None
     assert update.finish.reason is FinishReason.LENGTH
     assert idle.until_s == driver.now + EngineLimits().beat_s
@@ -124,13 +124,13 @@ def test_what_a_pass_committed_goes_out_with_the_batch_of_the_next() -> None:
     driver = Driver()
     driver.open(1)
     first = driver.begin()
-    assert first.batch is not None
-    assert (first.batch.step, first.batch.updates) == (1, ())
-    assert first.batch.expected_us == pytest.approx(1e6 * STEP_S, rel=0.1)
+    assert first.report is not None
+    assert (first.report.step, first.report.updates) == (1, ())
+    assert first.report.expected_us == pytest.approx(1e6 * STEP_S, rel=0.1)
     ((_, ids),) = driver.finish(first)
     second = driver.begin()
-    assert second.batch is not None
-    assert [update.ids for update in second.batch.updates] == [ids]
+    assert second.report is not None
+    assert [update.ids for update in second.report.updates] == [ids]
 
 
 def test_a_draft_that_comes_while_the_target_computes_is_merged_at_once() -> None:
@@ -173,8 +173,8 @@ def test_a_session_keeps_its_blocks_while_the_target_computes(command: Cancel | 
     assert one not in driver.core.sessions
     assert one not in driver.core.kv
     last = driver.begin()
-    assert last.batch is not None
-    assert [update.handle for update in last.batch.updates] == [1, 2, 1]
+    assert last.report is not None
+    assert [update.handle for update in last.report.updates] == [1, 2, 1]
     assert [session for session, _ in last.parts] == [other]
     driver.finish(last)
     driver.core.kv.check()
@@ -199,8 +199,8 @@ def test_a_pass_that_failed_ends_its_sessions_and_no_other(caplog: pytest.LogCap
     driver.core.abandon(begun, MemoryError("no room for 4 GiB"))
     after = driver.begin()
     assert [session.handle for session, _ in after.parts] == [2]
-    assert after.batch is not None
-    (update,) = after.batch.updates
+    assert after.report is not None
+    (update,) = after.report.updates
     assert update.finish is not None
     assert update.finish.message == "the target's forward failed: MemoryError: no room for 4 GiB"
     assert "session" in caplog.text
@@ -212,7 +212,7 @@ def test_a_deadline_is_on_the_caller_s_clock() -> None:
     driver.open(1, deadline_s=driver.now + 2.5 * STEP_S)
     for _ in range(3):
         driver.finish(driver.begin())
-    finish = driver.idle().batch.updates[-1].finish
+    finish = driver.idle().report.updates[-1].finish
     assert finish is not None
     assert finish.reason is FinishReason.CANCELLED
 
@@ -257,13 +257,13 @@ def test_a_lone_session_may_wait_for_a_draft_and_goes_on_with_it() -> None:
     driver.publish(first)
     waiting = driver.core.begin(driver.now)
     assert isinstance(waiting, AwaitDrafts)
-    assert waiting.batch is None
+    assert waiting.report is None
     assert waiting.until_s == pytest.approx(driver.now + 0.002, abs=0.001)
     driver.now += 0.001
     driver.draft(session, 8)
     begun = driver.core.begin(driver.now)
     assert isinstance(begun, TargetPass)
-    assert begun.batch is None, "it is out already"
+    assert begun.report is None, "it is out already"
     waits = driver.core.totals.waits
     assert len(driver.finish(begun)[0][1]) > 1
     assert waits >= 1
@@ -289,8 +289,8 @@ def test_a_wait_ends_when_its_session_goes() -> None:
     driver.publish(driver.core.begin(driver.now))
     assert isinstance(driver.core.begin(driver.now), AwaitDrafts)
     driver.apply(Cancel(1))
-    assert driver.idle().batch.updates[-1].finish is not None
-    assert driver.idle().batch.updates == ()
+    assert driver.idle().report.updates[-1].finish is not None
+    assert driver.idle().report.updates == ()
 
 
 def test_where_memory_is_short_the_youngest_gives_way_and_still_says_the_same() -> None:

@@ -19,7 +19,7 @@ from speculative.acceptance.path_match import Match
 from speculative.stop import FinishReason
 from verifier_service.engine.draft_budget import DraftBudget
 from verifier_service.engine.kv_cache import KVCache
-from verifier_service.engine.messages import Batch, Cancel, Command, Offers, Open, Park, Sources, Update
+from verifier_service.engine.messages import Cancel, Command, Offers, Open, Park, Sources, StepReport, Update
 from verifier_service.engine.scheduler import Scheduler
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
@@ -74,7 +74,7 @@ class TargetPass:
     """Number of input tokens of all parts."""
     depth: float
     """Number of cached positions that a row attends over, on average."""
-    batch: Batch | None
+    report: StepReport | None
     """To be published as the forward begins; None where it was published before a wait for drafts."""
 
 
@@ -83,7 +83,7 @@ class AwaitDrafts:
     """The step may wait: call `begin` again at `until_s`, or after a command that comes sooner."""
 
     until_s: float
-    batch: Batch | None = None
+    report: StepReport | None = None
     """To be published first: sources draft from its updates."""
 
 
@@ -92,7 +92,7 @@ class Idle:
     """There is nothing to compute until a command comes; the next beat is due at `until_s`."""
 
     until_s: float
-    batch: Batch
+    report: StepReport
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class _Wait:
 
     plan: _Plan
     began_s: float | None = None
-    """When the wait began; None until the step's batch is out."""
+    """When the wait began; None until the step's report is out."""
     waited_for: set[int] = field(default_factory=set)
     """Sources that were worth waiting for, by source index."""
     came: set[int] = field(default_factory=set)
@@ -176,25 +176,25 @@ class EngineCore:
         if not ready:
             return self._idle(now_s)
         plan = self._schedule(ready)
-        # A step that may wait for drafts has its batch published first. Any other step has it published as
+        # A step that may wait for drafts has its report published first. Any other step has it published as
         # the forward begins, so that the event loop's work overlaps with that and not with this thread's.
         if len(ready) == 1 and ready[0].latencies and self._limits.wait_ms_most > 0:
             self._wait = _Wait(plan)
-            return AwaitDrafts(now_s, self._batch(stepping=True, step_ms=plan.step_ms))
+            return AwaitDrafts(now_s, self._report(stepping=True, step_ms=plan.step_ms))
         parts = self._parts(plan)
-        batch = self._batch(stepping=bool(parts), step_ms=plan.step_ms)
-        return self._pass(parts, batch) if parts else Idle(now_s, batch)
+        report = self._report(stepping=bool(parts), step_ms=plan.step_ms)
+        return self._pass(parts, report) if parts else Idle(now_s, report)
 
-    def published(self, batch: Batch, now_s: float) -> None:
-        """Notes that the batch was sent: from now on the time until each source's next draft counts."""
-        for update in batch.updates:
+    def published(self, report: StepReport, now_s: float) -> None:
+        """Notes that the report was sent: from now on the time until each source's next draft counts."""
+        for update in report.updates:
             if (session := self.sessions.get(update.handle)) is not None:
                 session.published(now_s * 1000)
 
     def finish(self, computed: TargetPass, outcome: Outcome, times: PassTimes) -> tuple[Update, ...]:
         """Chooses tokens and commits them; returns the update of each session that committed some.
 
-        These updates go out with the batch of the next `begin`.
+        These updates go out with the report of the next `begin`.
         """
         assert computed is self._computing, "another pass is being computed, or none"
         self._computing = None
@@ -222,14 +222,14 @@ class EngineCore:
             self.sessions.broken(session, error, "the target's forward failed: ")
         self._carry_out_postponed()
 
-    def collect(self) -> Batch:
-        """A batch of what has happened since the last one, where no step follows."""
-        return self._batch(stepping=False, step_ms=0.0)
+    def collect(self) -> StepReport:
+        """A report of what has happened since the last one, where no step follows."""
+        return self._report(stepping=False, step_ms=0.0)
 
-    def _batch(self, stepping: bool, step_ms: float) -> Batch:
+    def _report(self, stepping: bool, step_ms: float) -> StepReport:
         updates, strikes = self.sessions.take_events()
         step, expected_us = self.totals.steps + stepping, int(step_ms * 1000)
-        return Batch(step, expected_us, updates, strikes, self._budget.least_survival)
+        return StepReport(step, expected_us, updates, strikes, self._budget.least_survival)
 
     def _idle(self, now_s: float) -> Idle:
         return Idle(now_s if self.sessions else now_s + self._limits.beat_s, self.collect())
@@ -306,11 +306,11 @@ class EngineCore:
                 parts.append((session, session.step_rows(size, nodes)))
         return parts
 
-    def _pass(self, parts: list[Part], batch: Batch | None) -> TargetPass:
+    def _pass(self, parts: list[Part], report: StepReport | None) -> TargetPass:
         sequences = [self.kv.sequence_rows(session, step_rows) for session, step_rows in parts]
         rows = sum(len(sequence.tokens) for sequence in sequences)
         depth = sum(len(sequence.tokens) * sequence.table.length for sequence in sequences) / rows
-        self._computing = TargetPass(parts, sequences, rows, depth, batch)
+        self._computing = TargetPass(parts, sequences, rows, depth, report)
         return self._computing
 
     def _go_on_waiting(self, wait: _Wait, now_s: float) -> TargetPass | AwaitDrafts | Idle:

@@ -1,4 +1,4 @@
-"""The messages between the event loop and the engine: commands in, one batch per step out.
+"""The messages between the event loop and the engine: commands in, one report per step out.
 
 A session is named by its handle, a number that no two incarnations share. Knows nothing of sockets or
 tensors.
@@ -127,7 +127,7 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StepReport:
     """Results of one step for the event loop, with the beat of the next step."""
 
     step: int

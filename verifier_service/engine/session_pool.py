@@ -1,4 +1,4 @@
-"""The sessions of this worker, running and waiting, and their updates for the next batch.
+"""The sessions of this worker, running and waiting, and their updates for the next report.
 
 Belongs to the engine's core. One session's failure ends that session and no other.
 """
@@ -36,7 +36,7 @@ class SessionPool:
         self._sessions: dict[int, Session] = {}
         self._crowded: tuple[int, int] | None = None
         self.updates: list[Update] = []
-        """Updates that no batch has taken yet."""
+        """Updates that no report has taken yet."""
         self._strikes: list[Strike] = []
         self._prompt_passes: dict[int, int] = {}
         """Steps so far that only read a part of a session's prompt, by handle."""

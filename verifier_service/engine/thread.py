@@ -16,7 +16,7 @@ from outrider.lm.parallel.rank_group import RankLost
 from speculative.fragment import Fragment
 from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, Outcome, TargetPass
 from verifier_service.engine.kv_cache import KVCache
-from verifier_service.engine.messages import Batch, Command, InFlight, Offers, Stop
+from verifier_service.engine.messages import Command, InFlight, Offers, StepReport, Stop
 from verifier_service.engine.stats import StepClock, Timings
 from verifier_service.engine.step import EngineLimits, PackedTarget
 from verifier_service.engine.step_cost import StepCostModel
@@ -112,7 +112,7 @@ class EngineThread:
         self,
         target: PackedTarget,
         limits: EngineLimits,
-        publish: Callable[[Batch], None],
+        publish: Callable[[StepReport], None],
         fail: Callable[[BaseException], None],
         costs: StepCostModel | None = None,
     ) -> None:
@@ -157,22 +157,22 @@ class EngineThread:
             for command in self._inbox.waiting():
                 self._handle(command)
         if self._stopping:
-            self._publish_batch(self.core.collect())
+            self._publish_report(self.core.collect())
             return
         begun = self.core.begin(time.perf_counter())
         while isinstance(begun, AwaitDrafts):
             begun = self._await_drafts(begun)
-        if begun.batch is not None:
-            self._publish_batch(begun.batch)
+        if begun.report is not None:
+            self._publish_report(begun.report)
         if isinstance(begun, TargetPass):
             self._compute(begun)
         elif (left_s := begun.until_s - time.perf_counter()) > 0:
             self._clock.pause()
             self._wait_for_command(left_s)
 
-    def _publish_batch(self, batch: Batch) -> None:
-        self._publish(batch)
-        self.core.published(batch, time.perf_counter())
+    def _publish_report(self, report: StepReport) -> None:
+        self._publish(report)
+        self.core.published(report, time.perf_counter())
 
     def _handle(self, command: Command) -> None:
         if isinstance(command, Stop):
@@ -186,9 +186,9 @@ class EngineThread:
             self._handle(command)
 
     def _await_drafts(self, wait: AwaitDrafts) -> TargetPass | AwaitDrafts | Idle:
-        """Publishes the step's batch, or lets one command come in; then asks the core again."""
-        if wait.batch is not None:
-            self._publish_batch(wait.batch)
+        """Publishes the step's report, or lets one command come in; then asks the core again."""
+        if wait.report is not None:
+            self._publish_report(wait.report)
         elif (left_s := wait.until_s - time.perf_counter()) > 0:
             self._wait_for_command(left_s)
         return self.core.begin(time.perf_counter())
@@ -218,5 +218,5 @@ class EngineThread:
         log.error("the target's forward failed (%d in a row)", self._failures)
         self.core.abandon(begun, error)
         if self._failures >= _MOST_FAILURES:
-            self._publish_batch(self.core.collect())
+            self._publish_report(self.core.collect())
             raise RuntimeError(f"the target's forward failed {self._failures} times in a row") from error

@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from verifier_service.engine.messages import Batch, Offers
+from verifier_service.engine.messages import Offers, StepReport
 from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.link import SourceLink
 from verifier_service.remote_sources.stream import LinkLimits
@@ -50,15 +50,15 @@ class SourcePool:
         for link in set(self._by_session.pop(handle, {}).values()):
             link.unsubscribe(handle)
 
-    def absorb(self, batch: Batch) -> None:
+    def absorb(self, report: StepReport) -> None:
         """Sends the sources what a step committed, and mutes those that sent something malformed."""
         for link in self._links.values():
-            link.least_survival = batch.least_survival
-        for strike in batch.strikes:
+            link.least_survival = report.least_survival
+        for strike in report.strikes:
             struck = self._by_session.get(strike.handle, {}).get(strike.source)
             if struck is not None:
                 struck.strike(strike.handle, strike.why)
-        for update in batch.updates:
+        for update in report.updates:
             by_index = self._by_session.get(update.handle, {})
             if update.finish is not None:
                 for link in set(self._by_session.pop(update.handle, {}).values()):

@@ -15,7 +15,7 @@ from speculative.errors import InvalidRequest, Overloaded
 from speculative.grammar import Matcher
 from speculative.stats import UsageCount
 from speculative.stop import FinishReason, StopChecker
-from verifier_service.engine.messages import Batch, Cancel, Command, Finish, Open, Park, Sources
+from verifier_service.engine.messages import Cancel, Command, Finish, Open, Park, Sources, StepReport
 from verifier_service.engine.session import Session
 from verifier_service.engine.source_policy import Reputations
 from verifier_service.observe.session_trace import SessionTracer
@@ -136,19 +136,19 @@ class SessionManager:
             self._put(Cancel(view.handle))
         return True
 
-    def absorb(self, batch: Batch) -> None:
+    def absorb(self, report: StepReport) -> None:
         """Takes over what a step did: first into the table, then out to sources and readers."""
         now = time.monotonic()
         moved = [
             (view, update)
-            for update in batch.updates
+            for update in report.updates
             if (view := self._table.absorb(update, now)) is not None
         ]
-        self._sources.absorb(batch)
+        self._sources.absorb(report)
         for view, _ in moved:
             if view.cursors and view.parked:  # a reader came while the engine parked the session
                 self._resume(view)
-        self._readers.announce(batch.step, batch.expected_us)
+        self._readers.announce(report.step, report.expected_us)
         for view, update in moved:
             self.tracer.absorb(view, update)
 

@@ -1,6 +1,6 @@
 """What the event loop knows of each session: a view of its committed tokens, its epoch, and its readers.
 
-Pure: the engine's batches feed the table, and the server asks the table. Knows nothing of gRPC or threads.
+Pure: the engine's reports feed the table, and the server asks the table. Knows nothing of gRPC or threads.
 """
 
 from collections import OrderedDict
