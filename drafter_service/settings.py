@@ -57,8 +57,8 @@ class DrafterSettings(WorkerSettings):
     floor: Annotated[float, Field(ge=0, le=1)] = DEFAULT.floor
     """Nodes less likely than this to be accepted are neither sent nor expanded."""
     scale: Annotated[float, Field(gt=0)] = DEFAULT.scale
-    """How far the target's logits stray from the drafter's, in logits: a larger number is less sure of every
-    draft."""
+    """Standard deviation of the target's logits from the drafter's: a larger number trusts each draft
+    less."""
     nodes_per_pass: Annotated[int, Field(ge=1)] = 5
     """Nodes expanded in one pass, shared by the sessions; each gets at least one."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 256

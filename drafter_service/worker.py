@@ -106,7 +106,7 @@ class DrafterWorker(SourceWorker[DraftingSession]):
         session.require(self._least.get(session.stream, 0.0))
 
     def progressed(self, session: DraftingSession, fresh: Sequence[int]) -> None:
-        """Moves the session's tree, and sends the nodes that can be sent now."""
+        """Moves the root of the session's tree to the new tokens, and sends the fragments that can go now."""
         rerooted = session.commit(fresh)
         self.counts.reroots += 1
         self.counts.nodes_committed += sum(node.sent for node in rerooted.path)

@@ -1,5 +1,6 @@
-"""A request that can be decoded: what the fronts hand to the relay, and what traces, metrics and records
-describe.
+"""A request that can be decoded: the fronts make it for the relay.
+
+Traces, metrics and store records describe it.
 
 Pure. `front/admission.py` makes these from what clients send.
 """
@@ -82,5 +83,5 @@ class AdmittedRequest:
         return int.from_bytes(blake2b(pack(f"<{len(marked)}Q", *marked), digest_size=8).digest()) or 1
 
     def seed_of(self, choice: int) -> int:
-        """The seed of one choice."""
+        """The sampling seed of one choice."""
         return derive(self.seed, choice)

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 
 class OrchestratorService:
-    """The service that `outrider.runtime` serves. It is ready at once, whether any worker can be reached or
-    not."""
+    """The service that `outrider.runtime` serves; ready at once, even if no worker can be reached."""
 
     def __init__(
         self,

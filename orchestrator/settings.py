@@ -63,13 +63,13 @@ class OrchestratorSettings(ServiceSettings):
     """How long a verifier may show no sign of life, in seconds, until it is given up and its requests go on
     elsewhere; three times as long where no other verifier could take them."""
     stalled_s: Annotated[float, Field(gt=0)] = 60.0
-    """How long a verifier that answers may begin no step, in seconds (or five times the announced duration,
-    where that is longer), until it is given up."""
+    """How long a verifier that answers may begin no step, in seconds, until it is given up. It has at least
+    five times the announced duration of its step."""
     recover_s: Annotated[float, Field(ge=0)] = 60.0
     """How long a request without a deadline that lost its verifier waits for another, in seconds."""
 
     def incomplete(self) -> Iterator[str]:
-        """See SecretFiles."""
+        """Messages about a store without its address, or an address without its store."""
         if (self.store == "redis") != (self.redis_url is not None):
             yield NOWHERE if self.store == "redis" else FOR_NOTHING
 

@@ -92,7 +92,7 @@ class TokenTable:
 
     @cached_property
     def size(self) -> int:
-        """The highest id plus one."""
+        """Number of ids: the highest id plus one."""
         return max(self._ids, default=-1) + 1
 
     @cached_property

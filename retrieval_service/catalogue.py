@@ -47,7 +47,7 @@ class ReferenceMemory(Protocol):
     """References of all sessions; the part of `References` that this service uses."""
 
     def follow(self, session: Hashable, tenant: str, ids: Sequence[int]) -> Memory:
-        """Starts to find references for a session; returns the memory to draft from."""
+        """Starts the search for references; returns the memory that this session's lookups use."""
 
     def progress(self, session: Hashable, ids: Sequence[int]) -> None:
         """Takes in all ids that a session has now."""
@@ -146,7 +146,7 @@ class Catalogue:
 
 
 def scope(tenant: str) -> str:
-    """A tenant's name in the memories: never empty, unlike the name of the tenant that has none."""
+    """The name under which a tenant's texts are kept; never empty, even for the tenant without a name."""
     return f"tenant {tenant}"
 
 

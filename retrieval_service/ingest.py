@@ -40,7 +40,7 @@ class Spooled:
             yield from lines
 
     def encode(self, documents: Sequence[str]) -> list[Ids | None]:
-        """See DocumentSource."""
+        """The token ids of each line's document; text is tokenized."""
         parsed = [json.loads(document) for document in documents]
         texts = [one["text"] for one in parsed if "text" in one]
         encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
@@ -49,7 +49,7 @@ class Spooled:
         ]
 
     def raw(self, document: str) -> bytes:
-        """See DocumentSource."""
+        """Bytes that identify a document: its line."""
         return document.encode()
 
 

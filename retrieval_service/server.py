@@ -90,7 +90,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     async def ListCorpora(
         self, request: retrieval_pb2.ListCorporaRequest, context: Context
     ) -> retrieval_pb2.ListCorporaResponse:
-        """See retrieval.proto."""
+        """Lists the tenant's corpora and the public ones; see retrieval.proto."""
         worker, loaded = self._ready()
         tenant = checked_tenant(request.tenant)
         seen = await _in_worker(worker, lambda: loaded.catalogue.seen_by(tenant))
@@ -100,7 +100,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     async def BuildCorpus(
         self, requests: AsyncIterator[retrieval_pb2.BuildCorpusRequest], context: Context
     ) -> retrieval_pb2.Corpus:
-        """See retrieval.proto."""
+        """Builds a corpus of the documents of this stream, then drafts from it; see retrieval.proto."""
         worker, loaded = self._ready()
         first = await anext(aiter(requests), None)
         if first is None or not first.HasField("start"):
@@ -122,7 +122,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     async def LoadCorpus(
         self, request: retrieval_pb2.LoadCorpusRequest, context: Context
     ) -> retrieval_pb2.Corpus:
-        """See retrieval.proto."""
+        """Loads a corpus that lies in the worker's folder; see retrieval.proto."""
         worker, loaded = self._ready()
         return await _add(worker, loaded, _key(request.name))
 
@@ -130,7 +130,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     async def UnloadCorpus(
         self, request: retrieval_pb2.UnloadCorpusRequest, context: Context
     ) -> retrieval_pb2.UnloadCorpusResponse:
-        """See retrieval.proto."""
+        """Stops drafting from a corpus, and deletes its files on request; see retrieval.proto."""
         worker, loaded = self._ready()
         key = _key(request.name)
         if not request.remove:
@@ -148,7 +148,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     async def AddReferences(
         self, requests: AsyncIterator[retrieval_pb2.AddReferencesRequest], context: Context
     ) -> retrieval_pb2.AddReferencesResponse:
-        """See retrieval.proto."""
+        """Adds or replaces documents of the tenant's references; see retrieval.proto."""
         _, loaded = self._ready()
         documents = _documents(loaded)
         tenant: str | None = None
@@ -176,7 +176,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     async def RemoveReferences(
         self, request: retrieval_pb2.RemoveReferencesRequest, context: Context
     ) -> retrieval_pb2.RemoveReferencesResponse:
-        """See retrieval.proto."""
+        """Removes documents from the tenant's references; see retrieval.proto."""
         _, loaded = self._ready()
         tenant = checked_tenant(request.tenant)
         with explained_disk_errors("removed in memory, not yet on the disk"):
@@ -187,7 +187,10 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     async def Forget(
         self, request: retrieval_pb2.ForgetRequest, context: Context
     ) -> retrieval_pb2.ForgetResponse:
-        """Removes past outputs; see retrieval.proto. Running sessions of theirs are not kept any more."""
+        """Removes the past output of a session, or all that a tenant brought; see retrieval.proto.
+
+        Running sessions of theirs are no longer added to past outputs.
+        """
         worker, loaded = self._ready()
         tenant = checked_tenant(request.tenant)
         session = checked_session(request.session) if request.session else None
@@ -200,7 +203,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     async def Stats(
         self, request: retrieval_pb2.StatsRequest, context: Context
     ) -> retrieval_pb2.StatsResponse:
-        """See retrieval.proto."""
+        """Returns what the worker holds, of all tenants together; see retrieval.proto."""
         worker, _ = self._ready()
         return retrieval_pb2.StatsResponse(**await _in_worker(worker, worker.gauges))
 

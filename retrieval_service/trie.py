@@ -11,7 +11,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class CountedTrie:
-    """What followed the longest suffix of a session's ids that a memory holds.
+    """Continuations of a session's longest known suffix, found in a memory: a trie with counts.
 
     Attributes:
         tokens: one id per node; a parent precedes its child, no two siblings carry the same id.

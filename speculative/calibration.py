@@ -30,11 +30,11 @@ class Uncalibrated:
     """Returns estimates unchanged and learns nothing. A Calibrator."""
 
     def worth(self, source: int, estimate: float) -> float:
-        """See Calibrator."""
+        """The estimate, unchanged."""
         return estimate
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
-        """See Calibrator."""
+        """Learns nothing."""
 
 
 UNCALIBRATED: Final = Uncalibrated()
@@ -97,9 +97,9 @@ class SessionCalibrator:
             self._own.append(Calibration(prior, strength=self._STRENGTH, memory=self._MEMORY))
 
     def worth(self, source: int, estimate: float) -> float:
-        """See Calibrator."""
+        """The probability of acceptance, calibrated by what this source's nodes were worth."""
         return self._own[source - 1].worth(estimate)
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
-        """See Calibrator."""
+        """Learns from one of the source's nodes; `hit`: the node's token was committed next."""
         self._own[source - 1].saw(estimate, hit)

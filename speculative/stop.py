@@ -14,7 +14,7 @@ MAX_STOP_BYTES = 256
 
 
 class FinishReason(StrEnum):
-    """Why a request ended."""
+    """Reason for which a request ended."""
 
     STOP = "stop"
     """An end-of-sequence id, another id that ends the request, or a stop string."""

@@ -43,7 +43,7 @@ class Settings:
 
 @dataclass
 class TrainingProgress:
-    """Progress of a run."""
+    """State of a training run at one step."""
 
     step: int = 0
     """Number of steps done."""

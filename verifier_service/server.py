@@ -50,7 +50,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VerifierServer(verifier_pb2_grpc.VerifierServicer):
-    """The verifier's servicer, and its `Service` in the sense of `outrider.runtime`.
+    """The verifier's gRPC service: its calls, its start and its stop.
 
     Args:
         settings: of the process.
@@ -120,8 +120,10 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._engine.start()
 
     async def stop(self, grace: float) -> None:
-        """Refuses further sessions and announces that; lets the running ones end here or move elsewhere for
-        `grace` seconds, then ends every stream."""
+        """Stops the verifier: refuses new sessions, then ends every stream after `grace` seconds at most.
+
+        Until then running sessions may end here or move elsewhere; the verifier announces that it drains.
+        """
         self._stopping = True
         self._readers.drain()
         self._quiet.clear()

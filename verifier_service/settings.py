@@ -42,8 +42,8 @@ class VerifierSettings(WorkerSettings):
     """Whether the keys and values of committed tokens are kept for later sessions of the tenant that begin
     with the same tokens."""
     lease_s: Annotated[float, Field(ge=0)] = 300.0
-    """How long a session that ended or was parked can still be read, in seconds; its cached blocks are
-    evicted after others until then."""
+    """How long a session can still be read after it ended or was parked, in seconds. Until then its cached
+    blocks are evicted only after other blocks."""
     node_limit: Annotated[int, Field(ge=0, le=MAX_NODES)] = 16
     """The most drafted nodes of one session in one round, for requests that set no limit."""
     budget: Literal["adaptive", "fixed"] = "adaptive"
@@ -58,4 +58,5 @@ class VerifierSettings(WorkerSettings):
     orphan_grace_s: Annotated[float, Field(gt=0)] = 5.0
     """How long a session goes on while nobody reads it, in seconds; then it is parked."""
     switch_interval_us: Annotated[int, Field(ge=10, le=5000)] = 500
-    """How long the event loop may hold the interpreter while the engine waits for it, in microseconds."""
+    """How long the event loop may hold the interpreter while the engine waits for it, in microseconds
+    (`sys.setswitchinterval`)."""

@@ -1,5 +1,6 @@
-"""Which workers are not used, and why: another contract, other weights under a model's name, an unknown
-tokenizer.
+"""Which workers are not used, and why.
+
+A worker is refused for another contract, other weights under a model's name, or an unknown tokenizer.
 
 Pure: knows workers' descriptions, nothing of connections. Verifiers of one model name have to serve the same
 model, because a session may move from one to another; where they do not, the majority is used.
@@ -33,8 +34,7 @@ class DescribedVerifier:
 
 
 def contract_refusal(spoken: int) -> Refusal | None:
-    """The refusal of a worker that speaks another version of the contract; None: it speaks this process's
-    version.
+    """Why a worker of another contract version is refused; None: it has this process's version.
 
     A worker that names no version speaks the first.
     """

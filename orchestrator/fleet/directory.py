@@ -55,8 +55,10 @@ class Directory:
         return before is None or _kind(before.entry) != _kind(entry)
 
     def learnt(self, entries: Iterable[WorkerEntry], now: float) -> None:
-        """Take entries that other orchestrators have heard. A worker's own recent announcement here
-        stands."""
+        """Take entries that other orchestrators have heard.
+
+        A worker's own recent announcement here takes precedence.
+        """
         for entry in entries:
             known = self._known.get(entry.address)
             if known is None and len(self._known) >= self._most:

@@ -89,7 +89,7 @@ class Fleet:
         self._sources.start()
 
     async def stop(self) -> None:
-        """Hang up on all peers."""
+        """Close the links to all workers."""
         await self._verifiers.stop()
         await self._sources.stop()
 
@@ -176,8 +176,7 @@ class Fleet:
         numerics: str = "",
         limit: int = 0,
     ) -> list[VerifierLink]:
-        """The verifiers where a session of this model can be opened, the best place first; see
-        rank_verifiers.
+        """The verifiers that can open a session of this model now, the best place first; see rank_verifiers.
 
         Args:
             like: the model that the session needs, whatever model the name stands for by now.
@@ -194,8 +193,7 @@ class Fleet:
     def sources_for(
         self, target: TargetModel, wanted: Sequence[str], *, predicted: bool
     ) -> tuple[ChosenSource, ...]:
-        """The sources of a new session; see choose_sources. Raises InvalidRequest for a name that no source
-        has.
+        """The sources of a new session; see choose_sources. Raises InvalidRequest for an unknown name.
 
         Args:
             wanted: the names that the request asks for; empty: all names.
@@ -207,7 +205,10 @@ class Fleet:
     def sources_instead(
         self, target: TargetModel, chosen: tuple[ChosenSource, ...]
     ) -> tuple[ChosenSource, ...]:
-        """The sources that a session should have by now in place of those chosen; see replace_sources."""
+        """Sources that a session should have now: those chosen, with each lost or draining one replaced.
+
+        The rule is `replace_sources`.
+        """
         return replace_sources(chosen, self._remote_sources(target), turn=next(self._turns))
 
     def count_sessions(self, sources: Sequence[ChosenSource], change: int) -> None:
@@ -217,8 +218,10 @@ class Fleet:
                 probe.sessions += change
 
     def _entry(self, address: str) -> WorkerEntry | None:
-        """The worker's announcement; no worker of another role speaks for a verifier that the settings
-        name."""
+        """The worker's own announcement.
+
+        A worker of another role cannot speak for a verifier that the settings name.
+        """
         entry = self._announced.get(address)
         if entry is None or (entry.role == "verifier") != (address in self.verifiers):
             return None

@@ -20,7 +20,7 @@ class Verdict(Enum):
 
 
 class LivenessJudge:
-    """Judges one verifier.
+    """Judges from its signs of life whether one verifier is alive.
 
     A beat announces a step and its expected duration. After `suspect_s` without a beat the verifier is
     suspect and worth a probe: a step may be long, but the process answers beside it. The verifier is dead
@@ -53,8 +53,10 @@ class LivenessJudge:
         return now - max(self._beat_at, self._answered_at)
 
     def verdict(self, now: float, lone: bool = False) -> Verdict:
-        """The verdict on the silence up to `now`; `lone` says that no other verifier could take the
-        sessions."""
+        """The verdict on the silence up to `now`.
+
+        `lone` says that no other verifier could take the sessions.
+        """
         without_beat = now - self._beat_at
         patience = max(self._stalled_s, PATIENCE * self._expected_s)
         silent_s = self._silent_s * (LONE if lone else 1.0)

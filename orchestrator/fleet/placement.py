@@ -161,8 +161,9 @@ def choose_sources(
 def replace_sources(
     chosen: Sequence[ChosenSource], remote: Sequence[SourceInfo], *, turn: int = 0
 ) -> tuple[ChosenSource, ...]:
-    """The same names, with another source for each one that is gone, out of reach or draining, if there is
-    one.
+    """The session's sources by the same names, each unusable one replaced if there is another of its name.
+
+    A source is unusable once it is gone, out of reach or draining. A source that serves well stays.
 
     Sources that serve well stay.
     """

@@ -1,5 +1,6 @@
-"""The registry: workers announce themselves here, orchestrators that share a store share what they hear, and
-the fleet dials the workers.
+"""The registry, where workers announce themselves.
+
+The fleet dials the workers that it hears of. Orchestrators that share a store share these announcements.
 
 The registry has an address of its own. A process that can call it can have prompts sent to itself, so clients
 must not be able to.
@@ -36,8 +37,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RegistryServer(RegistryServicer):
-    """Listens for workers, from `start` to `stop` on one event loop. Raises Unavailable where `bind` is
-    taken.
+    """Listens for workers, from `start` to `stop`, on one event loop. Raises Unavailable if `bind` is taken.
 
     Args:
         store: the store that other orchestrators share; None: no other orchestrator shares one.

@@ -1,5 +1,6 @@
-"""The load of verifiers that several orchestrators share: each reports its own sessions and reads the
-others'.
+"""The load of verifiers that several orchestrators share.
+
+Each orchestrator reports its own sessions and reads the others' reports.
 
 Placement counts all of them. Without the store it counts the sessions of this orchestrator alone.
 """

@@ -67,8 +67,7 @@ class SourceProbe:
         self._stub: DraftSourceAsyncStub = DraftSourceStub(self._channel)
 
     def infos(self) -> list[SourceInfo]:
-        """The source as placement sees it, once for each of its names; empty before it has described
-        itself."""
+        """The source as placement sees it, once for each of its names; empty until it is described."""
         known = self.described
         if known is None:
             return []

@@ -1,5 +1,7 @@
-"""A target model as its verifier describes it: what requests are checked against and sessions are placed
-by."""
+"""A target model as its verifier describes it.
+
+Requests are checked against the description, and sessions are placed by it.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,7 +43,7 @@ class TargetModel:
 
     @property
     def identity(self) -> ModelIdentity:
-        """The model's identity."""
+        """Tokenizer, vocabulary size and weights, by which models are compared."""
         return ModelIdentity(self.tokenizer_digest, self.vocabulary_size, self.weights_digest)
 
 
@@ -63,8 +65,10 @@ def target_from_wire(message: verifier_pb2.VerifierDescription, tokens: TokenTab
 
 
 def read_tokenizer(data: bytes) -> TokenTable:
-    """The tokenizer in `data`. Call this in a thread: reading a large one and finding its longest token are
-    slow."""
+    """The tokenizer in `data`. Slow: call this in a thread.
+
+    Reading a large tokenizer takes long, and so does finding its longest token.
+    """
     table = TokenTable.from_json(data.decode())
     _ = table.longest_token_bytes
     return table

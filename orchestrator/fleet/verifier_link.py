@@ -100,8 +100,10 @@ class SessionReader:
 
 
 class VerifierLink:
-    """Holds one verifier. `run` it for as long as the verifier is wanted; call the other methods at any
-    time."""
+    """Holds one verifier's description and Watch stream.
+
+    `run` the link for as long as the verifier is wanted; call the other methods at any time.
+    """
 
     def __init__(
         self,

@@ -68,8 +68,7 @@ class Admission:
 
 
 def session_key(start: generation_pb2.GenerateStart) -> SessionKey:
-    """The key of the session that the client names, or of a new session. Raises InvalidRequest for a bad
-    name."""
+    """The key of the session that the client names, or of a new session. Raises InvalidRequest."""
     session = start.session or f"s-{secrets.token_hex(8)}"
     return SessionKey(checked_tenant(start.tenant), checked_session(session))
 
@@ -95,14 +94,12 @@ def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence
 
 
 async def encode_prompt(text: str, target: TargetModel, *, add_special: bool = True) -> list[int]:
-    """Token ids of a prompt's text, tokenized in a thread. Raises InvalidRequest where it cannot be a
-    prompt."""
+    """Token ids of a prompt's text, tokenized in a thread. Raises InvalidRequest for an invalid prompt."""
     return await asyncio.to_thread(check_text(text, target).encode, text, add_special=add_special)
 
 
 def check_text(text: str, target: TargetModel) -> TokenTable:
-    """The tokenizer for this prompt. Raises InvalidRequest where the text cannot be a prompt of this
-    target."""
+    """The tokenizer for this prompt. Raises InvalidRequest for text that cannot be a prompt here."""
     if target.tokens is None:
         raise InvalidRequest(f"model {target.name!r} has no tokenizer: give ids, not text")
     if not text:

@@ -78,7 +78,7 @@ class KeyTable:
 
 
 class Caller:
-    """The caller of one call."""
+    """Who makes a call: the tenant, and what its key allows."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Caller:
 
 
 class Gate:
-    """Lets callers in.
+    """Lets callers in by their API keys, or all callers where there are no keys.
 
     Args:
         keys: the known keys; None: no key is needed, and each request names its tenant.

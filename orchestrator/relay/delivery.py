@@ -36,7 +36,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A choice has more tokens."""
+    """Event: a choice has new tokens for the client."""
 
     choice: int
     delta: Delta
@@ -53,7 +53,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A choice has ended."""
+    """Event: a choice has ended."""
 
     choice: int
     reason: FinishReason

@@ -46,8 +46,7 @@ class Epochs:
         return checked_epoch(self._made(max((highest >> RANDOM_BITS) + 1, now_ms)), now_ms)
 
     def passes(self, highest: int) -> bool:
-        """Whether `above` can go above this epoch, which it cannot where that is too far ahead of this
-        clock."""
+        """Whether `above` has an epoch above this one: False if this epoch is too far ahead of the clock."""
         return (highest >> RANDOM_BITS) + 1 - self._clock_ms() <= MOST_AHEAD_MS
 
     def _made(self, upper: int) -> int:

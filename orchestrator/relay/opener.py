@@ -1,5 +1,6 @@
-"""Opens all choices of a request on one verifier, under one epoch, records where they are, and reads them
-together.
+"""Opens all choices of a request on one verifier, under one epoch.
+
+Records where the choices are, and reads them together.
 
 Knows nothing of which verifier is best, nor of what becomes of the tokens.
 """
@@ -82,7 +83,7 @@ class ChoiceReaders:
         return arrived
 
     def take_urge(self) -> bool:
-        """Whether the verifier has asked, since the last call, for the sessions to move elsewhere."""
+        """Whether the verifier asked for the sessions to be moved, since this was called last."""
         readers = self._readers.values()
         urged = any(reader.should_move for reader in readers)
         for reader in readers:
@@ -212,8 +213,7 @@ class Opener:
     async def change_sources(
         self, placement: Placement, sources: Sequence[ChosenSource], ids: Mapping[int, Sequence[int]]
     ) -> None:
-        """Have these sources draft for the choices in `ids`, which stay where they are. Raises
-        OutriderError."""
+        """Give the choices in `ids` these sources; the choices stay where they are. Raises OutriderError."""
         messages = self._messages(ids, sources, None, recovered=True)
         for message in messages:
             message.epoch = placement.epoch
@@ -289,7 +289,9 @@ class Opener:
 
 
 def _raise_first(errors: Sequence[BaseException]) -> NoReturn:
-    """Raise the StaleEpoch with the highest epoch, so that the next attempt is above all; else the first
-    error."""
+    """Raise the StaleEpoch with the highest epoch, else the first error.
+
+    The next attempt is then above all epochs.
+    """
     stale = [error for error in errors if isinstance(error, StaleEpoch)]
     raise max(stale, key=lambda error: error.highest) if stale else errors[0]

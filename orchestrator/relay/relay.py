@@ -75,8 +75,7 @@ class Relay:
                 self._ledger.left(request.key, relayed.epoch)
 
     async def cancel(self, key: SessionKey) -> bool:
-        """End the session's current request, here or where the record says it runs; whether one was
-        running."""
+        """End the session's current request, here or where the record has it; False if none was running."""
         state = self._running.get(key)
         if state is not None:
             state.cancelled = True

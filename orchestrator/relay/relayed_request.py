@@ -1,5 +1,6 @@
-"""The way of one admitted request: open it on a verifier, pass its tokens on, recover it on another verifier
-where that one is lost, and end it everywhere.
+"""The way of one admitted request: open, pass tokens on, recover, end everywhere.
+
+If its verifier is lost, the request is opened on another one.
 
 Tokens are the truth: the tokens that the client has are all that another verifier needs to go on. This module
 knows nothing of how the request came in, nor of the stream that answers it.
@@ -157,8 +158,10 @@ class RelayedRequest:
             readers.cancel()
 
     async def _heed_cancel(self, placement: Placement) -> None:
-        """Cancel the request where another orchestrator sent a Cancel to its old verifier while it moved
-        here."""
+        """Cancel the request if it was cancelled elsewhere while it moved here.
+
+        Another orchestrator may have sent the Cancel to the request's old verifier.
+        """
         if await self._ledger.was_cancelled_meanwhile(self._request.key, placement.epoch):
             self._state.cancelled = True
             placement.cancel_soon()
@@ -210,8 +213,7 @@ class RelayedRequest:
         return {choice: delivery.ids for choice, delivery in self._unfinished.items()}
 
     async def _open(self, plan: OpenPlan, known: Whereabouts) -> Placement:
-        """Open the request on the first verifier that takes it. Raises the last verifier's error where none
-        does."""
+        """Open the request on the first verifier that takes it, or raise the last verifier's error."""
         name = self.target.name
         refusal: OutriderError = Unavailable(f"no verifier of model {name!r} can be reached; retry")
         if (instead := self._fleet.sources_instead(self.target, self.sources)) != self.sources:
@@ -275,8 +277,10 @@ def _text_of(request: AdmittedRequest, target: TargetModel) -> TextStream | None
 
 
 def _raise_for(committed: verifier_pb2.Committed, address: str) -> None:
-    """Raise the error that a message reports, if any; the failure of one session comes as a finish
-    instead."""
+    """Raise the error that a message reports, if any.
+
+    The failure of one session comes as a finish instead.
+    """
     if committed.code == CommittedCode.UNKNOWN_SESSION:
         why = committed.message or "it was started anew"
         raise VerifierLost(f"verifier {address} lost the session ({why})")

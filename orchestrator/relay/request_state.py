@@ -74,7 +74,7 @@ class RequestDeadline:
         return self._now() + self._patience_s if self._ends is None else self._ends
 
     def until(self, moment: float) -> float:
-        """Seconds until this time."""
+        """Seconds from now until this time."""
         return moment - self._now()
 
 

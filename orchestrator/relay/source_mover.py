@@ -34,7 +34,7 @@ class SourceMover:
         self._requests.pop(request, None)
 
     def start(self) -> None:
-        """Begin to check."""
+        """Begin to check running requests for lost sources."""
         self._task = asyncio.create_task(self._run(), name="sources")
 
     async def stop(self) -> None:

@@ -141,8 +141,10 @@ class SessionStore(Protocol):
         """Index of the first of these hashes that is on record, and its verifier; None: none is on record."""
 
     async def report(self, reports: Sequence[WorkerReport]) -> None:
-        """Keep these reports for REPORT_S seconds, each in place of the reporter's earlier one of the
-        worker."""
+        """Keep these reports for REPORT_S seconds.
+
+        Each takes the place of the reporter's earlier report on the same worker.
+        """
 
     async def workers(self) -> list[WorkerReport]:
         """All reports of verifiers that have not expired."""

@@ -1,5 +1,6 @@
-"""Sends commands to a Redis server that may be slow, frozen, gone or empty: each command ends soon and
-completely.
+"""Sends commands to a Redis server that may be slow, frozen, gone or empty.
+
+Each command ends soon and completely.
 
 redis-py's own defaults retry ten times and wait for seconds. Here a command has TIMEOUT_S at the socket, one
 more attempt where its connection turns out to be closed, and a circuit breaker before it. A command runs in a
@@ -33,8 +34,7 @@ ScriptCall = tuple[str, Sequence[Any]]
 
 
 class RedisConnection:
-    """Holds the connections to one server; dials with the first command. Raises ValueError for an invalid
-    URL."""
+    """Holds the connections to one server; dials with the first command. Raises ValueError for a bad URL."""
 
     def __init__(self, url: str) -> None:
         self._redis: Redis = Redis.from_url(
@@ -92,8 +92,7 @@ class RedisConnection:
 
 
 def is_wrong_kind(error: object) -> bool:
-    """Whether a command failed because its key holds an entry of another type, which is not the server's
-    fault."""
+    """Whether a command failed because its key holds another type of entry; the server is well then."""
     return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
 
 

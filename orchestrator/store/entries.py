@@ -37,8 +37,10 @@ class BrokenEntry(Exception):
 
 
 def session_name(key: SessionKey, kind: str) -> str:
-    """The name of a session's entry. It holds a digest, since tenants and sessions may be any text, braces
-    too."""
+    """The name of a session's entry in Redis.
+
+    The name holds a digest, since tenants and sessions may be any text, braces too.
+    """
     text = json.dumps([key.tenant, key.session])
     return f"outrider:{{{blake2b(text.encode(), digest_size=16).hexdigest()}}}:{kind}"
 

@@ -76,7 +76,7 @@ class Ledger:
         return len(self._outbox)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Begin to write records to the store."""
         self._writer = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -91,7 +91,7 @@ class Ledger:
         await self._store.close()
 
     def opened(self, record: SessionRecord, lifts: int, ids: dict[int, Sequence[int]]) -> None:
-        """Record that a session is being opened.
+        """Record where a session is being opened.
 
         Args:
             lifts: recorded Cancels of epochs below this one are lifted; 0: none.
@@ -101,7 +101,7 @@ class Ledger:
         self._work.set()
 
     def grew(self, key: SessionKey) -> None:
-        """The session's client has more tokens."""
+        """Note that a session has new tokens, which its record lacks."""
         began = time.perf_counter()
         self._outbox.grew(key)
         if not self._work.is_set():

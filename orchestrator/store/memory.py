@@ -74,6 +74,7 @@ class MemoryStore:
         return known
 
     async def forget(self, key: SessionKey, epoch: int) -> None:
+        """Drop the session's record if it is of this epoch; a cancelled record stays until its lease ends."""
         known = self._records.get(key)
         if known is not None and known.epoch == epoch and not known.cancelled:
             self._records.drop(key)
@@ -111,10 +112,12 @@ class MemoryStore:
         return self._reports.values()
 
     async def announce(self, entries: Sequence[WorkerEntry]) -> None:
+        """Keep these workers for BELIEVED_S seconds, each in place of the earlier entry of its address."""
         for entry in entries:
             self._announced.put(entry.address, entry)
 
     async def announced(self) -> list[WorkerEntry]:
+        """All announced workers whose entries have not expired."""
         return self._announced.values()
 
     async def close(self) -> None:

@@ -101,13 +101,13 @@ class StoreOutbox:
         return self._live.get(key)
 
     def opened(self, record: SessionRecord, lifts: int, ids: Mapping[int, Sequence[int]]) -> None:
-        """The session is being opened under a new epoch."""
+        """Note that the session is being opened under a new epoch."""
         self._left.pop(record.key, None)
         self._live[record.key] = LiveSession(record, lifts, ids)
         self._changed[record.key] = None
 
     def grew(self, key: SessionKey) -> None:
-        """The session has more tokens."""
+        """Note that the session has more tokens than its entry."""
         self._changed[key] = None
 
     def cancelled(self, key: SessionKey) -> None:
@@ -129,8 +129,7 @@ class StoreOutbox:
             self.dropped += 1
 
     def left(self, key: SessionKey, epoch: int) -> None:
-        """This orchestrator reads the session no longer; what it knows of the session is still to be
-        written."""
+        """Note that this orchestrator no longer reads the session; its last state is still to be written."""
         live = self._live.get(key)
         if live is None or live.record.epoch != epoch:
             return

@@ -1,5 +1,4 @@
-"""Prefixes of token sequences as the store remembers them: at which lengths, under which hashes, and for
-whom.
+"""Prefixes of token sequences: at which lengths the store remembers them, by which hashes, for whom.
 
 With blocks of 16 tokens a long context would have thousands of lengths. So prefixes are remembered only at
 lengths whose number of blocks has at most four significant binary digits: 8 lengths for each doubling, which

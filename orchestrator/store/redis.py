@@ -86,6 +86,7 @@ class RedisStore:
         return self._read(name, lambda: _of_now(entries.record_from(key, fields)))
 
     async def forget(self, key: SessionKey, epoch: int) -> None:
+        """Drop the session's record if it is of this epoch; a cancelled record stays until its lease ends."""
         await self._run(scripts.FORGET, [(entries.record_name(key), (VERSION, epoch_to_bytes(epoch)))])
 
     async def append(self, appends: Sequence[Append]) -> list[int]:
@@ -160,6 +161,7 @@ class RedisStore:
         return [report for report in read if report is not None]
 
     async def announce(self, announced: Sequence[WorkerEntry]) -> None:
+        """Keep these workers for BELIEVED_S seconds, each in place of the earlier entry of its address."""
         arguments: list[Any] = [BELIEVED_MS]
         for it in announced:
             arguments += [it.address, entries.entry_to_bytes(it)]
@@ -167,6 +169,7 @@ class RedisStore:
             await self._run(scripts.REPORT, [(entries.REGISTERED, arguments)])
 
     async def announced(self) -> list[WorkerEntry]:
+        """All announced workers whose entries have not expired."""
         (found,) = await self._run(scripts.WORKERS, [(entries.REGISTERED, (VERSION,))])
         stored = found if isinstance(found, list) else []
         read = [self._read(entries.REGISTERED, partial(entries.entry_from, data)) for data in stored]
@@ -201,8 +204,10 @@ class RedisStore:
         return await self._connection.ask(asked)
 
     def _read(self, name: str, read: Callable[[], Entry]) -> Entry | None:
-        """The entry; None where it is not ours, or broken. A broken entry is written over with its
-        session."""
+        """The entry; None where it is not ours, or broken.
+
+        A broken entry is written over with its session.
+        """
         try:
             return read()
         except ForeignEntry as error:
@@ -220,8 +225,10 @@ class RedisStore:
 
 
 def _of_now(entry: Dated) -> Dated:
-    """The entry. Raises BrokenEntry where no clock can have made its epoch, which no later epoch would
-    pass."""
+    """The entry. Raises BrokenEntry for an epoch that no clock can have made.
+
+    No later epoch would pass such an epoch.
+    """
     if entry is not None and (epoch := epoch_to_bytes(entry.epoch)) > _ceiling():
         raise BrokenEntry(f"epoch {epoch.decode()} is of the far future")
     return entry

@@ -121,7 +121,9 @@ def up(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Run verifier, drafter, retrieval and orchestrator on this machine until SIGTERM or Ctrl-C.
+    """Run all services on this machine until SIGTERM or Ctrl-C.
+
+    The services are verifier, drafter, retrieval and orchestrator.
 
     \b
     Examples:
@@ -289,7 +291,9 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False,
     json_: Json = False,
 ) -> None:
-    """Show requests, tokens per second, acceptance by source, memory and step time of each process, live.
+    """Show what each process does, live.
+
+    The table has requests, tokens per second, acceptance by source, memory and step time.
 
     \b
     Examples:
@@ -319,7 +323,9 @@ def explain(
     cert_key: CertKey = "",
     json_: Json = False,
 ) -> None:
-    """Print the rounds of a session: tokens drafted, verified and accepted, and the time that each took.
+    """Print a session's rounds, with drafts and times.
+
+    Each round shows the tokens drafted (offered), verified (admitted) and accepted, and its time.
 
     \b
     Example:
@@ -339,7 +345,9 @@ def bench(
     name: Annotated[str, typer.Argument(help="Name of the benchmark; a wrong name prints them all.")],
     json_: Json = False,
 ) -> None:
-    """Run a benchmark of the clone, with the flags that follow NAME.
+    """Run a benchmark of this repository.
+
+    Flags after NAME are the benchmark's own.
 
     \b
     Example:
@@ -355,7 +363,9 @@ def bench(
 
 @app.command()
 def demo() -> None:
-    """Complete held-out prompts with the embedded pair, tokens coloured by source, and compare speeds.
+    """Show the speedup of the embedded pair.
+
+    Completes held-out prompts with and without drafts; tokens are coloured by source.
 
     Exits 1 unless every completion has exactly the tokens of plain decoding.
     """

@@ -39,7 +39,7 @@ class Checked:
     """Settings that a role needs and the file does not give: not a fault of the file."""
 
     def lines(self) -> Iterator[str]:
-        """Lines to print."""
+        """The result as lines to print."""
         yield from map(str, self.problems)
         for problem in self.left:
             yield f"left open: {problem}"
@@ -47,7 +47,7 @@ class Checked:
         yield f"{self.path}: {count} problem{'s' * (count != 1)}" if count else f"{self.path}: right"
 
     def as_object(self) -> dict[str, Any]:
-        """The result for JSON."""
+        """The result as an object to print as JSON."""
         found = {"file": str(self.path), "ok": not self.problems}
         problems = [problem.as_object() for problem in self.problems]
         return found | {"problems": problems, "left": [problem.as_object() for problem in self.left]}
@@ -97,7 +97,7 @@ class Shown:
             yield f"wrong: {problem}"
 
     def as_object(self) -> dict[str, Any]:
-        """The result for JSON."""
+        """The settings as an object to print as JSON."""
         settings = {row.path: {"value": row.value, "from": row.origin} for row in self.rows}
         problems = [problem.as_object() for problem in self.problems]
         return {"role": self.role, "settings": settings, "problems": problems}

@@ -18,9 +18,7 @@ from outrider.cli.failures import Json, usage
 if TYPE_CHECKING:
     from outrider.v1 import retrieval_pb2
 
-app = typer.Typer(
-    help="List, extend and delete what a running retrieval worker drafts from.", rich_markup_mode=None
-)
+app = typer.Typer(help="Manage what a running retrieval worker drafts from.", rich_markup_mode=None)
 app.callback()(take_operator_certificate)
 
 CALL_S = 60.0

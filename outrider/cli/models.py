@@ -16,14 +16,12 @@ from outrider.cli.failures import FAILED, CommandFailed, Json, usage
 if TYPE_CHECKING:
     from outrider.pair.checking import Report, Side
 
-app = typer.Typer(
-    help="Check pairs of models: whether they fit, and the speedup they bring.", rich_markup_mode=None
-)
+app = typer.Typer(help="Check whether two models fit, and what speedup they bring.", rich_markup_mode=None)
 
 
 @app.callback()
 def models() -> None:
-    """Check pairs of models: whether they fit, and the speedup they bring."""
+    """Check whether two models fit, and what speedup they bring."""
 
 
 @app.command("check")

@@ -5,7 +5,7 @@ from typing import NoReturn
 import typer
 
 app = typer.Typer(
-    help="Run one service as this process; `outrider serve ROLE --help` lists its settings.",
+    help="Run one service; `outrider serve ROLE --help` lists settings.",
     rich_markup_mode=None,
 )
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -152,7 +152,7 @@ class AsyncClient:
         raise refusal
 
     async def models(self) -> list[Model]:
-        """Models that the first orchestrator to answer serves. Raises OutriderError."""
+        """Lists the models served, from the first orchestrator that answers. Raises OutriderError."""
         refusal: OutriderError = Unavailable("no orchestrator")
         for stub in self._stubs:
             try:

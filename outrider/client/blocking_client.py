@@ -161,7 +161,7 @@ class Client:
         raise refusal
 
     def models(self) -> list[Model]:
-        """Models that the first orchestrator to answer serves. Raises OutriderError."""
+        """Lists the models served, from the first orchestrator that answers. Raises OutriderError."""
         refusal: OutriderError = Unavailable("no orchestrator")
         for stub in self._stubs:
             try:

@@ -60,7 +60,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a request's answers."""
+    """One of the answers to a request."""
 
     ids: tuple[int, ...]
     """Generated token ids, an end-of-sequence id included."""

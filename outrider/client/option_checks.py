@@ -18,7 +18,7 @@ Check = Callable[[str, Any], None]
 
 
 def check_options(prompt: object, options: Mapping[str, Any]) -> None:
-    """Raises InvalidRequest, naming the option and its value."""
+    """Checks a request's options. Raises InvalidRequest, which names the option and its value."""
     for name, value in options.items():
         if name not in _CHECKS:
             raise InvalidRequest(f"there is no option {name!r}{_nearest(name)}")

@@ -76,8 +76,10 @@ class Options(TypedDict, total=False):
 
 
 def build_request(prompt: str | None, options: Options) -> generation_pb2.GenerateRequest:
-    """The request's message. Raises InvalidRequest for values that no message can hold; the server checks
-    the rest."""
+    """The request's message. Raises InvalidRequest for values that no message can hold.
+
+    The server checks the rest.
+    """
     check_options(prompt, options)
     stop, sources = options.get("stop") or (), options.get("sources") or ()
     corpora, ids = options.get("corpora") or (), options.get("ids")

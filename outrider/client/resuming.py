@@ -13,7 +13,7 @@ PAUSE_S = 0.1
 
 
 class Resuming:
-    """One request, and which orchestrator to send it to next.
+    """The state of one request across orchestrators, and the choice of the orchestrator to ask next.
 
     Args:
         request: the message that the user's options make.

@@ -127,7 +127,7 @@ class PassPlan:
         return runs
 
     def visible(self, window: int | None) -> list[AttentionView]:
-        """For each session the slots that its rows see in layers with this sliding window (None: without)."""
+        """Slots that the rows of each session see in layers with this sliding window (None: no window)."""
         found = self._visible.get(window)
         if found is None:
             found = self._visible[window] = [self._see(rows, window) for rows in self.rows]

@@ -62,29 +62,29 @@ class FastProfile:
     label = ""
 
     def check_settings(self, device: str, threads: int, ranks: int) -> None:
-        """See Profile; excludes nothing."""
+        """Accepts every device, thread count and rank count."""
 
     def layout(self, found: KVLayout) -> KVLayout:
-        """See Profile; keys and values stay in the model's dtype."""
+        """The model's own layout: keys and values stay in the model's dtype."""
         return found
 
     def can_pack(self, model: PreTrainedModel, ranks: int) -> bool:
-        """See Profile; tensor parallelism hooks the very layers that `pack` replaces."""
+        """Whether `pack` applies: not over ranks, as tensor parallelism hooks the layers that it replaces."""
         return ranks == 1 and can_pack(model)
 
     def pack(self, lm: "PackedLM") -> None:
-        """See Profile; oneDNN's layout, for few rows in float32 on the CPU."""
+        """Lays out the weights of linear layers as oneDNN wants them for few rows in float32 on the CPU."""
         pack_linears(lm.model, lm.find_layout)
 
     def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
-        """See Profile; chooses between ragged passes and steps of static shape by measuring both."""
+        """Chooses between ragged passes and steps of static shape by measuring both."""
         if ranks == 1:  # other ranks replay ragged passes alone
             choose_backend(lm, trial)
 
     def padding(self, row_count: int) -> int:
-        """See Profile; none."""
+        """0: passes are not filled up."""
         return 0
 
     def cache(self, model_type: str, pool: SlotPool, plan: PassPlan) -> SlotCache:
-        """See Profile."""
+        """The KV cache that the model sees during the pass of ``plan``."""
         return SlotCache(model_type, pool, plan)

@@ -160,8 +160,10 @@ def stop_all(children: Iterable[ServiceProcess], grace_s: float) -> None:
 
 @contextlib.contextmanager
 def reserved_address() -> Iterator[str]:
-    """Reserves a free host:port of this machine: bound but not listening, so that only a child that names the
-    port can serve on it, also when the child is started again."""
+    """Reserves a free host:port of this machine for a child, also for a child that is started again.
+
+    The port is bound but not listening, so that only a child that names the port can serve on it.
+    """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))

@@ -33,7 +33,9 @@ def escaped(text: str) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """12:00:00.000 verifier INFO verifier_service.engine: message field=value
+    """Formats a record as one line, which begins with the time and the process's name.
+
+    An example is `12:00:00.000 verifier INFO verifier_service.engine: message field=value`.
 
     Characters that are not printable are escaped. A trace follows on indented lines of its own.
     """
@@ -51,7 +53,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: time (UTC), role, level, logger, message, the event's fields, error."""
+    """Formats a record as one JSON object: time (UTC), role, level, logger, message, event fields, error."""
 
     def __init__(self, role: str) -> None:
         super().__init__()

@@ -273,7 +273,7 @@ class SourceWorker(ABC, Generic[S]):
 
 
 class AnsweringWorker(SourceWorker[S]):
-    """Drafts once for every session that has new ids, however many messages brought them."""
+    """A worker whose `draft` is called once for each session with new ids, however many messages came."""
 
     def __init__(
         self,
@@ -291,11 +291,11 @@ class AnsweringWorker(SourceWorker[S]):
         """Fragments of tokens that may follow the session's ids."""
 
     def opened(self, session: S) -> None:
-        """Drafts for a session that is followed from now on."""
+        """Has `draft` called for a session that is followed from now on."""
         self._waiting[session] = None
 
     def progressed(self, session: S, fresh: Sequence[int]) -> None:
-        """Drafts for a session that has new ids."""
+        """Has `draft` called for the session if it has new ids."""
         if fresh:
             self._waiting[session] = None
 

@@ -121,7 +121,7 @@ def logprobs_to_wire(asked: Logprobs) -> common_pb2.Logprobs:
 
 
 def logprobs_from_wire(message: common_pb2.Logprobs) -> Logprobs:
-    """The logprobs requested. Raises InvalidRequest where a field is out of range."""
+    """The log-probability options of a request. Raises InvalidRequest for a field that is out of range."""
     of = _DISTRIBUTIONS_BACK.get(message.logprobs_of)
     if of is None:
         raise InvalidRequest(f"logprobs_of is {message.logprobs_of}; 1 (raw) and 2 (processed) are possible")
@@ -190,21 +190,21 @@ def fragment_from_wire(draft: draft_source_pb2.Draft, source: int) -> Fragment:
 
 
 def source_index_from_wire(
-    response: draft_source_pb2.AttachResponse, place: int, token_sources: Sequence[int]
+    response: draft_source_pb2.AttachResponse, place: int, source_indices: Sequence[int]
 ) -> int:
     """The source index of the draft at this place, among the receiver's indices for the peer's names.
 
     Raises MalformedDraft where the message gives no source for the draft, or a name that was not requested.
     """
     if not response.sources:
-        return token_sources[0]
+        return source_indices[0]
     if len(response.sources) != len(response.drafts):
         raise MalformedDraft(
             f"{len(response.drafts)} drafts have {len(response.sources)} sources; send as many"
         )
-    if response.sources[place] >= len(token_sources):
-        raise MalformedDraft(f"a draft is of source {response.sources[place]} of {len(token_sources)}")
-    return token_sources[response.sources[place]]
+    if response.sources[place] >= len(source_indices):
+        raise MalformedDraft(f"a draft is of source {response.sources[place]} of {len(source_indices)}")
+    return source_indices[response.sources[place]]
 
 
 def usage_to_wire(usage: UsageCount) -> common_pb2.Usage:

@@ -38,7 +38,7 @@ def checked_corpus_name(name: str) -> str:
 
 
 def checked_corpora(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of corpora, each once. Raises InvalidRequest for more than 16 names and for an invalid name."""
+    """Names of corpora without duplicates. Raises InvalidRequest for a bad name or more than 16 names."""
     if len(names) > MAX_CORPORA:
         raise InvalidRequest(f"there are {len(names)} corpora; name at most {MAX_CORPORA}, or none for all")
     return tuple(dict.fromkeys(map(checked_corpus_name, names)))

@@ -28,7 +28,7 @@ class RenewingChannel(grpc.aio.Channel):
         self._closing: set[asyncio.Task[None]] = set()
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """See grpc.aio.Channel, also for the methods below."""
+        """A call on the current channel, as grpc.aio.Channel makes it; so do the methods below."""
         return self._calls("unary_unary", method, args, kwargs)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:

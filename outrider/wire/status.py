@@ -54,7 +54,10 @@ class Status(NamedTuple):
 
 
 def status_of(error: BaseException) -> Status:
-    """The status of an error. Foreign errors are INTERNAL: the log has their text, by the number sent."""
+    """The gRPC status of an error.
+
+    An error that is no OutriderError becomes INTERNAL with a number, under which the log has its text.
+    """
     if not isinstance(error, OutriderError):
         incident = secrets.token_hex(4)
         log.error("internal error %s", incident, exc_info=error)
@@ -139,7 +142,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
 
 @contextmanager
 def rpc_errors() -> Iterator[None]:
-    """Raises a failed RPC of the block, sync or async, as the error that it stands for, with its cause."""
+    """Context that raises a failed RPC, sync or async, as the error that its status stands for."""
     try:
         yield
     except grpc.RpcError as error:

@@ -27,7 +27,7 @@ class DocumentSource(Protocol[T]):
 
     @property
     def name(self) -> str:
-        """Names the inputs and how they are read; an unfinished build continues only under the same name."""
+        """Identifies the inputs and how they are read: a build resumes only under the same name."""
 
     @property
     def again(self) -> bool:
@@ -43,7 +43,7 @@ class DocumentSource(Protocol[T]):
         """The token ids of each document; None for a document to leave out."""
 
     def raw(self, document: T) -> bytes:
-        """Bytes that identify a document."""
+        """Bytes that identify a document, by which a resumed build recognises it."""
 
 
 class TokenizedText:
@@ -69,11 +69,11 @@ class TokenizedText:
         return iter(self._texts)
 
     def encode(self, documents: Sequence[str]) -> list[Ids | None]:
-        """See `DocumentSource`."""
+        """The token ids of each text; None for a text to leave out."""
         return [self._kept(ids) for ids in self._ids(documents)]
 
     def raw(self, document: str) -> bytes:
-        """See `DocumentSource`."""
+        """Bytes that identify a text."""
         return document.encode()
 
     def _kept(self, ids: Ids) -> Ids | None:
@@ -100,11 +100,11 @@ class StoredDocuments:
                 yield from _documents(folder / shard.text.name, header.width)
 
     def encode(self, documents: Sequence[Ids]) -> list[Ids | None]:
-        """See `DocumentSource`."""
+        """The token ids of each stored document; None for a document to leave out."""
         return list(documents)
 
     def raw(self, document: Ids) -> bytes:
-        """See `DocumentSource`."""
+        """Bytes that identify a stored document."""
         return document.tobytes()
 
 

@@ -34,7 +34,7 @@ class Held(CorpusError):
 
 
 class OutOfSpace(CorpusError):
-    """The disk is full."""
+    """The disk has no room for a corpus."""
 
     code = "RESOURCE_EXHAUSTED"
 

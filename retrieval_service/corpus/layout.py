@@ -70,7 +70,7 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class CorpusHeader:
-    """A complete corpus.
+    """Header of a complete corpus: its properties and its files.
 
     Attributes:
         generation: counts the builds that were finished on this path, from 1.

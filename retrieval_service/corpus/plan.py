@@ -51,7 +51,7 @@ class BuildProgress:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A finished build.
+    """Result of a finished build.
 
     Attributes:
         header: the new corpus.

@@ -27,7 +27,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\ufffd]")
 
 @dataclass(slots=True)
 class TextSource:
-    """What to read.
+    """Files, folders or a stream to read texts from, and how to read them.
 
     Attributes:
         paths: files, and folders with all below them but hidden entries and `__pycache__`.

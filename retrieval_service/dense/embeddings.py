@@ -57,7 +57,7 @@ class TableEmbedder:
         return cls(EmbeddingTable.read(folder), folder.name, dimensions)
 
     def embed(self, windows: Sequence[Sequence[int] | NDArray[np.integer[Any]]]) -> Vectors:
-        """See Embedder."""
+        """The vector of each window: the mean of its tokens' embeddings, projected."""
         pooled = np.zeros((len(windows), self.dimensions), dtype=np.float32)
         for start in range(0, len(windows), _AT_ONCE):
             batch = windows[start : start + _AT_ONCE]

@@ -29,7 +29,7 @@ from retrieval_service.dense.framing import (
 
 
 class Encoder(Protocol):
-    """A model that embeds texts, as `serve` uses it."""
+    """What the encoder process needs of a model that embeds texts."""
 
     hello: EncoderHello
 
@@ -54,7 +54,7 @@ class SentenceTransformers:
         self.hello = EncoderHello(model, digest.hexdigest(), int(width))
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """See Encoder."""
+        """Vectors of texts: float32 [len(texts), dimensions]."""
         return np.asarray(self._model.encode(list(texts), show_progress_bar=False), dtype=np.float32)
 
 

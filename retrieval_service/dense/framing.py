@@ -52,7 +52,7 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
 
 
 def pack_texts(texts: Sequence[str]) -> bytes:
-    """The payload of TEXTS."""
+    """The texts as the payload of a TEXTS message."""
     return json.dumps(list(texts)).encode()
 
 

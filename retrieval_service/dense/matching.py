@@ -47,7 +47,7 @@ class ReferenceText:
     def lookup(
         self, ids: Sequence[int], *, node_limit: int, depth: int, shortest: int = 1
     ) -> CountedTrie | None:
-        """What followed the longest suffix of `ids` found here; None where it is below `shortest` ids."""
+        """Continuations of the longest suffix of `ids` found here; None if it is shorter than `shortest`."""
         places, length = self.match(ids)
         if length < shortest:
             return None

@@ -63,7 +63,10 @@ class Before:
     documents: tuple[Document, ...]
 
     def lacks(self, snapshot: Snapshot) -> tuple[IndexedDocument, ...] | None:
-        """The documents added since; None where all are to be written anew: other changes, or many files."""
+        """Documents added since the last save; None if only a full save will do.
+
+        A full save is needed after other changes, and once there are too many files.
+        """
         known, entries = len(self.documents), snapshot.entries
         grown = len(entries) > known and all(
             entry.document is document for entry, document in zip(entries, self.documents, strict=False)
@@ -75,7 +78,10 @@ class Before:
 def write_scope(
     disk: Disk, folder: Path, stem: str, tenant: str, snapshot: Snapshot, before: Before | None = None
 ) -> StoredScope:
-    """Writes the documents that `before` lacks, or all, under a stem that no manifest names yet."""
+    """Writes a scope's new documents, or all of them, to files that the manifest does not name yet.
+
+    The scope changes on disk only when a manifest names the files.
+    """
     lacking = None if before is None else before.lacks(snapshot)
     files = {} if before is None or lacking is None else dict(before.stored.files)
     files |= _write_entries(disk, folder, stem, snapshot.entries if lacking is None else lacking)

@@ -47,7 +47,7 @@ class ContextOrder:
         self._firsts = [self._key(block[0]) for block in self._blocks]
 
     def positions(self) -> "array[int]":
-        """All positions, in order."""
+        """All positions in the order of their contexts."""
         whole: array[int] = array("I")
         for block in self._blocks:
             whole += block

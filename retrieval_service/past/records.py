@@ -69,7 +69,7 @@ Record = Added | SnapshotEnd | Forget
 
 
 def pack_header(header: PastFileHeader) -> bytes:
-    """Bytes of a file's header."""
+    """A file's header as bytes."""
     name = header.tenant.encode()
     rest = _HEADER.pack(header.kind, header.generation, header.next_serial, len(name)) + name
     length = _BEGINNING.size + len(rest) + _CRC.size

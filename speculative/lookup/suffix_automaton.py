@@ -16,7 +16,7 @@ _REFRESHED = 4
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A chain of copied tokens."""
+    """A draft copied from a text: a chain of tokens."""
 
     tokens: tuple[int, ...]
     """Copied token ids, in order."""

@@ -49,8 +49,10 @@ def whole(lm: PackedLM, ids: Sequence[int]) -> torch.Tensor:
 
 
 def differing_rows(lm: PackedLM, seed: int, turns: int = 7) -> tuple[int, int]:
-    """How many rows of random sessions, trees, commits and branches have other bits than alone, and of how
-    many."""
+    """Number of rows whose bits differ from those of a pass of their own, and number of rows in all.
+
+    The rows are of random sessions, trees, commits and branches.
+    """
     dice = random.Random(seed)
     sessions = [Driven(lm, dice) for _ in range(3)]
     for session, size in zip(sessions, (TILE - 12, 2 * TILE - 3, dice.randrange(1, 300)), strict=True):

@@ -25,8 +25,10 @@ NEW = 24
 
 
 def decode_with_trees(lm: PackedLM, prompts: list[list[int]], truths: list[list[int]]) -> list[list[int]]:
-    """Greedy decoding of all prompts in one batch; every step drafts wrong branches and, by turns, some right
-    ones."""
+    """Greedy decoding of all prompts in one batch, with drafts.
+
+    Every step drafts wrong branches and, by turns, some right ones.
+    """
     dice = random.Random(0)
     tables = [lm.table() for _ in prompts]
     for table, prompt in zip(tables, prompts, strict=True):
@@ -54,8 +56,10 @@ def decode_with_trees(lm: PackedLM, prompts: list[list[int]], truths: list[list[
 def _drafted(
     prompt: list[int], made: list[int], truth: list[int], dice: random.Random
 ) -> tuple[list[int], list[int]]:
-    """The last id, then below it a wrong branch of two, the right branch of up to two, and a wrong leaf under
-    it."""
+    """The last id, and below it a tree of drafts.
+
+    The tree has a wrong branch of two nodes, the right branch of up to two, and a wrong leaf under that.
+    """
     tokens, parents = [(prompt + made)[-1]], [-1]
     tokens += [dice.randrange(VOCABULARY) for _ in range(2)]
     parents += [0, 1]

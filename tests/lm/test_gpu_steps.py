@@ -1,5 +1,8 @@
-"""Steps on a GPU: captured graphs and the compiled kernel against the ragged way. `TRITON_INTERPRET=0` and a
-CUDA device are needed; elsewhere `test_graphs.py` and `test_tree_attention_kernel.py` stand in."""
+"""Steps on a GPU: captured graphs and the compiled kernel against ragged passes.
+
+Needs `TRITON_INTERPRET=0` and a CUDA device; elsewhere `test_graphs.py` and `test_tree_attention_kernel.py`
+stand in.
+"""
 
 import os
 import random

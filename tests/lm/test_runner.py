@@ -1,5 +1,7 @@
-"""The packed pass against transformers' own forward on every path, over random trees, commits and batch
-mates."""
+"""The packed pass against transformers' own forward on every path.
+
+Over random trees, commits and batch mates.
+"""
 
 import random
 from collections.abc import Iterator

@@ -177,7 +177,7 @@ def test_a_model_on_the_kernel_gives_the_logits_of_ragged_passes() -> None:
 COMPILES = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from outrider.lm.kernels import tree_attention
+from outrider.lm.attention.kernels import tree_attention
 
 def ptx(kernel, dtype, constants):
     kinds = dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*" + dtype)

@@ -241,9 +241,9 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("outrider.pair.checking", "from verifier_service import engine"),
         ("outrider.source.events", "from drafter_service import worker"),
         ("retrieval_service.worker", "import torch"),
-        ("retrieval_service.worker", "from outrider.lm import packed"),
+        ("retrieval_service.worker", "from outrider.lm import runner"),
         ("retrieval_service.worker", "from drafter_service import worker"),
-        ("retrieval_service.past.store", "import grpc"),
+        ("retrieval_service.past.disk", "import grpc"),
         ("training.loop", "from verifier_service import engine"),
     ],
 )

@@ -1,5 +1,7 @@
-"""Through the engine under the deterministic profile, in bfloat16, where near ties are common: the ids of
-plain decoding alone, whatever shares the steps."""
+"""The engine under the deterministic profile: the ids of plain decoding, whatever shares the steps.
+
+In bfloat16, where near ties are common.
+"""
 
 import asyncio
 from collections.abc import Iterator

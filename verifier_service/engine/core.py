@@ -186,7 +186,7 @@ class EngineCore:
         return self._pass(parts, report) if parts else Idle(now_s, report)
 
     def published(self, report: StepReport, now_s: float) -> None:
-        """Notes that a report is out: the clocks of its sessions' sources start."""
+        """Notes that the report was sent: from now on the time until each source's next draft counts."""
         for update in report.updates:
             if (session := self.sessions.get(update.handle)) is not None:
                 session.published(now_s * 1000)

@@ -74,7 +74,7 @@ class DraftBudget:
 
 
 def decoding_cost(costs: StepCostModel, prefilled: int, sessions: int, depth: float = 0.0) -> StepCost:
-    """What decoding costs in a step, in ms, as a function of the step's rows.
+    """Cost of decoding in a step, in ms, as a function of the step's rows.
 
     `prefilled` rows are prompts', which have to be computed in any case, so decoding costs what it adds to
     them. If the whole step were counted, long steps would seem to call for many drafted nodes, which would

@@ -73,7 +73,7 @@ class Offers:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ends the engine's thread."""
+    """Command: end the engine's thread."""
 
 
 Command = Open | Cancel | Park | Sources | Offers | Stop
@@ -81,7 +81,7 @@ Command = Open | Cancel | Park | Sources | Offers | Stop
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a session ended."""
+    """The end of a session: its reason, and an error if there was one."""
 
     reason: FinishReason
     usage: UsageCount
@@ -91,7 +91,7 @@ class Finish:
 
 
 class Update(NamedTuple):
-    """What one step did to one session."""
+    """Tokens that one step committed of one session, and the session's end if it ended."""
 
     handle: int
     position: int
@@ -128,7 +128,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What happened up to the end of one step, and the beat of the next."""
+    """Results of one step for the event loop, with the beat of the next step."""
 
     step: int
     expected_us: int

@@ -67,7 +67,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class CacheCounts:
-    """What the cache did, in tokens, and evictions in blocks."""
+    """Counts of the prefix cache: tokens asked for and found, and blocks evicted."""
 
     asked: int = 0
     hit: int = 0

@@ -273,7 +273,7 @@ class Session:
         return Round(position, tokens, token_sources, rows, reason, match.logprobs[: len(tokens)], drafted)
 
     def published(self, now_ms: float) -> None:
-        """The last round was published: the sources' clocks start."""
+        """Notes that the last round was sent: from now on the time until each source's next draft counts."""
         for latency in self.latencies.values():
             latency.committed(now_ms, self._bare)
 

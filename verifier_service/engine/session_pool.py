@@ -137,7 +137,10 @@ class SessionPool:
                     self.broken(session, error)
 
     def merge(self, handle: int, fragment: Fragment, arrived_s: float) -> bool:
-        """Merges a draft while the target computes, which must end no session; returns whether it did.
+        """Takes in a draft while the target computes. False: the draft was left for `take_offers`.
+
+        Merging must not end a session. A draft is left if its session's Open may still be on the way, or if
+        merging it raises an error, which `take_offers` will raise again.
 
         A draft that is not merged is for `take_offers` later: its session's Open may still be on the way, or
         the draft raises an error, and will do so again.

@@ -36,7 +36,7 @@ them."""
 
 @dataclass(slots=True)
 class SourceActivity:
-    """What the sessions so far found about one source, and how long it rests."""
+    """Counts of one source over all sessions, and how long it rests."""
 
     rest: int = 0
     """Steps that the current rest lasts; 0: the source does not rest."""
@@ -234,7 +234,7 @@ _BANDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Reputation:
-    """What is known of one source for requests of one temperature band."""
+    """Calibration of one source over earlier requests of one temperature band."""
 
     calibration: Calibration = field(default_factory=Calibration)
     activity: SourceActivity = field(default_factory=SourceActivity)

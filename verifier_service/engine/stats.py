@@ -16,7 +16,7 @@ from verifier_service.engine.step_cost import StepCostModel
 
 @dataclass(slots=True)
 class SourceCounts:
-    """What the sources of one name did since the worker started."""
+    """Counts of the drafts of one source since the worker started."""
 
     offered: int = 0
     """Nodes offered."""
@@ -77,7 +77,7 @@ class CountsByName(dict[str, SourceCounts]):
 
 @dataclass(slots=True)
 class EngineTotals:
-    """What the engine has done since it started."""
+    """Counts and times of the engine since it started."""
 
     steps: int = 0
     """Forward calls: one per step."""
@@ -194,7 +194,7 @@ class Phases:
         self._at: dict[int, tuple[int, float]] = {}
 
     def opened(self, handle: int, now_s: float) -> None:
-        """The session is queued."""
+        """Notes that the session was queued."""
         self._at[handle] = (QUEUED, now_s)
 
     def began(self, handle: int, now_s: float) -> None:
@@ -202,7 +202,7 @@ class Phases:
         self._move(handle, QUEUED, READING, self.queue, now_s)
 
     def committed(self, handle: int, now_s: float) -> None:
-        """The session had a round."""
+        """Notes that the session had a round."""
         if self._at.get(handle, (DECODING, 0.0))[0] == READING:
             self._move(handle, READING, DECODING, self.prefill, now_s)
 

@@ -41,7 +41,7 @@ class EngineLimits:
 
 
 class PassLogits(Protocol):
-    """What a forward returns: logits that can be had as a float32 array on the CPU."""
+    """Logits of a forward, which can be had as a float32 array on the CPU."""
 
     def numpy(self) -> NDArray[np.float32]:
         """The logits, float32[rows wanted, vocabulary]."""
@@ -90,7 +90,7 @@ class StepRows(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a step committed of one session."""
+    """Tokens that a step committed of one session, and where they came from."""
 
     position: int
     tokens: tuple[int, ...]

@@ -32,7 +32,7 @@ Merge = Callable[[int, Fragment, float], bool]
 
 
 class EngineInbox:
-    """What comes to the engine from other threads: commands wait for it, drafts need not.
+    """Commands and drafts for the engine from other threads: commands are queued, drafts need not be.
 
     While the target computes, the engine's thread does not touch the sessions. So a draft that comes then is
     merged at once, by the thread that brings it, and the engine has that much less to do between two passes.
@@ -80,7 +80,7 @@ class EngineInbox:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Lets other threads merge drafts while the target computes. Only for the engine's thread."""
+        """Context in which other threads may merge drafts; the engine's thread enters it around a forward."""
         self._wanted = False
         self._sessions.release()
         try:

@@ -62,7 +62,7 @@ class VerifierCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yields each metric once."""
+        """Yields every metric of the verifier."""
         yield from self._requests()
         yield from self._cache()
         yield from self._speculation()

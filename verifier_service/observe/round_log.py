@@ -21,7 +21,7 @@ MOST_OF_A_SESSION = 512
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the engine, as all of its sessions see it; times are of time.perf_counter, in seconds."""
+    """One step of the engine as the round log keeps it; times are of time.perf_counter, in seconds."""
 
     number: int
     began_s: float
@@ -98,7 +98,7 @@ class SessionLog:
         return 0
 
     def shares(self) -> Iterator[tuple[RoundRecord, list[SourceShare]]]:
-        """Each round that is kept, with the parts that the sources had in the round."""
+        """Each round that is kept, with the drafts of each source: offered, admitted and accepted."""
         before = self._before
         for record in tuple(self.rounds):
             yield record, _shares(record, before)

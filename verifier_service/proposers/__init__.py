@@ -20,7 +20,7 @@ PROPOSERS = {
 
 @dataclass(frozen=True, slots=True)
 class ProposerInit:
-    """What a request gives the proposers of its session."""
+    """The fields of a request that its session's proposers need."""
 
     prompt_length: int
     """Length of the prompt, in tokens."""

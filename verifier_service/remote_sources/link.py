@@ -70,8 +70,10 @@ class SourceLink:
         """Carries requests to the source, and its responses back."""
 
     def subscribe(self, subscription: Subscription, resting: bool) -> None:
-        """Has the source draft for a session: as soon as the stream is up or, if `resting`, once the source
-        has rested."""
+        """Subscribes a session to the source's drafts.
+
+        The session is sent as soon as the stream is up or, if `resting`, once the source has rested.
+        """
         handle = subscription.view.handle
         if handle in self._struck:
             return

@@ -153,8 +153,11 @@ class SessionManager:
             self.tracer.absorb(view, update)
 
     def sweep(self, grace_s: float, lease_s: float) -> None:
-        """Parks the sessions that nobody has read for `grace_s` seconds, and forgets those that were parked
-        or finished `lease_s` seconds ago."""
+        """Parks sessions that lost their readers, and forgets sessions that are over.
+
+        A session is parked when nobody has read it for `grace_s` seconds, and forgotten `lease_s` seconds
+        after it was parked or finished.
+        """
         now = time.monotonic()
         for view in self._table.orphans(now, grace_s):
             self._put(Park(view.handle))

@@ -1,5 +1,6 @@
-"""The request of an Open, checked field by field: each fault is an InvalidRequest that names field, value and
-range.
+"""The request of an Open, checked field by field.
+
+Each fault is an InvalidRequest that names field, value and range.
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
-    """One source of a request."""
+    """Name and address of one source of a request."""
 
     name: str
     address: str
@@ -67,7 +68,7 @@ class SourceSet:
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """A session to decode."""
+    """A checked request to decode a session."""
 
     key: SessionKey
     epoch: int

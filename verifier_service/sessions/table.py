@@ -35,7 +35,7 @@ class ViewCursor(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SessionView:
-    """One session as its readers see it."""
+    """A session's committed tokens and state, as its readers see them."""
 
     handle: int
     """Number of this incarnation of the session in this worker."""
@@ -240,8 +240,10 @@ class SessionTable:
         return [v for v in running if v.unread_since is not None and now - v.unread_since > grace_s]
 
     def forget_kept(self, now: float, lease_s: float) -> None:
-        """Forgets the sessions that were parked or finished more than `lease_s` seconds ago, and the oldest
-        ones where too many are kept. Their epochs stay remembered."""
+        """Forgets sessions that were parked or finished more than `lease_s` seconds ago.
+
+        Where too many are kept, the oldest ones go too. Epochs stay remembered.
+        """
         while self._kept:
             handle, since = next(iter(self._kept.items()))
             too_many = len(self._kept) > self._most_kept or self._kept_ids > self._most_kept_ids

@@ -42,7 +42,7 @@ class _SessionCursor:
         self.reader.supersede(self.alias, f"session {self.view.key} was taken over under a higher epoch")
 
     def collect(self) -> verifier_pb2.Committed | None:
-        """What was committed since the last call; None where there is nothing new."""
+        """A message with the tokens since the last call, or the session's end; None if nothing is new."""
         view, start = self.view, self.position
         end = max(start, len(view.ids))
         if self.done or (end == start and view.finish is None):

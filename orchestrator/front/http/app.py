@@ -161,8 +161,7 @@ def _tokens(target: TargetModel) -> TokenTable:
 
 
 def _describe(app: FastAPI) -> None:
-    """Correct the OpenAPI document: a body that the framework would refuse with 422 is refused with 400
-    here."""
+    """Correct the OpenAPI document: invalid bodies are refused with 400 here, not with the usual 422."""
     made = app.openapi()
     for operations in made["paths"].values():
         for operation in operations.values():

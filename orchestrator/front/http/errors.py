@@ -101,8 +101,10 @@ def describe_error(error: Exception) -> tuple[int, dict[str, Any], dict[str, str
 
 
 def _retry_headers(seconds: float) -> dict[str, str]:
-    """Headers that say when to retry: in whole seconds, as HTTP has it, and in OpenAI's own header, which its
-    clients read first."""
+    """Headers that say when to retry.
+
+    HTTP's own header counts whole seconds; OpenAI's clients read OpenAI's header first.
+    """
     if not seconds:
         return {}
     return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}

@@ -22,8 +22,10 @@ def _writable(text: str) -> str:
 
 
 def _truth(value: Any) -> Any:
-    """The value, if it is true or false: a Literal compares, and for Python 0 equals False and 1 equals
-    True."""
+    """The value, if it is true or false.
+
+    A Literal compares, and for Python 0 equals False and 1 equals True.
+    """
     if not isinstance(value, bool):
         raise ValueError("it is neither true nor false")
     return value
@@ -54,7 +56,7 @@ class Fields(BaseModel):
 
 
 class StreamOptions(Fields):
-    """What a stream sends beside the answer."""
+    """Options of a stream of events."""
 
     include_usage: bool | None = None
     """Whether one more event, with the usage, comes before the end of the stream."""
@@ -87,13 +89,13 @@ class JsonSchema(Fields):
 
 
 class TextFormat(Fields):
-    """Any text."""
+    """Response format: any text."""
 
     type: Literal["text"]
 
 
 class JsonObjectFormat(Fields):
-    """Any JSON object."""
+    """Response format: any JSON object."""
 
     type: Literal["json_object"]
 
@@ -138,7 +140,7 @@ class Prediction(Fields):
 
 
 def joined(content: str | Sequence[TextPart]) -> str:
-    """The parts as one text."""
+    """The content's parts as one text, joined by newlines."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 

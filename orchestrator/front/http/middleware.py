@@ -47,7 +47,10 @@ class RequestIdMiddleware:
 
 
 class AuthMiddleware:
-    """Lets a request in for as long as it is answered, before any of its body is read."""
+    """ASGI middleware: checks the API key before the body is read.
+
+    The request counts as running until its response ends.
+    """
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app

@@ -32,8 +32,7 @@ class CompletionFormat(Protocol):
 
 
 class TextCompletionFormat:
-    """The format of text completions. One object serves one body: it counts where in the text each token
-    begins."""
+    """The format of one body's text completions; counts where in the text each token begins."""
 
     whole_object = "text_completion"
     chunk_object = "text_completion"
@@ -77,8 +76,10 @@ class TextCompletionFormat:
         }
 
     def _likeliest(self, text: str, entry: common_pb2.TokenLogprob) -> dict[str, float]:
-        """Log-probabilities by text, the generated token's among them; of tokens with one text the
-        likeliest's."""
+        """Log-probabilities by text, with the generated token's among them.
+
+        Where several tokens have one text, the likeliest token counts.
+        """
         found: dict[str, float] = {}
         for id_, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
             found.setdefault(token_text(self._tokens, id_), _finite(logprob))

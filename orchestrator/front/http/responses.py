@@ -1,5 +1,7 @@
-"""Sends a job's answer to the client, whole or as a stream of events. A client that goes away cancels the
-job."""
+"""Sends a job's answer to the client, whole or as a stream of events.
+
+A client that goes away cancels the job.
+"""
 
 import asyncio
 import json
@@ -48,8 +50,10 @@ class CompletionResponse(Response):
         return JSONResponse(body | _metrics(self._job))
 
     async def _stream(self, send: Send) -> Response | None:
-        """Send the stream; errors after its first event are events, too. Returns None: nothing is left to
-        send."""
+        """Send the stream. Errors after its first event are events, too.
+
+        Returns None: nothing is left to send.
+        """
         begun = False
         async with aclosing(self._events()) as chunks:
             try:

@@ -117,7 +117,7 @@ class SlowHeaders(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is over."""
+        """Stops watching: the connection is closed."""
         super().connection_lost(exc)
         self._stop()
 

@@ -1,5 +1,7 @@
-"""Translates a body into the message that a gRPC client would have sent, so that one set of checks serves
-both fronts. Pure."""
+"""Translates an HTTP body into the message that a gRPC client would have sent. Pure.
+
+So one set of checks serves both fronts.
+"""
 
 import json
 from collections.abc import Sequence

@@ -46,7 +46,7 @@ class UpSettings(RoleSettings):
     device: str = "cpu"
     """Torch device of the models, such as cpu or cuda."""
     retrieval: Literal["", "none"] = ""
-    """`none` starts no retrieval worker."""
+    """`none`: start no retrieval worker; left out or empty: start one."""
     corpus: Names = ()
     """Corpora to draft from, as `outrider index build` makes them."""
     folder: str = ""

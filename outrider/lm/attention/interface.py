@@ -76,8 +76,10 @@ class PackedCache:
         values: torch.Tensor,
         params: AttentionParams,
     ) -> torch.Tensor:
-        """Attention output ``[1, rows, heads, width]`` of the next layer; ``keys`` and ``values`` are its new
-        ones."""
+        """Attention output ``[1, rows, heads, width]`` of the next layer.
+
+        ``keys`` and ``values`` are the layer's new ones.
+        """
         if keys.shape[2] != query.shape[2] or values.shape[2] != query.shape[2]:
             raise self.refusal(
                 f"layer {self.layers_done} attends over {keys.shape[2]} keys in a pass of {query.shape[2]}"
@@ -99,7 +101,7 @@ class PackedCache:
         raise NotImplementedError
 
     def finish(self, layers: int) -> None:
-        """Raises ModelRefused unless every one of ``layers`` layers attended in the pass."""
+        """Checks that all ``layers`` layers attended in this pass; raises ModelRefused otherwise."""
         if self._owed is not None or self.layers_done != layers:
             raise self.refusal(
                 f"{self.layers_done} of {layers} layers attend through the attention interface; "
@@ -259,8 +261,7 @@ def packed_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function registered with ``AttentionInterface``. Raises ModelRefused for arguments that
-    it does not know."""
+    """The attention function for ``AttentionInterface``. Raises ModelRefused for unknown arguments."""
     cache = ACTIVE.cache
     if cache is None:
         raise RuntimeError("this model runs packed passes only; call it through outrider.lm.PackedLM")

@@ -83,8 +83,10 @@ def first_seen(rows: PackedRows, window: int | None) -> list[int]:
 
 
 def node_masks(rows: PackedRows, ancestors: NDArray[np.bool_], window: int | None) -> NDArray[np.int32]:
-    """Node masks ``[rows, WORDS]``: bit ``j`` of a row is set if the row may see node ``j`` of its session,
-    that is, an ancestor within the window or the row itself."""
+    """Node masks ``[rows, WORDS]``: bit ``j`` of a row is set if the row may see node ``j`` of its session.
+
+    A row sees itself and its ancestors within the window.
+    """
     allowed = ancestors
     if window is not None and max(rows.depths) >= window:
         depths = np.asarray(rows.depths)

@@ -94,7 +94,10 @@ class _Kind:
 
 
 class TileCache(SlotCache):
-    """The KV cache of one pass over the slots of a pool, with attention by tiles."""
+    """Attention of one deterministic pass, and its access to the keys and values in the pool.
+
+    The model's forward takes it as its `Cache`, so an object lives for one pass only.
+    """
 
     def __init__(self, model_type: str, pool: SlotPool, plan: PassPlan, kernels: Kernels) -> None:
         """``kernels`` holds the kernels of the model by shape; the pass adds new ones."""
@@ -112,7 +115,11 @@ class TileCache(SlotCache):
         params: AttentionParams,
         layer: int,
     ) -> torch.Tensor:
-        """See SlotCache. Rows behind those of the plan fill up the pass; they are neither stored nor seen."""
+        """Attention of one layer, tile by tile; stores the layer's new keys and values in the pool first.
+
+        Rows behind those of the plan only fill up the pass: their keys and values are neither stored nor
+        attended.
+        """
         rows, heads = self._plan.row_count, keys.shape[1]
         dtype = self._pool.layout.dtype
         self._write(keys[:, :, :rows].to(dtype), values[:, :, :rows].to(dtype), 2 * layer)

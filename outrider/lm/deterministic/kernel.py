@@ -77,8 +77,9 @@ class TileKernel:
         mask: torch.Tensor,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention within each tile ``[tiles, block, heads, value_width]``, and the logarithm of its
-        softmax's denominator ``[tiles, block, heads]``.
+        """Attention within each tile, and the logarithm of its softmax's denominator.
+
+        The results are ``[tiles, block, heads, value_width]`` and ``[tiles, block, heads]``.
 
         ``queries [tiles, heads, block, width]``, ``keys`` and ``values [tiles, heads, TILE, …]``, ``mask
         [tiles, 1, block, TILE]`` additive.

@@ -111,8 +111,10 @@ def hidden_in(positions: Sequence[int], first: int, last: int, window: int | Non
 
 
 def additive(hidden: NDArray[np.bool_], groups: int, block: int) -> torch.Tensor:
-    """Additive mask ``[tiles, 1, block, TILE]`` from ``hidden [rows, TILE * tiles]``, ``groups`` queries per
-    row."""
+    """Additive mask ``[tiles, 1, block, TILE]`` from ``hidden [rows, TILE * tiles]``.
+
+    Each row has ``groups`` queries.
+    """
     rows = hidden.shape[0]
     mask = np.zeros((hidden.shape[1] // TILE, 1, block, TILE), dtype=np.float32)
     by_tile = hidden.reshape(rows, -1, TILE).transpose(1, 0, 2)

@@ -54,11 +54,11 @@ class Deterministic:
 
     @property
     def label(self) -> str:
-        """See Profile."""
+        """Name of the arithmetic, with the digest of the logits that the check computed."""
         return f"deterministic {self.digest}"
 
     def check_settings(self, device: str, threads: int, ranks: int) -> None:
-        """See Profile; excludes several ranks, and several threads that share a pass on the CPU.
+        """Raises InvalidRequest for several ranks, and for several threads on the CPU.
 
         Threads cut tensors into pieces by size, and the remainder of each piece is rounded otherwise.
         """
@@ -70,16 +70,15 @@ class Deterministic:
             raise InvalidRequest("the deterministic profile is of one process; serve without ranks")
 
     def layout(self, found: KVLayout) -> KVLayout:
-        """See Profile; keys and values are kept in float32 where the model computes in less."""
+        """The model's layout with keys and values in float32, where the model computes in less."""
         return replace(found, dtype=torch.float32) if found.dtype.itemsize < 4 else found
 
     def can_pack(self, model: PreTrainedModel, ranks: int) -> bool:
-        """See Profile; the profile does not hold without `pack`."""
+        """True: the profile does not hold without `pack`."""
         return True
 
     def pack(self, lm: "PackedLM") -> None:
-        """See Profile; lays out every linear layer in tiles. Raises ModelRefused for a model that multiplies
-        elsewhere."""
+        """Lays out every linear layer in tiles. Raises ModelRefused for a model that multiplies elsewhere."""
         _as_linears(lm.model)
         try:
             pack_linears(lm.model, lm.find_layout, TiledProducts())
@@ -99,15 +98,15 @@ class Deterministic:
         self.multiple = common_rows(widths, _LOOP_BYTES // lm.model.dtype.itemsize)
 
     def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
-        """See Profile; passes stay ragged."""
+        """Verifies that every row keeps its bits; passes stay ragged. Raises ModelRefused."""
         self.verify(lm)
 
     def padding(self, row_count: int) -> int:
-        """See Profile; fills the processor's vectors."""
+        """Number of rows that fill up a pass of ``row_count`` rows to a multiple of `multiple`."""
         return -row_count % self.multiple
 
     def cache(self, model_type: str, pool: SlotPool, plan: PassPlan) -> SlotCache:
-        """See Profile; attends by tiles of positions."""
+        """The KV cache of the pass of ``plan``, which attends by tiles of positions."""
         return TileCache(model_type, pool, plan, self._kernels)
 
     def verify(self, lm: "PackedLM") -> None:

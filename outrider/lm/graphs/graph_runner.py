@@ -103,7 +103,7 @@ class GraphRunner:
         return list(self._captured)
 
     def fits(self, plan: PassPlan) -> bool:
-        """Whether the pass of this plan fits a step of static shape."""
+        """Whether this pass can run as a step of static shape, and so as a captured graph."""
         return self._inputs.fits(plan, len(self._pool.deferred or ()))
 
     def forward(self, plan: PassPlan, ids: Sequence[int], wanted: Sequence[int]) -> torch.Tensor:
@@ -122,7 +122,7 @@ class GraphRunner:
         return shape
 
     def replay(self, shape: GraphShape) -> None:
-        """Runs the step that was sent last."""
+        """Runs the step of this shape with the inputs that were sent last, as a captured graph."""
         if self._captured_slots != self._pool.slots:
             # The pool has grown, so the slots lie at other addresses now.
             self._captured.clear()

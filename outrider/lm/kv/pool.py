@@ -146,7 +146,10 @@ class SlotPool:
         return found
 
     def seen(self, runs: Sequence[Run]) -> Sequence[torch.Tensor]:
-        """The slots of these runs in each plane: views of a single run, else concatenated when indexed."""
+        """Keys and values in these runs of slots, one tensor per plane.
+
+        A single run gives views; several runs are concatenated when indexed.
+        """
         return self.views(*runs[0]) if len(runs) == 1 else _Stitched([self.views(*run) for run in runs])
 
     def planes(self) -> Sequence[torch.Tensor]:

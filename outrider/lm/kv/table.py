@@ -176,8 +176,10 @@ class SlotTable:
         return found
 
     def _compact(self, order: Sequence[int]) -> None:
-        """Moves nodes so that ``order[i]`` lies at slot ``length + i``; ``order`` ascends, so nodes only move
-        down."""
+        """Moves nodes so that ``order[i]`` lies at slot ``length + i``.
+
+        ``order`` ascends, so nodes only move down.
+        """
         still = 0
         while still < len(order) and order[still] == still:
             still += 1

@@ -1,4 +1,4 @@
-"""The check at load: does the packed tree pass compute what the model's own eager forward computes?
+"""The check at load: the packed tree pass against the model's own eager forward.
 
 Two sessions of random ids in one batch, longer than any sliding window: prefill in chunks, a tree with
 branches, a commit that keeps a subtree, and a step on top of it. Every row is compared with the eager forward

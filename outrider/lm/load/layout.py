@@ -63,7 +63,10 @@ class _WatchingCache(PackedCache):
 
 @torch.inference_mode()
 def find_layout(run: RunModel, model_type: str, device: torch.device, layers: int) -> ModelShape:
-    """Runs one row through the model. Raises ModelRefused unless all ``layers`` layers attend through us."""
+    """The model's KV layout, found by running one row through it.
+
+    Raises ModelRefused unless all ``layers`` layers attend through our attention.
+    """
     cache = _WatchingCache(model_type)
     row = torch.zeros(1, 1, dtype=torch.long, device=device)
     try:

@@ -51,7 +51,7 @@ class ModelSource:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for transformers beside the name."""
+        """Keyword arguments for transformers' `from_pretrained`, besides the name."""
         local = {"local_files_only": self.is_folder}
         return local if self.revision is None else local | {"revision": self.revision}
 

@@ -73,7 +73,7 @@ class RankGroup:
     """The group of ranks that have joined each other."""
 
     def __init__(self, info: RankInfo, store: Any, orders: Any, timeout_s: float) -> None:
-        """See `join`."""
+        """Holds the connections of a group; `join` makes them."""
         self.info = info
         self.timeout_s = timeout_s
         self._store = store

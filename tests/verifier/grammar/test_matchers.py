@@ -1,5 +1,6 @@
-"""The grammar library behind the core's protocol: masks are a function of the ids, and hostile grammars end
-in words.
+"""The grammar library behind the core's protocol.
+
+Masks are a function of the ids, and hostile grammars end in errors.
 """
 
 import asyncio

@@ -14,7 +14,10 @@ def attend_gathered(
     metadata: AttentionMetadata,
     params: AttentionParams,
 ) -> torch.Tensor:
-    """See `outrider.lm.attention.metadata.Attend`; computed in float32, and reads the arrays on the host."""
+    """Attention of a step's rows over the slots they see, in float32; reads the metadata on the host.
+
+    An `outrider.lm.attention.metadata.Attend`.
+    """
     rows, heads, width = query.shape
     scale = width**-0.5 if params.scaling is None else params.scaling
     output = query.new_zeros(rows, heads, values.shape[2])

@@ -25,7 +25,10 @@ def attend_tiles(
     metadata: AttentionMetadata,
     params: AttentionParams,
 ) -> torch.Tensor:
-    """See `attention.metadata.Attend`. Never waits for the host, so a CUDA graph can capture it."""
+    """Attention of a step's rows over the slots they see, by Triton kernels.
+
+    An `outrider.lm.attention.metadata.Attend`. Never waits for the host, so a CUDA graph can capture it.
+    """
     rows, heads, width = query.shape
     key_heads, value_width = keys.shape[0], values.shape[2]
     groups = heads // key_heads
@@ -77,8 +80,10 @@ def _vectors(starts, alive, column, WIDTH: tl.constexpr):
 
 @triton.jit
 def _allowed(mask_of_row, alive, since, at, end, length):
-    """Which rows see which slots ``at`` of their session: committed slots since their window began, and the
-    nodes of their masks."""
+    """Which rows see which slots ``at`` of their session.
+
+    A row sees committed slots since its window began, and the nodes of its mask.
+    """
     inside = at < end
     node = tl.maximum(at - length, 0)
     word = tl.load(
