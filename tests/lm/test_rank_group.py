@@ -43,7 +43,8 @@ def test_trees_of_two_ranks_have_the_logits_of_one(family: str, folders: dict[st
     found = torch.load(folders[family] / "logits.pt")
     spread = expected.std(dim=-1, keepdim=True)
     assert found.shape == expected.shape
-    assert ((found - expected).abs() / spread).max() < 1e-5
+    # Two ranks add their halves up in another order. A wrong row is off by about 1.
+    assert ((found - expected).abs() / spread).max() < 1e-4
     assert found.argmax(dim=-1).equal(expected.argmax(dim=-1))
 
 
