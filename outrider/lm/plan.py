@@ -5,7 +5,7 @@ by all layers: positions, slots to write, and for each sliding window the views 
 attention needs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from outrider.lm import transfer
 from outrider.lm.kv.pool import Run, SlotPool
 from outrider.lm.kv.table import SlotTable
+from speculative.digest import RowAsk
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class SequenceRows:
     the last committed position. A parent precedes its child."""
     want: Sequence[int]
     """Rows (indices into ``tokens``) whose logits are needed."""
+    asks: Callable[[], Sequence[RowAsk]] | None = None
+    """What the host will ask of each wanted row, one RowAsk for each; None: greedy. Called where a device
+    makes the digests, never where host and device share the memory."""
 
 
 @dataclass(frozen=True, slots=True)
