@@ -56,6 +56,18 @@ class PackedTarget(Protocol):
         """Computes one pass; see PackedLM."""
 
 
+class Scouts(NamedTuple):
+    """Rows behind a draft tree that are computed only to learn what the target says there, never accepted."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    """Parent of each scout: -1 the last committed token, then the tree's nodes, then earlier scouts."""
+
+    def first(self, count: int) -> "Scouts":
+        """The first `count` scouts; parents precede them, so they hang together."""
+        return Scouts(self.tokens[:count], self.parents[:count])
+
+
 class StepRows(NamedTuple):
     """A session's rows in one step: a chain of committed ids, and below its last one a draft tree."""
 
@@ -65,28 +77,30 @@ class StepRows(NamedTuple):
     """Whether the chain reaches the last committed id, so that the step commits something."""
     candidates: int = 0
     """Drafted nodes that the step could have admitted."""
+    scouts: Scouts = Scouts()
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """Token of each row."""
-        return self.chain + self.tree.tokens
+        return self.chain + self.tree.tokens + self.scouts.tokens
 
     @property
     def parents(self) -> tuple[int, ...]:
         """Row that each row continues; -1 is the last cached position."""
         last = len(self.chain) - 1
-        below = tuple(last if parent == ROOT else last + 1 + parent for parent in self.tree.parents)
-        return (*range(-1, last), *below)
+        below = (*self.tree.parents, *self.scouts.parents)
+        return (*range(-1, last), *[last if parent == ROOT else last + 1 + parent for parent in below])
 
     @property
     def wanted(self) -> int:
         """Number of rows whose logits are needed."""
-        return 1 + len(self.tree) if self.final else 0
+        return 1 + len(self.tree) + len(self.scouts.tokens) if self.final else 0
 
     @property
     def want(self) -> tuple[int, ...]:
-        """Rows whose logits are needed: the chain's last one and every node, or none."""
-        return tuple(range(len(self.chain) - 1, len(self.chain) + len(self.tree))) if self.final else ()
+        """Rows whose logits are needed: the chain's last one, every node and every scout, or none."""
+        first = len(self.chain) - 1
+        return tuple(range(first, first + self.wanted))
 
 
 class Round(NamedTuple):
