@@ -91,10 +91,10 @@ def continuation(lm: PackedLM, prompt: Sequence[int], params: SamplingParams, se
     noise = NoiseRows(seed, lm.vocabulary_size)
     ids, fresh = list(prompt), list(prompt)
     while len(ids) < len(prompt) + count and ids[-1] not in lm.eos_ids:
-        logits = lm.forward([SequenceRows(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])])
+        outcome = lm.forward([SequenceRows(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])])
         table.commit(range(len(fresh)))
         fresh = [
-            sample_token(logits[0].numpy(), params, history, None if params.greedy else noise.row(len(ids)))
+            sample_token(outcome.row(0), params, history, None if params.greedy else noise.row(len(ids)))
         ]
         history.extend(fresh)
         ids += fresh

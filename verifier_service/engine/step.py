@@ -43,7 +43,7 @@ class EngineLimits:
 class PassLogits(Protocol):
     """Logits of a forward, which can be had as a float32 array on the CPU."""
 
-    def numpy(self) -> NDArray[np.float32]:
+    def rows(self) -> NDArray[np.float32]:
         """The logits, float32[rows wanted, vocabulary]."""
 
 

@@ -210,7 +210,7 @@ class EngineThread:
 
     def _forward(self, begun: TargetPass) -> Outcome:
         with self._inbox.computing():
-            return self._target.forward(begun.sequences).numpy()
+            return self._target.forward(begun.sequences).rows()
 
     def _forward_failed(self, begun: TargetPass, error: Exception) -> None:
         self._clock.pause()

@@ -25,7 +25,7 @@ class NgramLogits:
     def __init__(self, rows: NDArray[np.float32]) -> None:
         self._rows = rows
 
-    def numpy(self) -> NDArray[np.float32]:
+    def rows(self) -> NDArray[np.float32]:
         return self._rows
 
 
