@@ -3,7 +3,7 @@
 Nothing here decides a token: it is a by-product of rows that were computed anyway.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 MAX_TOPS = 32
@@ -41,3 +41,7 @@ class Observed:
     """The target's likeliest ids at the place of each committed token."""
     off_path: tuple[OffPathRow, ...] = ()
     """One row for each verified node off the path and each scout."""
+
+    def first(self, count: int) -> "Observed":
+        """The same with the tops of the first `count` committed tokens."""
+        return self if len(self.tops) == count else replace(self, tops=self.tops[:count])
