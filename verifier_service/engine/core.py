@@ -403,10 +403,11 @@ class EngineCore:
         """What the target says about each session's rows."""
         matched: list[_Matched] = []
         wanted = first_row = 0
+        choices = self.totals.choices
         for session, step_rows in parts:
             digests = _digests(outcome, wanted + 1)
             with self.sessions.guarded(session):
-                match = session.match(step_rows, digests) if step_rows.final else None
+                match = session.match(step_rows, digests, choices) if step_rows.final else None
                 observed = None if match is None else session.observe(step_rows, match, digests)
                 matched.append(_Matched(session, step_rows, match, observed, first_row))
             wanted += step_rows.wanted

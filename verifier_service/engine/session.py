@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from speculative.acceptance.path_match import Match, path_match
 from speculative.calibration import SessionCalibrator
+from speculative.choice import ChoiceCounts
 from speculative.digest import RowDigest
 from speculative.draft import Draft, check_nodes
 from speculative.draft_nodes import NO_NODES, RankedNodes
@@ -294,12 +295,15 @@ class Session:
         self._brought = nodes + len(behind.tokens)
         return StepRows(chain, tree, end == len(self.ids), len(ranking.survivals), behind)
 
-    def match(self, step_rows: StepRows, digests: Callable[[int], RowDigest]) -> Match:
+    def match(
+        self, step_rows: StepRows, digests: Callable[[int], RowDigest], counts: ChoiceCounts | None = None
+    ) -> Match:
         """The target's own tokens along the tree of final rows; changes nothing.
 
-        `digests` gives the digest of a node's row; -1 is the last committed token. Raises EmptySupport.
+        `digests` gives the digest of a node's row, -1 is the last committed token; `counts` counts how tokens
+        were chosen. Raises EmptySupport.
         """
-        target = self._target(digests)
+        target = self._target(digests, counts)
         try:
             match = path_match(step_rows.tree, target)
         except EmptySupport:
@@ -316,9 +320,12 @@ class Session:
         observer = Observer(step_rows, digests, self._target(digests), self._grammar)
         return observer.observe(match.path, self.prefix_hash, self.tops)
 
-    def _target(self, digests: Callable[[int], RowDigest]) -> TargetSampler:
+    def _target(
+        self, digests: Callable[[int], RowDigest], counts: ChoiceCounts | None = None
+    ) -> TargetSampler:
+        length = len(self.ids)
         return TargetSampler(
-            self._params, self._history, self._noise, len(self.ids), digests, self._grammar
+            self._params, self._history, self._noise, length, digests, self._grammar, counts
         )
 
     def skip(self, step_rows: StepRows) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+from speculative.choice import ChoiceCounts
 from speculative.fragment import Offer
 from verifier_service.engine.step_cost import StepCostModel
 
@@ -85,6 +86,8 @@ class EngineTotals:
     """Input tokens of all forward calls."""
     scouts: int = 0
     """Scouts that forward calls computed: input tokens that could never be accepted."""
+    choices: ChoiceCounts = field(default_factory=ChoiceCounts)
+    """Tokens chosen, and those that took a whole row of logits, by reason."""
     rounds: int = 0
     committed: int = 0
     preempted: int = 0
