@@ -69,5 +69,7 @@ class VerifierSettings(WorkerSettings):
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := [name for name in names if name not in BATCHED_PROPOSERS]:
-            raise ValueError(f"{unknown[0]!r} is no batched proposer; there is {', '.join(BATCHED_PROPOSERS)}")
+            raise ValueError(
+                f"{unknown[0]!r} is no batched proposer; there is {', '.join(BATCHED_PROPOSERS)}"
+            )
         return tuple(dict.fromkeys(names))

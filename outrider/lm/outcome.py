@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from speculative.digest import HostDigest, RowDigest
+
 MOST_TOP = 32
 """Largest number of likeliest tokens that a pass gives for each wanted row."""
 
@@ -52,6 +54,10 @@ class Outcome(Protocol):
         """Number of wanted rows."""
         ...
 
+    def digest(self, index: int) -> RowDigest:
+        """What of one wanted row suffices to choose its token."""
+        ...
+
     def row(self, index: int) -> NDArray[np.float32]:
         """Logits of one wanted row, float32[V]; read-only. Copied from the device on demand."""
         ...
@@ -78,6 +84,10 @@ class HostOutcome:
 
     def __len__(self) -> int:
         return len(self._logits)
+
+    def digest(self, index: int) -> HostDigest:
+        """What of one wanted row suffices to choose its token, computed as it is asked for."""
+        return HostDigest(self.row(index))
 
     def row(self, index: int) -> NDArray[np.float32]:
         """Logits of one wanted row, float32[V]: a view of the model's own where that computes in float32."""

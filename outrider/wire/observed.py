@@ -25,9 +25,7 @@ def tops_to_wire(tops: Sequence[TopIds], count: int) -> bytes:
 def off_path_to_wire(rows: Sequence[OffPathRow], count: int) -> bytes:
     """The rows, each with its `count` likeliest ids."""
     packed = _off_path(count)
-    return b"".join(
-        [packed.pack(row.prefix_hash, row.last, row.token, *row.top_ids[:count]) for row in rows]
-    )
+    return b"".join([packed.pack(row.prefix_hash, row.last, row.token, *row.top_ids[:count]) for row in rows])
 
 
 def observed_from_wire(tops: bytes, off_path: bytes, count: int) -> Observed:
@@ -44,7 +42,12 @@ def observed_from_wire(tops: bytes, off_path: bytes, count: int) -> Observed:
     return Observed(
         count,
         tuple([TopIds(fields[::2], fields[1::2]) for fields in pairs.iter_unpack(tops)]),
-        tuple([OffPathRow(*fields[:3], fields[3:]) for fields in row.iter_unpack(off_path)]),
+        tuple(
+            [
+                OffPathRow(prefix_hash, last, token, tuple(top))
+                for prefix_hash, last, token, *top in row.iter_unpack(off_path)
+            ]
+        ),
     )
 
 

@@ -388,7 +388,8 @@ class EngineCore:
         if match is None:
             kept = session.skip(step_rows)
             self.sessions.skip(session, kept)
-            position, tokens = len(session.ids), ()
+            position = len(session.ids)
+            tokens: tuple[int, ...] = ()
         else:
             step = self.sessions.step
             done = session.commit(step_rows, match, step.sessions, step.number)

@@ -239,7 +239,7 @@ class Session:
         )
 
     def worth(self, source_index: int, given_parent: float) -> float:
-        """The probability that a source's node is accepted after its parent, by what such nodes were worth."""
+        """Probability that a source's node is accepted after its parent, calibrated by the nodes before."""
         return self._calibrator.worth(source_index, given_parent)
 
     def want_scouts(self, ask: ScoutAsk) -> None:
@@ -324,9 +324,7 @@ class Session:
         self, digests: Callable[[int], RowDigest], counts: ChoiceCounts | None = None
     ) -> TargetSampler:
         length = len(self.ids)
-        return TargetSampler(
-            self._params, self._history, self._noise, length, digests, self._grammar, counts
-        )
+        return TargetSampler(self._params, self._history, self._noise, length, digests, self._grammar, counts)
 
     def skip(self, step_rows: StepRows) -> tuple[int, ...]:
         """Takes over a step that only read a part of the prompt; returns the rows to keep."""

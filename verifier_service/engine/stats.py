@@ -156,7 +156,8 @@ class Timings:
     """Durations of the parts of steps: forward, sampling, proposing, waiting for drafts, and the split.
 
     Proposing is the time of batched proposers, in steps that ask one. The split of a step is the wall time
-    between the previous step's forward and its own, less sampling, proposing and waiting. Splits are kept by the number of sessions in the step.
+    between the previous step's forward and its own, less sampling, proposing and waiting. Splits are kept by
+    the number of sessions in the step.
     """
 
     __slots__ = ("forward", "proposing", "sampling", "split", "waiting")

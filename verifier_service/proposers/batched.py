@@ -1,8 +1,8 @@
 """Batched proposers: sources inside this worker that compute, one object for all sessions at once.
 
 A `Proposer` drafts for one session from its tokens in microseconds. A batched proposer may run a model, learn
-from what the target said, and read the target's hidden states. Its time is the engine's, so it drafts level by
-level, and the engine stops it where a deeper level is not worth its time (`price.py`).
+from what the target said, and read the target's hidden states. Its time is the engine's. So it drafts level
+by level, and the engine stops it where a deeper level is not worth its time (`price.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,11 +59,11 @@ class SeenRound(NamedTuple):
     tokens: tuple[int, ...]
     """Tokens that were committed; none where the pass only read a part of the prompt."""
     said: Observed | None
-    """What the target said, with as many top ids as the needs have or more; None where it was not collected."""
+    """What the target said, with at least as many top ids as the proposer needs; None: nothing is known."""
     first: int
     """Position of the first token in `rows`."""
     rows: tuple[int, ...]
-    """Rows of the pass whose tokens are committed positions now, in order of position: columns of `features`."""
+    """Rows of the pass whose tokens are committed positions now, in order of position; for `features`."""
 
 
 class SeenPass(NamedTuple):

@@ -21,7 +21,6 @@ from verifier_service.proposers.batched import (
     BatchedProposer,
     DraftAsk,
     DraftLevel,
-    ProposedSession,
     ScoutAsk,
     SeenPass,
     SeenRound,

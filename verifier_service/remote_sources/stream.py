@@ -168,7 +168,7 @@ class AttachStream:
                 call.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _describe(self, stub: draft_source_pb2_grpc.DraftSourceStub) -> None:
+    async def _describe(self, stub: "draft_source_pb2_grpc.DraftSourceAsyncStub") -> None:
         try:
             request = draft_source_pb2.SourceDescribeRequest()
             description = await stub.Describe(request, timeout=self._limits.dial_s)
