@@ -18,7 +18,6 @@ from outrider.source.events import DecodingRequest, Follow
 from outrider.source.followed import FollowedIds, SourceProfile
 from outrider.wire.codec import SessionKey
 from speculative.choice import choose_token
-from speculative.digest import HostDigest
 from speculative.draft_pool import DraftPool
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hashes
@@ -95,7 +94,7 @@ def continuation(lm: PackedLM, prompt: Sequence[int], params: SamplingParams, se
         outcome = lm.forward([SequenceRows(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])])
         table.commit(range(len(fresh)))
         drawn = None if params.greedy else noise.at(len(ids))
-        fresh = [choose_token(HostDigest(outcome.row(0)), params, history, drawn)]
+        fresh = [choose_token(outcome.digest(0), params, history, drawn)]
         history.extend(fresh)
         ids += fresh
     lm.release(table)

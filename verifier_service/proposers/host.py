@@ -60,7 +60,7 @@ class _Growing:
     scouts: ScoutAsk | None = None
 
     def add(self, level: DraftLevel, session: Session, source_index: int) -> float:
-        """Adds a level; returns the calibrated survival that it adds."""
+        """Adds a level; returns the calibrated survival that it adds, and what its scouts are worth."""
         if not len(level.tokens) == len(level.parents) == len(level.survival):
             raise MalformedDraft("a level's tokens, parents and survivals differ in number")
         first = len(self.tokens)
@@ -75,7 +75,7 @@ class _Growing:
             above, known = (1.0, 1.0) if parent == ROOT else (self.survival[parent], self.worth[parent])
             given = min(1.0, self.survival[node] / above) if above > 0 else 0.0
             self.worth.append(known * session.worth(source_index, given))
-        return sum(self.worth[first:])
+        return sum(self.worth[first:]) + (sum(level.scouts.worth) if level.scouts else 0.0)
 
 
 class ProposerHost:
