@@ -76,10 +76,10 @@ PLAIN = {params: decoded(None, params)[0] for params in (GREEDY, SAMPLED)}
 
 
 @settings(deadline=None, max_examples=120)
-@given(scouts=st.lists(shapes(), min_size=1, max_size=4), draft=shapes(4), params=st.sampled_from(list(PLAIN)))
-def test_scouts_of_any_shape_change_no_id(
-    scouts: list[Shape], draft: Shape, params: SamplingParams
-) -> None:
+@given(
+    scouts=st.lists(shapes(), min_size=1, max_size=4), draft=shapes(4), params=st.sampled_from(list(PLAIN))
+)
+def test_scouts_of_any_shape_change_no_id(scouts: list[Shape], draft: Shape, params: SamplingParams) -> None:
     proposer = Scouting(scouts, draft)
     ids, driver = decoded(proposer, params)
     assert ids == PLAIN[params]

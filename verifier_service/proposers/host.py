@@ -106,14 +106,13 @@ class ProposerHost:
     def attend(self, ready: Sequence[Session]) -> None:
         """Tells the proposers which sessions have begun and which are over."""
         for hosted in self._live():
-            for handle, session in list(hosted.sessions.items()):
-                if self._sessions.get(handle) is not session:
-                    del hosted.sessions[handle]
-                    with _Call(self, hosted):
+            with _Call(self, hosted):
+                for handle, session in list(hosted.sessions.items()):
+                    if self._sessions.get(handle) is not session:
+                        del hosted.sessions[handle]
                         hosted.proposer.close(handle)
-            for session in ready:
-                if session.handle not in hosted.sessions and hosted.name in session.batched:
-                    with _Call(self, hosted):
+                for session in ready:
+                    if session.handle not in hosted.sessions and hosted.name in session.batched:
                         self._open(hosted, session)
 
     def draft(self, ready: Sequence[Session], tokens_per_ms: float) -> None:
@@ -147,6 +146,8 @@ class ProposerHost:
 
     def mute(self, name: str, why: str) -> None:
         """Stops calling a proposer; its drafts so far stay what they are, drafts."""
+        if name in self.muted:
+            return  # what was drafted before the fault is merged after it, and may be at fault as well
         self.muted[name] = why
         log.error("proposer muted: %s", peer_text(why), extra={"fields": {"source": name}})
 
@@ -197,8 +198,8 @@ class ProposerHost:
         )
 
     def _offer(self, hosted: _Hosted, asked: Sequence[Session], growing: Sequence[_Growing]) -> None:
-        for session, draft in zip(asked, growing, strict=True):
-            with _Call(self, hosted):
+        with _Call(self, hosted):
+            for session, draft in zip(asked, growing, strict=True):
                 if draft.tokens:
                     nodes = Draft(tuple(draft.tokens), tuple(draft.parents), tuple(draft.survival))
                     fragment, offer = session.propose(session.batched[hosted.name], nodes)
@@ -208,7 +209,7 @@ class ProposerHost:
 
 
 class _Call:
-    """The context of one call: an error in it mutes the proposer, and so does a call that takes too long."""
+    """The context of calls to a proposer: an error in it mutes the proposer, and so does a call that takes too long."""
 
     __slots__ = ("_began_s", "_host", "_hosted", "ms")
 

@@ -8,8 +8,8 @@ from ngram_lm import NgramLM
 from outrider.wire.codec import SessionKey
 from speculative.params import SamplingParams
 from speculative.stop import StopChecker
-from verifier_service.engine.core import Idle, StepMeter, TargetPass
 from verifier_service.engine.core import EngineCore as Core
+from verifier_service.engine.core import Idle, StepMeter, TargetPass
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Open, Update
 from verifier_service.engine.session import Session
