@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
 from outrider.runtime.metrics import MODEL, PREFIX
+from speculative.choice import Fallback
 from verifier_service.engine.stats import Samples, SourceCounts
 from verifier_service.engine.thread import EngineThread
 from verifier_service.remote_sources.pool import SourcePool
@@ -28,6 +29,7 @@ _NODE_OUTCOMES = ("offered", "kept", "stale", "waiting", "duplicate", "refused")
 _TOTALS = {
     "steps": "Engine steps, each one forward call of the target.",
     "rows": "Input tokens of all forward calls.",
+    "scouts": "Scouts, input tokens that were computed only to learn what the target says there.",
     "rounds": "Passes that committed at least one token of a session, summed over sessions.",
     "committed": "Tokens committed.",
     "waits": "Steps that waited for a draft.",
@@ -75,6 +77,7 @@ class VerifierCollector(Collector):
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(OWN + name, what, value=value)
         yield from self._source_counts()
+        yield from self._choices()
         yield from self._steps()
 
     def _requests(self) -> Iterator[Metric]:
@@ -171,15 +174,44 @@ class VerifierCollector(Collector):
             sessions.add_metric((name, "refused"), count.unfollowed)
         yield from (nodes, dropped, sessions)
 
+    def _choices(self) -> Iterator[Metric]:
+        """How tokens were chosen, and which batched proposers are muted."""
+        choices = self._engine.totals.choices
+        yield CounterMetricFamily(
+            f"{OWN}tokens_chosen",
+            "Tokens that the target chose at nodes of draft trees, accepted or not.",
+            value=choices.tokens,
+        )
+        fallbacks = CounterMetricFamily(
+            f"{OWN}choice_fallbacks",
+            "Tokens chosen from a whole row of logits, because the row's digest did not suffice.",
+            labels=("reason",),
+        )
+        for reason in Fallback:
+            fallbacks.add_metric((reason.value,), choices.fallbacks[reason])
+        muted = GaugeMetricFamily(
+            f"{OWN}proposers_muted",
+            "1 for a batched proposer that failed or was slow, and is no longer called.",
+            labels=("source",),
+        )
+        for name in self._engine.proposers.names:
+            muted.add_metric((name,), float(name in self._engine.proposers.muted))
+        yield from (fallbacks, muted)
+
     def _steps(self) -> Iterator[Metric]:
         timings = self._timings
-        parts = {"forward": timings.forward, "sampling": timings.sampling, "waiting": timings.waiting}
+        parts = {
+            "forward": timings.forward,
+            "sampling": timings.sampling,
+            "proposing": timings.proposing,
+            "waiting": timings.waiting,
+        }
         steps = HistogramMetricFamily(f"{OWN}step_seconds", "Time of a step's phases.", labels=("phase",))
         for part, samples in parts.items():
             steps.add_metric((part,), _seconds(samples), samples.total_ms / 1000)
         split = HistogramMetricFamily(
             f"{OWN}step_split_seconds",
-            "Time between two forwards, less sampling and waiting, by sessions in the step.",
+            "Time between two forwards, less sampling, proposing and waiting, by sessions in the step.",
             labels=("sessions",),
         )
         exact = GaugeMetricFamily(
