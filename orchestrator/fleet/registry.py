@@ -18,10 +18,10 @@ import grpc.aio
 from orchestrator.fleet.directory import Directory
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.store import SessionStore, StoreUnavailable
-from outrider.runtime.bind_errors import bind_failure
 from outrider.runtime.security import check_role
 from outrider.v1 import registry_pb2
 from outrider.v1.registry_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
+from outrider.wire.bind_errors import bind_failure
 from outrider.wire.channel import server_options
 from outrider.wire.status import guarded
 from outrider.wire.workers import EVERY_S, ROLES, entry_from_wire

@@ -22,13 +22,13 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from outrider.runtime import gc_freeze
-from outrider.runtime.bind_errors import bind_failure
 from outrider.runtime.lifeline import die_with_parent
 from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics, MetricsServer
 from outrider.runtime.security import Listening, inside
 from outrider.runtime.settings import ServiceSettings
 from outrider.runtime.tracing import Tracing, open_tracing
+from outrider.wire.bind_errors import bind_failure
 from outrider.wire.channel import server_options
 from outrider.wire.status import error_object
 from speculative.errors import OutriderError

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from outrider.runtime.bind_errors import bind_failure
 from outrider.runtime.children import ServiceFailed, ServiceProcess
+from outrider.wire.bind_errors import bind_failure
 
 StartToy = Callable[..., ServiceProcess]
 

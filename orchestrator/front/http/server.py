@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.front.http.errors import openai_error
 from orchestrator.front.http.middleware import SENDING_S, RequestIdMiddleware
-from outrider.runtime.bind_errors import bind_failure
+from outrider.wire.bind_errors import bind_failure
 from outrider.wire.tls import Certificates, Pem, load_pair
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ the reason is that of the operating system.
 import errno
 import socket
 
-from outrider.runtime.setting_names import flag, variable
 from speculative.errors import Unavailable
 
 
@@ -22,7 +21,7 @@ def bind_failure(what: str, bind: str, role: str, setting: str, error: Exception
         error: the error of the server that tried.
     """
     found = error if isinstance(error, OSError) else _retried(bind)
-    names = f"{flag((setting,))} or {variable(role, (setting,))}"
+    names = f"--{setting.replace('_', '-')} or OUTRIDER_{role.upper()}__{setting.upper()}"
     return Unavailable(
         f"cannot serve {what} on {bind}: {_reason(bind, found or error)}, "
         f"or give the {role} another {setting} ({names}; port 0 picks a free port)"
