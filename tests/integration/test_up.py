@@ -104,6 +104,22 @@ def test_a_refused_drafter_is_named_with_its_model_type(tiny_llama: Path, tmp_pa
     assert said["error"]["message"].startswith("drafter: mamba is not served")
 
 
+def test_a_drafter_of_another_tokenizer_is_refused_before_a_model_is_loaded(
+    tiny_llama: Path, tiny_writer: Path, tmp_path: Path
+) -> None:
+    up = start_up("--target", str(tiny_llama), "--drafter", str(tiny_writer), log=tmp_path / "stderr")
+    said = up.first_line()
+    assert up.process.wait(100) == 1
+    up.stop()
+    assert said["error"]["code"] == "FAILED_PRECONDITION"
+    assert said["error"]["message"] == (
+        f'drafter {tiny_writer} cannot draft for {tiny_llama}: their tokenizers differ: id 2 is "\'" in the '
+        "target's and '!' in the drafter's; 278 ids differ, of 96 and 280; give a drafter of the target's "
+        "tokenizer, or --drafter none"
+    )
+    assert "process" not in up.log(), "no service was started"
+
+
 def save_mamba(path: Path) -> Path:
     from transformers import MambaConfig, MambaForCausalLM
 

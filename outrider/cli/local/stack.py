@@ -16,6 +16,7 @@ from outrider.cli.failures import CommandFailed
 from outrider.cli.local.up_settings import ServiceOverrides, StackOptions
 from outrider.cli.observe.gauges import read
 from outrider.client.endpoints import credentials_of
+from outrider.pair.beforehand import tokenizer_difference
 from outrider.runtime.backoff import Backoff
 from outrider.runtime.children import ServiceFailed, ServiceProcess, reserved_address, stop_all
 from outrider.v1 import draft_source_pb2, verifier_pb2
@@ -146,6 +147,7 @@ class Stack:
     def __init__(self, options: StackOptions) -> None:
         """Decides every service's flags. Raises CommandFailed where a model is missing."""
         target, drafter = options.models()
+        self._models = target, drafter
         self._held = contextlib.ExitStack()
         self._overrides = options.overrides
         verifier_threads, drafter_threads = options.thread_counts(bool(drafter))
@@ -178,7 +180,16 @@ class Stack:
         return [self._children[role.name] for role in self._roles if role.name in self._children]
 
     def start(self) -> None:
-        """Starts all services and returns at once."""
+        """Starts all services and returns at once.
+
+        Raises CommandFailed, before a model is loaded, where the drafter's tokenizer is not the target's.
+        """
+        target, drafter = self._models
+        if drafter and (difference := tokenizer_difference(target, drafter)):
+            raise CommandFailed(
+                f"drafter {drafter} cannot draft for {target}: their tokenizers differ: {difference}; give a "
+                "drafter of the target's tokenizer, or --drafter none"
+            )
         for role in self._roles:
             self._children[role.name] = role.start()
 
