@@ -103,17 +103,18 @@ class Caller:
         return self._key.tenant
 
     @contextmanager
-    def within_quota(self, count: int = 1) -> Iterator[None]:
+    def within_quota(self, count: int = 1, *, held: int = 0) -> Iterator[None]:
         """Count this many requests against the key's quota while the context lasts.
 
-        Raises QuotaExceeded, InvalidRequest.
+        `held` is the number of requests that the same call counts already. Raises QuotaExceeded,
+        InvalidRequest.
         """
         allowance = self._allowance
         if allowance is None:
             yield
             return
         try:
-            allowance.begin(count, self._clock())
+            allowance.begin(count, self._clock(), held=held)
         except OutriderError as error:
             self._refused(error)
             raise

@@ -72,15 +72,15 @@ class Allowance:
         self._requests = _bucket(self._requests, quota.requests_per_minute, now)
         self._tokens = _bucket(self._tokens, quota.tokens_per_minute, now)
 
-    def begin(self, count: int, now: float) -> None:
-        """Begin this many requests, to be followed by `end`.
+    def begin(self, count: int, now: float, *, held: int = 0) -> None:
+        """Begin this many requests, to be followed by `end`; `held` of the same call have begun before.
 
-        Raises QuotaExceeded, and InvalidRequest where the quota could never allow so many.
+        Raises QuotaExceeded, and InvalidRequest where the quota could never allow `held + count` requests.
         """
         quota = self._quota
         for name, most in (("streams", quota.streams), ("requests_per_minute", quota.requests_per_minute)):
-            if most is not None and count > most:
-                raise InvalidRequest(f"prompt has {count} prompts; this key has {name} {most}")
+            if most is not None and held + count > most:
+                raise InvalidRequest(f"prompt has {held + count} prompts; this key has {name} {most}")
         if quota.streams is not None and self._running + count > quota.streams:
             raise QuotaExceeded(
                 f"{self._running} requests of this key run, {quota.streams} may", STREAMS_RETRY_S
