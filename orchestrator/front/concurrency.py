@@ -24,13 +24,13 @@ class ConcurrencyLimit:
         self._stopping = False
 
     @contextmanager
-    def enter(self, count: int = 1) -> Iterator[None]:
+    def enter(self, count: int = 1, *, held: int = 0) -> Iterator[None]:
         """Count this many requests for as long as the context lasts.
 
-        Raises Overloaded, Unavailable where the process stops, and InvalidRequest where `count` is above the
-        bound itself.
+        `held` is the number of requests that the same call counts already. Raises Overloaded, Unavailable
+        where the process stops, and InvalidRequest where `held + count` is above the bound itself.
         """
-        self._check(count)
+        self._check(count, held)
         self._inside += count
         self._idle.clear()
         try:
@@ -50,10 +50,12 @@ class ConcurrencyLimit:
             self._relay.end_all(Unavailable("this orchestrator is stopping; try another, or try again"))
             await asyncio.sleep(CANCELS_S)
 
-    def _check(self, count: int) -> None:
+    def _check(self, count: int, held: int) -> None:
         if self._stopping:
             raise Unavailable("this orchestrator is stopping; try another, or try again")
-        if count > self._most:
-            raise InvalidRequest(f"prompt has {count} prompts; at most {self._most} are answered at once")
+        if held + count > self._most:
+            raise InvalidRequest(
+                f"prompt has {held + count} prompts; at most {self._most} are answered at once"
+            )
         if self._inside + count > self._most:
             raise Overloaded(f"{self._inside} requests run here, {self._most} there may be", RETRY_AFTER_S)

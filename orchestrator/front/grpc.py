@@ -16,6 +16,7 @@ from orchestrator.front.admission import Admission
 from orchestrator.front.auth import Caller, Gate, credentials_of
 from orchestrator.front.concurrency import ConcurrencyLimit
 from orchestrator.front.explain import explain
+from orchestrator.front.reservation import reserved
 from orchestrator.metrics import RequestMeasure, RequestMetrics
 from orchestrator.relay.delivery import Delivered, Finished, Recovered, Started
 from orchestrator.relay.relay import Relay
@@ -66,7 +67,7 @@ class GenerationServer(GenerationServicer):
                 raise
             start = await _first(requests)
             start.tenant = caller.tenant(start.tenant)
-            with self._limit.enter(), caller.within_quota(), self._metrics.begin() as measure:
+            with reserved(self._limit, caller), self._metrics.begin() as measure:
                 await self._generate(start, context, measure, caller)
 
     @guarded
@@ -118,7 +119,7 @@ class GenerationServer(GenerationServicer):
         request, target = await self._admission.admit(start)
         measure.admitted(request, target)
         answer = self._relay.answer(request, target, context.time_remaining())
-        async with aclosing(caller.charged(answer, len(request.ids))) as events:
+        async with aclosing(caller.charged(answer, request.tokens_read)) as events:
             epoch = 0
             async for event in events:
                 measure.note(event)
