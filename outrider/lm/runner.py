@@ -316,5 +316,9 @@ def _asked(sequences: Sequence[SequenceRows]) -> list[RowAsk]:
     """What the host asks of each wanted row of a pass."""
     asked: list[RowAsk] = []
     for sequence in sequences:
-        asked += [RowAsk()] * len(sequence.want) if sequence.asks is None else sequence.asks()
+        rows = len(sequence.want)
+        asks = [RowAsk()] * rows if sequence.asks is None else sequence.asks()
+        if len(asks) != rows:
+            raise ValueError(f"a sequence wants {rows} rows and asks of {len(asks)}")
+        asked += asks
     return asked
