@@ -27,6 +27,7 @@ from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics, MetricsServer
 from outrider.runtime.security import Listening, inside
 from outrider.runtime.settings import ServiceSettings
+from outrider.runtime.stalls.watchdog import Watchdog
 from outrider.runtime.tracing import Tracing, open_tracing
 from outrider.wire.channel import server_options
 from outrider.wire.status import error_object
@@ -149,11 +150,13 @@ async def _serve(
     ready = False
     await _set(health, names, ready)
     await server.start()
-    http = _metrics_server(metrics, settings.metrics_bind, lambda: ready)
+    watchdog = Watchdog(metrics)
+    http = _metrics_server(metrics, settings.metrics_bind, lambda: ready, watchdog)
     try:
         log.info("bound", extra={"fields": {"address": address, "settings": settings.model_dump()}})
         if await _unless(ending.requested, service.start()):
             gc_freeze.freeze()
+            watchdog.start()  # loading may hold the loop, and no request waits then
             ready = True
             await _set(health, names, ready)
             metrics_address = f"{_host(settings.metrics_bind)}:{http.port}"
@@ -166,6 +169,7 @@ async def _serve(
         log.info("stopping")
         await health.enter_graceful_shutdown()
         await _stop(service, server, settings.grace_s)
+        watchdog.stop()
         http.close()
         await asyncio.to_thread(tracing.close)
 
@@ -217,10 +221,13 @@ def _bind(server: grpc.aio.Server, bind: str, credentials: grpc.ServerCredential
     return f"{_host(bind)}:{port}"
 
 
-def _metrics_server(metrics: Metrics, bind: str, ready: Callable[[], bool]) -> MetricsServer:
+def _metrics_server(
+    metrics: Metrics, bind: str, ready: Callable[[], bool], watchdog: Watchdog
+) -> MetricsServer:
     host, _, port = bind.rpartition(":")
+    reports = {"/stalls": watchdog.recent}
     try:
-        return MetricsServer(metrics, host.strip("[]"), int(port), ready)
+        return MetricsServer(metrics, host.strip("[]"), int(port), ready, reports)
     except OSError as error:
         raise Unavailable(f"cannot serve metrics on {bind}: {error}") from error
 
