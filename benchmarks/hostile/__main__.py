@@ -87,7 +87,7 @@ class HostileRun:
         quiet_from = time.monotonic()
         await asyncio.sleep(self._quiet_s)
         began, wall_began = time.monotonic(), time.time()
-        at_once = 1 if hostile.alone else self._at_once
+        at_once = hostile.at_once or self._at_once
         outcomes = await attack(self._services.ports, inputs, at_once)
         ended = time.monotonic()
         heard = await self._canary.heard_since(ended)

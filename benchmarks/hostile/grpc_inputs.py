@@ -193,6 +193,6 @@ CLASSES = [
     HostileClass("grpc ids", ids),
     HostileClass("grpc strings", strings),
     HostileClass("grpc junk", junk),
-    HostileClass("grpc streams", streams),
+    HostileClass("grpc streams", streams, at_once=32),
     HostileClass("grpc frames", frames),
 ]

@@ -150,7 +150,7 @@ CLASSES = [
     HostileClass("http heads", heads),
     HostileClass("http chunks", chunks),
     HostileClass("http pipelined", pipelined),
-    HostileClass("http slow", slow),
-    HostileClass("http half open", half_open),
+    HostileClass("http slow", slow, at_once=300),
+    HostileClass("http half open", half_open, at_once=300),
     HostileClass("http unauthorised", unauthorised),
 ]

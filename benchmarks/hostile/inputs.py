@@ -31,8 +31,8 @@ class HostileClass:
     name: str
     make: Callable[[], Sequence[Input]]
     """Makes the inputs, whose bytes may be large."""
-    alone: bool = False
-    """Whether the inputs are sent one at a time."""
+    at_once: int = 0
+    """How many inputs are sent at a time; 0: as many as the benchmark's flag says."""
 
 
 def post(path: str, body: bytes, headers: Iterable[str] = ()) -> Input:

@@ -144,7 +144,7 @@ class LyingSources:
     def classes(self) -> Sequence[HostileClass]:
         """The class of their lies."""
         inputs: list[Input] = [source.lie for source in self._sources]
-        return [HostileClass("lying sources", lambda: inputs, alone=True)]
+        return [HostileClass("lying sources", lambda: inputs, at_once=1)]
 
 
 class _Handlers(grpc.GenericRpcHandler):

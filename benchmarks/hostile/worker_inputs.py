@@ -141,7 +141,7 @@ def corpora() -> Sequence[Input]:
 
 
 CLASSES = [
-    HostileClass("registry", registry),
+    HostileClass("registry", registry, at_once=16),
     HostileClass("verifier port", verifier),
     HostileClass("source ports", sources),
     HostileClass("retrieval port", corpora),

@@ -50,18 +50,30 @@ def test_a_gap_is_what_goes_beyond_the_usual_one() -> None:
 
 def test_a_stall_belongs_to_the_class_during_which_it_lasted() -> None:
     stalls = [
-        {"ended": ended, "seconds": seconds, "processor_seconds": 0.1, "role": role, "where": "f"}
-        for ended, seconds, role in ((99.0, 3.0, "before"), (101.0, 0.5, "during"), (120.0, 9.0, "after"))
+        {"ended": ended, "seconds": seconds, "processor_seconds": busy, "role": role, "where": "f"}
+        for ended, seconds, busy, role in (
+            (99.0, 3.0, 0.9, "before"),
+            (101.0, 0.5, 0.0, "without a core"),
+            (102.0, 0.2, 0.1, "busy"),
+            (120.0, 9.0, 0.9, "after"),
+        )
     ]
     window = Window(0.0, 0.0, wall_began=100.0, wall_ended=110.0)
-    assert longest_stall(stalls, window)["role"] == "during"
+    found = longest_stall(stalls, window)
+    assert (found["longest_stall_ms"], found["processor_ms"], found["role"]) == (500.0, 100.0, "busy")
     assert longest_stall([], window)["longest_stall_ms"] == 0.0
 
 
 def test_repeats_give_the_smallest_time_and_all_counts() -> None:
     def one(stall: float, gap: float, leaked: int) -> dict[str, Any]:
         counts = {"inputs": 3, "wrong": 0, "hung": 1, "tracebacks": 0, "seconds": 1.0, "faults": ["a"]}
-        return {"longest_stall_ms": stall, "longest_gap_ms": gap, "leaked_bytes": leaked, "where": "f"} | {
+        return {
+            "longest_stall_ms": stall,
+            "processor_ms": stall,
+            "longest_gap_ms": gap,
+            "leaked_bytes": leaked,
+            "where": "f",
+        } | {
             **counts,
             "statuses": {"400": 3},
         }
