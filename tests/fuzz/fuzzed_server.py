@@ -51,7 +51,7 @@ async def serve(folder: Path) -> None:
     keys = write_keys(folder / "keys", TENANTS)
     tokens = TokenTable.from_json((ROOT / "models/target/tokenizer.json").read_text())
     async with AsyncExitStack() as stack:
-        verifier = PromptVerifier(tokens=tokens, chat=CHAT, tick_s=0.002, per_tick=4)
+        verifier = PromptVerifier(tokens=tokens, chat=CHAT, tick_s=0.01, per_tick=8)
         await World(stack).serve(verifier)
         settings = {"verifier": (verifier.address,), "api_keys_file": folder / "keys", "log_level": "warning"}
         announced = await stack.enter_async_context(orchestrator(**settings))

@@ -75,7 +75,7 @@ def tag(number: int, wire_type: int) -> bytes:
 
 
 NUMBERS = tuple(sorted({2**power + more for power in (0, 1, 4, 8, 31, 32, 53, 63) for more in (-1, 0, 1)}))
-TEXTS = (
+TEXTS: tuple[bytes, ...] = (
     b"",
     b"x",
     b"a" * 129,
@@ -117,12 +117,12 @@ class Value(NamedTuple):
 
     wire_type: int
     data: bytes
-    count: int
+    times: int
 
     def at(self, place: Place) -> bytes:
         """The bytes of a request's field with this value."""
         one = tag(place.number, self.wire_type) + self.data
-        return place.around(one * max(1, min(self.count, LARGEST // len(one))))
+        return place.around(one * max(1, min(self.times, LARGEST // len(one))))
 
 
 @st.composite
