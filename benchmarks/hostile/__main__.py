@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.hostile import grpc_inputs, http_bodies, http_connections, worker_inputs
 from benchmarks.hostile.attack import attack
-from benchmarks.hostile.attacked_services import AttackedServices, until_served
+from benchmarks.hostile.attacked_services import AttackedServices, until_calm, until_served
 from benchmarks.hostile.figures import (
     Message,
     Window,
@@ -32,7 +32,7 @@ from benchmarks.shared.services import HelperProcess
 HONEST = 3
 """Least number of sources that do not lie: lookup, the drafter, past outputs."""
 SETTLE_S = 120.0
-"""Seconds after a class until a canary that says nothing counts as hung."""
+"""Seconds after a class until a canary or a process that says nothing counts as hung."""
 ALL = [*http_bodies.CLASSES, *http_connections.CLASSES, *grpc_inputs.CLASSES, *worker_inputs.CLASSES]
 
 
@@ -90,6 +90,7 @@ class HostileRun:
         at_once = hostile.at_once or self._at_once
         outcomes = await attack(self._services.ports, inputs, at_once)
         ended = time.monotonic()
+        calm = await until_calm(self._services, SETTLE_S)
         heard = await self._canary.heard_since(ended)
         window = Window(began, ended, wall_began, time.time())
         if gone := self._services.ended():
@@ -107,7 +108,7 @@ class HostileRun:
             "statuses": dict(outcomes.statuses),
             "faults": [*outcomes.faults, *wrong[:5]],
             "wrong": len(wrong),
-            "hung": outcomes.hung + (not heard),
+            "hung": outcomes.hung + (not heard) + (not calm),
             "tracebacks": self._services.tracebacks() - tracebacks,
             "seconds": ended - began,
         }

@@ -14,6 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from benchmarks.shared.process_memory import resident_bytes
 from outrider.runtime.children import ServiceProcess, stop_all
 from outrider.v1.generation_pb2 import ListModelsRequest
@@ -123,6 +126,19 @@ class AttackedServices:
     def _wait(self, *roles: str) -> None:
         for role in roles:
             self._children[role].wait_ready(START_S)
+
+
+async def until_calm(services: AttackedServices, seconds: float) -> bool:
+    """Returns once the loop of every process answers again; False where one does not within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            for role in ROLES:
+                async with open_channel(services.ports.addresses[role]) as channel:
+                    stub: Any = health_pb2_grpc.HealthStub(channel)
+                    await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+    except (TimeoutError, grpc.aio.AioRpcError):
+        return False
+    return True
 
 
 async def until_served(services: AttackedServices, sources: int) -> None:
