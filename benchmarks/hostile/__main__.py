@@ -118,19 +118,26 @@ class HostileRun:
 async def run(settings: argparse.Namespace) -> dict[str, Any]:
     """All fields of the result except the envelope's."""
     liars = LyingSources(settings.target)
+    sent = chosen([*ALL, *liars.classes], settings.classes)
     addresses = await liars.start()
-    with AttackedServices(settings.target, settings.drafter, addresses) as services:
-        await until_served(services, HONEST + len(addresses))
-        canary = await asyncio.to_thread(CanaryLines, services, settings.target)
-        try:
-            hostile_run, classes = HostileRun(services, canary, settings), {}
-            for hostile in chosen([*ALL, *liars.classes], settings.classes):
-                repeats = [await hostile_run.measure(hostile) for _ in range(settings.repeats)]
-                classes[hostile.name] = best_of(repeats)
-                print(f"{hostile.name}: {json.dumps(classes[hostile.name])}", file=sys.stderr)
-        finally:
-            canary.close()
-            await liars.stop()
+    try:
+        with AttackedServices(settings.target, settings.drafter, addresses) as services:
+            await until_served(services, HONEST + len(addresses))
+            canary = await asyncio.to_thread(CanaryLines, services, settings.target)
+            try:
+                return await measure_all(HostileRun(services, canary, settings), sent, settings.repeats)
+            finally:
+                canary.close()
+    finally:
+        await liars.stop()
+
+
+async def measure_all(hostile_run: HostileRun, sent: Sequence[HostileClass], repeats: int) -> dict[str, Any]:
+    """Figures of all classes, and their totals; prints each class's figures on standard error."""
+    classes = {}
+    for hostile in sent:
+        classes[hostile.name] = best_of([await hostile_run.measure(hostile) for _ in range(repeats)])
+        print(f"{hostile.name}: {json.dumps(classes[hostile.name])}", file=sys.stderr)
     return summary(classes)
 
 
