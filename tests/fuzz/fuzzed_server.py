@@ -16,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from outrider.client import AsyncClient
 from outrider.tokens import TokenTable
 from tests.orchestrator.conftest import FakeVerifier, Session, World
-from tests.orchestrator.fronts import orchestrator, write_keys
+from tests.orchestrator.fronts import orchestrator, soon, write_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 TENANTS = ("canary", "attacker")
@@ -55,6 +56,8 @@ async def serve(folder: Path) -> None:
         await World(stack).serve(verifier)
         settings = {"verifier": (verifier.address,), "api_keys_file": folder / "keys", "log_level": "warning"}
         announced = await stack.enter_async_context(orchestrator(**settings))
+        async with AsyncClient(announced["address"], api_key=keys[0]) as client:
+            await soon(client.models)  # the verifier is reached a moment later
         print(json.dumps({**announced, "keys": dict(zip(TENANTS, keys, strict=True))}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
 

@@ -39,16 +39,16 @@ def stall(seconds: float, where: str = "a.f") -> Stall:
 
 
 def compute(seconds: float) -> None:
-    """Holds the interpreter lock in Python code."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    """Computes for so much processor time in Python code."""
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
         sum(range(1000))
 
 
 def parse(seconds: float) -> None:
-    """Holds the interpreter lock in C code, which no other thread interrupts."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    """Computes for so much processor time in C code, which no other thread interrupts."""
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
         re.match(r"(a*)*b", "a" * 22)
 
 
@@ -82,7 +82,7 @@ async def stalls_of(hold: Callable[[float], None]) -> list[dict[str, Any]]:
 async def test_a_stall_names_what_ran_and_for_which_request(hold: Callable[[float], None]) -> None:
     (told,) = await stalls_of(hold)
     assert told["seconds"] >= HELD_S - 0.05
-    assert told["processor_seconds"] > 0.1
+    assert told["processor_seconds"] >= HELD_S - 0.05
     assert told["where"].endswith(f"test_watchdog.{hold.__name__}")
     assert told["request"] == "r-7"
     assert any("stalls_of.<locals>.answer" in function for function in told["stack"])
