@@ -3,11 +3,13 @@
 PYTHON_PACKAGES := $(wildcard speculative outrider verifier_service drafter_service retrieval_service orchestrator training)
 BENCH ?= offline
 SEEDS ?= 100000
+FUZZ_INPUTS ?= 1000000
+FUZZ_SECONDS ?= 14400
 
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-slow kernel-check lint proto proto-check bench simulate chaos chaos-check clean
+.PHONY: help run test test-slow kernel-check lint proto proto-check bench simulate chaos chaos-check fuzz fuzz-check clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -17,7 +19,7 @@ run: ## Serve the embedded pair and complete held-out prompts; exits non-zero un
 
 test: ## The tests, but those that take long
 	@scripts/setup test
-	.venv/bin/python -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 2 -m "not slow and not fuzz" $(PYTEST_ARGS)
 
 test-slow: ## Those that take long: more than five seconds each
 	@scripts/setup test
@@ -53,6 +55,14 @@ chaos: ## Ten minutes of killing, freezing and slowing every service; status 1 u
 chaos-check: ## The same for two minutes
 	@scripts/setup run
 	.venv/bin/outrider bench chaos --json --check --seconds 120 $(CHAOS_ARGS)
+
+fuzz: ## A million hostile inputs over both fronts, beside another tenant's streams: make fuzz FUZZ_INPUTS=1000000
+	@scripts/setup test
+	FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SECONDS=$(FUZZ_SECONDS) .venv/bin/python -m pytest -n 0 -m fuzz tests/fuzz $(PYTEST_ARGS)
+
+fuzz-check: ## The same for a minute
+	@scripts/setup test
+	FUZZ_SECONDS=60 .venv/bin/python -m pytest -n 0 -m fuzz tests/fuzz $(PYTEST_ARGS)
 
 clean: ## Remove the environments and caches
 	rm -rf .venv .venv-proto .venv-triton .venv.lock .venv-proto.lock .venv-triton.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,7 +6,7 @@ the metrics count.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import (
@@ -46,6 +46,8 @@ REQUEST_SECONDS = (
     200.0,
     400.0,
 )
+# From the shortest stall that is seen to stalls that end a service.
+STALL_SECONDS = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6)
 MODEL = "model_name"
 """Label with the target's name; on every metric that has vLLM's name."""
 
@@ -60,6 +62,12 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         info = Gauge(f"{PREFIX}info", "What this process is; 1.", ("role", "version"), registry=self.registry)
         info.labels(role, outrider.__version__).set(1)
+        self.loop_stalls = self.histogram(
+            "loop_stall_seconds", "Stalls of the event loop.", buckets=STALL_SECONDS, common=True
+        )
+        self.longest_loop_stall = self.gauge(
+            "loop_longest_stall_seconds", "Longest stall while a function ran.", ("where",), common=True
+        )
 
     def _name(self, name: str, common: bool) -> str:
         return f"{PREFIX}{name}" if common else f"{PREFIX}{self.role}_{name}"
@@ -86,12 +94,25 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class MetricsServer:
-    """Serves /metrics, /healthz (the process lives) and /readyz (503 until ready) in daemon threads."""
+NO_REPORTS: Mapping[str, Callable[[], bytes]] = {}
 
-    def __init__(self, metrics: Metrics, host: str, port: int, ready: Callable[[], bool]) -> None:
-        """Binds the port (0 picks a free port) and starts to serve. Raises OSError where binding fails."""
-        self._server = _Server((host, port), _handler(metrics, ready))
+
+class MetricsServer:
+    """Serves /metrics, /healthz (process lives), /readyz (503 until ready) and reports, in daemon threads."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        host: str,
+        port: int,
+        ready: Callable[[], bool],
+        reports: Mapping[str, Callable[[], bytes]] = NO_REPORTS,
+    ) -> None:
+        """Binds the port (0 picks a free port) and starts to serve. Raises OSError where binding fails.
+
+        `reports` makes further pages, in JSON, by path.
+        """
+        self._server = _Server((host, port), _handler(metrics, ready, reports))
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="metrics", daemon=True
         )
@@ -115,7 +136,11 @@ class _Server(ThreadingHTTPServer):
         """Ignores peers that hang up or do not speak HTTP."""
 
 
-def _handler(metrics: Metrics, ready: Callable[[], bool]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    metrics: Metrics, ready: Callable[[], bool], reports: Mapping[str, Callable[[], bytes]]
+) -> type[BaseHTTPRequestHandler]:
+    paths = ", ".join(("/metrics", "/healthz", "/readyz", *reports))
+
     class Handler(BaseHTTPRequestHandler):
         timeout = 5
 
@@ -129,8 +154,10 @@ def _handler(metrics: Metrics, ready: Callable[[], bool]) -> type[BaseHTTPReques
                 self._answer(
                     *((200, "text/plain", b"ok\n") if ready() else (503, "text/plain", b"not ready\n"))
                 )
+            elif path in reports:
+                self._answer(200, "application/json", reports[path]())
             else:
-                self._answer(404, "text/plain", b"/metrics, /healthz or /readyz\n")
+                self._answer(404, "text/plain", f"there are: {paths}\n".encode())
 
         def _answer(self, status: int, kind: str, body: bytes) -> None:
             self.send_response(status)

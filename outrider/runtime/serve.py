@@ -27,6 +27,7 @@ from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics, MetricsServer
 from outrider.runtime.security import Listening, inside
 from outrider.runtime.settings import ServiceSettings
+from outrider.runtime.stalls.watchdog import Watchdog
 from outrider.runtime.tracing import Tracing, open_tracing
 from outrider.wire.bind_errors import bind_failure
 from outrider.wire.channel import server_options
@@ -150,11 +151,13 @@ async def _serve(
     ready = False
     await _set(health, names, ready)
     await server.start()
-    http = _metrics_server(role, metrics, settings.metrics_bind, lambda: ready)
+    watchdog = Watchdog(metrics)
+    http = _metrics_server(role, metrics, settings.metrics_bind, lambda: ready, watchdog)
     try:
         log.info("bound", extra={"fields": {"address": address, "settings": settings.model_dump()}})
         if await _unless(ending.requested, service.start()):
             gc_freeze.freeze()
+            watchdog.start()  # loading may hold the loop, and no request waits then
             ready = True
             await _set(health, names, ready)
             metrics_address = f"{_host(settings.metrics_bind)}:{http.port}"
@@ -167,6 +170,7 @@ async def _serve(
         log.info("stopping")
         await health.enter_graceful_shutdown()
         await _stop(service, server, settings.grace_s)
+        watchdog.stop()
         http.close()
         await asyncio.to_thread(tracing.close)
 
@@ -218,10 +222,13 @@ def _bind(role: str, server: grpc.aio.Server, bind: str, credentials: grpc.Serve
     return f"{_host(bind)}:{port}"
 
 
-def _metrics_server(role: str, metrics: Metrics, bind: str, ready: Callable[[], bool]) -> MetricsServer:
+def _metrics_server(
+    role: str, metrics: Metrics, bind: str, ready: Callable[[], bool], watchdog: Watchdog
+) -> MetricsServer:
     host, _, port = bind.rpartition(":")
+    reports = {"/stalls": watchdog.recent}
     try:
-        return MetricsServer(metrics, host.strip("[]"), int(port), ready)
+        return MetricsServer(metrics, host.strip("[]"), int(port), ready, reports)
     except OSError as error:
         raise bind_failure("metrics", bind, role, "metrics_bind", error) from error
 

@@ -126,7 +126,7 @@ class ServiceSettings(RoleSettings):
     bind: Address = "127.0.0.1:0"
     """host:port to serve gRPC on; port 0 picks a free port."""
     metrics_bind: Address = "127.0.0.1:0"
-    """host:port to serve /metrics, /healthz and /readyz on, over HTTP."""
+    """host:port to serve /metrics, /healthz, /readyz and /stalls on, over HTTP."""
     log_level: Level = "info"
     """The least severe events to log."""
     log_format: Format = "plain"

@@ -4,12 +4,15 @@ Both are bound to the task that answers the request (context variables): functio
 them, other tasks do not.
 """
 
+import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
 REQUEST_KEY = "x-request-id"
 TRACE_KEY = "traceparent"
@@ -37,6 +40,8 @@ class Origin:
 
 _ORIGIN: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B039  # it is frozen
 _FIELDS: ContextVar[Mapping[str, str] | None] = ContextVar("fields", default=None)
+# Python 3.11 shows no thread the context of another thread's task.
+_OF_TASKS: "WeakKeyDictionary[asyncio.Task[Any], Origin]" = WeakKeyDictionary()
 
 
 def origin_of(headers: Iterable[tuple[str, str | bytes]]) -> Origin:
@@ -62,6 +67,14 @@ def current() -> Origin:
 def arrived(origin: Origin) -> None:
     """Binds this task to the origin of the request that it answers, until its end or its next request."""
     _ORIGIN.set(origin)
+    with suppress(RuntimeError):  # no loop runs on this thread
+        if (task := asyncio.current_task()) is not None:
+            _OF_TASKS[task] = origin
+
+
+def origin_of_task(task: "asyncio.Task[Any]") -> Origin:
+    """Origin that a task was bound to by `arrived`, else an empty one; may be called from any thread."""
+    return _OF_TASKS.get(task, Origin())
 
 
 def for_nobody() -> None:

@@ -177,6 +177,10 @@ class FakeVerifier(VerifierServicer):
                 for alias in request.drop:
                     cursors.pop(alias, None)
 
+    def id_at(self, session: Session, position: int) -> int:
+        """The id that the target chooses for a session at a position."""
+        return next_id(position)
+
     def _decode(self, session: Session) -> None:
         if session.finished is None:
             session.length = min(session.length + self.per_tick, session.message.limit)
@@ -196,7 +200,7 @@ class FakeVerifier(VerifierServicer):
             return verifier_pb2.Committed(alias=cursor.alias, code=code, message="not this one")
         if cursor.position == session.length and session.finished is None:
             return None
-        ids = [next_id(position) for position in range(cursor.position, session.length)]
+        ids = [self.id_at(session, position) for position in range(cursor.position, session.length)]
         committed = verifier_pb2.Committed(
             alias=cursor.alias,
             position=cursor.position,

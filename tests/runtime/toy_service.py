@@ -39,6 +39,13 @@ ERRORS = {
 }
 
 
+def hold_the_loop(seconds: float) -> None:
+    """Computes for so long without letting anything else run."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        sum(range(1000))
+
+
 class Toy(generation_pb2_grpc.GenerationServicer):
     def __init__(self, context: ServiceContext[ToySettings]) -> None:
         self._context = context
@@ -70,6 +77,8 @@ class Toy(generation_pb2_grpc.GenerationServicer):
     async def Cancel(self, request: Any, context: Any) -> generation_pb2.CancelResponse:
         if request.session == "fail":
             self._context.fail(RuntimeError("the engine died"))
+        if request.session == "stall":
+            hold_the_loop(0.4)
         if request.session == "frozen":
             return generation_pb2.CancelResponse(found=gc.get_freeze_count() > len(sys.modules))
         if request.session in ERRORS:

@@ -1,0 +1,195 @@
+"""Clients that send hostile inputs by the hundred and check each answer: its status, and an error's shape."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from tests.fuzz.fuzzed_server import FuzzedServer
+
+ANSWER_S = 60.0
+"""Seconds after which an input without an answer counts as hung."""
+HTTP_STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431})
+GRPC_STATUSES = frozenset(
+    {
+        "OK",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "FAILED_PRECONDITION",
+        "RESOURCE_EXHAUSTED",
+        "ABORTED",
+        "CANCELLED",
+    }
+)
+ERROR_FIELDS = {"message", "type", "param", "code"}
+AT_ONCE = 16
+"""Calls at a time over gRPC."""
+
+
+class WrongAnswer(AssertionError):
+    """An input got an answer that no input may get."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """What came back so far, by front and status."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def inputs(self) -> int:
+        """Number of inputs that were answered."""
+        return self.statuses.total()
+
+
+class HttpFuzzClient:
+    """Sends bodies over one connection, without waiting for an answer before the next body."""
+
+    def __init__(self, server: FuzzedServer, answers: Answers, tenant: str = "attacker") -> None:
+        host, _, port = server.http.rpartition(":")
+        self._host, self._port = host, int(port)
+        self._key = server.keys[tenant]
+        self._answers = answers
+
+    @staticmethod
+    def head_of(path: str, size: int, key: str) -> bytes:
+        """The head of a request with a body of this size."""
+        lines = [f"POST {path} HTTP/1.1", "host: x", f"authorization: Bearer {key}"]
+        lines += ["content-type: application/json", f"content-length: {size}"]
+        return "\r\n".join([*lines, "", ""]).encode()
+
+    async def send(self, path: str, bodies: Sequence[bytes]) -> None:
+        """Sends all bodies and checks their answers. Raises WrongAnswer."""
+        left = list(bodies)
+        while left:
+            answered = await self._over_one_connection(path, left)
+            if not answered:
+                raise WrongAnswer(f"{path}: no answer, and the connection was closed: {left[0][:500]!r}")
+            del left[:answered]
+
+    async def send_raw(self, data: bytes) -> None:
+        """Sends bytes over a connection of their own and checks what comes back, if anything does."""
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        try:
+            writer.write(data)
+            writer.write_eof()
+            async with asyncio.timeout(ANSWER_S):
+                while answer := await read_answer(reader):
+                    self._check(data, *answer[:2])
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self._answers.statuses["http closed"] += 1
+        finally:
+            writer.close()
+
+    async def _over_one_connection(self, path: str, bodies: Sequence[bytes]) -> int:
+        """How many of the bodies were answered before the connection was closed."""
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+
+        async def write() -> None:
+            for body in bodies:
+                writer.write(self.head_of(path, len(body), self._key) + body)
+                await writer.drain()
+
+        writing, answered = asyncio.create_task(write()), 0
+        try:
+            for body in bodies:
+                async with asyncio.timeout(ANSWER_S):
+                    answer = await read_answer(reader)
+                if answer is None:
+                    break
+                status, content, closes = answer
+                self._check(body, status, content)
+                answered += 1
+                if closes:
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        except TimeoutError:
+            raise WrongAnswer(f"{path}: no answer for {ANSWER_S:g} s: {bodies[answered][:500]!r}") from None
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+            writer.close()
+        return answered
+
+    def _check(self, sent: bytes, status: int, content: bytes) -> None:
+        self._answers.statuses[f"http {status}"] += 1
+        if status not in HTTP_STATUSES:
+            raise WrongAnswer(f"status {status}, {content[:300]!r}, for {sent[:2000]!r}")
+        if status == 200:
+            return
+        error = json.loads(content).get("error", {})
+        if set(error) != ERROR_FIELDS or not error["message"] or not isinstance(error["message"], str):
+            raise WrongAnswer(
+                f"status {status} without an error's shape, {content[:300]!r}, for {sent[:2000]!r}"
+            )
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool] | None:
+    """Status and content of the next answer, and whether the connection ends with it; None at its end."""
+    line = await reader.readline()
+    if not line:
+        return None
+    status, headers = int(line.split(maxsplit=2)[1]), dict[str, str]()
+    while (line := await reader.readline()) not in (b"\r\n", b""):
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.lower()] = value.strip()
+    closes = headers.get("connection", "").lower() == "close"
+    if headers.get("transfer-encoding") != "chunked":
+        return status, await reader.readexactly(int(headers.get("content-length", "0"))), closes
+    content = b""
+    while size := int(await reader.readline(), 16):
+        content += (await reader.readexactly(size + 2))[:-2]
+    await reader.readline()
+    return status, content, closes
+
+
+class GrpcFuzzClient:
+    """Makes calls over one channel, AT_ONCE at a time."""
+
+    def __init__(self, server: FuzzedServer, answers: Answers, tenant: str = "attacker") -> None:
+        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        self._channel = grpc.aio.insecure_channel(server.address, options=options)
+        self._metadata = (("authorization", f"Bearer {server.keys[tenant]}"),)
+        self._answers = answers
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close()
+
+    async def send(self, method: str, requests: Sequence[bytes]) -> None:
+        """Calls the method with each request and checks the status. Raises WrongAnswer."""
+        left = list(requests)[::-1]
+
+        async def work() -> None:
+            while left:
+                await self._call(method, left.pop())
+
+        working = [asyncio.create_task(work()) for _ in range(min(AT_ONCE, len(left)))]
+        try:
+            await asyncio.gather(*working)
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+
+    async def _call(self, method: str, request: bytes) -> None:
+        called: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+        called = self._channel.stream_stream(f"/outrider.v1.{method}")
+        try:
+            made = called(iter((request,)), metadata=self._metadata, timeout=ANSWER_S)
+            async for _ in made:
+                pass
+            code = await made.code()
+            details = await made.details() or ""
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code(), error.details() or ""
+        self._answers.statuses[f"grpc {code.name}"] += 1
+        if code.name not in GRPC_STATUSES:
+            raise WrongAnswer(f"{method}: {code.name}, {details!r}, for {request[:2000]!r}")
+        if code is not grpc.StatusCode.OK and not details:
+            raise WrongAnswer(f"{method}: {code.name} without a word, for {request[:2000]!r}")

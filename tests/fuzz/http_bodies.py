@@ -1,0 +1,217 @@
+"""Bodies of HTTP requests that differ from a legal one in a field: its size, nesting, type or repetition.
+
+A body is put together from texts: JSON that no encoder would write can be written, too.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+LARGEST = 1 << 17
+"""Most characters of one value."""
+COUNTS = (0, 1, 2, 3, 15, 16, 17, 64, 65, 255, 256, 257, 1000, 4096, 4097, 20_000)
+"""How often a value is repeated in a list; the limits of fields are among them, or next to them."""
+DEPTHS = (1, 2, 3, 30, 100, 255, 256, 1000, 5000)
+
+_GENERATION: dict[str, Any] = {
+    "model": None,
+    "max_tokens": 2,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logit_bias": {"5": 1.0},
+    "min_tokens": 1,
+    "ignore_eos": True,
+    "stop": ["stop"],
+    "stop_token_ids": [7],
+    "seed": 1,
+    "n": 1,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}},
+    "structured_outputs": {"json": "{}", "regex": "a", "json_object": True},
+    "prediction": {"type": "content", "content": [{"type": "text", "text": "x"}]},
+    "stream": False,
+    "stream_options": {"include_usage": True},
+    "speculation": {"enabled": True, "sources": ["lookup"], "nodes": 4, "learn": False, "corpora": ["c"]},
+    "return_token_ids": True,
+    "per_request_spec_decode_metrics": "none",
+}
+_MESSAGE = {"role": "user", "content": [{"type": "text", "text": "x"}], "name": "n"}
+FULL: dict[str, dict[str, Any]] = {
+    "/v1/completions": {**_GENERATION, "prompt": [[5, 9]], "logprobs": 1, "echo": False, "best_of": 1},
+    "/v1/chat/completions": {
+        **_GENERATION,
+        "messages": [_MESSAGE],
+        "max_completion_tokens": 2,
+        "logprobs": True,
+        "top_logprobs": 1,
+    },
+    "/tokenize": {
+        "model": None,
+        "prompt": "x",
+        "messages": [_MESSAGE],
+        "add_special_tokens": True,
+        "add_generation_prompt": True,
+        "return_token_strs": True,
+    },
+    "/detokenize": {"model": None, "tokens": [5]},
+}
+"""Every field of every body, with a value that is legal by itself."""
+LEGAL: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": [5, 9], "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [5]},
+}
+"""The smallest bodies that are answered."""
+
+
+class Hole(NamedTuple):
+    """A place in a body: a field, and the text of its value around the place."""
+
+    field: str
+    before: str
+    after: str
+
+    def filled(self, value: str) -> tuple[str, str]:
+        """The field and its text with this value in the place."""
+        return self.field, f"{self.before}{value}{self.after}"
+
+
+def holes(path: str) -> list[Hole]:
+    """Every place of a path's body, at every depth, and the name of a field as well."""
+    made = []
+    for field, example in FULL[path].items():
+        for marked in _marked(example):
+            before, _, after = json.dumps(marked).partition(json.dumps(_MARK))
+            made.append(Hole(field, before, after))
+    return made
+
+
+_MARK = "the place"
+
+
+def _marked(value: Any) -> Iterator[Any]:
+    """The value with the mark in place of each of its parts, one at a time."""
+    yield _MARK
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from ({**value, key: marked} for marked in _marked(part))
+    elif isinstance(value, list):
+        for at, part in enumerate(value):
+            yield from ([*value[:at], marked, *value[at + 1 :]] for marked in _marked(part))
+
+
+def body(path: str, *overrides: tuple[str, str]) -> bytes:
+    """A legal body with these fields, given as texts, in place of its own; a field may come twice."""
+    legal = LEGAL[path]
+    named = {field for field, _ in overrides}
+    kept = [(field, json.dumps(value)) for field, value in legal.items() if field not in named]
+    text = ",".join(f"{json.dumps(field)}:{value}" for field, value in (*kept, *overrides))
+    return f"{{{text}}}".encode("utf-8", "surrogatepass")
+
+
+ODD = (
+    *(
+        "null",
+        "true",
+        "false",
+        "{}",
+        "[]",
+        '""',
+        "0",
+        "-0",
+        "-1",
+        "1.0",
+        "1e0",
+        "0.1",
+        "1e-400",
+        "1e400",
+        "1E+2",
+    ),
+    *(str(2**power + more) for power in (7, 8, 31, 32, 53, 63, 64, 128) for more in (-1, 0, 1)),
+    *("NaN", "Infinity", "-Infinity", "01", "1.", ".5", "+1", "0x10", "1_000", "tru", "undefined", "'x'"),
+    *('"', '"\\"', '"\\ud800"', '"\\udc00\\ud800"', '"\\u0000"', '"\x00"', '"\n"', '"\\x41"', '"\ud800"'),
+    *('"user"', '"assistant"', '"system"', '"lookup"', '"content"', '"text"', '"5"', '"-1"', '"5 "', '"٣"'),
+    *(
+        '{"":1}',
+        '{"a":1,"a":2}',
+        '{"type":"text"}',
+        '{"$ref":"#"}',
+        "[1,]",
+        "[,1]",
+        "{,}",
+        '{"a"}',
+        "[1 2]",
+        "// x",
+    ),
+    *("[[5]]", "[5,9]", '["x"]', "[-1]", "[4095]", "[4096]", "[4294967295]", "[[]]", '[["x"]]', '{"5":1}'),
+)
+"""JSON's odd corners, and values that some field takes."""
+
+
+def _atoms() -> st.SearchStrategy[str]:
+    return (
+        st.sampled_from(ODD)
+        | st.integers().map(str)
+        | st.floats().map(repr)
+        | st.text(max_size=20).map(json.dumps)
+        | st.integers(1, 6000).map(lambda digits: "9" * digits)
+        | st.text(max_size=8).map(lambda text: f'"{text}"')
+    )
+
+
+def _shaped(atoms: tuple[str, str], shape: str, count: int, depth: int) -> str:
+    """Two values in a shape: repeated, nested or mixed."""
+    first, second = atoms
+    count = max(0, min(count, LARGEST // (len(first) + len(second) + 10)))
+    match shape:
+        case "list":
+            return "[" + ",".join([first] * count) + "]"
+        case "mixed":
+            return "[" + ",".join([first, second] * (count // 2)) + "]"
+        case "last":
+            return "[" + ",".join([*[first] * count, second]) + "]"
+        case "lists":
+            return "[" + ",".join([f"[{first}]"] * count) + "]"
+        case "numbered":
+            return "{" + ",".join(f'"{at}":{first}' for at in range(count)) + "}"
+        case "repeated":
+            return "{" + ",".join([f'"5":{first}'] * count) + "}"
+        case "deep":
+            return "[" * depth + first + "]" * depth
+        case "deep object":
+            return '{"a":' * depth + first + "}" * depth
+        case "unclosed":
+            return "[" * depth + first
+        case "long text":
+            return '"' + "ab \\n"[: 1 + depth % 3] * count + '"'
+    return first
+
+
+SHAPES = (
+    "atom",
+    "atom",
+    "list",
+    "mixed",
+    "last",
+    "lists",
+    "numbered",
+    "repeated",
+    "deep",
+    "deep object",
+    "long text",
+)
+
+
+@st.composite
+def values(draw: st.DrawFn) -> str:
+    """The text of a value: an atom, or atoms repeated, nested or mixed."""
+    atoms = draw(_atoms()), draw(_atoms())
+    shape = draw(st.sampled_from((*SHAPES, "unclosed")))
+    return _shaped(atoms, shape, draw(st.sampled_from(COUNTS)), draw(st.sampled_from(DEPTHS)))
