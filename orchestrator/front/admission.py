@@ -57,6 +57,13 @@ class Admission:
         """The served model of this name; see choose_target."""
         return choose_target(name, self._fleet.targets(), self._fleet.unreached())
 
+    def targets(self) -> Sequence[TargetModel]:
+        """All models that are served. Raises Unavailable where there is none."""
+        targets = self._fleet.targets()
+        if not targets:
+            raise _nothing_served(self._fleet.unreached())
+        return targets
+
     async def admit(self, start: generation_pb2.GenerateStart) -> tuple[AdmittedRequest, TargetModel]:
         """Check a request; returns it with the model that will answer it. Raises OutriderError."""
         key = session_key(start)
@@ -81,7 +88,7 @@ def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence
     """
     served = {target.name: target for target in targets}
     if not served:
-        raise Unavailable(f"no verifier can be reached ({', '.join(unreached)}); try again")
+        raise _nothing_served(unreached)
     if name in served:
         return served[name]
     names = ", ".join(sorted(served))
@@ -91,6 +98,10 @@ def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence
     if len(served) > 1:
         raise InvalidRequest(f"model must be given, as several are served: {names}")
     return next(iter(served.values()))
+
+
+def _nothing_served(unreached: Sequence[str]) -> Unavailable:
+    return Unavailable(f"no verifier can be reached ({', '.join(unreached)}); try again")
 
 
 async def encode_prompt(text: str, target: TargetModel, *, add_special: bool = True) -> list[int]:
@@ -127,7 +138,8 @@ async def prediction_ids(text: str, target: TargetModel) -> Sequence[int]:
         return await asyncio.to_thread(target.tokens.encode, text, add_special=False, most=most)
     except TooManyTokens as error:
         raise InvalidRequest(
-            f"prediction has at least {error.count} ids; no answer in a context of {target.max_length} has so many"
+            f"prediction has at least {error.count} ids; no answer in a context of {target.max_length} has "
+            "so many"
         ) from None
 
 
