@@ -66,6 +66,13 @@ class AdmittedRequest:
     """Whether the request stays resumable when its client disconnects."""
     grammar: Grammar | None = None
     """The grammar that the text has to match; None: any text."""
+    unpaid: int = 0
+    """Number of tokens in `have` that no record shows as generated for this session."""
+
+    @property
+    def tokens_read(self) -> int:
+        """Number of tokens that the request costs its key when it is read: prompt, and unpaid `have`."""
+        return len(self.ids) + self.unpaid
 
     @property
     def keys(self) -> tuple[SessionKey, ...]:

@@ -141,6 +141,10 @@ class StoreMetrics:
             "Time in store code while a message's tokens are delivered.",
             buckets=STORE_SECONDS,
         )
+        self.quota_seconds = metrics.histogram(
+            "quota_seconds",
+            "Time that a request waits for the store to count it against its key's quota.",
+        )
 
     def watch(self, ledger: Ledger) -> None:
         """Read the ledger's state whenever metrics are collected."""

@@ -11,6 +11,7 @@ from orchestrator.fleet.shared_load import SharedLoad
 from orchestrator.fleet.verifier_link import Patience
 from orchestrator.front.admission import Admission
 from orchestrator.front.auth import Gate, watched_keys
+from orchestrator.front.cluster_quotas import ClusterQuotas
 from orchestrator.front.concurrency import ConcurrencyLimit
 from orchestrator.front.grpc import GenerationServer
 from orchestrator.front.tls import front_certificates, warn_of_open_doors
@@ -20,6 +21,7 @@ from orchestrator.relay.relay import Relay
 from orchestrator.settings import FOR_NOTHING, NOWHERE, OrchestratorSettings
 from orchestrator.store import SessionStore, open_store
 from orchestrator.store.ledger import Ledger
+from orchestrator.store.quotas import QuotaStore
 from outrider.runtime.security import certificates, inside
 from outrider.runtime.serve import ServiceContext
 from outrider.v1 import generation_pb2
@@ -44,7 +46,9 @@ class OrchestratorService:
         http: "HttpServer | None",
         relay: Relay,
         registry: RegistryServer | None,
+        quotas: ClusterQuotas | None,
     ) -> None:
+        self._quotas = quotas
         self._fleet = fleet
         self._shared_load = shared_load
         self._ledger = ledger
@@ -65,6 +69,8 @@ class OrchestratorService:
         self._relay.start()
         self._ledger.start()
         self._shared_load.start()
+        if self._quotas is not None:
+            self._quotas.start()
         if self._http is not None:
             self._http.start()
 
@@ -76,6 +82,8 @@ class OrchestratorService:
             await self._registry.stop()
         await self._relay.stop()
         await self._shared_load.stop()
+        if self._quotas is not None:
+            await self._quotas.stop()
         await self._ledger.stop()
         await self._fleet.stop()
 
@@ -100,7 +108,10 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
     metrics = RequestMetrics(context.metrics, context.tracing)
     limit = ConcurrencyLimit(relay, settings.max_streams)
-    gate = _gate(settings, metrics)
+    quotas = None
+    if settings.api_keys_file is not None and isinstance(store, QuotaStore):
+        quotas = ClusterQuotas(store, store_metrics.quota_seconds.observe)
+    gate = _gate(settings, metrics, quotas)
     warn_of_open_doors(settings)
     admission = Admission(fleet, ledger.recorded, settings.default_max_tokens)
     server = GenerationServer(fleet, admission, relay, metrics, limit, gate)
@@ -122,7 +133,9 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
             settings.max_connections,
         )
         context.also["http"] = http.url
-    return OrchestratorService(fleet, ledger, SharedLoad(fleet, store), server, limit, http, relay, registry)
+    return OrchestratorService(
+        fleet, ledger, SharedLoad(fleet, store), server, limit, http, relay, registry, quotas
+    )
 
 
 def _store(settings: OrchestratorSettings) -> SessionStore:
@@ -161,7 +174,7 @@ def _registry(
     return registry
 
 
-def _gate(settings: OrchestratorSettings, metrics: RequestMetrics) -> Gate:
+def _gate(settings: OrchestratorSettings, metrics: RequestMetrics, quotas: ClusterQuotas | None) -> Gate:
     """The gate, which counts the callers that it refuses. Raises InvalidRequest."""
 
     def refused(error: OutriderError) -> None:
@@ -169,4 +182,4 @@ def _gate(settings: OrchestratorSettings, metrics: RequestMetrics) -> Gate:
 
     file = settings.api_keys_file
     keys = None if file is None else watched_keys(file)
-    return Gate(keys, settings.max_streams_per_peer, refused)
+    return Gate(keys, settings.max_streams_per_peer, refused, cluster=quotas)

@@ -21,10 +21,10 @@ from orchestrator.store import SessionStore, StoreUnavailable
 from outrider.runtime.security import check_role
 from outrider.v1 import registry_pb2
 from outrider.v1.registry_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
+from outrider.wire.bind_errors import bind_failure
 from outrider.wire.channel import server_options
 from outrider.wire.status import guarded
 from outrider.wire.workers import EVERY_S, ROLES, entry_from_wire
-from speculative.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class RegistryServer(RegistryServicer):
             else:
                 port = self._server.add_secure_port(bind, credentials)
         except RuntimeError as error:
-            raise Unavailable(f"cannot listen for workers on {bind}: {error}") from error
+            raise bind_failure("the registry", bind, "orchestrator", "registry_bind", error) from error
         self.address = f"{bind.rpartition(':')[0]}:{port}"
         """host:port where the registry listens."""
 

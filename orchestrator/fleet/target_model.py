@@ -40,6 +40,8 @@ class TargetModel:
     """The template that makes a prompt of a conversation; None: the model takes no conversations."""
     weights_digest: str = ""
     """Digest of the weights; empty: unknown."""
+    eos_ids: frozenset[int] = frozenset()
+    """The model's end-of-sequence ids."""
 
     @property
     def identity(self) -> ModelIdentity:
@@ -61,6 +63,7 @@ def target_from_wire(message: verifier_pb2.VerifierDescription, tokens: TokenTab
         local_sources=tuple(message.local_sources),
         chat=chat,
         weights_digest=message.weights_digest,
+        eos_ids=frozenset(message.eos_ids),
     )
 
 

@@ -7,11 +7,13 @@ order, tokenizes in threads and asks the record of sessions.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from orchestrator.admitted_request import AdmittedRequest, Speculation
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.paid_tokens import RecordedIds, count_unpaid
 from outrider.tokens import TokenTable, TooManyTokens
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import (
@@ -35,9 +37,6 @@ LEAST_TOKEN_BYTES = 64
 context: the text of a special token, or text that the tokenizer normalises away, may be longer than any
 token's bytes."""
 MAX_NODE_LIMIT = 256
-
-RecordedIds = Callable[[SessionKey], Awaitable[Sequence[int]]]
-"""Looks up the generated token ids on record of a choice; empty where there is no record."""
 
 
 class Admission:
@@ -71,7 +70,8 @@ class Admission:
         ids = await _prompt_ids(start, target)
         await fill_have(start, key, ids, self._recorded_ids)
         prediction = await prediction_ids(start.speculation.prediction, target)
-        return admit(start, key, ids, target, self.default_max_tokens, prediction), target
+        request = admit(start, key, ids, target, self.default_max_tokens, prediction)
+        return replace(request, unpaid=await count_unpaid(request, self._recorded_ids)), target
 
 
 def session_key(start: generation_pb2.GenerateStart) -> SessionKey:

@@ -10,8 +10,8 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import grpc.aio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.front.cluster_quotas import ClusterQuotas
 from orchestrator.front.quota import Allowance, Quota
 from orchestrator.relay.delivery import Delivered, Event
 from outrider.wire.codec import checked_tenant
@@ -86,7 +87,9 @@ class Caller:
         allowance: Allowance | None,
         clock: Callable[[], float],
         refused: Callable[[OutriderError], None],
+        cluster: ClusterQuotas | None = None,
     ) -> None:
+        self._cluster = cluster
         self._key = key
         self._allowance = allowance
         self._clock = clock
@@ -126,17 +129,36 @@ class Caller:
     async def charged(
         self, events: AsyncGenerator[Event, None], prompt_tokens: int
     ) -> AsyncGenerator[Event, None]:
-        """The events of a request; its prompt and every delivered token are charged to the key's quota."""
-        self._spend(prompt_tokens)
-        async with aclosing(events):
+        """The events of a request; its prompt and every delivered token are charged to the key's quota.
+
+        Raises QuotaExceeded where requests at other orchestrators have used up the quota.
+        """
+        async with aclosing(events), self._running_in_cluster():
+            self._spend(prompt_tokens)
             async for event in events:
                 if isinstance(event, Delivered):
                     self._spend(len(event.delta.ids))
                 yield event
 
+    @asynccontextmanager
+    async def _running_in_cluster(self) -> AsyncIterator[None]:
+        cluster, key, allowance = self._cluster, self._key, self._allowance
+        if cluster is None or key is None or allowance is None:
+            yield
+            return
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(cluster.running(key.id, key.quota, allowance))
+            except OutriderError as error:
+                self._refused(error)
+                raise
+            yield
+
     def _spend(self, tokens: int) -> None:
         if self._allowance is not None:
             self._allowance.spend(tokens, self._clock())
+        if self._cluster is not None and self._key is not None:
+            self._cluster.spent(self._key.id, tokens)
 
 
 class Gate:
@@ -147,6 +169,7 @@ class Gate:
         most_per_peer: the most calls at once from one address; None: no bound.
         refused: is called with the reason for each caller that is not let in.
         clock: seconds that only rise.
+        cluster: counts quotas together with other orchestrators; None: each quota holds here alone.
     """
 
     def __init__(
@@ -155,7 +178,9 @@ class Gate:
         most_per_peer: int | None = None,
         refused: Callable[[OutriderError], None] = lambda error: None,
         clock: Callable[[], float] = time.monotonic,
+        cluster: ClusterQuotas | None = None,
     ) -> None:
+        self._cluster = cluster
         self._keys = keys
         self._most_per_peer = most_per_peer
         self._refused = refused
@@ -201,15 +226,16 @@ class Gate:
         key = self._keys.current().find(shown)
         if key is None:
             raise Unauthenticated("the API key is not known here; ask whoever runs this for one")
-        return Caller(key, self._allowance(key), self._clock, self._refused)
+        return Caller(key, self._allowance(key), self._clock, self._refused, self._cluster)
 
     def _allowance(self, key: ApiKey) -> Allowance:
         now = self._clock()
+        quota = key.quota if self._cluster is None else self._cluster.allowed_here(key.quota)
         allowance = self._allowances.get(key.id)
         if allowance is None:
-            allowance = self._allowances[key.id] = Allowance(key.quota, now)
+            allowance = self._allowances[key.id] = Allowance(quota, now)
         else:
-            allowance.change(key.quota, now)
+            allowance.change(quota, now)
         return allowance
 
 

@@ -119,7 +119,7 @@ class GenerationServer(GenerationServicer):
         request, target = await self._admission.admit(start)
         measure.admitted(request, target)
         answer = self._relay.answer(request, target, context.time_remaining())
-        async with aclosing(caller.charged(answer, len(request.ids))) as events:
+        async with aclosing(caller.charged(answer, request.tokens_read)) as events:
             epoch = 0
             async for event in events:
                 measure.note(event)

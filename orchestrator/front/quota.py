@@ -24,6 +24,16 @@ class Quota:
     tokens_per_minute: int | None = None
     """The most tokens of prompts and answers together."""
 
+    @property
+    def bounded(self) -> bool:
+        """Whether the quota has any bound."""
+        return self != Quota()
+
+    def share(self, of: int) -> "Quota":
+        """The part for one of several orchestrators that cannot count together; each bound is at least 1."""
+        bounds = (self.streams, self.requests_per_minute, self.tokens_per_minute)
+        return Quota(*(None if most is None else max(1, most // of) for most in bounds))
+
 
 class Bucket:
     """A token bucket: holds a minute's worth, begins full, and fills at an even pace."""
@@ -43,6 +53,11 @@ class Bucket:
         self._fill(now)
         missing = min(amount, self._most) - self._level
         return max(0.0, missing) * MINUTE_S / self._most
+
+    def adopt(self, level: float, now: float) -> None:
+        """Set the level to one that was counted elsewhere."""
+        self._fill(now)
+        self._level = min(level, self._most)
 
     def resize(self, per_minute: int, now: float) -> None:
         """Change the bucket's size and rate; its level stays, as far as it fits."""
@@ -82,18 +97,37 @@ class Allowance:
             if most is not None and held + count > most:
                 raise InvalidRequest(f"prompt has {held + count} prompts; this key has {name} {most}")
         if quota.streams is not None and self._running + count > quota.streams:
-            raise QuotaExceeded(
-                f"{self._running} requests of this key run, {quota.streams} may", STREAMS_RETRY_S
-            )
+            raise self.refusal("streams", self._running, now)
         for bucket, amount, what in ((self._requests, count, "requests"), (self._tokens, 1, "tokens")):
-            if bucket is not None and (wait_s := bucket.wait_s(amount, now)) > 0:
-                raise QuotaExceeded(
-                    f"this key's {what} of the minute are used up; try again in {wait_s:.1f} s",
-                    max(LEAST_RETRY_S, round(wait_s, 2)),
-                )
+            if bucket is not None and bucket.wait_s(amount, now) > 0:
+                raise self.refusal(what, self._running, now, amount)
         self._running += count
         if self._requests is not None:
             self._requests.take(count, now)
+
+    def adopt(self, requests_left: float, tokens_left: float, now: float) -> None:
+        """Set what the key has left of its minute to what all orchestrators together have counted."""
+        for bucket, level in ((self._requests, requests_left), (self._tokens, tokens_left)):
+            if bucket is not None:
+                bucket.adopt(level, now)
+
+    def refusal(self, bound: str, running: int, now: float, amount: int = 1) -> QuotaExceeded:
+        """The error for a request that this bound refuses: streams, requests or tokens.
+
+        Args:
+            running: the key's requests that run now.
+            amount: requests, or tokens, that the bucket has to hold first.
+        """
+        if bound == "streams":
+            return QuotaExceeded(
+                f"{running} requests of this key run, {self._quota.streams} may", STREAMS_RETRY_S
+            )
+        bucket = self._requests if bound == "requests" else self._tokens
+        wait_s = 0.0 if bucket is None else bucket.wait_s(amount, now)
+        return QuotaExceeded(
+            f"this key's {bound} of the minute are used up; try again in {wait_s:.1f} s",
+            max(LEAST_RETRY_S, round(wait_s, 2)),
+        )
 
     def end(self, count: int) -> None:
         """Count this many of the key's requests as ended."""

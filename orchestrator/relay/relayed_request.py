@@ -264,11 +264,15 @@ class RelayedRequest:
 
 
 def _text_of(request: AdmittedRequest, target: TargetModel) -> TextStream | None:
-    """The text stream of one choice; None where the target has no tokenizer."""
+    """The text stream of one choice; None where the target has no tokenizer.
+
+    Ids that end the request have no text, even where they are ordinary tokens such as a newline: a grammar
+    and the stop strings do not see their bytes either.
+    """
     tokens, params = target.tokens, request.params
     if tokens is None:
         return None
-    silent = frozenset(params.stop_ids)
+    silent = params.end_ids(target.eos_ids)
     return TextStream(
         lambda id_: b"" if id_ in silent else tokens.token_bytes(id_),
         stop_bytes(request.stops),

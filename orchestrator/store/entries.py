@@ -26,6 +26,7 @@ MOST = 2**31
 """An upper bound of counts of sessions, so that no sum overflows."""
 WORKERS = "outrider:{workers}"
 REGISTERED = "outrider:{workers}:registered"
+ORCHESTRATORS = "outrider:{workers}:orchestrators"
 
 
 class ForeignEntry(Exception):
@@ -58,6 +59,11 @@ def handle_name(key: SessionKey) -> str:
 def tokens_name(key: SessionKey) -> str:
     """The name of a choice's record of tokens, a Redis string."""
     return session_name(key, f"tokens:{key.choice}")
+
+
+def quota_name(key: str) -> str:
+    """The name of an API key's quota, a Redis hash; `key` is the beginning of the key's digest."""
+    return f"outrider:{{{key}}}:quota"
 
 
 def prefix_name(scope: str, hash_: int) -> str:

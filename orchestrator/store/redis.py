@@ -24,6 +24,7 @@ from orchestrator.store import (
 )
 from orchestrator.store.connection import RedisConnection, is_wrong_kind
 from orchestrator.store.entries import VERSION, BrokenEntry, ForeignEntry, epoch_to_bytes
+from orchestrator.store.quotas import STREAMS_S, QuotaState, QuotaUse
 from outrider.wire.codec import SessionKey
 from outrider.wire.epochs import MOST_AHEAD_MS, RANDOM_BITS, wall_clock_ms
 from outrider.wire.workers import BELIEVED_S, WorkerEntry
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 LEASE_MS = int(LEASE_S * 1000)
 REPORT_MS = int(REPORT_S * 1000)
 BELIEVED_MS = int(BELIEVED_S * 1000)
+STREAMS_MS = int(STREAMS_S * 1000)
 
 Entry = TypeVar("Entry")
 Dated = TypeVar("Dated", SessionRecord | None, Handle | None, Tokens)
@@ -174,6 +176,40 @@ class RedisStore:
         stored = found if isinstance(found, list) else []
         read = [self._read(entries.REGISTERED, partial(entries.entry_from, data)) for data in stored]
         return [entry for entry in read if entry is not None]
+
+    async def use_quotas(self, uses: Sequence[QuotaUse]) -> list[QuotaState | None]:
+        calls = [
+            (
+                entries.quota_name(it.key),
+                (
+                    VERSION,
+                    it.reporter,
+                    STREAMS_MS,
+                    *(
+                        -1 if most is None else most
+                        for most in (it.streams, it.requests_per_minute, it.tokens_per_minute)
+                    ),
+                    it.running,
+                    it.tokens,
+                    it.beginning,
+                ),
+            )
+            for it in uses
+        ]
+        answers = await self._run(scripts.USE_QUOTA, calls)
+        return [
+            QuotaState(answer[0].decode(), int(answer[1]), float(answer[2]), float(answer[3]))
+            if isinstance(answer, list)
+            else None
+            for answer in answers
+        ]
+
+    async def count_orchestrators(self, reporter: str) -> int:
+        await self._run(
+            scripts.REPORT, [(entries.ORCHESTRATORS, (REPORT_MS, reporter, VERSION + reporter.encode()))]
+        )
+        (alive,) = await self._run(scripts.WORKERS, [(entries.ORCHESTRATORS, (VERSION,))])
+        return max(1, len(alive)) if isinstance(alive, list) else 1
 
     async def close(self) -> None:
         await self._connection.close()

@@ -1,7 +1,7 @@
 """Lua scripts that a Redis server runs, each in one step.
 
 Every script touches one key and takes constant time, except the scripts of workers, which take as many steps
-as there are workers.
+as there are workers, and the script of quotas, which takes as many as there are orchestrators.
 
 An epoch that is not 16 hexadecimal digits, or is above `ceiling` (the latest epoch that a clock can have
 made), is invalid and replaced. An entry of another version is left as it is, and the script answers FOREIGN.
@@ -126,3 +126,60 @@ return alive
 """
 """KEYS: workers. ARGV: version. Answers the reports that have not ended, and a ? for each that is not a
 report."""
+
+USE_QUOTA = (
+    _PRELUDE
+    + """
+local ours, reporter, lease = ARGV[1], 's:' .. ARGV[2], tonumber(ARGV[3])
+local streams, per_minute, tokens_per_minute = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local running, spent, beginning = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local version = redis.call('HGET', KEYS[1], 'version')
+if foreign(KEYS[1], version, ours) then return -2 end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local known, elsewhere = {}, 0
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  local name, value = all[i], all[i + 1]
+  known[name] = value
+  if string.sub(name, 1, 2) == 's:' and name ~= reporter then
+    local ends, count = string.match(value, '^(%d+) (%d+)$')
+    ends = tonumber(ends)
+    if ends and ends > now and ends <= now + 2 * lease then
+      elsewhere = elsewhere + tonumber(count)
+    else
+      redis.call('HDEL', KEYS[1], name)
+    end
+  end
+end
+local passed = math.max(0, now - (tonumber(known['at']) or now))
+local function level(name, most, amount)
+  local held = tonumber(known[name])
+  if not held or held ~= held then held = most end
+  return math.min(most, held + passed * most / 60000) - amount
+end
+local requests, tokens = level('requests', per_minute, 0), level('tokens', tokens_per_minute, spent)
+local refused = ''
+if beginning > 0 then
+  if streams >= 0 and elsewhere + running + beginning > streams then refused = 'streams'
+  elseif per_minute >= 0 and requests < math.min(beginning, per_minute) - 0.000001 then refused = 'requests'
+  elseif tokens_per_minute >= 0 and tokens < math.min(1, tokens_per_minute) - 0.000001 then refused = 'tokens'
+  else running, requests = running + beginning, requests - beginning end
+end
+local function text(number) return string.format('%.6f', number) end
+redis.call('HSET', KEYS[1], 'version', ours, 'at', now, 'requests', text(requests), 'tokens', text(tokens))
+if running > 0 then
+  redis.call('HSET', KEYS[1], reporter, string.format('%d %d', now + lease, running))
+else
+  redis.call('HDEL', KEYS[1], reporter)
+end
+local fills = 0
+if per_minute > 0 then fills = (per_minute - requests) / per_minute end
+if tokens_per_minute > 0 then fills = math.max(fills, (tokens_per_minute - tokens) / tokens_per_minute) end
+redis.call('PEXPIRE', KEYS[1], lease + math.ceil(60000 * fills))
+return {refused, elsewhere, text(requests), text(tokens)}
+"""
+)
+"""KEYS: quota. ARGV: version, reporter, lease in ms, streams, requests and tokens per minute (-1: no bound),
+running, tokens spent, requests that begin. Answers the bound that refuses them (or nothing), the requests
+that run elsewhere, the requests and the tokens that are left."""

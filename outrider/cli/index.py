@@ -28,11 +28,18 @@ ShardTokens = Annotated[
         help="Tokens per shard: large shards need memory to sort, small ones search slower. Default: 2^25.",
     ),
 ]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="Replace a corpus of other documents that the folder holds."),
+]
 
 
 @app.command("build")
 def build_index(
-    out: Annotated[Path, typer.Argument(help="Folder of the corpus; a corpus in it is replaced.")],
+    out: Annotated[
+        Path,
+        typer.Argument(help="Folder of the corpus; a corpus of the same sources in it is built anew."),
+    ],
     sources: Annotated[list[Path] | None, typer.Argument(help="Files, and folders to read whole.")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="The target's tokenizer.json, or a folder that has one.")
@@ -54,9 +61,12 @@ def build_index(
     public: Annotated[
         bool, typer.Option("--public", help="Every tenant may use the corpus: the default.")
     ] = False,
+    replace: Replace = False,
     json_: Json = False,
 ) -> None:
     """Build a corpus from text; an interrupted build continues where it stopped.
+
+    A corpus of other documents in the folder stays, and the build is refused, unless --replace is given.
 
     \b
     Examples:
@@ -82,7 +92,8 @@ def build_index(
         )
         kept_out = TextSource(tuple(exclude)) if exclude else None
         with _Meter() as meter:
-            built = build(out, settings, TokenizedText(texts, table, kept_out), report=meter)
+            source = TokenizedText(texts, table, kept_out)
+            built = build(out, settings, source, report=meter, replace=replace)
     _say_built(out, built, as_json=json_)
 
 
@@ -145,6 +156,7 @@ def merge_indexes(
         list[Path], typer.Argument(help="Corpora of one tokenizer and one owner, which are kept.")
     ],
     shard_tokens: ShardTokens = None,
+    replace: Replace = False,
     json_: Json = False,
 ) -> None:
     """Merge several corpora into one: searching few full shards is faster than many small ones.
@@ -158,7 +170,8 @@ def merge_indexes(
         from retrieval_service.corpus.plan import SHARD_TOKENS
 
         with _Meter() as meter:
-            built = merge(out, parts, shard_tokens=shard_tokens or SHARD_TOKENS, report=meter)
+            limit = shard_tokens or SHARD_TOKENS
+            built = merge(out, parts, shard_tokens=limit, replace=replace, report=meter)
     _say_built(out, built, as_json=json_)
 
 

@@ -102,6 +102,8 @@ def _lines(report: "Report") -> Iterator[str]:
 def _of_side(side: "Side") -> str:
     if side.refusal:
         return f"{side.source}: refused: {side.refusal}"
+    if not side.max_length:
+        return f"{side.source}: {side.type}, not loaded"
     return (
         f"{side.source}: {side.type}, {side.vocabulary_size:,} ids, up to {side.max_length:,} positions "
         f"of {side.kv_bytes_per_id / 1024:,.1f} KiB"

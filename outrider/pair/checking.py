@@ -17,6 +17,7 @@ from outrider.lm.load.source import ModelSource
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from outrider.pair.advice import Advice, Drafting, advise, kv_mb
+from outrider.pair.beforehand import tokenizer_difference
 from outrider.pair.costs import Cost, measure
 from outrider.pair.simulation import Scene, Simulation, Tally, Truth, continuation
 from outrider.pair.texts import prompts
@@ -120,11 +121,13 @@ class Report:
 def check(target: str, drafter: str, how: CheckOptions, progress: Progress) -> Report:
     """Loads both models in turn, and measures the pair where they fit.
 
-    Raises InvalidRequest where a model or the text does not exist. A missing model is found before the other
-    model is loaded.
+    Raises InvalidRequest where a model or the text does not exist. A missing model, and tokenizers that
+    differ, are found before a model is loaded.
     """
-    for source in (target, drafter):
-        _find(source)
+    types = [_find(source) for source in (target, drafter)]
+    if difference := tokenizer_difference(target, drafter):
+        sides = [Side(source, type=type_) for source, type_ in zip((target, drafter), types, strict=True)]
+        return Report(how, *sides, Fit(False, difference))
     progress(f"loading {target}")
     big, target_side = _load(target, how)
     progress(f"loading {drafter}")
@@ -136,11 +139,12 @@ def check(target: str, drafter: str, how: CheckOptions, progress: Progress) -> R
     return report
 
 
-def _find(source: str) -> None:
-    """Raises InvalidRequest where a model has no configuration, or its folder lacks weights."""
+def _find(source: str) -> str:
+    """The model's type. Raises InvalidRequest where it has no configuration, or its folder lacks weights."""
     where = ModelSource.of(source)
-    where.read_config()
+    config = where.read_config()
     where.check_whole()
+    return str(config.get("model_type", ""))
 
 
 def _load(source: str, how: CheckOptions) -> tuple[PackedLM | None, Side]:

@@ -28,9 +28,10 @@ from outrider.runtime.metrics import Metrics, MetricsServer
 from outrider.runtime.security import Listening, inside
 from outrider.runtime.settings import ServiceSettings
 from outrider.runtime.tracing import Tracing, open_tracing
+from outrider.wire.bind_errors import bind_failure
 from outrider.wire.channel import server_options
 from outrider.wire.status import error_object
-from speculative.errors import OutriderError, Unavailable
+from speculative.errors import OutriderError
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ async def _serve(
 ) -> None:
     options = [*server_options(settings.max_message_mb), *listening.options]
     server = grpc.aio.server(interceptors=listening.interceptors, options=options)
-    address = _bind(server, settings.bind, listening.credentials)
+    address = _bind(role, server, settings.bind, listening.credentials)
     metrics = Metrics(role)
     tracing = open_tracing(role, settings.trace_endpoint, settings.trace_sample)
     context = ServiceContext(settings, address, metrics, ending.fail, tracing=tracing)
@@ -149,7 +150,7 @@ async def _serve(
     ready = False
     await _set(health, names, ready)
     await server.start()
-    http = _metrics_server(metrics, settings.metrics_bind, lambda: ready)
+    http = _metrics_server(role, metrics, settings.metrics_bind, lambda: ready)
     try:
         log.info("bound", extra={"fields": {"address": address, "settings": settings.model_dump()}})
         if await _unless(ending.requested, service.start()):
@@ -206,23 +207,23 @@ def _host(bind: str) -> str:
     return bind.rpartition(":")[0]
 
 
-def _bind(server: grpc.aio.Server, bind: str, credentials: grpc.ServerCredentials | None) -> str:
+def _bind(role: str, server: grpc.aio.Server, bind: str, credentials: grpc.ServerCredentials | None) -> str:
     try:
         if credentials is None:
             port = server.add_insecure_port(bind)
         else:
             port = server.add_secure_port(bind, credentials)
     except RuntimeError as error:
-        raise Unavailable(f"cannot serve on {bind}: {error}") from error
+        raise bind_failure("gRPC", bind, role, "bind", error) from error
     return f"{_host(bind)}:{port}"
 
 
-def _metrics_server(metrics: Metrics, bind: str, ready: Callable[[], bool]) -> MetricsServer:
+def _metrics_server(role: str, metrics: Metrics, bind: str, ready: Callable[[], bool]) -> MetricsServer:
     host, _, port = bind.rpartition(":")
     try:
         return MetricsServer(metrics, host.strip("[]"), int(port), ready)
     except OSError as error:
-        raise Unavailable(f"cannot serve metrics on {bind}: {error}") from error
+        raise bind_failure("metrics", bind, role, "metrics_bind", error) from error
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

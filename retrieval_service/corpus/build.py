@@ -25,9 +25,11 @@ from retrieval_service.corpus.plan import (
     Built,
     CorpusSettings,
     State,
+    check_replaced,
     name_of,
     new_hash,
     old_header,
+    source_digest,
     unfinished,
 )
 from retrieval_service.corpus.shard import ShardWriter
@@ -48,12 +50,14 @@ def build(
     disk: Disk | None = None,
     report: Callable[[BuildProgress], None] = lambda progress: None,
     empty: bool = True,
+    replace: bool = True,
 ) -> Built:
     """Makes `folder` a corpus of the documents of `source`; one that is there stays until this is complete.
 
-    Raises CorpusError: Held, OutOfSpace, BadSource. Whatever ends it, the next call with the same settings
-    and source goes on after the last complete shard. A corpus without an id never takes the place of one that
-    has some, and is none at all where `empty` is False: BadSource.
+    Raises CorpusError: Held, OutOfSpace, BadSource, and WouldReplace where `replace` is False and the folder
+    holds a corpus of another source or owner. Whatever ends it, the next call with the same settings and
+    source goes on after the last complete shard. A corpus without an id never takes the place of one that has
+    some, and is none at all where `empty` is False: BadSource.
     """
     make_folder(folder)
     foreign = sorted(path.name for path in folder.iterdir() if not is_ours(path.name))
@@ -62,6 +66,8 @@ def build(
             f"{folder}: holds {foreign[0]!r}, which is no part of a corpus: choose another folder"
         )
     with held(folder):
+        if not replace and (old := old_header(folder)) is not None:
+            check_replaced(folder, old, settings.tenant, source.name, again=source.again)
         work = _Build(folder, settings, source, disk or Disk(), report, empty)
         try:
             return work.run()
@@ -223,7 +229,12 @@ class _Build(Generic[T]):
                 f"{self._folder}: there is nothing to index: no document has an id; what was there stays"
             )
         header = CorpusHeader(
-            state.generation, settings.tokenizer, settings.vocabulary, settings.tenant, tuple(state.shards)
+            state.generation,
+            settings.tokenizer,
+            settings.vocabulary,
+            settings.tenant,
+            source_digest(self._source.name),
+            tuple(state.shards),
         )
         self._disk.put(self._folder / HEADER, header.to_json())
         self._old = None

@@ -27,6 +27,12 @@ class Damaged(CorpusError):
     code = "DATA_LOSS"
 
 
+class WouldReplace(CorpusError):
+    """A corpus of other documents is where this one should be built, and nobody said to replace it."""
+
+    code = "ALREADY_EXISTS"
+
+
 class Held(CorpusError):
     """Another process holds the lock of this corpus."""
 

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from retrieval_service.corpus.errors import Damaged, NoCorpus
 
-FORMAT, VERSION = "outrider-corpus", 1
+FORMAT, VERSION = "outrider-corpus", 2
 HEADER, BUILD, LOCK = "header.json", "build.json", "lock"
 STRIDE = 1024
 """Suffixes per entry of a directory."""
@@ -77,6 +77,7 @@ class CorpusHeader:
         tokenizer: `TokenTable.digest` of the tokenizer whose ids these are.
         vocabulary: all ids are below this.
         tenant: the owner; None: everybody.
+        source: hash of where the documents came from and how they were read, hexadecimal.
         shards: in the order they were written.
     """
 
@@ -84,7 +85,13 @@ class CorpusHeader:
     tokenizer: str
     vocabulary: int
     tenant: str | None
+    source: str
     shards: tuple[ShardRecord, ...]
+
+    @property
+    def owner(self) -> str:
+        """The corpus' owner in words."""
+        return "everybody" if self.tenant is None else f"tenant {self.tenant!r}"
 
     @property
     def width(self) -> int:
@@ -117,7 +124,9 @@ class CorpusHeader:
     def of(cls, said: Mapping[str, Any]) -> Self:
         """A header from its unsealed JSON object."""
         shards = tuple(ShardRecord.of(shard) for shard in said["shards"])
-        return cls(said["generation"], said["tokenizer"], said["vocabulary"], said["tenant"], shards)
+        return cls(
+            said["generation"], said["tokenizer"], said["vocabulary"], said["tenant"], said["source"], shards
+        )
 
 
 def width_of(vocabulary: int) -> int:

@@ -75,12 +75,14 @@ def merge(
     parts: Sequence[Path],
     *,
     shard_tokens: int = SHARD_TOKENS,
+    replace: bool = True,
     report: Callable[[BuildProgress], None] = lambda progress: None,
 ) -> Built:
     """Makes `folder` a corpus of all documents of `parts`, which it may be one of; they stay.
 
-    Few full shards are searched faster than many small ones. Raises what `build` and `verify` raise,
-    WrongTokenizer where the parts' tokenizers differ, BadSource where their tenants do.
+    Few full shards are searched faster than many small ones. A corpus in `folder` that is none of the parts
+    is replaced only where `replace` is True. Raises what `build` and `verify` raise, WrongTokenizer where the
+    parts' tokenizers differ, BadSource where their tenants do.
     """
     if not parts:
         raise BadSource("nothing to merge")
@@ -94,11 +96,12 @@ def merge(
             )
         if header.tenant != first.tenant:
             raise BadSource(
-                f"{path}: belongs to {_owner(header)}, {parts[0]} to {_owner(first)}:"
+                f"{path}: belongs to {header.owner}, {parts[0]} to {first.owner}:"
                 " what is merged has one owner"
             )
     settings = CorpusSettings(first.tokenizer, first.vocabulary, first.tenant, shard_tokens)
-    return build(folder, settings, StoredDocuments(corpora), report=report)
+    replace = replace or folder.absolute() in (path for path, _ in corpora)
+    return build(folder, settings, StoredDocuments(corpora), report=report, replace=replace)
 
 
 def remove(folder: Path, disk: Disk | None = None) -> None:
@@ -143,7 +146,3 @@ def discard(folder: Path, disk: Disk | None = None) -> None:
             folder.rmdir()
     except OSError as error:
         raise CorpusError(f"{folder}: cannot be cleared: {error}") from error
-
-
-def _owner(header: CorpusHeader) -> str:
-    return "everybody" if header.tenant is None else f"tenant {header.tenant!r}"

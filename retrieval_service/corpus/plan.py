@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from retrieval_service.corpus.errors import BadSource, Damaged, NoCorpus
+from retrieval_service.corpus.errors import BadSource, Damaged, NoCorpus, WouldReplace
 from retrieval_service.corpus.layout import (
     BUILD,
     LARGEST_VOCABULARY,
@@ -104,6 +104,30 @@ def name_of(settings: CorpusSettings, source: str) -> str:
     """Hash of a build's settings and source: builds of one name can continue from each other's shards."""
     said = {**asdict(settings), "source": source}
     return hashlib.blake2b(repr(sorted(said.items())).encode(), digest_size=32).hexdigest()
+
+
+def source_digest(source: str) -> str:
+    """Hash of a document source's name, as the header of its corpus holds it."""
+    return hashlib.blake2b(source.encode(), digest_size=32).hexdigest()
+
+
+def check_replaced(folder: Path, old: CorpusHeader, tenant: str | None, source: str, *, again: bool) -> None:
+    """Raises WouldReplace unless the corpus is built anew from the same source for the same owner.
+
+    Args:
+        tenant: the new corpus' owner; None: everybody.
+        source: the name of the new corpus' document source.
+        again: whether the source can be read again. Standard input cannot, and may hold any text.
+    """
+    if not old.tokens:
+        return
+    if old.tenant == tenant and again and old.source == source_digest(source):
+        return
+    what = "documents from other places" if old.tenant == tenant else f"documents of {old.owner}"
+    raise WouldReplace(
+        f"{folder}: holds a corpus of {old.tokens:,} tokens in {old.documents:,} {what}, "
+        "which this one would replace: choose another folder, or say --replace"
+    )
 
 
 def old_header(folder: Path) -> CorpusHeader | None:

@@ -140,3 +140,49 @@ def test_help_has_examples(command: str, run: Run) -> None:
     done = run(command, "--help")
     assert done.status == 0
     assert f"outrider index {command}" in done.out.partition("Example")[2]
+
+
+def test_a_corpus_of_other_documents_is_replaced_only_on_request(
+    run: Run, texts: Path, corpus: Path, tmp_path: Path
+) -> None:
+    build = ("--tokenizer", TOKENIZER)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.py").write_text("x = 1\n" * 50)
+    before = run("info", corpus, "--json").said
+    refused = run("build", corpus, other, *build, "--json")
+    assert refused.status == 1
+    assert refused.said["error"]["code"] == "ALREADY_EXISTS"
+    assert f"holds a corpus of {before['tokens']:,} tokens in 3" in refused.said["error"]["message"]
+    assert "say --replace" in refused.said["error"]["message"]
+    refused = run("build", corpus, texts, *build, "--tenant", "acme", "--json")
+    assert "documents of everybody" in refused.said["error"]["message"]
+    assert run("info", corpus, "--json").said == before
+    assert run("verify", corpus).status == 0
+    (texts / "3.py").write_text("def more():\n    pass\n")
+    assert run("build", corpus, texts, *build, "--json").said["documents"] == 4, "the same sources, read anew"
+    assert run("build", corpus, other, *build, "--replace", "--json").said["documents"] == 1
+
+
+def test_standard_input_replaces_no_corpus_unasked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(text: bytes, *flags: str) -> Ended:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        return run("build", tmp_path / "corpus", "--stdin", "--tokenizer", TOKENIZER, "--json", *flags)
+
+    assert build(b"def one(): pass\n").status == 0
+    assert build(b"def two(): pass\n").said["error"]["code"] == "ALREADY_EXISTS"
+    assert build(b"def two(): pass\n", "--replace").said["generation"] == 2
+
+
+def test_merging_into_a_part_needs_no_word_and_into_another_corpus_does(
+    run: Run, corpus: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    source = tmp_path / "a.py"
+    source.write_text("x = 1\n" * 50)
+    assert run("build", other, source, "--tokenizer", TOKENIZER).status == 0
+    assert run("merge", corpus, corpus, other, "--json").said["documents"] == 4
+    assert run("merge", other, corpus, "--json").said["error"]["code"] == "ALREADY_EXISTS"
+    assert run("merge", other, corpus, "--replace", "--json").said["documents"] == 4

@@ -81,7 +81,10 @@ def test_different_tokenizers_are_reported_with_the_first_difference(
     found = said(done)
     assert (found["fits"], found["costs"], found["acceptance"]) == (False, None, [])
     assert found["tokenizers"]["difference"].startswith("id 2 is \"'\" in the target's and ")
+    assert (found["target"]["type"], found["target"]["max_length"]) == ("llama", 0)
     plain = run(tiny_llama, tiny_writer, *SMALL)
+    assert "loading" not in plain.err, "it was found before a model was loaded"
+    assert f"target      {tiny_llama}: llama, not loaded" in plain.out
     assert plain.status == 1
     assert "do not fit: id 2" in plain.out
     assert "cannot be served together" in plain.out
@@ -93,10 +96,10 @@ def test_a_model_without_a_tokenizer_is_reported(run: Run, tiny_llama: Path, tin
 
 
 def test_a_model_that_is_refused_at_load_is_reported_with_the_reason(
-    run: Run, tiny_llama: Path, tmp_path: Path
+    run: Run, tiny_writer: Path, tmp_path: Path
 ) -> None:
     folder = save_tiny_llama(tmp_path / "narrow", seed=0, tokenizer=writing_tokenizer(), width=200)
-    done = run(folder, tiny_llama, *SMALL, "--json")
+    done = run(folder, tiny_writer, *SMALL, "--json")
     assert done.status == 1
     found = said(done)
     assert "its tokenizer gives ids up to" in found["target"]["refusal"]

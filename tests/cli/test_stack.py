@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from outrider.cli.failures import CommandFailed
-from outrider.cli.local.stack import Stack, check_pair
+from outrider.cli.local.stack import MOST_RESTARTS, STEADY_S, Restarts, Stack, check_pair
 from outrider.cli.local.up_settings import StackOptions
 from outrider.v1.draft_source_pb2 import SourceDescription
 from outrider.v1.verifier_pb2 import VerifierDescription
@@ -61,3 +61,25 @@ def test_a_reserved_port_is_free_only_for_a_child_that_names_it() -> None:
                 pass
     finally:
         stack.close()
+
+
+def test_a_worker_is_started_again_after_growing_pauses_until_it_runs_steadily() -> None:
+    restarts, now_s = Restarts(None), 100.0
+    waits = []
+    for _ in range(8):
+        wait_s = restarts.ended(now_s)
+        assert wait_s is not None
+        waits.append(wait_s)
+        assert restarts.due_s == now_s + wait_s
+        restarts.started(now_s := restarts.due_s)
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert restarts.ended(now_s + STEADY_S) == 0.5
+
+
+def test_a_verifier_that_ends_after_every_restart_is_given_up() -> None:
+    restarts, now_s = Restarts(MOST_RESTARTS), 0.0
+    for _ in range(MOST_RESTARTS):
+        assert restarts.ended(now_s) is not None
+        restarts.started(now_s := restarts.due_s)
+    assert restarts.ended(now_s + STEADY_S - 1) is None
+    assert restarts.ended(now_s + STEADY_S) == 0.5, "it ran steadily, and its ends count anew"

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from outrider.cli.app import main
 from outrider.client import Client, Completion
 from speculative.errors import InvalidRequest
 from speculative.noise import derive
-from tests.integration.live import Up
+from tests.conftest import save_tiny_llama, tiny_tokenizer
+from tests.integration.live import Up, until
+from tests.integration.services import Services
 
 PROMPT = "for index, value in enumerate(values):\n    print(index, value)\nfor index"
 # The tiny target's tokenizer has no quotes.
@@ -104,3 +107,21 @@ def test_the_command_line_takes_a_schema_or_a_file(
     assert said("--json-object")["text"].startswith("{")
     assert "nor a file" in said("--json-schema", "missing.json", status=2)["error"]["message"]
     assert "no JSON" in said("--json-schema", "{", status=1)["error"]["message"]
+
+
+@pytest.mark.slow
+def test_a_target_that_ends_with_a_newline_leaves_no_newline_in_the_text(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    newline = tokenizer.token_to_id("\u010a")
+    model = save_tiny_llama(tmp_path / "target", seed=0, tokenizer=tokenizer)
+    config = model / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": [1, newline]}))
+    with closing(Services(model, model)) as services:
+        front = services.orchestrator([services.verifier()])
+        with Client(front.address) as client:
+            until(lambda: client.models())
+            asked: dict[str, Any] = {"max_tokens": 20, "temperature": 0.8, "logit_bias": {1: -100.0}}
+            for seed in range(4):
+                answer = client.generate(PROMPT, **asked, seed=seed, regex="[0-9]{2}")
+                assert (answer.ids[-1], answer.finish_reason) == (newline, "stop")
+                assert re.fullmatch("[0-9]{2}", answer.text)

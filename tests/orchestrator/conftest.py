@@ -50,6 +50,8 @@ class FakeVerifier(VerifierServicer):
 
     model: str = "toy"
     tokens: TokenTable | None = None
+    eos_ids: tuple[int, ...] = (1,)
+    """What it describes as end-of-sequence ids; it never ends a session at one of them by itself."""
     chat: str = ""
     """Its chat template."""
     drafts: bool = False
@@ -93,7 +95,7 @@ class FakeVerifier(VerifierServicer):
             model=self.model,
             max_length=self.max_length,
             vocabulary_size=VOCABULARY,
-            eos_ids=[1],
+            eos_ids=self.eos_ids,
             tokenizer_digest=self.tokens.digest if self.tokens else "",
             local_sources=["lookup", "prediction"],
             node_limit=16,

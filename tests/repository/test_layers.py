@@ -89,7 +89,7 @@ LAYERS = {
             "outrider.wire.codec",
             "drafter_service",
         ),
-        (),
+        ("huggingface_hub",),
     ),
     "verifier_service": Layer(
         (*SHARED, "outrider.announcing", "outrider.lm", "verifier_service.grammar"),

@@ -62,9 +62,10 @@ class TextCompletionFormat:
     def _logprobs(self, piece: Piece) -> dict[str, Any]:
         texts = [token_text(self._tokens, id_) for id_ in piece.ids]
         offsets, offset = [], self._offsets.get(piece.index, 0)
-        for text in texts:
+        for id_, text in zip(piece.ids, texts, strict=True):
             offsets.append(offset)
-            offset += len(text)
+            if self._tokens is not None and self._tokens.token_bytes(id_):  # else only a name, and no text
+                offset += len(text)
         self._offsets[piece.index] = offset
         return {
             "tokens": texts,

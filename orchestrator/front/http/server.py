@@ -19,8 +19,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from orchestrator.front.http.bodies.intake import BodyIntake
 from orchestrator.front.http.middleware import RequestIdMiddleware
 from orchestrator.front.http.protocol import BoundedProtocol
+from outrider.wire.bind_errors import bind_failure
 from outrider.wire.tls import Certificates, Pem, load_pair
-from speculative.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class HttpServer:
         try:
             self._socket = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=BACKLOG)
         except OSError as error:
-            raise Unavailable(f"cannot serve HTTP on {bind}: {error}") from error
+            raise bind_failure("HTTP", bind, "orchestrator", "http_bind", error) from error
         scheme = "http" if certificates is None else "https"
         self.url = f"{scheme}://{host}:{self._socket.getsockname()[1]}"
         self._server = _Server(

@@ -16,6 +16,7 @@ from outrider.cli.failures import CommandFailed
 from outrider.cli.local.up_settings import ServiceOverrides, StackOptions
 from outrider.cli.observe.gauges import read
 from outrider.client.endpoints import credentials_of
+from outrider.pair.beforehand import tokenizer_difference
 from outrider.runtime.backoff import Backoff
 from outrider.runtime.children import ServiceFailed, ServiceProcess, reserved_address, stop_all
 from outrider.v1 import draft_source_pb2, verifier_pb2
@@ -32,9 +33,15 @@ JOIN_S = 30.0
 STOP_S = 5.0
 """Seconds that a service has to end before it is killed."""
 RESTART_S = (0.5, 30.0)
-"""First and longest wait before a source is started again, in seconds."""
+"""First and longest wait before a worker is started again, in seconds."""
+STEADY_S = 60.0
+"""Seconds after which a worker that was started again counts as running steadily."""
+MOST_RESTARTS = 5
+"""Restarts in a row of a verifier that does not run steadily, after which `up` ends."""
 SOURCES = ("drafter", "retrieval")
 """Roles whose end leaves requests running."""
+WORKERS = ("verifier", *SOURCES)
+"""Roles that are started again when they end. The orchestrator moves the verifier's requests."""
 CALL_S = 10.0
 """Timeout of a call to a service, in seconds."""
 POLL_S = 0.02
@@ -59,12 +66,36 @@ class _Role:
         return ServiceProcess.start(self.name, self.module, self.flags, env=self.env)
 
 
-@dataclass(slots=True)
-class _Lost:
-    """A source whose process ended, and when the next one is due."""
+class Restarts:
+    """When to start one worker again, and when to give up. Pure: the caller passes the time in seconds.
 
-    backoff: Backoff = field(default_factory=lambda: Backoff(*RESTART_S))
-    due_s: float = 0.0
+    Args:
+        most: the most restarts in a row of a worker that never ran steadily; None: no bound.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._in_a_row = 0
+        self._backoff = Backoff(*RESTART_S)
+        self._started_s: float | None = None
+        self.due_s = 0.0
+        """Time of the next start."""
+
+    def started(self, now_s: float) -> None:
+        """The worker was started again."""
+        self._started_s = now_s
+
+    def ended(self, now_s: float) -> float | None:
+        """Seconds until the worker is started again; None: it ended too often."""
+        if self._started_s is not None and now_s - self._started_s >= STEADY_S:
+            self._backoff.reset()
+            self._in_a_row = 0
+        if self._in_a_row == self._most:
+            return None
+        self._in_a_row += 1
+        wait_s = self._backoff.next_s()
+        self.due_s = now_s + wait_s
+        return wait_s
 
 
 def check_pair(
@@ -116,6 +147,7 @@ class Stack:
     def __init__(self, options: StackOptions) -> None:
         """Decides every service's flags. Raises CommandFailed where a model is missing."""
         target, drafter = options.models()
+        self._models = target, drafter
         self._held = contextlib.ExitStack()
         self._overrides = options.overrides
         verifier_threads, drafter_threads = options.thread_counts(bool(drafter))
@@ -130,7 +162,7 @@ class Stack:
             flags += [f"--{role.name}", role.bind]
         self._roles.append(_Role("orchestrator", "orchestrator", flags, options.overrides.environment()))
         self._children: dict[str, ServiceProcess] = {}
-        self._lost = {role: _Lost() for role in SOURCES}
+        self._restarts = {role: Restarts(None if role in SOURCES else MOST_RESTARTS) for role in WORKERS}
 
     @property
     def address(self) -> str:
@@ -148,7 +180,16 @@ class Stack:
         return [self._children[role.name] for role in self._roles if role.name in self._children]
 
     def start(self) -> None:
-        """Starts all services and returns at once."""
+        """Starts all services and returns at once.
+
+        Raises CommandFailed, before a model is loaded, where the drafter's tokenizer is not the target's.
+        """
+        target, drafter = self._models
+        if drafter and (difference := tokenizer_difference(target, drafter)):
+            raise CommandFailed(
+                f"drafter {drafter} cannot draft for {target}: their tokenizers differ: {difference}; give a "
+                "drafter of the target's tokenizer, or --drafter none"
+            )
         for role in self._roles:
             self._children[role.name] = role.start()
 
@@ -168,34 +209,41 @@ class Stack:
         self._join()
 
     def check(self) -> Iterator[str]:
-        """Restarts sources that ended; yields each event as text.
+        """Restarts workers that ended; yields each event as text.
 
-        Raises CommandFailed where verifier or orchestrator ended.
+        Raises CommandFailed where the orchestrator ended, or the verifier ends again and again.
         """
         for role in self._roles:
-            child = self._children.get(role.name)
+            child, now_s = self._children.get(role.name), time.monotonic()
             if child is None:
-                if time.monotonic() >= self._lost[role.name].due_s:
+                restarts = self._restarts[role.name]
+                if now_s >= restarts.due_s:
                     child = self._children[role.name] = role.start()
+                    restarts.started(now_s)
                     yield f"{role.name} was started again as process {child.pid}"
             elif (status := child.poll()) is not None:
-                if role.name not in SOURCES:
+                if role.name not in WORKERS:
                     raise CommandFailed(f"{role.name} ended with exit status {status}", "UNAVAILABLE")
-                yield self._lost_source(child, status)
+                yield self._lost_worker(child, status, now_s)
 
     def close(self) -> None:
         """Stops all services and waits until they have ended."""
         stop_all(self._children.values(), STOP_S)
         self._held.close()
 
-    def _lost_source(self, child: ServiceProcess, status: int) -> str:
+    def _lost_worker(self, child: ServiceProcess, status: int, now_s: float) -> str:
         child.stop(0.0)
         del self._children[child.role]
-        lost = self._lost[child.role]
-        wait = lost.backoff.next_s()
-        lost.due_s = time.monotonic() + wait
+        wait_s = self._restarts[child.role].ended(now_s)
+        if wait_s is None:
+            raise CommandFailed(
+                f"{child.role} ended with exit status {status}, after {MOST_RESTARTS} restarts that each ran "
+                f"for less than {STEADY_S:g} s; its log says why",
+                "UNAVAILABLE",
+            )
+        requests = "requests go on" if child.role in SOURCES else "requests wait for it"
         return (
-            f"{child.role} ended with exit status {status}; requests go on, it is started again in {wait:g} s"
+            f"{child.role} ended with exit status {status}; {requests}, it is started again in {wait_s:g} s"
         )
 
     def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:

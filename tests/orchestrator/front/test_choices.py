@@ -139,3 +139,25 @@ async def test_a_stop_id_has_no_text_of_its_own(world: Any, table: Any) -> None:
     completion = await front.client.generate("ab", max_tokens=6, stop_ids=[last])
     assert completion.ids == expected(2, 6)
     assert completion.text.encode() == b"".join(map(table.token_bytes, completion.ids[:-1]))
+
+
+async def test_an_end_id_that_is_an_ordinary_token_has_no_text(world: Any, table: Any) -> None:
+    end = expected(2, 6)[-1]
+    verifier = await world.verifier(tokens=table, eos_ids=(1, end))
+    front = await world.ready(await world.front([verifier.address]))
+    completion = await front.client.generate("ab", max_tokens=6)
+    assert completion.ids == expected(2, 6)
+    assert completion.text.encode() == b"".join(map(table.token_bytes, completion.ids[:-1]))
+    ignoring = await front.client.generate("ab", max_tokens=6, ignore_eos=True)
+    assert ignoring.text.encode() == b"".join(map(table.token_bytes, completion.ids))
+    stopping = await front.client.generate("ab", max_tokens=6, ignore_eos=True, stop_ids=[end])
+    assert stopping.text == completion.text
+
+
+async def test_an_end_id_completes_no_stop_string(world: Any, table: Any) -> None:
+    *_, before, end = expected(2, 6)
+    verifier = await world.verifier(tokens=table, eos_ids=(end,))
+    front = await world.ready(await world.front([verifier.address]))
+    stop = (table.token_bytes(before) + table.token_bytes(end)).decode()
+    completion = await front.client.generate("ab", max_tokens=6, stop=[stop])
+    assert completion.text.encode() == b"".join(map(table.token_bytes, completion.ids[:-1]))

@@ -8,7 +8,10 @@ from typing import Any
 import openai
 import pytest
 
+from orchestrator.front.http.accumulator import Piece
+from orchestrator.front.http.openai_format import TextCompletionFormat
 from outrider.tokens import TokenTable
+from outrider.v1 import common_pb2
 from tests.orchestrator.conftest import MAX_LENGTH, FakeVerifier, Front, World, next_id
 
 PLAIN = (
@@ -165,6 +168,26 @@ async def test_log_probabilities_come_in_the_shape_of_completions(world: World, 
     likeliest = {table.token_bytes(2).decode(): -0.5, table.token_bytes(3).decode(): -0.75}
     assert logprobs.top_logprobs is not None
     assert all(likeliest.items() <= top.items() for top in logprobs.top_logprobs)
+
+
+def test_a_special_token_amid_the_answer_moves_no_offset(table: TokenTable) -> None:
+    logprobs = (common_pb2.TokenLogprob(logprob=-1.0),) * 3
+    choice = TextCompletionFormat(table).whole(Piece(0, "xy", (5, 1, 6), logprobs, "length"))
+    assert choice["logprobs"]["tokens"][1] == "<eos>"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1]
+
+
+async def test_an_end_id_that_is_an_ordinary_token_has_no_text(world: World, table: TokenTable) -> None:
+    ids, _ = expected(table, 3, 4)
+    asked: dict[str, Any] = {"model": "toy", "prompt": "abc", "max_tokens": 4}
+    async with asking(world, table, eos_ids=(ids[-1],)) as (client, _, _):
+        whole = await client.completions.create(**asked)
+        stream = await client.completions.create(**asked, stream=True)
+        parts = [choice.text async for event in stream for choice in event.choices]
+        ignoring = await client.completions.create(**asked, extra_body={"ignore_eos": True})
+    assert whole.choices[0].text == b"".join(map(table.token_bytes, ids[:-1])).decode()
+    assert "".join(parts) == whole.choices[0].text
+    assert ignoring.choices[0].text == b"".join(map(table.token_bytes, ids)).decode()
 
 
 async def test_log_probabilities_come_in_the_shape_of_conversations(world: World, table: TokenTable) -> None:

@@ -349,7 +349,7 @@ class TestDamage:
     def test_a_later_format_is_refused_by_its_version(self, built: Path) -> None:
         from retrieval_service.corpus.layout import sealed, unsealed
 
-        said = unsealed(built / "header.json") | {"version": 2}
+        said = unsealed(built / "header.json") | {"version": 3}
         (built / "header.json").write_bytes(sealed(said))
-        with pytest.raises(NoCorpus, match=r"version 2; this program reads .* version 1"):
+        with pytest.raises(NoCorpus, match=r"version 3; this program reads .* version 2"):
             CorpusIndex.open(built)
