@@ -31,7 +31,7 @@ from speculative.errors import Overloaded, Unavailable
 READERS = 2
 WAITING = 64
 """Bodies that may wait for a process."""
-WALL_S = 20.0
+WALL_S = 60.0
 """Seconds after which a process is killed: the machine is too busy to give it its seconds of a core."""
 QUEUE_S = 20.0
 """Seconds that a body may wait for a process."""
