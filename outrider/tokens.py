@@ -32,7 +32,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return bare, revision if at else None
 
 
-SCREENED = 8
+SCREENED = 4
 """Characters for each token that a text may have, above which the text is screened before it is tokenized."""
 PIECE = 65_536
 """Characters of a piece in which a text is screened."""
@@ -94,7 +94,7 @@ class TokenTable:
         return encoding.ids
 
     def _screen(self, text: str, most: int) -> None:
-        """Raises TooManyTokens where pieces of the text have far more tokens than the whole text may have.
+        """Raises TooManyTokens where pieces of the text have a quarter more tokens than the whole may have.
 
         A piece's ends may have some tokens that the whole text has not, but never as many as the piece.
         """
@@ -102,7 +102,7 @@ class TokenTable:
         for start in range(0, len(text), PIECE):
             piece = text[start : start + PIECE]
             count += len(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0])
-            if count > 2 * most + PIECE:
+            if count > most + most // 4 + PIECE:
                 raise TooManyTokens(count)
 
     def token(self, id_: int) -> str:
