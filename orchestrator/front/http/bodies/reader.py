@@ -39,7 +39,7 @@ GRACE_S = 2
 MEMORY_MIB = 1_024
 """Address space of the process, in MiB."""
 KEPT_MIB = 256
-"""Memory in MiB above which the process is replaced after a body."""
+"""Memory in MiB: a process that has had more is replaced after its body."""
 NICE = 5
 """How far the process steps back behind the event loop, where both want the same core."""
 _MIB = 1 << 20
@@ -60,7 +60,7 @@ def main() -> None:
                 return
             for part in _answer(task, data):
                 stream.write(part)
-            grown = _resident_mib() > KEPT_MIB
+            grown = _most_resident_mib() > KEPT_MIB
             stream.write(LAST if grown else ANOTHER)
             stream.flush()
             if grown:
@@ -152,9 +152,11 @@ def _field(kind: BodyKind) -> str:
             return "tokens"
 
 
-def _resident_mib() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() // _MIB
+def _most_resident_mib() -> int:
+    """The most memory that the process has had since it began: much of it may never go back."""
+    with open("/proc/self/status") as file:
+        peak = next(line for line in file if line.startswith("VmHWM:"))
+    return int(peak.split()[1]) // 1024
 
 
 if __name__ == "__main__":
