@@ -119,12 +119,15 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     if settings.http_bind is not None:
         # Imported only here: an orchestrator without an HTTP front starts sooner and is smaller.
         from orchestrator.front.http.app import make_app
+        from orchestrator.front.http.bodies.intake import BodyIntake
         from orchestrator.front.http.completion_service import CompletionService
         from orchestrator.front.http.server import HttpServer
 
-        completions = CompletionService(fleet, admission, relay, metrics, limit)
+        intake = BodyIntake(admission.targets, settings.max_streams, settings.max_message_mb * 2**20)
+        completions = CompletionService(fleet, admission, relay, metrics, limit, intake)
         http = HttpServer(
-            make_app(completions, gate, settings.max_message_mb * 2**20),
+            make_app(completions, gate),
+            intake,
             settings.http_bind,
             front_certificates(settings),
             settings.max_connections,

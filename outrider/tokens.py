@@ -32,6 +32,21 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return bare, revision if at else None
 
 
+SCREENED = 4
+"""Characters for each token that a text may have, above which the text is screened before it is tokenized."""
+PIECE = 65_536
+"""Characters of a piece in which a text is screened."""
+
+
+class TooManyTokens(ValueError):
+    """A text has more tokens than are wanted."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"the text has at least {count} tokens")
+        self.count = count
+        """Tokens that were found, of the text or of its beginning."""
+
+
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """Name of a token that stands for one byte, as in sentencepiece vocabularies."""
 
@@ -64,9 +79,31 @@ class TokenTable:
         """The tokenizer as the JSON text that `from_json` reads."""
         return self._tokenizer.to_str()
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids of a prompt, with or without the special tokens that the tokenizer adds."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special).ids
+    def encode(self, text: str, *, add_special: bool = True, most: int | None = None) -> list[int]:
+        """Token ids of a prompt, with or without the special tokens that the tokenizer adds.
+
+        Other threads run meanwhile. Raises TooManyTokens for more than `most` tokens; how long that takes
+        depends on `most`, not on the length of the text.
+        """
+        if most is not None and len(text) > SCREENED * most:
+            self._screen(text, most)
+        # Of the library's methods, only those for several texts release the interpreter lock.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+        if most is not None and len(encoding) > most:
+            raise TooManyTokens(len(encoding))
+        return encoding.ids
+
+    def _screen(self, text: str, most: int) -> None:
+        """Raises TooManyTokens where pieces of the text have a quarter more tokens than the whole may have.
+
+        A piece's ends may have some tokens that the whole text has not, but never as many as the piece.
+        """
+        count = 0
+        for start in range(0, len(text), PIECE):
+            piece = text[start : start + PIECE]
+            count += len(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0])
+            if count > most + most // 4 + PIECE:
+                raise TooManyTokens(count)
 
     def token(self, id_: int) -> str:
         """The tokenizer's own name of an id; empty for an unknown id."""

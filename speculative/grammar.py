@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from speculative.errors import InvalidRequest
 from speculative.params import SamplingParams
-
-MAX_SCHEMA_BYTES = 65_536
-MAX_REGEX_BYTES = 8_192
+from speculative.request_bounds import MAX_REGEX_BYTES, MAX_SCHEMA_BYTES
 
 
 class GrammarKind(StrEnum):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from speculative.errors import InvalidRequest
-
-MAX_TOP_LOGPROBS = 20
+from speculative.request_bounds import MAX_TOP_LOGPROBS
 
 
 class LogprobsOf(StrEnum):

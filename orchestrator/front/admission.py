@@ -14,7 +14,7 @@ from orchestrator.admitted_request import AdmittedRequest, Speculation
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target_model import TargetModel
 from orchestrator.front.paid_tokens import RecordedIds, count_unpaid
-from outrider.tokens import TokenTable
+from outrider.tokens import TokenTable, TooManyTokens
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import (
     MAX_CHOICES,
@@ -56,6 +56,13 @@ class Admission:
         """The served model of this name; see choose_target."""
         return choose_target(name, self._fleet.targets(), self._fleet.unreached())
 
+    def targets(self) -> Sequence[TargetModel]:
+        """All models that are served. Raises Unavailable where there is none."""
+        targets = self._fleet.targets()
+        if not targets:
+            raise _nothing_served(self._fleet.unreached())
+        return targets
+
     async def admit(self, start: generation_pb2.GenerateStart) -> tuple[AdmittedRequest, TargetModel]:
         """Check a request; returns it with the model that will answer it. Raises OutriderError."""
         key = session_key(start)
@@ -81,7 +88,7 @@ def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence
     """
     served = {target.name: target for target in targets}
     if not served:
-        raise Unavailable(f"no verifier can be reached ({', '.join(unreached)}); try again")
+        raise _nothing_served(unreached)
     if name in served:
         return served[name]
     names = ", ".join(sorted(served))
@@ -93,9 +100,17 @@ def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence
     return next(iter(served.values()))
 
 
+def _nothing_served(unreached: Sequence[str]) -> Unavailable:
+    return Unavailable(f"no verifier can be reached ({', '.join(unreached)}); try again")
+
+
 async def encode_prompt(text: str, target: TargetModel, *, add_special: bool = True) -> list[int]:
     """Token ids of a prompt's text, tokenized in a thread. Raises InvalidRequest for an invalid prompt."""
-    return await asyncio.to_thread(check_text(text, target).encode, text, add_special=add_special)
+    tokens, most = check_text(text, target), target.max_length - 1
+    try:
+        return await asyncio.to_thread(tokens.encode, text, add_special=add_special, most=most)
+    except TooManyTokens as error:
+        raise _no_room(f"at least {error.count}", target) from None
 
 
 def check_text(text: str, target: TargetModel) -> TokenTable:
@@ -104,12 +119,7 @@ def check_text(text: str, target: TargetModel) -> TokenTable:
         raise InvalidRequest(f"model {target.name!r} has no tokenizer: give ids, not text")
     if not text:
         raise InvalidRequest("the prompt's text is empty")
-    size, most = len(text.encode()), _most_bytes(target, target.tokens)
-    if size > most:
-        raise InvalidRequest(
-            f"the prompt's text has {size} bytes, more than the context of {target.max_length} ids can hold "
-            f"(at most {most})"
-        )
+    _check_size("the prompt's text", text, target)
     return target.tokens
 
 
@@ -122,18 +132,15 @@ async def prediction_ids(text: str, target: TargetModel) -> Sequence[int]:
         return ()
     if target.tokens is None:
         raise InvalidRequest(f"prediction cannot be used: model {target.name!r} has no tokenizer")
-    size, most = len(text.encode()), _most_bytes(target, target.tokens)
-    if size > most:
+    _check_size("prediction", text, target)
+    most = target.max_length - 1
+    try:
+        return await asyncio.to_thread(target.tokens.encode, text, add_special=False, most=most)
+    except TooManyTokens as error:
         raise InvalidRequest(
-            f"prediction has {size} bytes, more than the context of {target.max_length} ids can hold "
-            f"(at most {most})"
-        )
-    ids = await asyncio.to_thread(target.tokens.encode, text, add_special=False)
-    if len(ids) >= target.max_length:
-        raise InvalidRequest(
-            f"prediction has {len(ids)} ids; no answer in a context of {target.max_length} has so many"
-        )
-    return ids
+            f"prediction has at least {error.count} ids; no answer in a context of {target.max_length} has "
+            "so many"
+        ) from None
 
 
 async def fill_have(
@@ -240,9 +247,29 @@ def _check_nothing_to_draft(asked: generation_pb2.Speculation) -> None:
         )
 
 
-def _most_bytes(target: TargetModel, tokens: TokenTable) -> int:
-    """The most bytes of text that could fit the target's context."""
-    return target.max_length * max(tokens.longest_token_bytes, LEAST_TOKEN_BYTES)
+def most_text_bytes(target: TargetModel) -> int:
+    """The most bytes of text that could fit the target's context; 0 where it has no tokenizer."""
+    if target.tokens is None:
+        return 0
+    return target.max_length * max(target.tokens.longest_token_bytes, LEAST_TOKEN_BYTES)
+
+
+def _check_size(what: str, text: str, target: TargetModel) -> None:
+    """Raises InvalidRequest for text that cannot fit the target's context."""
+    most = most_text_bytes(target)
+    # Characters are counted first: their number is known, the number of bytes is not.
+    size, unit = (len(text), "characters") if len(text) > most else (len(text.encode()), "bytes")
+    if size > most:
+        raise InvalidRequest(
+            f"{what} has {size} {unit}, more than the context of {target.max_length} ids can hold "
+            f"(at most {most} bytes)"
+        )
+
+
+def _no_room(count: str, target: TargetModel) -> InvalidRequest:
+    return InvalidRequest(
+        f"the prompt has {count} ids, which leaves no room in the context of {target.max_length}"
+    )
 
 
 async def _prompt_ids(start: generation_pb2.GenerateStart, target: TargetModel) -> Sequence[int]:
@@ -258,9 +285,7 @@ def _check_ids(ids: Sequence[int], target: TargetModel) -> None:
     if not ids:
         raise InvalidRequest("the prompt is empty: it has no ids")
     if len(ids) >= target.max_length:
-        raise InvalidRequest(
-            f"the prompt has {len(ids)} ids, which leaves no room in the context of {target.max_length}"
-        )
+        raise _no_room(str(len(ids)), target)
     if max(ids) >= target.vocabulary_size:
         place = next(place for place, id_ in enumerate(ids) if id_ >= target.vocabulary_size)
         raise InvalidRequest(

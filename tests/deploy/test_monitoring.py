@@ -7,7 +7,7 @@ import kubernetes_validate
 import yaml
 from rendering import CHART, of_kind, render
 
-from orchestrator.front.http.errors import FieldRefused
+from orchestrator.front.http.field_faults import FieldRefused
 from speculative.errors import (
     IdsNeeded,
     InvalidRequest,

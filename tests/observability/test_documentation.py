@@ -13,7 +13,8 @@ from prometheus_client.core import Metric
 from drafter_service.service import build as build_drafter
 from drafter_service.settings import DrafterSettings
 from orchestrator.fleet.verifier_link import VerifierLost
-from orchestrator.front.http.errors import FieldRefused, describe_error
+from orchestrator.front.http.errors import describe_error
+from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.service import build as build_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from outrider.runtime.metrics import Metrics

@@ -77,6 +77,7 @@ class FakeVerifier(VerifierServicer):
     numerics: str = "toy"
     contract: int = 0
     weights: str = ""
+    max_length: int = MAX_LENGTH
     draining: bool = False
     """Whether its beats say so; it refuses new sessions then."""
     explained: list[explain_pb2.Incarnation] = field(default_factory=list)
@@ -92,7 +93,7 @@ class FakeVerifier(VerifierServicer):
             await asyncio.sleep(60)
         return verifier_pb2.VerifierDescription(
             model=self.model,
-            max_length=MAX_LENGTH,
+            max_length=self.max_length,
             vocabulary_size=VOCABULARY,
             eos_ids=self.eos_ids,
             tokenizer_digest=self.tokens.digest if self.tokens else "",

@@ -155,7 +155,7 @@ LAYERS = {
             "outrider.v1",
             "orchestrator",
         ),
-        ("grpc", "fastapi", "starlette", "uvicorn", "h11", "pydantic", "jinja2"),
+        ("grpc", "fastapi", "starlette", "uvicorn", "h11", "pydantic", "pydantic_core", "jinja2"),
     ),
     "training": Layer(
         ("speculative", "outrider.lm", "outrider.tokens", "outrider.near_copies"),

@@ -10,9 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from orchestrator.fleet.target_model import TargetModel
-from orchestrator.front.http.chat import render_conversation
-from outrider.tokens import ChatTemplate, TokenTable
+from orchestrator.front.http.bodies.templates import render_conversation
 from training import evaluate, heldout, model, prompts
 from training import tokenizer as bpe
 
@@ -44,12 +42,10 @@ def test_both_folders_carry_the_same_tokenizer() -> None:
         assert (TARGET / name).read_bytes() == (DRAFTER / name).read_bytes()
 
 
-async def test_a_conversation_with_the_pair_is_a_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_conversation_with_the_pair_is_a_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.chat_template == bpe.CHAT
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "{{ 7 }}?"}]
-    table = TokenTable.from_json(tokenizer.backend_tokenizer.to_str())
-    target = TargetModel("target", 2048, 4096, table.digest, table, (), ChatTemplate(tokenizer.chat_template))
-    text = await render_conversation(target, messages)
+    text = render_conversation(tokenizer.chat_template, {}, messages)
     assert text == "system: Be brief.\nuser: {{ 7 }}?\nassistant:"
     assert text == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 

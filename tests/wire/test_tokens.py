@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
-from outrider.tokens import TokenTable
+from outrider.tokens import SCREENED, TokenTable, TooManyTokens
 
 TEXTS = [
     "def add(left, right):\n    return left + right\n",
@@ -225,3 +228,52 @@ def test_size_and_longest_token_are_over_all_ids() -> None:
 def test_an_invalid_tokenizer_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a tokenizer\.json"):
         TokenTable.from_json(text)
+
+
+def stalled_s(work: Callable[[], object]) -> tuple[float, float]:
+    """The longest time that another thread could not run, and how long the work took, in seconds."""
+    ended = threading.Event()
+
+    def run() -> None:
+        work()
+        ended.set()
+
+    thread = threading.Thread(target=run)
+    longest, began = 0.0, time.perf_counter()
+    last = began
+    thread.start()
+    while not ended.is_set():
+        time.sleep(0.0005)
+        longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+    thread.join()
+    return longest, last - began
+
+
+def test_other_threads_run_while_a_text_is_tokenized() -> None:
+    table = TokenTable.from_json(byte_level().to_str())
+    text = "the cat sat on the mat, " * 40_000
+    # A busy machine stalls threads as well: the best of some tries counts.
+    stalled, took = min(stalled_s(lambda: table.encode(text)) for _ in range(5))
+    assert stalled < took / 3
+
+
+def test_more_tokens_than_are_wanted_are_refused_whatever_the_texts_length() -> None:
+    table = TokenTable.from_json(byte_level().to_str())
+    ids = table.encode("the cat sat")
+    assert table.encode("the cat sat", most=len(ids)) == ids
+    with pytest.raises(TooManyTokens) as refused:
+        table.encode("the cat sat", most=len(ids) - 1)
+    assert refused.value.count == len(ids)
+    with pytest.raises(TooManyTokens) as refused:
+        table.encode("x\n" * 4_000_000, most=1_000)
+    assert refused.value.count < 300_000, "the rest of the text was not looked at"
+
+
+def test_a_long_text_of_few_tokens_is_tokenized_whole() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["long " * 5])
+    table = TokenTable.from_json(tokenizer.to_str())
+    text = "long " * 5 * 20_000
+    ids = table.encode(text)
+    assert len(text) > SCREENED * len(ids)
+    assert table.encode(text, most=len(ids)) == ids

@@ -41,10 +41,6 @@ class AnswerAccumulator:
         self._requests = requests
         self._choices = [_Choice() for request in requests for _ in range(request.choices)]
 
-    def prompt_of(self, index: int) -> tuple[int, ...]:
-        """Token ids of the prompt that a choice answers."""
-        return self._requests[index // self._requests[0].choices].ids
-
     def add(self, place: int, event: Event) -> Piece | None:
         """The piece that an event adds; None for an event without text.
 

@@ -3,42 +3,35 @@
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.exceptions import HTTPException
 
 import outrider
 from orchestrator.fleet.target_model import TargetModel
-from orchestrator.front.admission import encode_prompt
 from orchestrator.front.auth import Gate
-from orchestrator.front.http.chat import render_conversation
+from orchestrator.front.http.bodies.bounds import BodyKind
 from orchestrator.front.http.completion_service import CompletionService
-from orchestrator.front.http.errors import (
-    FieldRefused,
-    error_response,
-    on_error,
-    on_http_error,
-    on_invalid_body,
-)
+from orchestrator.front.http.errors import error_response, on_error, on_http_error
 from orchestrator.front.http.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from orchestrator.front.http.middleware import AuthMiddleware, BodyLimitMiddleware, caller_of
+from orchestrator.front.http.middleware import AuthMiddleware, FramingMiddleware
 from orchestrator.front.http.responses import CompletionResponse
-from outrider.tokens import TokenTable
-from speculative.errors import InvalidRequest, OutriderError, Unavailable
+from orchestrator.front.http.tokenizing import TokenizeResponse
+from speculative.errors import OutriderError, Unavailable
 
 
-def make_app(service: CompletionService, gate: Gate, max_body_bytes: int) -> FastAPI:
+def make_app(service: CompletionService, gate: Gate) -> FastAPI:
     """The application. Every response that reports an error has OpenAI's shape."""
     app = FastAPI(title="Outrider", version=outrider.__version__, docs_url=None, redoc_url=None)
     app.include_router(_completions(service))
     app.include_router(_models(service))
     app.include_router(_tokenizing(service))
-    app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(OutriderError, on_error)
     app.add_exception_handler(Exception, on_error)
-    app.add_middleware(BodyLimitMiddleware, most_bytes=max_body_bytes)
-    app.add_middleware(AuthMiddleware, gate=gate)  # the last one is the first to see a request
+    app.add_middleware(AuthMiddleware, gate=gate)
+    app.add_middleware(FramingMiddleware)  # the last one is the first to see a request
     _describe(app)
     return app
 
@@ -47,29 +40,16 @@ def _completions(service: CompletionService) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", response_class=JSONResponse)
-    async def completions(asked: CompletionRequest, request: Request) -> Response:
+    async def completions(request: Request) -> Response:
         """Complete one text, or several."""
-        return await _respond(service, asked, request)
+        return CompletionResponse(service, BodyKind.COMPLETION, request)
 
     @router.post("/v1/chat/completions", response_class=JSONResponse)
-    async def chat_completions(asked: ChatRequest, request: Request) -> Response:
+    async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return await _respond(service, asked, request)
+        return CompletionResponse(service, BodyKind.CHAT, request)
 
     return router
-
-
-async def _respond(
-    service: CompletionService, body: CompletionRequest | ChatRequest, request: Request
-) -> Response:
-    try:
-        return CompletionResponse(service, await service.job(body, caller_of(request)))
-    except FieldRefused:
-        raise
-    except InvalidRequest as error:
-        if isinstance(body, ChatRequest) and str(error).startswith(("the prompt", "there is no prompt")):
-            raise FieldRefused("messages", str(error)) from error
-        raise
 
 
 def _models(service: CompletionService) -> APIRouter:
@@ -113,59 +93,41 @@ def _model(target: TargetModel) -> dict[str, Any]:
 def _tokenizing(service: CompletionService) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/tokenize")
-    async def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
+    @router.post("/tokenize", response_class=JSONResponse)
+    async def tokenize(request: Request) -> Response:
         """Token ids of a prompt, as a completion would see them."""
-        target = service.target(asked.model)
-        text, special = await _text_of(asked, target)
-        ids = await encode_prompt(text, target, add_special=special) if text else []
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": target.max_length, "tokens": ids}
-        if asked.return_token_strs:
-            answer["token_strs"] = [_tokens(target).token(id_) for id_ in ids]
-        return answer
+        return TokenizeResponse(service, BodyKind.TOKENIZE, request)
 
-    @router.post("/detokenize")
-    async def detokenize(asked: DetokenizeRequest) -> dict[str, str]:
+    @router.post("/detokenize", response_class=JSONResponse)
+    async def detokenize(request: Request) -> Response:
         """The text of token ids; special tokens have none."""
-        target = service.target(asked.model)
-        tokens = _tokens(target)
-        for at, id_ in enumerate(asked.tokens):
-            if id_ >= target.vocabulary_size:
-                what = f"tokens[{at}] is {id_}; ids are below {target.vocabulary_size}"
-                raise FieldRefused(f"tokens[{at}]", what)
-        return {"prompt": b"".join(map(tokens.token_bytes, asked.tokens)).decode("utf-8", "replace")}
+        return TokenizeResponse(service, BodyKind.DETOKENIZE, request)
 
     return router
 
 
-async def _text_of(body: TokenizeRequest, target: TargetModel) -> tuple[str, bool]:
-    """The text to tokenize, and whether the tokenizer adds its special tokens."""
-    special = body.add_special_tokens
-    if body.messages is None:
-        if body.prompt is None:
-            raise FieldRefused("prompt", "prompt is missing; give it, or messages")
-        if body.add_generation_prompt is not None:
-            raise FieldRefused("add_generation_prompt", "add_generation_prompt is given without messages")
-        return body.prompt, special is not False
-    if body.prompt is not None:
-        raise FieldRefused("prompt", "prompt is given beside messages; give one of them")
-    messages = [message.plain() for message in body.messages]
-    follows = body.add_generation_prompt is not False
-    return await render_conversation(target, messages, add_generation_prompt=follows), bool(special)
-
-
-def _tokens(target: TargetModel) -> TokenTable:
-    if target.tokens is None:
-        raise FieldRefused("model", f"model {target.name!r} has no tokenizer")
-    return target.tokens
+_BODIES: dict[str, type[BaseModel]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
 
 
 def _describe(app: FastAPI) -> None:
-    """Correct the OpenAPI document: invalid bodies are refused with 400 here, not with the usual 422."""
+    """Complete the OpenAPI document: the routes read their bodies themselves, and refuse invalid ones."""
     made = app.openapi()
+    modes: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+        (model, "validation") for model in _BODIES.values()
+    ]
+    _, described = models_json_schema(modes, ref_template="#/components/schemas/{model}")
+    made.setdefault("components", {})["schemas"] = described["$defs"]
+    for path, model in _BODIES.items():
+        reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+        operation = made["paths"][path]["post"]
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
+        operation["responses"]["400"] = {"description": "A field is not what it may be."}
     for operations in made["paths"].values():
         for operation in operations.values():
             if operation["responses"].pop("422", None) is not None:
                 operation["responses"]["400"] = {"description": "A field is not what it may be."}
-    for name in ("HTTPValidationError", "ValidationError"):
-        made["components"]["schemas"].pop(name, None)

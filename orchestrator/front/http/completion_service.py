@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,9 +15,13 @@ from orchestrator.front.auth import Caller
 from orchestrator.front.concurrency import ConcurrencyLimit
 from orchestrator.front.http import translate
 from orchestrator.front.http.accumulator import AnswerAccumulator
-from orchestrator.front.http.chat import render_conversation
-from orchestrator.front.http.fields import ChatRequest, CompletionRequest, GenerationFields
+from orchestrator.front.http.bodies.bounds import BodyKind
+from orchestrator.front.http.bodies.intake import BodyIntake
+from orchestrator.front.http.bodies.reading import Prompt, ReadBody
+from orchestrator.front.http.field_faults import FieldRefused
+from orchestrator.front.http.fields import ChatFields, CompletionFields, GenerationFields
 from orchestrator.front.http.openai_format import ChatCompletionFormat, CompletionFormat, TextCompletionFormat
+from orchestrator.front.reservation import Reservation, reserved
 from orchestrator.metrics import RequestMetrics
 from orchestrator.relay.delivery import Event
 from orchestrator.relay.relay import Relay
@@ -25,6 +29,9 @@ from speculative.errors import InvalidRequest
 
 SEED_BITS = 53
 """Bits of a seed that is drawn here: every JSON reader keeps all digits of such a whole number."""
+
+LONG_TEXT = 65_536
+"""Characters of a text that is tokenized alone: several at once would take all cores from short ones."""
 
 Item = TypeVar("Item")
 
@@ -44,6 +51,15 @@ class CompletionJob:
     id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who sent a body."""
+
+    caller: Caller
+    owner: str
+    """Whose turn and whose memory the body takes."""
+
+
 class CompletionService:
     """Checks the bodies of HTTP requests and runs their requests."""
 
@@ -54,12 +70,16 @@ class CompletionService:
         relay: Relay,
         metrics: RequestMetrics,
         limit: ConcurrencyLimit,
+        intake: BodyIntake,
     ) -> None:
         self._fleet = fleet
         self._admission = admission
         self._relay = relay
         self._metrics = metrics
         self._limit = limit
+        self._long_texts = asyncio.Semaphore(1)
+        self.intake = intake
+        """Receives and reads the bodies."""
 
     def served(self) -> list[TargetModel]:
         """The models that a request can be opened for now."""
@@ -69,14 +89,27 @@ class CompletionService:
         """The served model of this name; see choose_target."""
         return self._admission.target(name or "")
 
-    async def job(self, body: CompletionRequest | ChatRequest, caller: Caller) -> CompletionJob:
-        """Check a body and tokenize its prompts. Raises OutriderError."""
+    def reserved(self, caller: Caller) -> AbstractContextManager[Reservation]:
+        """A place for a request of this caller, while the context lasts; see `reserved`."""
+        return reserved(self._limit, caller)
+
+    async def job(self, kind: BodyKind, data: bytearray, asker: Asker, places: Reservation) -> CompletionJob:
+        """Read a body, check it and tokenize its prompts. Raises OutriderError.
+
+        Args:
+            places: one place, which becomes one for each prompt.
+        """
+        fields: GenerationFields | None = None
         try:
-            return await self._job(body, caller)
+            read = await self.intake.read(kind, data, asker.owner)
+            places.widen(len(read.prompts))
+            assert isinstance(read.fields, CompletionFields | ChatFields)
+            fields = read.fields
+            return await self._job(read, fields, asker.caller)
         except Exception as error:
             with self._metrics.begin():  # a refused request counts as a request, too
-                if isinstance(error, InvalidRequest):
-                    raise translate.renamed(error, body) from error
+                if isinstance(error, InvalidRequest) and not isinstance(error, FieldRefused):
+                    raise translate.renamed(error, fields) from error
                 raise
 
     async def events(self, job: CompletionJob) -> AsyncGenerator[tuple[int, Event], None]:
@@ -84,34 +117,43 @@ class CompletionService:
 
         Closing the generator ends the requests. Raises OutriderError.
         """
-        count = len(job.requests)
-        with self._limit.enter(count), job.caller.within_quota(count):
-            streams = [self._answer(request, job) for request in job.requests]
-            async with aclosing(merge_streams(streams)) as events:
-                try:
-                    async for event in events:
-                        yield event
-                except InvalidRequest as error:
-                    raise translate.renamed(error, job.body) from error
+        streams = [self._answer(request, job) for request in job.requests]
+        async with aclosing(merge_streams(streams)) as events:
+            try:
+                async for event in events:
+                    yield event
+            except InvalidRequest as error:
+                raise translate.renamed(error, job.body) from error
 
-    async def _job(self, body: CompletionRequest | ChatRequest, caller: Caller) -> CompletionJob:
+    async def token_ids(self, prompt: Prompt, target: TargetModel, *, add_special: bool) -> Sequence[int]:
+        """Token ids of a prompt. Of long texts one at a time is tokenized. Raises InvalidRequest."""
+        if not isinstance(prompt, str):
+            return prompt
+        if len(prompt) <= LONG_TEXT:
+            return await encode_prompt(prompt, target, add_special=add_special)
+        async with self._long_texts:
+            return await encode_prompt(prompt, target, add_special=add_special)
+
+    async def _job(
+        self, read: ReadBody, body: CompletionFields | ChatFields, caller: Caller
+    ) -> CompletionJob:
         translate.check_together(body)
         target = self.target(body.model)
         format_: CompletionFormat
-        if isinstance(body, ChatRequest):
+        if isinstance(body, ChatFields):
             format_ = ChatCompletionFormat(target.tokens)
-            text = await render_conversation(target, [message.plain() for message in body.messages])
-            prompts: Sequence[Sequence[int]] = [await encode_prompt(text, target, add_special=False)]
         else:
             format_ = TextCompletionFormat(target.tokens)
-            given = translate.prompts_of(body)
-            prompts = [p if isinstance(p, list) else await encode_prompt(p, target) for p in given]
         seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed % 2**64
         name = f"{format_.id_prefix}-{secrets.token_hex(12)}"
-        predicted = "" if body.prediction is None else body.prediction.plain()
-        prediction = await prediction_ids(predicted, target)
+        prediction = await prediction_ids(read.prediction, target)
         default, tenant = self._admission.default_max_tokens, caller.tenant()
-        requests = translate.admitted(body, prompts, target, seed, tenant, name, default, prediction)
+        requests = []
+        for index, prompt in enumerate(read.prompts):
+            ids = await self.token_ids(prompt, target, add_special=not read.rendered)
+            session = f"{name}-{index}"
+            requests.append(translate.admitted(body, ids, target, seed, tenant, session, default, prediction))
+            await asyncio.sleep(0)  # others have their turn between two prompts
         return CompletionJob(
             body, caller, target, format_, tuple(requests), AnswerAccumulator(requests), seed, name
         )

@@ -2,25 +2,16 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from outrider.wire.status import RETRY_KEY, shortened, status_of
-from speculative.errors import InvalidRequest, QuotaExceeded
-
-
-class FieldRefused(InvalidRequest):
-    """A refused body; `param` names the field that is wrong, or is None where the body as a whole is."""
-
-    def __init__(self, param: str | None, message: str) -> None:
-        super().__init__(message)
-        self.param = param
+from orchestrator.front.http.field_faults import FieldRefused
+from outrider.wire.status import RETRY_KEY, status_of
+from speculative.errors import QuotaExceeded
 
 
 class ErrorKind(NamedTuple):
@@ -59,16 +50,6 @@ _NAMES = (
     (r"^[Tt]he prompt\b|give ids, not text", "prompt"),
 )
 _FIELD = re.compile(r"([a-z_]+) (?:is|has|names|cannot)\b")
-# What a field of several types takes; the library reports a fault for each of the types.
-_TAKES = {
-    "prompt": "a string, a list of strings, a list of token ids or a list of such lists, of at least one",
-    "stop": "a string or a list of strings",
-    "content": "a string, or a list of parts of type text",
-    "echo": "false",
-    "best_of": "1",
-    "strict": "true",
-    "json_object": "true",
-}
 
 
 def param_of(message: str) -> str | None:
@@ -133,47 +114,3 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
     return JSONResponse(openai_error(str(error.detail), type_), error.status_code, dict(error.headers or {}))
-
-
-async def on_invalid_body(request: Request, error: Exception) -> JSONResponse:
-    """Handles a body with invalid fields: reports the first fault, by the field's name."""
-    assert isinstance(error, RequestValidationError)
-    return error_response(field_refused(error.errors()))
-
-
-def field_refused(faults: Sequence[Mapping[str, Any]]) -> FieldRefused:
-    """The refusal for the first fault that pydantic found."""
-    fault = faults[0]
-    place = _place(_without_tags(fault["loc"][1:]))
-    last = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
-    if fault["type"] == "json_invalid":
-        return FieldRefused(None, f"the body is no JSON: {fault.get('ctx', {}).get('error', '')}")
-    if not fault["loc"][1:]:
-        return FieldRefused(None, "the body must be a JSON object, sent as application/json")
-    if fault["type"] == "extra_forbidden":
-        return FieldRefused(place, f"{place or 'a field without a name'} is not supported here; leave it out")
-    if fault["type"] == "missing":
-        return FieldRefused(place, f"{place} is missing")
-    wanted = f"it must be {_TAKES[last]}" if last in _TAKES else str(fault["msg"])
-    return FieldRefused(place, f"{place} is {shortened(repr(fault['input']), 80)}: {wanted}")
-
-
-def _without_tags(parts: Sequence[str | int]) -> list[str | int]:
-    """The path without the type of a response_format, which the library inserts as a step of its own."""
-    return [part for at, part in enumerate(parts) if at != 1 or parts[0] != "response_format"]
-
-
-def _place(parts: Sequence[str | int]) -> str:
-    """A path such as `messages[0].content`, without the types that the library tried."""
-    place = ""
-    for part in parts:
-        if isinstance(part, int):
-            place += f"[{part}]"
-        elif re.fullmatch(r"[a-z][a-z_]*", part) and part not in _TRIED:
-            place += f".{part}" if place else part
-        elif not place:  # an unknown field may have any name
-            place = shortened(part, 80)
-    return place
-
-
-_TRIED = {"str", "int", "bool", "float", "dict", "list", "text_"}

@@ -1,15 +1,48 @@
 """The fields that a request's body may have, with their types; every other field is refused.
 
 Ranges that depend on the target, or that requests over gRPC have too, are checked by the admission.
+
+Validation reports the first fault and ends there: the items of a list are checked until one is wrong, the
+kind of a prompt follows from its first item, and a table with too many entries is refused unread. So a body
+costs no more to refuse than to accept.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
-from outrider.wire.codec import MAX_CHOICES
-from speculative.logprobs import MAX_TOP_LOGPROBS
+from speculative.params import MAX_BIAS_ENTRIES, MAX_STOP_IDS
+from speculative.request_bounds import MAX_REGEX_BYTES, MAX_SCHEMA_BYTES, MAX_TOP_LOGPROBS
+from speculative.stop import MAX_STOP_BYTES, MAX_STOPS
+
+MAX_NAME = 256
+"""The most characters of a name in a body: of a model, a source, a corpus, a schema."""
+MAX_NAMES = 64
+"""The most names in a list of names."""
+
+
+class _UntilFault(FailFast):
+    """The library's mark for lists that are checked until an item is wrong, fit to stand in a union."""
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+UNTIL_FAULT = _UntilFault()
+UNKNOWN_FIELD = "unknown_field"
+TOO_MANY = "too_many"
 
 
 def _writable(text: str) -> str:
@@ -38,7 +71,33 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _few_biases(value: Any) -> Any:
+    """The value, unless it is a table with more entries than may be: the library would check them all."""
+    if isinstance(value, dict) and len(value) > MAX_BIAS_ENTRIES:
+        raise PydanticCustomError(TOO_MANY, "too many entries", {"max_length": MAX_BIAS_ENTRIES})
+    return value
+
+
+def _kind_of_prompt(value: Any) -> str | None:
+    """The tag of the only kind of prompt that this value may be, found from its first item."""
+    if isinstance(value, str):
+        return "one text"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else None
+    return (
+        "some texts"
+        if isinstance(first, str)
+        else "lists of ids"
+        if isinstance(first, list)
+        else "list of ids"
+    )
+
+
 Text = Annotated[str, AfterValidator(_writable)]
+Name = Annotated[Text, Field(max_length=MAX_NAME)]
+Names = Annotated[list[Name], Field(max_length=MAX_NAMES), UNTIL_FAULT]
+Stop = Annotated[Text, Field(max_length=MAX_STOP_BYTES)]
 Whole = Annotated[int, Field(ge=0, lt=2**31)]
 Id = Annotated[int, Field(ge=0, lt=2**32)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -49,10 +108,46 @@ OnlyFalse = Annotated[Literal[False], BeforeValidator(_truth)]
 OnlyOne = Annotated[Literal[1], BeforeValidator(_whole)]
 
 
+Ids = Annotated[list[Id], UNTIL_FAULT]
+# The tags hold spaces, as no field's name does.
+Prompt = Annotated[
+    Annotated[Text, Tag("one text")]
+    | Annotated[list[Text], Field(min_length=1), UNTIL_FAULT, Tag("some texts")]
+    | Annotated[Ids, Field(min_length=1), Tag("list of ids")]
+    | Annotated[list[Ids], Field(min_length=1), UNTIL_FAULT, Tag("lists of ids")],
+    Discriminator(_kind_of_prompt),
+]
+"""A text, several texts, token ids, or several lists of token ids."""
+
+
+Stops = Annotated[
+    Annotated[Stop, Tag("one string")]
+    | Annotated[list[Stop], Field(max_length=MAX_STOPS), UNTIL_FAULT, Tag("some strings")],
+    Discriminator(lambda value: "some strings" if isinstance(value, list) else "one string"),
+]
+
+
 class Fields(BaseModel):
     """Base of all bodies: unknown fields are refused, and no type is converted to another."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    names: ClassVar[frozenset[str]] = frozenset()
+    """Names of the fields, as bodies have them."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.names = frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        """Refuse the first unknown field; the library would report every one."""
+        if isinstance(value, dict):
+            for name in value:
+                if name not in cls.names:
+                    raise PydanticCustomError(UNKNOWN_FIELD, "unknown field", {"name": name})
+        return value
 
 
 class StreamOptions(Fields):
@@ -67,20 +162,20 @@ class SpeculationFields(Fields):
 
     enabled: bool | None = None
     """Whether sources draft at all; default true."""
-    sources: list[Text] | None = None
+    sources: Names | None = None
     """Names of the sources to draft from; default all."""
     nodes: Whole | None = None
     """The most drafted tokens that one round verifies; 0 is plain decoding."""
     learn: bool | None = None
     """Whether the answer may be kept to draft from, for the same tenant; default true."""
-    corpora: list[Text] | None = None
+    corpora: Names | None = None
     """Names of the corpora to draft from; default all."""
 
 
 class JsonSchema(Fields):
     """A JSON schema with a name."""
 
-    name: str
+    name: Name
     """A name for readers; it changes nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     """The schema that the text has to match."""
@@ -113,9 +208,11 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class StructuredOutputs(Fields):
     """What the text has to match, under vLLM's names; give one of these."""
 
-    json_: Annotated[Text | dict[str, Any] | None, Field(alias="json")] = None
+    json_: Annotated[
+        Annotated[Text, Field(max_length=MAX_SCHEMA_BYTES)] | dict[str, Any] | None, Field(alias="json")
+    ] = None
     """A schema, as an object or as text."""
-    regex: Text | None = None
+    regex: Annotated[Text, Field(max_length=MAX_REGEX_BYTES)] | None = None
     """A regular expression that the whole text has to match."""
     json_object: OnlyTrue | None = None
 
@@ -127,11 +224,14 @@ class TextPart(Fields):
     text: Text
 
 
+Content = Text | Annotated[list[TextPart], UNTIL_FAULT]
+
+
 class Prediction(Fields):
     """Text that the answer may resemble; it serves as a draft, and does not change the answer."""
 
     type: Literal["content"]
-    content: Text | list[TextPart]
+    content: Content
     """Parts are joined by line ends."""
 
     def plain(self) -> str:
@@ -147,7 +247,7 @@ def joined(content: str | Sequence[TextPart]) -> str:
 class GenerationFields(Fields):
     """Fields of text and chat completions alike."""
 
-    model: Text | None = None
+    model: Name | None = None
     """Name of the model; may be left out where one model is served."""
     max_tokens: Whole | None = None
     """The most tokens to generate; default: the server's."""
@@ -160,17 +260,25 @@ class GenerationFields(Fields):
     repetition_penalty: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Number] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Number],
+            BeforeValidator(_few_biases),
+            Field(max_length=MAX_BIAS_ENTRIES),
+        ]
+        | None
+    ) = None
     """Numbers to add to the logits of tokens, by token id, which is written as a string."""
     min_tokens: Whole | None = None
     ignore_eos: bool | None = None
-    stop: Text | list[Text] | None = None
+    stop: Stops | None = None
     """At most 16 stop strings; the text leaves them out."""
-    stop_token_ids: list[Id] | None = None
+    stop_token_ids: Annotated[list[Id], Field(max_length=MAX_STOP_IDS), UNTIL_FAULT] | None = None
     seed: Seed | None = None
     """The same request with the same seed has the same answer; default: drawn, and returned with the
     answer."""
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[Whole, Field(ge=1)] | None = None
+    """Number of choices for each prompt, at most 16; default 1."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """What the text has to match, where response_format has no name for it; give one of the two."""
@@ -184,22 +292,27 @@ class GenerationFields(Fields):
     """How much of `metrics.speculative_decoding` the answer holds; default none."""
 
 
-class CompletionRequest(GenerationFields):
-    """Body of /v1/completions."""
+class CompletionFields(GenerationFields):
+    """Fields of /v1/completions beside the prompt."""
 
-    prompt: Text | list[Text] | list[Id] | list[list[Id]]
-    """A text, several texts, token ids, or several lists of token ids."""
     logprobs: Top | None = None
     """How many of the likeliest tokens to return beside each generated token."""
     echo: OnlyFalse | None = None
     best_of: OnlyOne | None = None
 
 
+class CompletionRequest(CompletionFields):
+    """Body of /v1/completions."""
+
+    prompt: Prompt
+    """A text, several texts, token ids, or several lists of token ids."""
+
+
 class Message(Fields):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: Content
     """Parts are joined by line ends."""
     name: Text | None = None
     """A name for chat templates that use one."""
@@ -210,10 +323,12 @@ class Message(Fields):
         return {"role": self.role, "content": joined(self.content), **named}
 
 
-class ChatRequest(GenerationFields):
-    """Body of /v1/chat/completions."""
+Messages = Annotated[list[Message], Field(min_length=1), UNTIL_FAULT]
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+
+class ChatFields(GenerationFields):
+    """Fields of /v1/chat/completions beside the messages."""
+
     max_completion_tokens: Whole | None = None
     """The same as max_tokens; give one of the two."""
     logprobs: bool | None = None
@@ -221,12 +336,16 @@ class ChatRequest(GenerationFields):
     """Needs logprobs."""
 
 
-class TokenizeRequest(Fields):
-    """Body of /tokenize: either a text or a conversation."""
+class ChatRequest(ChatFields):
+    """Body of /v1/chat/completions."""
 
-    model: Text | None = None
-    prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages
+
+
+class TokenizeFields(Fields):
+    """Fields of /tokenize beside the text or the conversation."""
+
+    model: Name | None = None
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its special tokens, as to a prompt; default true, with messages false."""
     add_generation_prompt: bool | None = None
@@ -234,8 +353,20 @@ class TokenizeRequest(Fields):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(Fields):
+class TokenizeRequest(TokenizeFields):
+    """Body of /tokenize: either a text or a conversation."""
+
+    prompt: Text | None = None
+    messages: Messages | None = None
+
+
+class DetokenizeFields(Fields):
+    """Fields of /detokenize beside the tokens."""
+
+    model: Name | None = None
+
+
+class DetokenizeRequest(DetokenizeFields):
     """Body of /detokenize."""
 
-    model: Text | None = None
-    tokens: list[Id]
+    tokens: Ids

@@ -1,23 +1,20 @@
-"""ASGI middleware around the routes: request ids, API keys, and bounds on bodies."""
+"""ASGI middleware around the routes: request ids, the framing of bodies, API keys."""
 
-import asyncio
 from contextlib import ExitStack
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.front.auth import Caller, Gate
+from orchestrator.front.auth import DEFAULT_TENANT, Caller, Gate
 from orchestrator.front.http.errors import error_response
+from orchestrator.front.http.field_faults import FieldRefused
 from outrider.wire.keys import HEADER
 from outrider.wire.origin import REQUEST_KEY, arrived, origin_of
 from speculative.errors import OutriderError
 
 OPEN_PATHS = frozenset({"/health", "/version"})
 """Paths that need no key, for probes."""
-SENDING_S = 30.0
-"""How long a client may take to send a request's headers, and again to send its body, in seconds."""
 
 
 class RequestIdMiddleware:
@@ -44,6 +41,29 @@ class RequestIdMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class FramingMiddleware:
+    """Refuses a body whose length is given in two ways, and closes the connection.
+
+    A proxy in between may have read another length, and taken the rest of the bytes for another client's
+    request.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] == "http":
+            names = {name for name, _ in scope["headers"]}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                what = "the request has both Content-Length and Transfer-Encoding; send one of them"
+                response = error_response(FieldRefused(None, what))
+                response.headers["connection"] = "close"
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class AuthMiddleware:
@@ -80,36 +100,8 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-class BodyLimitMiddleware:
-    """Refuses bodies that are too large or too slow, before any of a body is read as JSON."""
-
-    sending_s = SENDING_S
-
-    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
-        self._app = app
-        self._most_bytes = most_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        loop = asyncio.get_running_loop()
-        deadline, size, complete = loop.time() + self.sending_s, 0, False
-
-        async def limited() -> Message:
-            nonlocal size, complete
-            if complete:  # a message after the body says that the client leaves
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
-            except TimeoutError as error:
-                raise HTTPException(408, f"the body was not here within {self.sending_s:g} s") from error
-            size += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            if size > self._most_bytes:
-                raise HTTPException(413, f"the body has more than {self._most_bytes} bytes")
-            return message
-
-        await self._app(scope, limited, send)
+def owner_of(request: Request) -> str:
+    """Whose turn and whose memory a request takes: the tenant's, or the address's where keys are not used."""
+    tenant = caller_of(request).tenant()
+    peer = request.client.host if request.client else ""
+    return f"{tenant} {peer}" if tenant == DEFAULT_TENANT else tenant

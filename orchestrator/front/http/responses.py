@@ -4,52 +4,62 @@ A client that goes away cancels the job.
 """
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
-from fastapi.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import Response
+from starlette.types import Send
 
 from orchestrator.front.http.accumulator import Piece
+from orchestrator.front.http.bodies.memory import HeldMemory
+from orchestrator.front.http.body_response import BodyResponse
 from orchestrator.front.http.completion_service import CompletionJob, CompletionService
-from orchestrator.front.http.errors import describe_error, error_response
+from orchestrator.front.http.errors import describe_error
+from orchestrator.front.http.json_pieces import json_bytes, json_in_pieces
 from orchestrator.front.http.translate import wants_usage
+from orchestrator.front.reservation import Reservation
 
-Result = TypeVar("Result")
+LONG_ANSWER = 256
+"""Tokens above which an answer's log-probabilities are formatted in a thread."""
 
 
-class CompletionResponse(Response):
-    """The response to one body. Its call runs the job; a client that goes away cancels the job."""
+class CompletionResponse(BodyResponse):
+    """The response to one body. Its call runs the job."""
+
+    async def _work(
+        self, data: bytearray, memory: HeldMemory, places: Reservation, send: Send
+    ) -> Response | None:
+        job = await self._service.job(self._kind, data, self._asker, places)
+        data.clear()
+        memory.release()
+        answer = _Answer(self._service, job)
+        return await answer.stream(send) if job.body.stream else await answer.whole()
+
+
+class _Answer:
+    """The answer to one job."""
 
     def __init__(self, service: CompletionService, job: CompletionJob) -> None:
-        super().__init__()
         self._service = service
         self._job = job
+        self._prompts: dict[int, bytes] = {}
+        """Token ids of prompts as JSON, by the prompt's index."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send one response, whatever happens to the job."""
-        work = self._stream(send) if self._job.body.stream else self._whole()
-        try:
-            response = await unless_gone(receive, work)
-        except Exception as error:
-            response = error_response(error)
-        if response is not None:
-            await response(scope, receive, send)
-
-    async def _whole(self) -> Response | None:
+    async def whole(self) -> Response | None:
+        """The whole answer, once all choices have ended."""
         answers = self._job.answers
         async with aclosing(self._service.events(self._job)) as events:
             async for place, event in events:
                 answers.add(place, event)
-        body = _head(self._job, self._job.format.whole_object)
-        body["choices"] = [self._choice(piece, whole=True) for piece in answers.whole()]
-        body["usage"] = answers.usage()
-        return JSONResponse(body | _metrics(self._job))
+        choices = [await self._choice(piece, whole=True) for piece in answers.whole()]
+        rest = {"usage": answers.usage()} | _metrics(self._job)
+        head = json_bytes(_head(self._job, self._job.format.whole_object))
+        body = head[:-1] + b',"choices":[' + b",".join(choices) + b"]," + json_bytes(rest)[1:]
+        return Response(body, media_type="application/json")
 
-    async def _stream(self, send: Send) -> Response | None:
+    async def stream(self, send: Send) -> Response | None:
         """Send the stream. Errors after its first event are events, too.
 
         Returns None: nothing is left to send.
@@ -66,7 +76,7 @@ class CompletionResponse(Response):
             except Exception as error:
                 if not begun:
                     raise
-                await _send(send, _json(describe_error(error)[1]))
+                await _send(send, json_bytes(describe_error(error)[1]))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return None
 
@@ -76,59 +86,50 @@ class CompletionResponse(Response):
         head = _head(job, job.format.chunk_object)
         if wants_usage(job.body):
             head["usage"] = None
+        begun = json_bytes(head)[:-1] + b',"choices":['
         opened = set[int]()
         async with aclosing(self._service.events(job)) as events:
             async for place, event in events:
                 if place not in opened:  # the first event of a request says that all of its choices are open
                     opened.add(place)
-                    for choice in self._openings(place):
-                        yield _json(head | {"choices": [choice]})
+                    async for choice in self._openings(place):
+                        yield begun + choice + b"]}"
                 if (piece := job.answers.add(place, event)) is not None:
-                    yield _json(head | {"choices": [self._choice(piece, whole=False)]})
+                    yield begun + await self._choice(piece, whole=False) + b"]}"
         if wants_usage(job.body):
             last = {"choices": [], "usage": job.answers.usage()}
-            yield _json(head | last | _metrics(job))
+            yield json_bytes(head | last | _metrics(job))
 
-    def _openings(self, place: int) -> list[dict[str, Any]]:
+    async def _openings(self, place: int) -> AsyncGenerator[bytes, None]:
         job = self._job
         count = job.requests[place].choices
-        indices = range(place * count, (place + 1) * count)
-        found = []
-        for index in indices:
+        for index in range(place * count, (place + 1) * count):
             choice = job.format.opening(index)
             if choice is None and job.body.return_token_ids:
                 choice = job.format.chunk(Piece(index, ""))
             if choice is not None:
-                if job.body.return_token_ids:
-                    choice["prompt_token_ids"] = job.requests[place].ids
-                found.append(choice)
-        return found
+                yield await self._with_prompt(json_bytes(choice), index)
 
-    def _choice(self, piece: Piece, *, whole: bool) -> dict[str, Any]:
-        choice = self._job.format.whole(piece) if whole else self._job.format.chunk(piece)
+    async def _choice(self, piece: Piece, *, whole: bool) -> bytes:
+        """A choice as JSON."""
+        form = self._job.format.whole if whole else self._job.format.chunk
+        # Log-probabilities of a long answer take long to format: a thread lets the loop in now and then.
+        long = whole and len(piece.logprobs) > LONG_ANSWER
+        choice = await asyncio.to_thread(form, piece) if long else form(piece)
         if self._job.body.return_token_ids:
             choice["token_ids"] = piece.ids
-            if whole:
-                choice["prompt_token_ids"] = self._job.answers.prompt_of(piece.index)
-        return choice
+        if not whole:
+            return json_bytes(choice)
+        return await self._with_prompt(await json_in_pieces(choice), piece.index)
 
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of the work; None where the client went away, which cancels the work."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_gone(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    async def _with_prompt(self, choice: bytes, index: int) -> bytes:
+        """A choice's JSON with the prompt's token ids, where the body asks for them."""
+        if not self._job.body.return_token_ids:
+            return choice
+        place = index // self._job.requests[0].choices
+        if place not in self._prompts:
+            self._prompts[place] = await json_in_pieces(self._job.requests[place].ids)
+        return choice[:-1] + b',"prompt_token_ids":' + self._prompts[place] + b"}"
 
 
 _START = {
@@ -144,10 +145,6 @@ _START = {
 
 async def _send(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _head(job: CompletionJob, object_: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ does not finish sending a request's headers.
 """
 
 import asyncio
-import json
 import logging
 import socket
 import ssl
@@ -13,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from orchestrator.front.http.errors import openai_error
-from orchestrator.front.http.middleware import SENDING_S, RequestIdMiddleware
+from orchestrator.front.http.bodies.intake import BodyIntake
+from orchestrator.front.http.middleware import RequestIdMiddleware
+from orchestrator.front.http.protocol import BoundedProtocol
 from outrider.wire.bind_errors import bind_failure
 from outrider.wire.tls import Certificates, Pem, load_pair
 
@@ -46,6 +45,7 @@ class HttpServer:
     """Serves an application at `bind`, host:port. Raises Unavailable where it cannot be bound.
 
     Args:
+        intake: what takes bodies in; starts and ends with the server.
         certificates: certificates that clients see; None: connections are in plain.
         most: the most connections at once; further ones are closed.
     """
@@ -53,6 +53,7 @@ class HttpServer:
     def __init__(
         self,
         app: ASGIApp,
+        intake: BodyIntake,
         bind: str,
         certificates: Certificates | None = None,
         most: int = MOST_CONNECTIONS,
@@ -68,7 +69,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 RequestIdMiddleware(app),
-                http=bounded(SlowHeaders, most),
+                http=bounded(BoundedProtocol, most),
                 ssl_context_factory=None if certificates is None else ssl_context_factory(certificates),
                 ws="none",
                 lifespan="off",
@@ -81,10 +82,12 @@ class HttpServer:
                 timeout_graceful_shutdown=STOP_S,
             )
         )
+        self._intake = intake
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to answer, clients that have connected already included."""
+        self._intake.start()
         self._task = asyncio.create_task(self._server.serve([self._socket]), name="http")
 
     async def stop(self) -> None:
@@ -98,50 +101,7 @@ class HttpServer:
             log.warning("the HTTP server did not stop")
             task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-
-
-class SlowHeaders(H11Protocol):
-    """Ends a connection whose client does not finish sending a request's headers in time."""
-
-    sending_s = SENDING_S
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        """A client has connected, and has to send headers from now on."""
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        """A client has sent bytes; h11 knows whether the headers are complete."""
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stops watching: the connection is closed."""
-        super().connection_lost(exc)
-        self._stop()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not HTTP with an error in OpenAI's shape, where nothing was answered yet."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = json.dumps(openai_error(msg, "invalid_request_error")).encode()
-            length = str(len(body)).encode()
-            headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-            response = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")])
-            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event))
-        self.transport.close()
-
-    def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            self._stop()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(self.sending_s, self.transport.close)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        await self._intake.stop()
 
 
 def bounded(protocol: type[H11Protocol], most: int) -> type[H11Protocol]:

@@ -3,17 +3,18 @@
 So one set of checks serves both fronts.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.target_model import TargetModel
 from orchestrator.front.admission import admit, session_key
-from orchestrator.front.http.errors import FieldRefused, param_of
+from orchestrator.front.http.bodies.reading import schema_text
+from orchestrator.front.http.errors import param_of
+from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import (
-    ChatRequest,
-    CompletionRequest,
+    ChatFields,
+    CompletionFields,
     GenerationFields,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -23,21 +24,6 @@ from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import grammar_to_wire
 from speculative.errors import InvalidRequest
 from speculative.grammar import Grammar, GrammarKind
-
-Prompt = str | list[int]
-
-
-def prompts_of(body: CompletionRequest) -> list[Prompt]:
-    """The body's prompts, each a text or token ids. Raises FieldRefused where there is none."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise FieldRefused("prompt", "prompt is an empty list; give a text, or ids")
-    texts = [part for part in prompt if isinstance(part, str)]
-    lists = [part for part in prompt if isinstance(part, list)]
-    ids = [part for part in prompt if isinstance(part, int)]
-    return [ids] if ids else [*texts, *lists]
 
 
 def check_together(body: GenerationFields) -> None:
@@ -50,7 +36,7 @@ def check_together(body: GenerationFields) -> None:
             "per_request_spec_decode_metrics",
             "per_request_spec_decode_metrics is sent with the usage; give stream_options.include_usage: true",
         )
-    if isinstance(body, ChatRequest):
+    if isinstance(body, ChatFields):
         if body.top_logprobs is not None and not body.logprobs:
             raise FieldRefused("top_logprobs", "top_logprobs is given without logprobs: true")
         if None not in (body.max_tokens, body.max_completion_tokens):
@@ -64,34 +50,40 @@ def wants_usage(body: GenerationFields) -> bool:
 
 def admitted(
     body: GenerationFields,
-    prompts: Sequence[Sequence[int]],
+    ids: Sequence[int],
     target: TargetModel,
     seed: int,
     tenant: str,
-    name: str,
+    session: str,
     default: int,
     prediction: Sequence[int] = (),
-) -> list[AdmittedRequest]:
-    """The body's requests, one for each prompt, checked. Raises InvalidRequest.
+) -> AdmittedRequest:
+    """The request for one prompt of the body, checked. Raises InvalidRequest.
 
     Args:
-        prompts: token ids of each prompt.
-        name: the beginning of the sessions' names.
+        ids: token ids of the prompt.
+        session: the name of the request's session.
         default: max_tokens where the body leaves it out.
         prediction: token ids of the client's prediction.
     """
-    requests = []
-    for index, ids in enumerate(prompts):
-        start = _start(body, seed, tenant, f"{name}-{index}")
-        requests.append(admit(start, session_key(start), ids, target, default, prediction))
-    return requests
+    start = _start(body, seed, tenant, session)
+    return admit(start, session_key(start), ids, target, default, prediction)
 
 
-def renamed(error: InvalidRequest, body: GenerationFields) -> InvalidRequest:
-    """The refusal with the field's name as the body has it, where a field has two names."""
-    if body.structured_outputs is None or param_of(str(error)) != "response_format":
-        return error
-    return FieldRefused("structured_outputs", str(error))
+def renamed(error: InvalidRequest, body: GenerationFields | None) -> InvalidRequest:
+    """The refusal with the field's name as the body has it, where a field has two names.
+
+    `body` is None where the body was refused before its fields were read.
+    """
+    message = str(error)
+    if isinstance(body, ChatFields) and message.startswith(("the prompt", "there is no prompt")):
+        return FieldRefused("messages", message)
+    structured = body is not None and body.structured_outputs is not None
+    return (
+        FieldRefused("structured_outputs", message)
+        if structured and param_of(message) == "response_format"
+        else error
+    )
 
 
 def _start(body: GenerationFields, seed: int, tenant: str, session: str) -> generation_pb2.GenerateStart:
@@ -111,7 +103,7 @@ def _start(body: GenerationFields, seed: int, tenant: str, session: str) -> gene
 
 
 def _max_tokens(body: GenerationFields) -> int | None:
-    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+    if isinstance(body, ChatFields) and body.max_completion_tokens is not None:
         return body.max_completion_tokens
     return body.max_tokens
 
@@ -149,9 +141,9 @@ def _speculation(body: GenerationFields) -> generation_pb2.Speculation | None:
 
 
 def _logprobs(body: GenerationFields) -> common_pb2.Logprobs | None:
-    if isinstance(body, ChatRequest):
+    if isinstance(body, ChatFields):
         return common_pb2.Logprobs(top_logprobs=body.top_logprobs) if body.logprobs else None
-    assert isinstance(body, CompletionRequest)
+    assert isinstance(body, CompletionFields)
     return None if body.logprobs is None else common_pb2.Logprobs(top_logprobs=body.logprobs)
 
 
@@ -185,7 +177,4 @@ def _structured(body: StructuredOutputs) -> Grammar:
 def _schema(schema: str | dict[str, Any], field: str) -> Grammar:
     if isinstance(schema, str):
         return Grammar(GrammarKind.JSON_SCHEMA, schema)
-    try:
-        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
-    except RecursionError as error:
-        raise FieldRefused(field, "the schema is nested too deeply") from error
+    return Grammar(GrammarKind.JSON_SCHEMA, schema_text(field, schema))

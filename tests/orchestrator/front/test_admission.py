@@ -126,7 +126,7 @@ def test_no_nodes_means_no_speculation() -> None:
 
 def test_text_too_large_for_the_context_is_refused_unread(table: Any) -> None:
     with_tokens = TargetModel("toy", 64, 96, "d", table, ())
-    with pytest.raises(InvalidRequest, match=r"10000000 bytes.*at most 4096"):
+    with pytest.raises(InvalidRequest, match=r"10000000 characters.*at most 4096 bytes"):
         check_text("x" * 10_000_000, with_tokens)
     with pytest.raises(InvalidRequest, match="empty"):
         check_text("", with_tokens)

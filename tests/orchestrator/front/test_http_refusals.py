@@ -5,18 +5,15 @@ import contextlib
 import http.client
 import json
 import random
-import threading
 from typing import Any
 
 import openai
 import pytest
 
-from orchestrator.fleet.target_model import TargetModel
-from orchestrator.front.http.chat import render_conversation
-from orchestrator.front.http.errors import FieldRefused, describe_error, param_of
-from orchestrator.front.http.middleware import BodyLimitMiddleware
-from orchestrator.front.http.server import SlowHeaders
-from outrider.tokens import ChatTemplate, TokenTable
+from orchestrator.front.http.bodies import arriving
+from orchestrator.front.http.errors import describe_error, param_of
+from orchestrator.front.http.protocol import BoundedProtocol
+from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest, Overloaded
 from tests.orchestrator.conftest import World
 from tests.orchestrator.front.test_http_completions import HI, asking
@@ -311,7 +308,7 @@ async def test_an_orchestrator_that_stops_tells_its_streams(world: World, table:
 async def test_headers_that_do_not_end_end_the_connection(
     world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SlowHeaders, "sending_s", 0.1)
+    monkeypatch.setattr(BoundedProtocol, "sending_s", 0.1)
     async with asking(world, table) as (_, _, front):
         host, port = front.http.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -324,7 +321,7 @@ async def test_headers_that_do_not_end_end_the_connection(
 async def test_a_body_that_does_not_end_is_refused(
     world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BodyLimitMiddleware, "sending_s", 0.1)
+    monkeypatch.setattr(arriving, "SENDING_S", 0.1)
     async with asking(world, table) as (_, _, front):
         host, port = front.http.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -333,24 +330,6 @@ async def test_a_body_that_does_not_end_is_refused(
         async with asyncio.timeout(60):
             assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         writer.close()
-
-
-@pytest.mark.parametrize(
-    ("template", "why"),
-    [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "did not end"),
-        ("{% macro f() %}{% for a in messages %}{{ f() }}{% endfor %}{% endmacro %}{{ f() }}", "Recursion"),
-        ("{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "characters"),
-        ("{{ 'x' * 10000000000 }}", "characters"),
-        ("{{ 10 ** 10 ** 10 }}", "not possible"),
-    ],
-)
-async def test_a_template_without_an_end_is_ended(table: TokenTable, template: str, why: str) -> None:
-    target = TargetModel("toy", 64, 96, "", table, (), ChatTemplate(template))
-    running = threading.active_count()
-    with pytest.raises(FieldRefused, match=why):
-        await render_conversation(target, HI, longest_s=0.3 if why == "did not end" else 30)
-    assert threading.active_count() <= running + 1, "no thread but the pool's own goes on"
 
 
 def test_a_refusal_names_the_field_as_the_body_calls_it() -> None:

@@ -1,0 +1,101 @@
+"""Messages between the front and the processes that read bodies, as bytes. Pure.
+
+A message is a head of JSON and the bytes that the head describes. Nothing is unpickled: a process that reads
+what clients send, and runs templates, is not to be trusted with more than text and numbers.
+"""
+
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from struct import Struct
+from typing import Any
+
+from orchestrator.front.http.bodies.bounds import BodyBounds, BodyKind
+from orchestrator.front.http.bodies.reading import ReadBody, read_fields, small_fields
+from orchestrator.front.http.field_faults import FieldRefused
+
+LENGTH = Struct("<I")
+"""The length of the head in bytes, before the head."""
+ANOTHER, LAST = b"\1", b"\0"
+"""The byte after an answer: whether the process takes another body, or ends."""
+MOST_SAID = 2_000
+"""The most characters of a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTask:
+    """What is to be read, beside the body's own bytes."""
+
+    kind: BodyKind
+    size: int
+    """Bytes of the body."""
+    bounds: BodyBounds
+    templates: Mapping[str, tuple[str, Mapping[str, str]] | None]
+    """Chat template and special tokens of each served model, by the model's name; None: it has none."""
+
+
+def task_head(task: BodyTask) -> bytes:
+    """The head of the message that asks for a body to be read; the body's bytes follow."""
+    return _framed(
+        {"kind": task.kind, "size": task.size, "bounds": asdict(task.bounds)}
+        | {"templates": dict(task.templates)}
+    )
+
+
+def task_from_head(data: bytes) -> BodyTask:
+    """The task that a head describes."""
+    head = json.loads(data)
+    templates = {
+        name: None if held is None else (str(held[0]), dict(held[1]))
+        for name, held in head["templates"].items()
+    }
+    return BodyTask(BodyKind(head["kind"]), head["size"], BodyBounds(**head["bounds"]), templates)
+
+
+def answer(value: object, read: ReadBody) -> Iterator[bytes]:
+    """The message that hands back a body, in parts."""
+    texts = [*read.prompts, read.prediction]
+    packed = [text.encode() if isinstance(text, str) else text.tobytes() for text in texts]
+    parts = [[isinstance(text, str), len(data)] for text, data in zip(texts, packed, strict=True)]
+    fields = small_fields(value)
+    yield _framed({"fields": len(fields), "parts": parts, "rendered": read.rendered})
+    yield fields
+    yield from packed
+
+
+def refusal(error: FieldRefused) -> bytes:
+    """The message that refuses a body."""
+    return _framed({"refused": str(error)[:MOST_SAID], "param": error.param})
+
+
+def refused_by(head: Mapping[str, Any]) -> FieldRefused | None:
+    """The refusal that a head holds; None: the body was read."""
+    if "refused" not in head:
+        return None
+    param = head["param"]
+    return FieldRefused(None if param is None else str(param), str(head["refused"]))
+
+
+def read_from_parts(
+    task: BodyTask, head: Mapping[str, Any], fields: bytes, parts: Sequence[bytes | str]
+) -> ReadBody:
+    """The body that an answer hands back.
+
+    Args:
+        parts: what follows the fields; texts are decoded.
+    """
+    *prompts, prediction = (part if isinstance(part, str) else _ids(part) for part in parts)
+    assert isinstance(prediction, str)
+    return ReadBody(read_fields(task.kind, fields), tuple(prompts), prediction, bool(head["rendered"]))
+
+
+def _ids(data: bytes) -> "array[int]":
+    ids = array("I")
+    ids.frombytes(data)
+    return ids
+
+
+def _framed(head: Mapping[str, Any]) -> bytes:
+    data = json.dumps(head).encode()
+    return LENGTH.pack(len(data)) + data

@@ -1,0 +1,241 @@
+"""Owns the processes that read bodies: starts them, hands each one body at a time, kills what hangs.
+
+The loop only moves bytes here, in pieces, and validates the few fields that come back.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.front.http.bodies.fair_queue import FairQueue
+from orchestrator.front.http.bodies.frames import (
+    ANOTHER,
+    LENGTH,
+    BodyTask,
+    read_from_parts,
+    refused_by,
+    task_head,
+)
+from orchestrator.front.http.bodies.reading import ReadBody
+from orchestrator.front.http.field_faults import FieldRefused
+from speculative.errors import Overloaded, Unavailable
+
+READERS = 2
+WAITING = 64
+"""Bodies that may wait for a process."""
+WALL_S = 60.0
+"""Seconds after which a process is killed: the machine is too busy to give it its seconds of a core."""
+QUEUE_S = 20.0
+"""Seconds that a body may wait for a process."""
+WARM_AFTER_S = 2.0
+"""Seconds after the start at which a first process is started, unless a body came before."""
+PIECE = 1 << 18
+"""Bytes that are written at once."""
+LONG_TEXT = 1 << 20
+"""Bytes of a text that is decoded in a thread."""
+MOST_HEAD = 1 << 20
+ROOT = Path(__file__).resolve().parents[4]
+MODULE = "orchestrator.front.http.bodies.reader"
+
+
+class ReaderEnded(Exception):
+    """A process ended while it read a body: the kernel or the parent killed it."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    task: BodyTask
+    data: bytearray
+    result: asyncio.Future[ReadBody]
+
+
+class ReaderProcess:
+    """One process, and this end of its socket."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.usable = True
+        """Whether the process takes another body."""
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls) -> "ReaderProcess":
+        """Start a process. Raises OSError where the machine has none to spare."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = await asyncio.to_thread(_spawn, theirs)
+            except BaseException:
+                ours.close()
+                raise
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(process, reader, writer)
+
+    async def read(self, task: BodyTask, data: bytearray) -> ReadBody:
+        """The body, read. Raises FieldRefused, and ReaderEnded where the process ended."""
+        self.usable = False
+        fields, parts = b"", list[bytes | str]()
+        try:
+            await self._send(task, data)
+            head = await self._head()
+            refused = refused_by(head)
+            if refused is None:
+                fields = await self._reader.readexactly(head["fields"])
+                parts = [await self._part(is_text, size) for is_text, size in head["parts"]]
+            self.usable = await self._reader.readexactly(1) == ANOTHER
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise ReaderEnded from error
+        if refused is not None:
+            raise refused
+        return read_from_parts(task, head, fields, parts)
+
+    async def close(self) -> None:
+        """Kill the process, and wait until it is gone."""
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+
+    async def _send(self, task: BodyTask, data: bytearray) -> None:
+        self._writer.write(task_head(task))
+        for start in range(0, len(data), PIECE):
+            self._writer.write(bytes(data[start : start + PIECE]))
+            await self._writer.drain()
+
+    async def _head(self) -> Mapping[str, Any]:
+        (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        if size > MOST_HEAD:
+            raise ReaderEnded
+        head = json.loads(await self._reader.readexactly(size))
+        assert isinstance(head, dict)
+        return head
+
+    async def _part(self, is_text: bool, size: int) -> bytes | str:
+        data = await self._reader.readexactly(size)
+        if not is_text:
+            return data
+        return data.decode() if size <= LONG_TEXT else await asyncio.to_thread(data.decode)
+
+
+class ReaderPool:
+    """Reads bodies in processes; clients take turns, and none of them has all processes.
+
+    Args:
+        count: the most processes.
+    """
+
+    def __init__(self, count: int = READERS) -> None:
+        self._count = count
+        self._queue: FairQueue[_Waiting] = FairQueue(WAITING, max(1, count - 1))
+        self._ready: list[ReaderProcess] = []
+        self._working: set[asyncio.Task[None]] = set()
+        self._warming: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        """Start a first process soon, so that few bodies wait for one, and the start of others goes first."""
+        self._warming = asyncio.create_task(self._warm(), name="start a process that reads bodies")
+
+    async def stop(self) -> None:
+        """End all processes, and refuse what they read."""
+        self._stopped = True
+        tasks = [*self._working, *([self._warming] if self._warming else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for waiting in self._queue.empty():
+            _end(waiting)
+        for process in self._ready:
+            await process.close()
+        self._ready.clear()
+
+    async def read(self, task: BodyTask, data: bytearray, owner: str) -> ReadBody:
+        """The body, read by a process. Raises FieldRefused, and Overloaded where no process is free in time.
+
+        Args:
+            owner: whose turn the body takes.
+        """
+        waiting = _Waiting(task, data, asyncio.get_running_loop().create_future())
+        self._queue.put(owner, waiting)
+        self._dispatch()
+        try:
+            async with asyncio.timeout(QUEUE_S + WALL_S):
+                return await waiting.result
+        except TimeoutError:
+            raise Overloaded("this orchestrator is too busy to read a large body", 1.0) from None
+
+    def _dispatch(self) -> None:
+        while len(self._working) < self._count and not self._stopped and (taken := self._queue.take()):
+            task = asyncio.create_task(self._work(*taken), name="read a body")
+            self._working.add(task)
+            task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._working.discard(task)
+        self._dispatch()
+
+    async def _warm(self) -> None:
+        await asyncio.sleep(WARM_AFTER_S)
+        if not self._ready and not self._working:
+            self._ready.append(await ReaderProcess.start())
+
+    async def _work(self, owner: str, waiting: _Waiting) -> None:
+        """Read one body, unless nobody waits for it any more."""
+        try:
+            if not waiting.result.done():
+                read = await self._read(waiting)
+                if not waiting.result.done():
+                    waiting.result.set_result(read)
+        except asyncio.CancelledError:
+            _end(waiting)
+            raise
+        except Exception as error:
+            if not waiting.result.done():
+                waiting.result.set_exception(error)
+        finally:
+            self._queue.done(owner)
+
+    async def _read(self, waiting: _Waiting) -> ReadBody:
+        process = self._ready.pop() if self._ready else await ReaderProcess.start()
+        try:
+            async with asyncio.timeout(WALL_S):
+                return await process.read(waiting.task, waiting.data)
+        except TimeoutError:
+            raise Overloaded("this orchestrator is too busy to read a large body", 1.0) from None
+        except ReaderEnded:
+            raise FieldRefused(
+                None, "the body takes too much time or memory to read; make it smaller"
+            ) from None
+        finally:
+            if process.usable:
+                self._ready.append(process)
+            else:
+                await process.close()
+
+
+def _end(waiting: _Waiting) -> None:
+    if not waiting.result.done():
+        waiting.result.set_exception(Unavailable("this orchestrator is stopping; try another, or try again"))
+
+
+def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    # -P: nothing may be imported from the working directory. The environment may hold secrets: it stays here.
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", MODULE],
+        stdin=theirs.fileno(),
+        stdout=subprocess.DEVNULL,
+        env={"PYTHONPATH": path},
+    )

@@ -1,0 +1,131 @@
+"""HTTP/1.1 on one connection, with bounds on what a client may leave undone.
+
+A client has to send a request's headers in time, and chunks of some size. Where an answer is sent before its
+request is complete, the rest of the request is thrown away for a few seconds, and the connection is closed. A
+client that does not take its answer loses the connection, too.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from orchestrator.front.http.bodies.arriving import SENDING_S
+from orchestrator.front.http.errors import openai_error
+
+MANY_CHUNKS = 256
+LEAST_CHUNK = 256
+"""Bytes that chunks have on average, once there are many: each one costs as much as many bytes."""
+
+
+class ChunkedConnection(h11.Connection):
+    """A connection's state, which refuses a body in many tiny chunks."""
+
+    _chunks = 0
+    _bytes = 0
+
+    def next_event(self) -> Any:
+        """The next event. Raises RemoteProtocolError."""
+        event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > MANY_CHUNKS and self._bytes < LEAST_CHUNK * self._chunks:
+                raise h11.RemoteProtocolError("the body comes in too many chunks that are too small")
+        elif isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        return event
+
+
+class _Timer:
+    """Calls something later, unless it is stopped before."""
+
+    def __init__(self) -> None:
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], object]) -> None:
+        """Begins to count, unless it counts already."""
+        if self._handle is None:
+            self._handle = loop.call_later(seconds, call)
+
+    def stop(self) -> None:
+        """Calls nothing any more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+class BoundedProtocol(H11Protocol):
+    """The protocol of one connection."""
+
+    sending_s = SENDING_S
+    """Seconds for a request's headers."""
+    lingering_s = 5.0
+    """Seconds for the rest of a request that has its answer."""
+    taking_s = 60.0
+    """Seconds in which a client takes some of its answer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = ChunkedConnection(h11.SERVER, self.config.h11_max_incomplete_event_size or 16_384)
+        self._headers = _Timer()
+        self._rest = _Timer()
+        self._taking = _Timer()
+        self._answered: RequestResponseCycle | None = None
+        """The request whose answer overtook it."""
+
+    def connection_made(self, transport: Any) -> None:
+        """A client has connected, and has to send headers from now on."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """A client has sent bytes; h11 knows whether the headers are complete."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """An answer is complete; its request may not be."""
+        if self.conn.their_state is h11.SEND_BODY:
+            self._answered = self.cycle
+            self._rest.start(self.loop, self.lingering_s, self.transport.abort)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """The client takes nothing for now."""
+        super().pause_writing()
+        self._taking.start(self.loop, self.taking_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client takes its answer again."""
+        super().resume_writing()
+        self._taking.stop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops watching: the connection is closed."""
+        super().connection_lost(exc)
+        self._headers.stop()
+        self._rest.stop()
+        self._taking.stop()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are not HTTP with an error in OpenAI's shape, where nothing was answered yet."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(openai_error(msg, "invalid_request_error")).encode()
+            length = str(len(body)).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+            response = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")])
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._headers.stop()
+        else:
+            self._headers.start(self.loop, self.sending_s, self.transport.close)
+        if self.conn.their_state is not h11.SEND_BODY or self.cycle is not self._answered:
+            self._rest.stop()

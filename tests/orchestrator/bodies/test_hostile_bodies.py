@@ -1,0 +1,161 @@
+"""Bodies made to keep the event loop busy: each is refused or answered, and no callback takes long."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from orchestrator.front.http.bodies.bounds import LOOP_BYTES
+from outrider.tokens import TokenTable
+from tests.orchestrator.conftest import Front, World, next_id
+from tests.orchestrator.front.test_http_abuse import HEAD, raw
+from tests.orchestrator.front.test_http_completions import PLAIN
+from tests.orchestrator.front.test_http_refusals import send
+from tests.orchestrator.loop_time import MOST_S, longest_callback
+
+CONTEXT = 131_072
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = {"role": "user", "content": "x"}
+BAD = {"role": "robot", "content": 5}
+
+
+@asynccontextmanager
+async def front(world: World, table: TokenTable, **settings: Any) -> AsyncIterator[Front]:
+    verifier = await world.verifier(tokens=table, chat=PLAIN, max_length=CONTEXT)
+    made = await world.front([verifier.address], http_bind="127.0.0.1:0", **settings)
+    await world.ready(made)
+    await asyncio.to_thread(send, made.http, CHAT, json.dumps({"messages": [USER], "max_tokens": 1}).encode())
+    yield made
+
+
+# By what they hold; each is made with as many items as are given.
+BODIES: dict[str, tuple[str, Callable[[int], Any]]] = {
+    "negative ids": (TEXT, lambda n: {"prompt": [-1] * n}),
+    "texts and numbers in turn": (TEXT, lambda n: {"prompt": ["x", 1] * (n // 2)}),
+    "numbers and texts in turn": (TEXT, lambda n: {"prompt": [1, "x"] * (n // 2)}),
+    "many texts": (TEXT, lambda n: {"prompt": ["x"] * n}),
+    "many empty lists": (TEXT, lambda n: {"prompt": [[]] * n}),
+    "lists in lists": (TEXT, lambda n: {"prompt": [[[]]] * n}),
+    "a list of a long list": (TEXT, lambda n: {"prompt": [[-1] * n]}),
+    "ids": (TEXT, lambda n: {"prompt": [5] * n, "max_tokens": 1}),
+    "many lists of ids": (TEXT, lambda n: {"prompt": [[5] * (n // 256)] * 256, "max_tokens": 1}),
+    "a long text": (TEXT, lambda n: {"prompt": "x" * n}),
+    "a long text that is not Latin": (TEXT, lambda n: {"prompt": "\u65e5" * n}),
+    "a long text of escapes": (TEXT, lambda n: {"prompt": "\u0007" * n}),
+    "half characters": (TEXT, lambda n: {"prompt": ["\ud800"] * n}),
+    "a table for a prompt": (TEXT, lambda n: {"prompt": {str(at): at for at in range(n)}}),
+    "unknown fields": (TEXT, lambda n: {"prompt": "x"} | {f"a{at}": at for at in range(n)}),
+    "biases": (TEXT, lambda n: {"prompt": "x", "logit_bias": {str(at): "x" for at in range(n)}}),
+    "stop ids": (TEXT, lambda n: {"prompt": "x", "stop_token_ids": [-1] * n}),
+    "stop strings": (TEXT, lambda n: {"prompt": "x", "stop": [5] * n}),
+    "a long stop string": (TEXT, lambda n: {"prompt": "x", "stop": "x" * n}),
+    "sources": (TEXT, lambda n: {"prompt": "x", "speculation": {"sources": [5] * n}}),
+    "corpora": (TEXT, lambda n: {"prompt": "x", "speculation": {"corpora": ["../x"] * n}}),
+    "unknown fields of a field": (
+        TEXT,
+        lambda n: {"prompt": "x", "speculation": {str(at): at for at in range(n)}},
+    ),
+    "a large schema": (
+        TEXT,
+        lambda n: {"prompt": "x", "structured_outputs": {"json": {"enum": [5] * n}}},
+    ),
+    "a long expression": (TEXT, lambda n: {"prompt": "x", "structured_outputs": {"regex": "(" * n}}),
+    "a long model": (TEXT, lambda n: {"prompt": "x", "model": "x" * n}),
+    "a long prediction": (
+        TEXT,
+        lambda n: {"prompt": "x", "prediction": {"type": "content", "content": "x" * n}},
+    ),
+    "parts of a prediction": (
+        TEXT,
+        lambda n: {"prompt": "x", "prediction": {"type": "content", "content": [5] * n}},
+    ),
+    "bad messages": (CHAT, lambda n: {"messages": [BAD] * n}),
+    "messages": (CHAT, lambda n: {"messages": [USER] * n, "max_tokens": 1}),
+    "numbers for messages": (CHAT, lambda n: {"messages": [5] * n}),
+    "parts of a message": (CHAT, lambda n: {"messages": [{"role": "user", "content": [5] * n}]}),
+    "unknown fields of a message": (CHAT, lambda n: {"messages": [USER | {f"a{at}": at for at in range(n)}]}),
+    "a long message": (CHAT, lambda n: {"messages": [USER | {"content": "x" * n}]}),
+    "a text to tokenize": ("/tokenize", lambda n: {"prompt": "x" * n, "return_token_strs": True}),
+    "messages to tokenize": ("/tokenize", lambda n: {"messages": [USER] * n}),
+    "negative tokens": ("/detokenize", lambda n: {"tokens": [-1] * n}),
+    "tokens": ("/detokenize", lambda n: {"tokens": [5] * n}),
+    "tokens beyond the vocabulary": ("/detokenize", lambda n: {"tokens": [2**32 - 1] * n}),
+    "a list for a body": (TEXT, lambda n: [[]] * n),
+}
+
+
+def of_size(make: Callable[[int], Any], size: int) -> bytes:
+    """A body of this kind with nearly so many bytes, and no more."""
+    count = 256
+    for _ in range(4):
+        count = max(1, int(count * 0.97 * size / len(json.dumps(make(count)))))
+    body = json.dumps(make(count)).encode()
+    assert 0.8 * size < len(body) <= size
+    return body
+
+
+async def check(front: Front, path: str, body: bytes) -> int:
+    """The status of the answer, once no callback took long."""
+    with longest_callback() as longest:
+        status, said, _ = await asyncio.to_thread(send, front.http, path, body)
+    assert status in (200, 400, 404, 413), said
+    assert status == 200 or set(said["error"]) == {"message", "type", "param", "code"}
+    assert status == 200 or len(json.dumps(said)) < 4_000
+    assert longest.processor_s < MOST_S, f"{longest.processor_s * 1e3:.1f} ms in {longest.what}"
+    return status
+
+
+async def test_no_body_takes_the_loop_for_long(world: World, table: TokenTable) -> None:
+    async with front(world, table) as at:
+        wrong = {}
+        for what, (path, make) in BODIES.items():
+            for size in (LOOP_BYTES, 10 * LOOP_BYTES):
+                try:
+                    await check(at, path, of_size(make, size))
+                except AssertionError as error:
+                    wrong[what, size] = str(error)
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", BODIES)
+async def test_no_large_body_takes_the_loop_for_long(world: World, table: TokenTable, what: str) -> None:
+    path, make = BODIES[what]
+    async with front(world, table) as at:
+        await check(at, path, json.dumps(make(300_000)).encode())
+
+
+async def test_prompts_are_counted_before_any_is_tokenized(world: World, table: TokenTable) -> None:
+    async with front(world, table) as at:
+        with longest_callback() as longest:
+            status, said, _ = await asyncio.to_thread(
+                send, at.http, TEXT, json.dumps({"prompt": ["x" * 100] * 5_000}).encode()
+            )
+    assert status == 400
+    assert said["error"]["message"] == "prompt has 5000 prompts; at most 256 are answered at once"
+    assert longest.processor_s < MOST_S
+
+
+async def test_a_body_in_tiny_chunks_costs_little(world: World, table: TokenTable) -> None:
+    chunks = HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 200_000
+    async with front(world, table) as at:
+        with longest_callback() as longest, contextlib.suppress(ConnectionError):  # bytes are left unread
+            assert (await raw(at.http, chunks)).startswith(b"HTTP/1.1 400")
+        status, *_ = await asyncio.to_thread(send, at.http, "/health", b"", "GET")
+    assert status == 200
+    assert longest.processor_s < MOST_S
+
+
+async def test_a_stream_goes_on_beside_hostile_bodies(world: World, table: TokenTable) -> None:
+    hostile = [(path, json.dumps(make(30_000)).encode()) for path, make in BODIES.values()]
+    async with front(world, table) as at:
+        stream = at.client.stream(ids=[5, 6, 7], max_tokens=4_000)
+        answering = asyncio.create_task(stream.completion())
+        statuses = [(await asyncio.to_thread(send, at.http, path, body))[0] for path, body in hostile]
+        answer = await answering
+    assert set(statuses) <= {200, 400, 404, 413}
+    assert list(answer.ids) == [next_id(position) for position in range(3, 4_003)]

@@ -1,0 +1,165 @@
+"""Processes that read bodies: what they hand back, what ends them, and that none stays behind."""
+
+import asyncio
+import json
+import os
+from array import array
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.front.http.bodies.bounds import BodyBounds, BodyKind
+from orchestrator.front.http.bodies.frames import BodyTask
+from orchestrator.front.http.bodies.pool import ReaderPool
+from orchestrator.front.http.bodies.reading import ReadBody, parse_json, read_value
+from orchestrator.front.http.field_faults import FieldRefused
+from orchestrator.front.http.fields import CompletionFields
+from speculative.errors import Unavailable
+
+BOUNDS = BodyBounds(context=131_072, text_bytes=2**23, prompts=256, most_bytes=2**25)
+HI = [{"role": "user", "content": "hi"}]
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+class Pool:
+    """A pool, and short ways to ask it."""
+
+    def __init__(self) -> None:
+        self.pool = ReaderPool()
+
+    async def read(self, kind: BodyKind, body: Any, template: str = "", owner: str = "me") -> ReadBody:
+        data = bytearray(body if isinstance(body, bytes) else json.dumps(body).encode())
+        task = BodyTask(kind, len(data), BOUNDS, {"toy": (template, {"eos_token": "</s>"})})
+        return await self.pool.read(task, data, owner)
+
+    async def rendered(self, template: str, owner: str = "me") -> str:
+        (text,) = (await self.read(BodyKind.CHAT, {"messages": HI}, template, owner)).prompts
+        assert isinstance(text, str)
+        return text
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    made = Pool()
+    yield made
+    await made.pool.stop()
+    assert not children()
+
+
+def children() -> list[int]:
+    """Process ids of the children of all threads of this process."""
+    return [
+        int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()
+    ]
+
+
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+async def test_a_body_read_by_a_process_is_the_body_read_here(pool: Pool) -> None:
+    body = {"prompt": [[5, 2**32 - 1], [7]], "logit_bias": {"5": 1.5}, "stop": ["é"], "seed": 2**64 - 1}
+    body["prediction"] = {"type": "content", "content": [{"type": "text", "text": "日"}] * 2}
+    there = await pool.read(BodyKind.COMPLETION, body)
+    here = read_value(BodyKind.COMPLETION, parse_json(json.dumps(body).encode()), BOUNDS, lambda *_: "")
+    assert there.prompts == here.prompts == (array("I", [5, 2**32 - 1]), array("I", [7]))
+    assert there.prediction == here.prediction == "日\n日"
+    left_out = {"prompt", "prediction"}
+    assert there.fields.model_dump() == here.fields.model_dump(exclude=left_out) | {"prediction": None}
+    assert type(there.fields) is CompletionFields
+
+
+async def test_texts_of_any_length_come_back_whole(pool: Pool) -> None:
+    texts = ["", "x", "日" * 700_000, "y" * 10]
+    assert (await pool.read(BodyKind.COMPLETION, {"prompt": texts})).prompts == tuple(texts)
+
+
+async def test_a_refusal_is_the_same_from_a_process(pool: Pool) -> None:
+    with pytest.raises(FieldRefused) as refused:
+        await pool.read(BodyKind.COMPLETION, {"prompt": [1, -1, "x"]})
+    assert refused.value.param == "prompt[1]"
+    assert str(refused.value).startswith("prompt[1] is -1: it must be")
+
+
+async def test_conversations_are_rendered_by_the_model_that_is_named_or_the_only_one(pool: Pool) -> None:
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}"
+    assert await pool.rendered(template) == "user:hi</s>"
+    named = await pool.read(BodyKind.CHAT, {"model": "toy", "messages": HI}, template)
+    assert named.prompts == ("user:hi</s>",)
+    unknown = await pool.read(BodyKind.CHAT, {"model": "other", "messages": HI}, template)
+    assert unknown.prompts == ("",)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (ENDLESS, "did not end within 2 s"),
+        ("{% macro f() %}{% for a in messages %}{{ f() }}{% endfor %}{% endmacro %}{{ f() }}", "Recursion"),
+        ("{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "characters"),
+        ("{{ 'x' * 10000000000 }}", "characters"),
+        ("{{ 10 ** 10 ** 10 }}", "not possible"),
+        ("{{ raise_exception('no') }}", "cannot take these messages: no"),
+        (
+            "{% set n = namespace(x=[1]) %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+            "MiB",
+        ),
+        ("{{ ''.__class__.__mro__ }}", "failed|cannot"),
+    ],
+)
+async def test_a_template_without_an_end_is_ended_and_the_next_one_rendered(
+    pool: Pool, template: str, why: str
+) -> None:
+    with pytest.raises(FieldRefused, match=why) as refused:
+        await pool.rendered(template)
+    assert refused.value.param == "messages"
+    assert await pool.rendered("ok") == "ok"
+
+
+async def test_a_template_cannot_see_what_the_orchestrator_has(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_ORCHESTRATOR__REDIS_URL", "redis://:secret@host")
+    await pool.rendered("ok")
+    (pid,) = children()
+    assert b"secret" not in environment_of(pid)
+
+
+async def test_a_process_that_is_killed_refuses_its_body_and_is_replaced(pool: Pool) -> None:
+    await pool.rendered("ok")
+    (first,) = children()
+    asking = asyncio.create_task(pool.rendered(ENDLESS))
+    await asyncio.sleep(0.2)
+    os.kill(first, 9)
+    with pytest.raises(FieldRefused, match="too much time or memory"):
+        await asking
+    assert await pool.rendered("ok") == "ok"
+    assert first not in children()
+
+
+async def test_a_process_that_has_grown_is_replaced_without_a_refusal(pool: Pool) -> None:
+    await pool.rendered("ok")
+    (first,) = children()
+    large = await pool.read(BodyKind.COMPLETION, {"prompt": [[70_000] * 100_000] * 40})
+    assert [len(ids) for ids in large.prompts] == [100_000] * 40
+    assert await pool.rendered("ok") == "ok"
+    assert first not in children()
+
+
+async def test_a_body_is_not_held_up_by_another_clients_templates(pool: Pool) -> None:
+    slow = [asyncio.create_task(pool.rendered(ENDLESS, "slow")) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    assert await pool.rendered("ok", "other") == "ok"
+    assert not slow[1].done(), "the client with slow templates has one process, not both"
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_what_waits_when_the_pool_stops_is_told(pool: Pool) -> None:
+    asking = asyncio.create_task(pool.rendered(ENDLESS))
+    await asyncio.sleep(0.2)
+    await pool.pool.stop()
+    with pytest.raises(Unavailable, match="stopping"):
+        await asking
