@@ -124,10 +124,9 @@ def check(target: str, drafter: str, how: CheckOptions, progress: Progress) -> R
     Raises InvalidRequest where a model or the text does not exist. A missing model, and tokenizers that
     differ, are found before a model is loaded.
     """
-    types = [_find(source) for source in (target, drafter)]
+    found = [Side(source, type=_find(source)) for source in (target, drafter)]
     if difference := tokenizer_difference(target, drafter):
-        sides = [Side(source, type=type_) for source, type_ in zip((target, drafter), types, strict=True)]
-        return Report(how, *sides, Fit(False, difference))
+        return Report(how, found[0], found[1], Fit(False, difference))
     progress(f"loading {target}")
     big, target_side = _load(target, how)
     progress(f"loading {drafter}")
