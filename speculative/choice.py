@@ -118,7 +118,8 @@ def _from_digest(
         if params.greedy:
             return top
         return _sample(ProcessedDigest(digest, params.temperature), params, noise)
-    row = ProcessedDigest.of(digest, params, history, allowed)
+    temperature = 1.0 if params.greedy else params.temperature
+    row = ProcessedDigest.of(digest, params, history, allowed, temperature)
     if row is None:
         return Fallback.NAMED
     return _greedily(row) if params.greedy else _sample(row, params, noise)

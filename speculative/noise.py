@@ -84,6 +84,15 @@ def lead_bounds() -> tuple[Floats, Floats]:
     return low, high
 
 
+@lru_cache(maxsize=1)
+def lead_medians() -> Floats:
+    """The median noise of an id by its lead, for estimates: float64[65536], read-only."""
+    values, half = np.arange(LEADS, dtype=np.uint16), np.full(LEADS, 1 << 63, dtype=np.uint64)
+    medians = _gumbel_of(_uniform_of(values, half))
+    medians.setflags(write=False)
+    return medians
+
+
 @lru_cache(maxsize=64)
 def strong_lead(vocabulary_size: int) -> int:
     """The least lead of an id with strong noise; about 512 ids of any vocabulary have such a lead."""
@@ -148,7 +157,7 @@ class PositionNoise:
         drawn = self.leads[ids]
         if len(ids) <= _FEW:
             # NumPy's fixed cost of the block function is that of about forty blocks of plain integers.
-            key = self.seed & _MASK, DOMAIN
+            key = self.seed, DOMAIN
             words = [_block((token // 4, self.position, 1, 0), key)[token % 4] for token in ids.tolist()]
             return _gumbel_of(_uniform_of(drawn, np.array(words, dtype=np.uint64)))
         wide = ids.astype(np.uint64)

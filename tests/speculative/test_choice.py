@@ -112,7 +112,7 @@ def test_every_fallback_says_why() -> None:
     assert reasons(case(np.array([1, math.nan], dtype=np.float32))) == [Fallback.NOT_FINITE]
     assert reasons(case(logit_bias=((4, 1.0),)), named=0) == [Fallback.NAMED]
     assert reasons(case(), candidates=0) == [Fallback.CONTENDERS]
-    assert reasons(case(top_p=0.5), error=0.5) == [Fallback.CUT]
+    assert reasons(case(top_p=0.5), error=1.0) == [Fallback.CUT]
     assert reasons(case(top_p=0.5), sums=False) == [Fallback.CUT]
 
 
