@@ -159,9 +159,11 @@ class ChildRanker:
             scores += self._noise.at(position).full()
             sharpness *= self._params.temperature
         weights = np.exp((scores - scores.max()) * sharpness)
-        order = np.argsort(-scores[: self._bound], kind="stable")[: self._most]
-        order = order[scores[order] > -np.inf]
-        return _shares(order, weights[order], float(weights.sum()))
+        drafted = scores[: self._bound]
+        least = np.partition(drafted, -self._most)[-self._most] if len(drafted) > self._most else -np.inf
+        ids = np.flatnonzero((drafted >= least) & (drafted > -np.inf))
+        ids = ids[np.lexsort((ids, -drafted[ids]))[: self._most]]
+        return _shares(ids, weights[ids], float(weights.sum()))
 
 
 def _shares(ids: Ids, weights: Floats, total: float) -> Children:
