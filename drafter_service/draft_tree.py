@@ -29,7 +29,7 @@ class Growth:
     children: int = 4
     """Most children of one node."""
     scale: float = 0.65
-    """How far the target's logits stray from the drafter's, in logits; see `drafter_service.ranking`."""
+    """How far the target's logits stray from the drafter's, in logits; see `speculative.ranking`."""
     floor: float = 0.01
     """Survival below which a node is neither sent nor expanded."""
     depth: int = 32

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafter_service.draft_tree import DraftNode, DraftTree, Growth, Rerooted, pack
-from drafter_service.ranking import ChildRanker
 from outrider.source.events import Follow
 from outrider.source.followed import FollowedIds, FollowedSession
+from speculative.digest import HostDigest
 from speculative.fragment import Fragment
+from speculative.ranking import ChildRanker
 
 
 class Cache(Protocol):
@@ -78,8 +79,10 @@ class DraftingSession(FollowedSession):
             request.prompt_length,
             width=width,
             bound=min(width, abilities.bound),
-            growth=growth,
+            children=growth.children,
+            scale=growth.scale,
         )
+        self._width = width
         self._unread = list(request.ids[cache.length :])
         self._rows = 0  # nodes in the cache
         self._asked: list[DraftNode] = []
@@ -188,7 +191,8 @@ class DraftingSession(FollowedSession):
 
     def _expand(self, node: DraftNode, logits: NDArray[np.float32]) -> None:
         path = self._path(node) if self._ranker.reads_path else ()
-        self._tree.expand(node, self._ranker.children(logits, node.position + 1, path))
+        digest = HostDigest(logits[: self._width])
+        self._tree.expand(node, self._ranker.children(digest, node.position + 1, path))
 
     def _parent_row(self, node: DraftNode) -> int:
         parent = node.parent

@@ -13,6 +13,8 @@ Where to look, in the order of one round:
 `sampling`, `noise`     logits to a token: penalties, temperature, cuts; counter-based randomness
                         (`history` counts the tokens that penalties need)
 `digest`, `choice`      what of a row of logits suffices to choose its token; the choice from that alone
+                        (`processed_digest` applies bias, penalties and masks to what a digest says)
+`ranking`               the tokens that a drafter expects of the target, with their probabilities
 `grammar`               the grammar of a request's text, as sampling needs it
 `acceptance`            which drafted tokens the target agrees with
 `stop`, `text`          where a request ends; the text of its generated ids

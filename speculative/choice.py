@@ -11,14 +11,18 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from speculative.digest import RowAsk, RowDigest
+from speculative.digest import Candidates, RowAsk, RowDigest
 from speculative.history import History
-from speculative.logprobs import Logprobs
+from speculative.logprobs import Logprobs, TokenLogprob
 from speculative.noise import Floats, Ids, PositionNoise
 from speculative.params import SamplingParams
 from speculative.processed_digest import ProcessedDigest, Scored
 from speculative.sampling import Mask, changed_ids, holds_back, id_array, sample_token, trim
 
+LOGPROB_ERROR = 1e-6
+"""Largest error of a log-probability that is computed from a digest."""
+
+_NO_IDS, _NO_LOGITS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 _MOST_COUNT, _MORE = 256, 16
 _ROUNDING = 1e-9
 """More than what the rule's own sums in float64 err by, as a share."""
@@ -103,6 +107,26 @@ def choose_token(
     return sample_token(digest.full(), params, history, row, allowed)
 
 
+def digest_logprob(digest: RowDigest, token: int, top: int) -> TokenLogprob | None:
+    """`token_logprob` of the row's logits to `LOGPROB_ERROR`; None where the digest does not tell it."""
+    mass, own = digest.mass(1.0), digest.at(np.array([token]))
+    listed = digest.likeliest(top) if top else Candidates(_NO_IDS, _NO_LOGITS, math.inf)
+    highest = digest.highest()[1]
+    if mass is None or own is None or listed is None or not math.isfinite(highest):
+        return None
+    if mass.error > LOGPROB_ERROR * mass.total:
+        return None
+    log_sum = math.log(mass.total)
+    logprobs = listed.logits.astype(np.float64) - highest - log_sum
+    order = np.lexsort((listed.ids, -logprobs))
+    order = order[np.isfinite(logprobs[order])][:top]
+    known = listed.bound == -math.inf or top == 0
+    if not known and (len(order) < top or listed.logits[order].min() < listed.bound):
+        return None
+    own_logprob = float(own[0]) - highest - log_sum
+    return TokenLogprob.of(own_logprob, listed.ids[order].tolist(), logprobs[order].tolist())
+
+
 def _from_digest(
     digest: RowDigest,
     params: SamplingParams,
@@ -118,7 +142,8 @@ def _from_digest(
         if params.greedy:
             return top
         return _sample(ProcessedDigest(digest, params.temperature), params, noise)
-    row = ProcessedDigest.of(digest, params, history, allowed)
+    temperature = 1.0 if params.greedy else params.temperature
+    row = ProcessedDigest.of(digest, params, history, allowed, temperature)
     if row is None:
         return Fallback.NAMED
     return _greedily(row) if params.greedy else _sample(row, params, noise)

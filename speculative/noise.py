@@ -84,6 +84,15 @@ def lead_bounds() -> tuple[Floats, Floats]:
     return low, high
 
 
+@lru_cache(maxsize=1)
+def lead_medians() -> Floats:
+    """The median noise of an id by its lead, for estimates: float64[65536], read-only."""
+    values, half = np.arange(LEADS, dtype=np.uint16), np.full(LEADS, 1 << 63, dtype=np.uint64)
+    medians = _gumbel_of(_uniform_of(values, half))
+    medians.setflags(write=False)
+    return medians
+
+
 @lru_cache(maxsize=64)
 def strong_lead(vocabulary_size: int) -> int:
     """The least lead of an id with strong noise; about 512 ids of any vocabulary have such a lead."""
@@ -129,6 +138,10 @@ class PositionNoise:
         drawn = self.leads[self.strong]
         self.strong_low: Floats = low[drawn]
         self.strong_high: Floats = high[drawn]
+        # The highest lead bounds its noise from below alone, so its ids would be candidates of every row.
+        endless = np.flatnonzero(drawn == LEADS - 1)
+        if len(endless):
+            self.strong_low[endless] = self.strong_high[endless] = self.exact(self.strong[endless])
         self.weak_high = float(high[least - 1]) if least else -np.inf
 
     def low(self, ids: Ids) -> Floats:
@@ -148,13 +161,24 @@ class PositionNoise:
         drawn = self.leads[ids]
         if len(ids) <= _FEW:
             # NumPy's fixed cost of the block function is that of about forty blocks of plain integers.
-            key = self.seed & _MASK, DOMAIN
-            words = [_block((token // 4, self.position, 1, 0), key)[token % 4] for token in ids.tolist()]
-            return _gumbel_of(_uniform_of(drawn, np.array(words, dtype=np.uint64)))
+            numbers = [
+                ((lead << _TAIL_BITS | self._tail(token)) + 0.5) * 2.0**-52
+                for lead, token in zip(drawn.tolist(), ids.tolist(), strict=True)
+            ]
+            return _gumbel_of(np.array(numbers))
         wide = ids.astype(np.uint64)
         at = np.full(len(ids), self.position, dtype=np.uint64)
         four = np.uint64(4)
         return _gumbel_of(_uniform_of(drawn, _blocks(self.seed, wide // four, at, 1, wide % four)))
+
+    def _tail(self, token: int) -> int:
+        """The tail of one id, in plain integers."""
+        a, b, c, d = token // 4, self.position, 1, 0
+        for one, other in _round_keys(self.seed):
+            product_a, product_c = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+            a, b = (product_c >> 64) ^ b ^ one, product_c & _MASK
+            c, d = (product_a >> 64) ^ d ^ other, product_a & _MASK
+        return (a, b, c, d)[token % 4] >> 64 - _TAIL_BITS
 
     def full(self) -> Floats:
         """The noise of all ids, as `gumbel` draws it: float64[vocabulary_size]; for fallbacks."""
@@ -238,16 +262,11 @@ _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
 
-def _block(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The four output words of Philox4x64-10 at one counter, in plain integers."""
-    a, b, c, d = counter
-    one, other = key
-    for _ in range(_ROUNDS):
-        product_a, product_c = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
-        a, b = (product_c >> 64) ^ b ^ one, product_c & _MASK
-        c, d = (product_a >> 64) ^ d ^ other, product_a & _MASK
-        one, other = (one + _KEY_STEPS[0]) & _MASK, (other + _KEY_STEPS[1]) & _MASK
-    return a, b, c, d
+@lru_cache(maxsize=1024)
+def _round_keys(seed: int) -> tuple[tuple[int, int], ...]:
+    """The key of each round of the block function."""
+    steps = range(_ROUNDS)
+    return tuple(((seed + n * _KEY_STEPS[0]) & _MASK, (DOMAIN + n * _KEY_STEPS[1]) & _MASK) for n in steps)
 
 
 def _blocks(
@@ -259,12 +278,10 @@ def _blocks(
 ) -> NDArray[np.uint64]:
     """Word `words[i]` of the block with counter (first[i], positions[i], part, 0): uint64[n]."""
     a, b, c, d = first, positions, np.full(len(first), part, dtype=np.uint64), np.zeros_like(first)
-    key = [seed, DOMAIN]
-    for _ in range(_ROUNDS):
+    for one, other in _round_keys(seed):
         high_a, low_a = _multiply(a, _MULTIPLIERS[0])
         high_c, low_c = _multiply(c, _MULTIPLIERS[1])
-        a, b, c, d = high_c ^ b ^ np.uint64(key[0]), low_c, high_a ^ d ^ np.uint64(key[1]), low_a
-        key = [(word + step) & _MASK for word, step in zip(key, _KEY_STEPS, strict=True)]
+        a, b, c, d = high_c ^ b ^ np.uint64(one), low_c, high_a ^ d ^ np.uint64(other), low_a
     return np.stack((a, b, c, d))[words.astype(np.intp), np.arange(len(first))]
 
 

@@ -58,9 +58,12 @@ class ProcessedDigest:
         named: the ids that processing changes; None: there are none.
         alone: whether all ids but `named` are dropped.
         allowed: mask of ids, bool[V], that holds for ids that are not named.
+
+    Attributes:
+        reference: the score that masses are relative to.
     """
 
-    __slots__ = ("_allowed", "_alone", "_digest", "_live", "_named", "_reference", "temperature")
+    __slots__ = ("_allowed", "_alone", "_digest", "_live", "_named", "reference", "temperature")
 
     def __init__(
         self,
@@ -79,15 +82,18 @@ class ProcessedDigest:
         if named is not None:
             live = named.scores > -math.inf
             self._live = Scored(named.ids[live], named.scores[live], -math.inf)
-        # Masses are relative to this score.
-        self._reference = digest.highest()[1] / temperature
+        self.reference = digest.highest()[1] / temperature
 
     @classmethod
     def of(
-        cls, digest: RowDigest, params: SamplingParams, history: History, allowed: Mask | None
+        cls,
+        digest: RowDigest,
+        params: SamplingParams,
+        history: History,
+        allowed: Mask | None,
+        temperature: float,
     ) -> "ProcessedDigest | None":
-        """The processed row; arguments as for `process_logits`."""
-        temperature = 1.0 if params.greedy else params.temperature
+        """The row under `params`, with scores divided by `temperature`; arguments as for `process_logits`."""
         held, names = holds_back(params, history), changed_ids(params, history)
         mask, alone = None, False
         if allowed is not None:
@@ -126,7 +132,7 @@ class ProcessedDigest:
             return best or (0, -math.inf)
         top, highest = self._digest.highest()
         others = self._unnamed(np.array([top]), np.array([highest], dtype=np.float32))
-        bound, count = math.nextafter(self._reference, math.inf), _FIRST_SEARCH
+        bound, count = math.nextafter(self.reference, math.inf), _FIRST_SEARCH
         while True:
             other = self._best(others)
             if other is not None and (other[1] >= bound or other[0] == top):
@@ -160,8 +166,13 @@ class ProcessedDigest:
                 return found
             wanted *= 4
 
+    def others(self, ids: Ids) -> Scored | None:
+        """Those of `ids` that are neither named nor dropped."""
+        logits = self._digest.at(ids)
+        return None if logits is None else self._unnamed(ids, logits)
+
     def mass(self) -> Mass | None:
-        """The sum of exp(score) over all ids, relative to a score that the other masses are relative to."""
+        """The sum of exp(score) over all ids, relative to `reference`."""
         return self._sum(self._digest.mass(self.temperature) if self._sums else None, None)
 
     def mass_before(self, token: int, score: float) -> Mass | None:
@@ -193,9 +204,9 @@ class ProcessedDigest:
         if raw is None or self._named is None:
             return raw
         ids, logits, scores = self._named
-        if len(ids) and float(scores.max()) > self._reference + _FAR_ABOVE:
+        if len(ids) and float(scores.max()) > self.reference + _FAR_ABOVE:
             return None
-        gone, come = np.exp(logits - self._reference), np.exp(scores - self._reference)
+        gone, come = np.exp(logits - self.reference), np.exp(scores - self.reference)
         if before is not None:
             gone *= _ranked_before(ids, logits, *before)
             come *= _ranked_before(ids, scores, *before)

@@ -6,7 +6,7 @@ Knows nothing of models: digests of logits come from a function of the node.
 from collections.abc import Callable
 
 from speculative.acceptance.path_match import Match
-from speculative.choice import ChoiceCounts, choose_token
+from speculative.choice import ChoiceCounts, choose_token, digest_logprob
 from speculative.digest import RowDigest
 from speculative.grammar import Matcher
 from speculative.history import History
@@ -88,9 +88,10 @@ class TargetSampler:
         )
 
     def _logprob(self, node: int, path_tokens: tuple[int, ...], token: int, asked: Logprobs) -> TokenLogprob:
-        scores = self._digest(node).full()
+        digest = self._digest(node)
         if asked.logprobs_of is LogprobsOf.PROCESSED:
             history = self._history.with_path(path_tokens)
-            processed = process_logits(scores, self._params, history, self._allowed(path_tokens))
+            processed = process_logits(digest.full(), self._params, history, self._allowed(path_tokens))
             return token_logprob(processed, token, asked.top_logprobs)
-        return token_logprob(scores, token, asked.top_logprobs)
+        found = digest_logprob(digest, token, asked.top_logprobs)
+        return token_logprob(digest.full(), token, asked.top_logprobs) if found is None else found

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative.choice import ChoiceCounts, Fallback, choose_token, row_ask
-from speculative.digest import HostDigest, RowAsk
+from speculative.choice import ChoiceCounts, Fallback, choose_token, digest_logprob, row_ask
+from speculative.digest import HostDigest, Mass, RowAsk
 from speculative.history import History
 from speculative.logprobs import Logprobs
 from speculative.noise import PositionNoise
 from speculative.params import SamplingParams
-from speculative.sampling import process_logits
+from speculative.sampling import process_logits, token_logprob
 from tests.speculative.choosing import Capacities, Case, NarrowDigest, cases, check
 
 NOTHING = History.of([], 0)
@@ -112,7 +112,7 @@ def test_every_fallback_says_why() -> None:
     assert reasons(case(np.array([1, math.nan], dtype=np.float32))) == [Fallback.NOT_FINITE]
     assert reasons(case(logit_bias=((4, 1.0),)), named=0) == [Fallback.NAMED]
     assert reasons(case(), candidates=0) == [Fallback.CONTENDERS]
-    assert reasons(case(top_p=0.5), error=0.5) == [Fallback.CUT]
+    assert reasons(case(top_p=0.5), error=1.0) == [Fallback.CUT]
     assert reasons(case(top_p=0.5), sums=False) == [Fallback.CUT]
 
 
@@ -165,3 +165,34 @@ def test_tokens_from_digests_have_the_law_of_the_processed_logits(
     support = expected > 0
     statistic = float(((counts[support] - expected[support]) ** 2 / expected[support]).sum())
     assert statistic < chi_square_limit(max(1, int(support.sum()) - 1))
+
+
+class PreciseDigest(HostDigest):
+    """Sums in float64, as a device may."""
+
+    def mass(self, temperature: float) -> Mass:
+        exponents = (self.full().astype(np.float64) - self.highest()[1]) / temperature
+        total = float(np.exp(exponents).sum())
+        return Mass(total, total * 1e-9)
+
+
+@given(case=cases(), top=st.integers(0, 20), data=st.data())
+def test_logprobs_of_a_digest_are_those_of_the_row(case: Case, top: int, data: st.DataObject) -> None:
+    token = data.draw(st.integers(0, len(case.row) - 1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = digest_logprob(PreciseDigest(case.row), token, top)
+    if found is None:
+        assert not np.isfinite(case.row.max())
+        return
+    wanted = token_logprob(case.row, token, top)
+    assert found.logprob == pytest.approx(wanted.logprob, abs=1e-6)
+    assert list(found.top_logprobs) == pytest.approx(list(wanted.top_logprobs), abs=1e-6, rel=1e-6)
+    # Beside a logit of 10**38 all others have equal log-probabilities, though not equal logits.
+    if case.row.max() < 1e6:
+        assert list(found.top_ids) == list(wanted.top_ids)
+
+
+def test_a_sum_of_float32_is_too_coarse_for_logprobs_of_a_digest() -> None:
+    row = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    assert digest_logprob(HostDigest(row), 3, 2) is None
+    assert digest_logprob(NarrowDigest(row, RowAsk(), GENEROUS), 3, 2) is None
