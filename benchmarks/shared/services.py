@@ -105,13 +105,18 @@ class HfPeer:
         """The peer's process id."""
         return self._process.pid
 
-    def decode(self, **request: Any) -> tuple[tuple[int, ...], float]:
+    def decode(self, *, ids: list[int], **request: Any) -> tuple[tuple[int, ...], float]:
         """Generated ids of one request, and the seconds that `generate` took."""
+        (made,), seconds = self.decode_batch(batch=[ids], **request)
+        return made, seconds
+
+    def decode_batch(self, **request: Any) -> tuple[list[tuple[int, ...]], float]:
+        """Generated ids of each prompt in the request's `batch`, and the seconds that `generate` took."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = self._read()
-        return tuple(answer["ids"]), answer["seconds"]
+        return [tuple(ids) for ids in answer["ids"]], answer["seconds"]
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
