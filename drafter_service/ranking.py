@@ -102,7 +102,7 @@ class ChildRanker:
         else:
             scores = np.divide(logits, params.temperature, dtype=np.float64)
         if self._noise is not None:
-            scores += self._noise.row(position)
+            scores += self._noise.at(position).full()
         return scores
 
     def _largest(self, scores: Scores) -> list[int]:

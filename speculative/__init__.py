@@ -12,6 +12,7 @@ Where to look, in the order of one round:
 `target_sampler`        the target's own token at a node: that node's history, position and noise
 `sampling`, `noise`     logits to a token: penalties, temperature, cuts; counter-based randomness
                         (`history` counts the tokens that penalties need)
+`digest`, `choice`      what of a row of logits suffices to choose its token; the choice from that alone
 `grammar`               the grammar of a request's text, as sampling needs it
 `acceptance`            which drafted tokens the target agrees with
 `stop`, `text`          where a request ends; the text of its generated ids

@@ -1,51 +1,67 @@
 """The noise of position t: counter-based, so it depends on (seed, t, id) alone and on no draft.
 
-The generator is Philox4x64-10 (Salmon et al., SC 2011), which is `numpy.random.Philox`: key (seed, DOMAIN),
-counter (b, t, 0, 0), whose four output words in order are the bits of ids 4b to 4b + 3. The uniform is
-`(bits >> 12) + 0.5` over 2**52, a float64 strictly inside (0, 1); the noise is `-log(-log(uniform))`, so that
-the argmax of logprob plus noise is a sample (Gumbel). docs/exactness.md publishes vectors.
+The generator is Philox4x64-10 (Salmon et al., SC 2011), which is `numpy.random.Philox`, with the key (seed,
+DOMAIN). An id's 52 bits come in two parts. The *lead* is the upper 16 bits: one block, counter
+(id // 16, t, 0, 0), holds the leads of 16 ids. The *tail* is the lower 36 bits: the upper 36 bits of word
+id % 4 of the block with counter (id // 4, t, 1, 0). The uniform is `(lead << 36 | tail) + 0.5` over 2**52, a
+float64 strictly inside (0, 1). The noise is `-log(-log(uniform))`, so that the argmax of logprob plus noise
+is a sample (Gumbel).
+
+A lead bounds the noise to within a small interval, which mostly suffices to know the winner. So tails are
+drawn for the few ids that could win, and a row costs a quarter of the bits. docs/exactness.md publishes
+vectors.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-DOMAIN = 0x746F6B656E730001
-"""Second key word of token noise ("tokens", version 1)."""
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+DOMAIN = 0x746F6B656E730002
+"""Second key word of token noise ("tokens", version 2)."""
 CHOICE_DOMAIN = 0x63686F6963650001
 """Second key word of `derive` ("choice", version 1)."""
+LEADS = 1 << 16
+"""Number of values that a lead can have."""
 
+_TAIL_BITS = 36
+_TAILS = 1 << 128
 _MASK = (1 << 64) - 1
+_STRONG = 512
+_FEW = 40
 
 
-def raw_bits(seed: int, position: int, vocabulary_size: int) -> NDArray[np.uint64]:
-    """The 64 random bits of each id at `position`: uint64[vocabulary_size]; a wider vocabulary adds ids."""
-    return _words(seed, DOMAIN, position << 64, vocabulary_size)
+def leads(seed: int, position: int, vocabulary_size: int) -> NDArray[np.uint16]:
+    """The leading 16 bits of each id at `position`: uint16[vocabulary_size]; a wider vocabulary adds ids."""
+    words = _words(seed, DOMAIN, position << 64, -(-vocabulary_size // 16) * 4)
+    return words.astype("<u8", copy=False).view("<u2")[:vocabulary_size]
 
 
-def uniform(seed: int, position: int, vocabulary_size: int) -> NDArray[np.float64]:
+def uniform(seed: int, position: int, vocabulary_size: int) -> Floats:
     """The uniform number of each id at `position`, from 2**-53 to 1 - 2**-53: float64[vocabulary_size]."""
-    return _uniform_of(raw_bits(seed, position, vocabulary_size))
+    tails = _words(seed, DOMAIN, _TAILS | position << 64, vocabulary_size)
+    return _uniform_of(leads(seed, position, vocabulary_size), tails)
 
 
-def gumbel(seed: int, position: int, vocabulary_size: int) -> NDArray[np.float64]:
+def gumbel(seed: int, position: int, vocabulary_size: int) -> Floats:
     """The Gumbel noise of each id at `position`: float64[vocabulary_size], from -3.7 to 36.8."""
-    return _gumbel_of(raw_bits(seed, position, vocabulary_size))
+    return _gumbel_of(uniform(seed, position, vocabulary_size))
 
 
-def gumbel_at(seed: int, positions: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float64]:
+def gumbel_at(seed: int, positions: Sequence[int], tokens: Sequence[int]) -> Floats:
     """The noise of single ids, `tokens[i]` at `positions[i]`: float64[n], bit for bit as `gumbel` draws it.
 
-    Made for few ids of a wide vocabulary: up to a hundred take about a quarter of a millisecond.
+    Made for few ids of a wide vocabulary: up to a hundred take about half a millisecond.
     """
-    ids = np.asarray(tokens, dtype=np.uint64)
-    counters = np.zeros((4, len(ids)), dtype=np.uint64)
-    counters[0] = ids >> np.uint64(2)
-    counters[1] = np.asarray(positions, dtype=np.uint64)
-    words = _philox(counters, seed)
-    bits = words[(ids & np.uint64(3)).astype(np.intp), np.arange(len(ids))]
-    return _gumbel_of(bits)
+    ids, at = np.asarray(tokens, dtype=np.uint64), np.asarray(positions, dtype=np.uint64)
+    sixteen, four = np.uint64(16), np.uint64(4)
+    words = _blocks(seed, ids // sixteen, at, 0, (ids % sixteen) // four)
+    drawn = (words >> (np.uint64(16) * (ids % four))).astype(np.uint16)
+    return _gumbel_of(_uniform_of(drawn, _blocks(seed, ids // four, at, 1, ids % four)))
 
 
 def derive(seed: int, choice: int) -> int:
@@ -53,59 +69,166 @@ def derive(seed: int, choice: int) -> int:
     return seed if choice == 0 else int(_words(seed, CHOICE_DOMAIN, choice, 1)[0])
 
 
-class NoiseRows:
-    """Rows of noise of one session, one per position, each drawn once.
+@lru_cache(maxsize=1)
+def lead_bounds() -> tuple[Floats, Floats]:
+    """The least and the greatest noise that an id can have, by its lead: two float64[65536], read-only.
+
+    The bounds hold for the noise as float64 logarithms compute it: they are widened by more than those err.
+    """
+    values, none = np.arange(LEADS, dtype=np.uint16), np.zeros(LEADS, dtype=np.uint64)
+    low, high = _gumbel_of(_uniform_of(values, none)), _gumbel_of(_uniform_of(values, ~none))
+    low -= 2.0**-46 * (1 + np.abs(low))
+    high += 2.0**-46 * (1 + np.abs(high))
+    low.setflags(write=False)
+    high.setflags(write=False)
+    return low, high
+
+
+@lru_cache(maxsize=64)
+def strong_lead(vocabulary_size: int) -> int:
+    """The least lead of an id with strong noise; about 512 ids of any vocabulary have such a lead."""
+    return max(0, LEADS - _STRONG * LEADS // vocabulary_size)
+
+
+class PositionNoise:
+    """The noise of one position: leads of all ids, and tails of those that are asked for; immutable.
 
     Args:
         seed: seed of the session, unsigned 64 bits.
-        vocabulary_size: width of a row.
-        keep: largest number of rows held; the row drawn first is dropped first.
+        position: absolute position of the token that the noise is for.
+        vocabulary_size: number of ids.
+
+    Attributes:
+        leads: leading bits of each id, uint16[vocabulary_size], read-only.
+        strong_lead: least lead of strong noise; 0 for a small vocabulary.
+        strong: ids whose lead is at least `strong_lead`, int64[n], ascending.
+        strong_low: lower bounds of the noise of `strong`, float64[n].
+        strong_high: upper bounds of the noise of `strong`, float64[n].
+        weak_high: upper bound of the noise of every id that is not strong; -inf where all ids are.
+    """
+
+    __slots__ = (
+        "leads",
+        "position",
+        "seed",
+        "strong",
+        "strong_high",
+        "strong_lead",
+        "strong_low",
+        "weak_high",
+    )
+
+    def __init__(self, seed: int, position: int, vocabulary_size: int) -> None:
+        self.seed = seed
+        self.position = position
+        self.leads = leads(seed, position, vocabulary_size)
+        self.leads.setflags(write=False)
+        least = self.strong_lead = strong_lead(vocabulary_size)
+        low, high = lead_bounds()
+        self.strong: Ids = np.flatnonzero(self.leads >= least)
+        drawn = self.leads[self.strong]
+        self.strong_low: Floats = low[drawn]
+        self.strong_high: Floats = high[drawn]
+        self.weak_high = float(high[least - 1]) if least else -np.inf
+
+    def low(self, ids: Ids) -> Floats:
+        """Lower bounds of the noise of `ids`: float64[n]."""
+        return lead_bounds()[0][self.leads[ids]]
+
+    def low_of(self, token: int) -> float:
+        """Lower bound of the noise of one id."""
+        return float(lead_bounds()[0][self.leads[token]])
+
+    def high(self, ids: Ids) -> Floats:
+        """Upper bounds of the noise of `ids`: float64[n]."""
+        return lead_bounds()[1][self.leads[ids]]
+
+    def exact(self, ids: Ids) -> Floats:
+        """The noise of `ids`: float64[n], bit for bit as `full` has it."""
+        drawn = self.leads[ids]
+        if len(ids) <= _FEW:
+            # NumPy's fixed cost of the block function is that of about forty blocks of plain integers.
+            key = self.seed & _MASK, DOMAIN
+            words = [_block((token // 4, self.position, 1, 0), key)[token % 4] for token in ids.tolist()]
+            return _gumbel_of(_uniform_of(drawn, np.array(words, dtype=np.uint64)))
+        wide = ids.astype(np.uint64)
+        at = np.full(len(ids), self.position, dtype=np.uint64)
+        four = np.uint64(4)
+        return _gumbel_of(_uniform_of(drawn, _blocks(self.seed, wide // four, at, 1, wide % four)))
+
+    def full(self) -> Floats:
+        """The noise of all ids, as `gumbel` draws it: float64[vocabulary_size]; for fallbacks."""
+        tails = _words(self.seed, DOMAIN, _TAILS | self.position << 64, len(self.leads))
+        return _gumbel_of(_uniform_of(self.leads, tails))
+
+
+class NoiseRows:
+    """The noise of one session, by position, each position drawn once.
+
+    Args:
+        seed: seed of the session, unsigned 64 bits.
+        vocabulary_size: number of ids.
+        keep: largest number of positions held, at two bytes an id; the one drawn first is dropped first.
     """
 
     __slots__ = ("_keep", "_rows", "_seed", "_vocabulary_size")
 
-    def __init__(self, seed: int, vocabulary_size: int, keep: int = 256) -> None:
+    def __init__(self, seed: int, vocabulary_size: int, keep: int = 64) -> None:
         self._seed = seed
         self._vocabulary_size = vocabulary_size
-        self._keep = keep
-        self._rows: dict[int, NDArray[np.float64]] = {}
+        self._keep = max(1, keep)
+        self._rows: dict[int, PositionNoise] = {}
 
-    def row(self, position: int) -> NDArray[np.float64]:
-        """The noise at `position`: float64[vocabulary_size], read-only, as `gumbel` draws it."""
+    def at(self, position: int) -> PositionNoise:
+        """The noise at `position`."""
+        found = self._rows.get(position)
+        return self.draw_ahead(position) if found is None else found
+
+    def draw_ahead(self, position: int) -> PositionNoise:
+        """Draws the noise at `position` before it is needed; from any thread, beside any other call.
+
+        Drawing releases the interpreter lock for the most part. Where two threads draw one position at the
+        same time, both get equal noise.
+        """
         found = self._rows.get(position)
         if found is not None:
             return found
-        drawn = gumbel(self._seed, position, self._vocabulary_size)
-        drawn.setflags(write=False)
-        while len(self._rows) >= max(1, self._keep):
-            del self._rows[next(iter(self._rows))]
+        drawn = PositionNoise(self._seed, position, self._vocabulary_size)
+        # Single operations on a dict are atomic, and a copy of its keys is one operation.
         self._rows[position] = drawn
+        held = list(self._rows)
+        for passed in held[: max(0, len(held) - self._keep)]:
+            self._rows.pop(passed, None)
         return drawn
 
     def forget_before(self, position: int) -> None:
-        """Drops the rows of positions below `position`."""
-        for passed in [p for p in self._rows if p < position]:
-            del self._rows[passed]
+        """Drops the noise of positions below `position`."""
+        for passed in list(self._rows):
+            if passed < position:
+                self._rows.pop(passed, None)
 
     def __len__(self) -> int:
         return len(self._rows)
 
 
-def _uniform_of(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    # The shifted bits fit a signed integer, whose conversion to float64 is exact and much faster.
-    numbers = (bits >> np.uint64(12)).view(np.int64).astype(np.float64)
+def _uniform_of(drawn: NDArray[np.uint16], tails: NDArray[np.uint64]) -> Floats:
+    """Uniform numbers of ids from their leads and the words that hold their tails; float64[n]."""
+    bits = drawn.astype(np.uint64) << np.uint64(_TAIL_BITS)
+    bits |= tails >> np.uint64(64 - _TAIL_BITS)
+    # 52 bits fit a signed integer, whose conversion to float64 is exact and much faster.
+    numbers = bits.view(np.int64).astype(np.float64)
     numbers += 0.5
     numbers *= 2.0**-52
     return numbers
 
 
-def _gumbel_of(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    noise = _uniform_of(bits)
-    np.log(noise, out=noise)
-    np.negative(noise, out=noise)
-    np.log(noise, out=noise)
-    np.negative(noise, out=noise)
-    return noise
+def _gumbel_of(numbers: Floats) -> Floats:
+    """Gumbel noise from uniform numbers, which it overwrites."""
+    np.log(numbers, out=numbers)
+    np.negative(numbers, out=numbers)
+    np.log(numbers, out=numbers)
+    np.negative(numbers, out=numbers)
+    return numbers
 
 
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
@@ -115,16 +238,34 @@ _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
 
-def _philox(counters: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """Philox4x64-10 of many counters at once: uint64[4, n] to the four output words of each."""
-    a, b, c, d = counters
+def _block(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The four output words of Philox4x64-10 at one counter, in plain integers."""
+    a, b, c, d = counter
+    one, other = key
+    for _ in range(_ROUNDS):
+        product_a, product_c = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b = (product_c >> 64) ^ b ^ one, product_c & _MASK
+        c, d = (product_a >> 64) ^ d ^ other, product_a & _MASK
+        one, other = (one + _KEY_STEPS[0]) & _MASK, (other + _KEY_STEPS[1]) & _MASK
+    return a, b, c, d
+
+
+def _blocks(
+    seed: int,
+    first: NDArray[np.uint64],
+    positions: NDArray[np.uint64],
+    part: int,
+    words: NDArray[np.uint64],
+) -> NDArray[np.uint64]:
+    """Word `words[i]` of the block with counter (first[i], positions[i], part, 0): uint64[n]."""
+    a, b, c, d = first, positions, np.full(len(first), part, dtype=np.uint64), np.zeros_like(first)
     key = [seed, DOMAIN]
     for _ in range(_ROUNDS):
         high_a, low_a = _multiply(a, _MULTIPLIERS[0])
         high_c, low_c = _multiply(c, _MULTIPLIERS[1])
         a, b, c, d = high_c ^ b ^ np.uint64(key[0]), low_c, high_a ^ d ^ np.uint64(key[1]), low_a
         key = [(word + step) & _MASK for word, step in zip(key, _KEY_STEPS, strict=True)]
-    return np.stack((a, b, c, d))
+    return np.stack((a, b, c, d))[words.astype(np.intp), np.arange(len(first))]
 
 
 def _multiply(words: NDArray[np.uint64], by: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -140,8 +281,6 @@ def _words(seed: int, domain: int, counter: int, count: int) -> NDArray[np.uint6
     """The first `count` output words from the 256-bit `counter` on; its lowest word counts blocks."""
     # NumPy steps its counter before the first block, so it starts one lower (wrapping below 0).
     before = counter - 1
-    counters = np.array(
-        [before & _MASK, (before >> 64) & _MASK, *[_MASK * (before < 0)] * 2], dtype=np.uint64
-    )
+    counters = np.array([(before >> shift) & _MASK for shift in (0, 64, 128, 192)], dtype=np.uint64)
     generator = np.random.Philox(key=np.array([seed, domain], dtype=np.uint64), counter=counters)
     return generator.random_raw(count)

@@ -1,17 +1,19 @@
-"""The target's own token at each node of a round's tree, from that node's logits, history and noise.
+"""The target's own token at each node of a round's tree, from that node's digest, history and noise.
 
-Knows nothing of models: logits come from a function of the node.
+Knows nothing of models: digests of logits come from a function of the node.
 """
 
 from collections.abc import Callable
 
 from speculative.acceptance.path_match import Match
+from speculative.choice import ChoiceCounts, choose_token
+from speculative.digest import RowDigest
 from speculative.grammar import Matcher
 from speculative.history import History
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import Logits, Mask, process_logits, sample_token, token_logprob
+from speculative.sampling import Mask, process_logits, token_logprob
 from speculative.tree import ROOT
 
 
@@ -25,11 +27,12 @@ class TargetSampler:
         history: all committed ids.
         noise: noise of the session, by position.
         length: number of committed ids, which is the position of the token after them.
-        logits: the target's logits at a node (-1 for the last committed token): float[V].
+        digests: the digest of the target's logits at a node (-1 for the last committed token).
         grammar: the grammar's state after all committed ids; None: the request has no grammar.
+        counts: counts the tokens chosen, and those that took a whole row; None: nobody counts.
     """
 
-    __slots__ = ("_grammar", "_history", "_length", "_logits", "_noise", "_params")
+    __slots__ = ("_counts", "_digests", "_grammar", "_history", "_known", "_length", "_noise", "_params")
 
     def __init__(
         self,
@@ -37,15 +40,18 @@ class TargetSampler:
         history: History,
         noise: NoiseRows,
         length: int,
-        logits: Callable[[int], Logits],
+        digests: Callable[[int], RowDigest],
         grammar: Matcher | None = None,
+        counts: ChoiceCounts | None = None,
     ) -> None:
         self._params = params
         self._history = history
         self._noise = noise
         self._length = length
-        self._logits = logits
+        self._digests = digests
         self._grammar = grammar
+        self._counts = counts
+        self._known: dict[int, RowDigest] = {}
 
     def __call__(self, node: int, path_tokens: tuple[int, ...]) -> int:
         """The target's token after `node`; `path_tokens` are the tokens from the root's child to the node.
@@ -54,9 +60,17 @@ class TargetSampler:
             EmptySupport: as for `sample_token`, and where the grammar allows no id after the node.
         """
         # The position follows from the node's depth, wherever the node's row lies in the batch.
-        row = None if self._params.greedy else self._noise.row(self._length + len(path_tokens))
+        noise = None if self._params.greedy else self._noise.at(self._length + len(path_tokens))
         history = self._history.with_path(path_tokens)
-        return sample_token(self._logits(node), self._params, history, row, self._allowed(path_tokens))
+        allowed = self._allowed(path_tokens)
+        return choose_token(self._digest(node), self._params, history, noise, allowed, self._counts)
+
+    def _digest(self, node: int) -> RowDigest:
+        """The node's digest, one object, so that log-probabilities reuse what the token needed."""
+        digest = self._known.get(node)
+        if digest is None:
+            digest = self._known[node] = self._digests(node)
+        return digest
 
     def _allowed(self, path_tokens: tuple[int, ...]) -> Mask | None:
         """Mask of the ids that the grammar allows after the path to the node."""
@@ -74,8 +88,9 @@ class TargetSampler:
         )
 
     def _logprob(self, node: int, path_tokens: tuple[int, ...], token: int, asked: Logprobs) -> TokenLogprob:
-        scores = self._logits(node)
+        scores = self._digest(node).full()
         if asked.logprobs_of is LogprobsOf.PROCESSED:
             history = self._history.with_path(path_tokens)
-            scores = process_logits(scores, self._params, history, self._allowed(path_tokens))
+            processed = process_logits(scores, self._params, history, self._allowed(path_tokens))
+            return token_logprob(processed, token, asked.top_logprobs)
         return token_logprob(scores, token, asked.top_logprobs)

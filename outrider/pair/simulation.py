@@ -17,13 +17,14 @@ from outrider.lm.runner import PackedLM
 from outrider.source.events import DecodingRequest, Follow
 from outrider.source.followed import FollowedIds, SourceProfile
 from outrider.wire.codec import SessionKey
+from speculative.choice import choose_token
+from speculative.digest import HostDigest
 from speculative.draft_pool import DraftPool
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hashes
 from speculative.history import History
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
-from speculative.sampling import sample_token
 from speculative.tree import ROOT
 
 TICK_MS = 0.1
@@ -93,9 +94,8 @@ def continuation(lm: PackedLM, prompt: Sequence[int], params: SamplingParams, se
     while len(ids) < len(prompt) + count and ids[-1] not in lm.eos_ids:
         logits = lm.forward([SequenceRows(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])])
         table.commit(range(len(fresh)))
-        fresh = [
-            sample_token(logits[0].numpy(), params, history, None if params.greedy else noise.row(len(ids)))
-        ]
+        drawn = None if params.greedy else noise.at(len(ids))
+        fresh = [choose_token(HostDigest(logits[0].numpy()), params, history, drawn)]
         history.extend(fresh)
         ids += fresh
     lm.release(table)

@@ -60,7 +60,8 @@ def plain_ids(lm: PackedLM, params: SamplingParams, count: int) -> list[int]:
         share = SequenceRows(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])
         logits = lm.forward([share])[0].numpy()
         table.commit(range(len(fresh)))
-        token = sample_token(logits, params, history, None if params.greedy else noise.row(len(ids)))
+        row = None if params.greedy else noise.at(len(ids)).full()
+        token = sample_token(logits, params, history, row)
         history.extend([token])
         ids.append(token)
         fresh = [token]

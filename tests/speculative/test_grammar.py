@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from speculative.acceptance.path_match import path_match
+from speculative.digest import HostDigest
 from speculative.draft_pool import DraftPool
 from speculative.errors import EmptySupport, InvalidRequest
 from speculative.grammar import Grammar, GrammarKind, Matcher
@@ -163,7 +164,9 @@ def decode(params: SamplingParams, matcher: Toy, drafts: bool, asked: Logprobs |
             before = (*ids, *(tree.tokens[n] for n in tree.path(node)))
             return np.random.default_rng(before[-3:]).normal(size=6).astype(np.float32) * 2
 
-        target = TargetSampler(params, history, noise, len(ids), logits, matcher)
+        target = TargetSampler(
+            params, history, noise, len(ids), lambda node, of=logits: HostDigest(of(node)), matcher
+        )
         match = target.with_logprobs(path_match(tree, target), asked)
         tokens = match.tokens[: 14 - len(ids)]
         logprobs += match.logprobs[: len(tokens)]

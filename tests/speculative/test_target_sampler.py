@@ -14,6 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from speculative.acceptance.path_match import path_match
+from speculative.choice import choose_token
+from speculative.digest import HostDigest
 from speculative.draft_pool import DraftPool
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
@@ -21,7 +23,7 @@ from speculative.hashing import prefix_hash
 from speculative.history import History
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.lookup.suffix_automaton import SuffixAutomaton
-from speculative.noise import NoiseRows, gumbel, raw_bits
+from speculative.noise import NoiseRows, PositionNoise, gumbel, leads
 from speculative.params import SamplingParams
 from speculative.sampling import process_logits, sample_token
 from speculative.stop import StopChecker, cut_at_stop
@@ -30,6 +32,7 @@ from speculative.tree import TokenTree
 
 Ids = tuple[int, ...]
 Logits = Callable[[int], NDArray[np.float32]]
+Digests = Callable[[int], HostDigest]
 
 PROMPT: Ids = (3, 1, 4, 1, 5)
 WIDTH = 24
@@ -84,7 +87,7 @@ class Request:
                 pool.offer(fragment)
             tree = pool.best_tree(node_limit)
             logits = logits_below(ids, tree, self.width)
-            target = self.ask(params, history, noise, len(ids), logits)
+            target = self.ask(params, history, noise, len(ids), lambda node, of=logits: HostDigest(of(node)))
             match = path_match(tree, target)
             committed, _ = cut_at_stop(stop_checker, match.tokens)
             if self.asked is not None:
@@ -243,9 +246,9 @@ def test_a_request_rebuilt_from_its_ids_goes_on_as_it_would_have(cut: int) -> No
 
 def test_trap_6_processing_with_another_nodes_history_changes_ids() -> None:
     def the_roots_history(
-        params: SamplingParams, history: History, noise: NoiseRows, length: int, logits: Logits
+        params: SamplingParams, history: History, noise: NoiseRows, length: int, digests: Digests
     ) -> Callable[[int, Ids], int]:
-        return lambda node, path: sample_token(logits(node), params, history, noise.row(length + len(path)))
+        return lambda node, path: choose_token(digests(node), params, history, noise.at(length + len(path)))
 
     request = Request(**REQUESTS["penalised"], ask=the_roots_history)
     assert request.decode("what will come") != request.decode()
@@ -258,10 +261,11 @@ def test_trap_7_padding_that_shifts_the_noise_changes_ids() -> None:
         def __init__(self, width: int) -> None:
             self.width = width
 
-        def row(self, position: int) -> NDArray[np.float64]:
-            bits = raw_bits(7, 0, (position + 1) * self.width)[position * self.width :]
-            uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-            return np.asarray(-np.log(-np.log(uniform)), dtype=np.float64)
+        def at(self, position: int) -> PositionNoise:
+            noise = PositionNoise(7, 0, self.width)
+            noise.leads = leads(7, 0, (position + 1) * self.width)[position * self.width :]
+            noise.strong_low, noise.strong_high = noise.low(noise.strong), noise.high(noise.strong)
+            return noise
 
     assert Request(width=64).decode("everything") == Request().decode()
     planted = [Request(width=width, noise=FlatCounter(width)).decode() for width in (WIDTH, 64)]
@@ -286,14 +290,14 @@ def test_trap_8_randomness_consumed_in_order_changes_what_follows_a_cut() -> Non
     """A turn that ends inside an accepted run, and a next one from its ids on in the same worker."""
 
     class Stream:
-        """Planted: rows in the order in which they are asked for."""
+        """Planted: noise in the order in which it is asked for."""
 
         def __init__(self) -> None:
             self.used = 0
 
-        def row(self, position: int) -> NDArray[np.float64]:
+        def at(self, position: int) -> PositionNoise:
             self.used += 1
-            return gumbel(7, len(PROMPT) + self.used - 1, WIDTH)
+            return PositionNoise(7, len(PROMPT) + self.used - 1, WIDTH)
 
     whole = Request().decode()
 
@@ -311,10 +315,10 @@ def test_trap_8_randomness_consumed_in_order_changes_what_follows_a_cut() -> Non
 
 def test_trap_9_noise_by_row_instead_of_depth_changes_ids() -> None:
     def position_of_the_row(
-        params: SamplingParams, history: History, noise: NoiseRows, length: int, logits: Logits
+        params: SamplingParams, history: History, noise: NoiseRows, length: int, digests: Digests
     ) -> Callable[[int, Ids], int]:
         def token(node: int, path: Ids) -> int:
-            return sample_token(logits(node), params, history.with_path(path), noise.row(length + node + 1))
+            return choose_token(digests(node), params, history.with_path(path), noise.at(length + node + 1))
 
         return token
 
@@ -326,15 +330,15 @@ def test_trap_9_noise_by_row_instead_of_depth_changes_ids() -> None:
 def test_only_visited_nodes_are_processed() -> None:
     asked: list[int] = []
 
-    def logits(node: int) -> NDArray[np.float32]:
+    def digests(node: int) -> HostDigest:
         asked.append(node)
-        return target_logits(PROMPT)
+        return HostDigest(target_logits(PROMPT))
 
     pool = DraftPool(PROMPT, epoch=1, vocabulary_size=WIDTH, limit=50)
     pool.offer(chain(PROMPT, [0]))
     pool.offer(chain(PROMPT, [1]))
     tokens = TargetSampler(
-        SamplingParams(temperature=0), History.of(PROMPT, 5), NoiseRows(1, WIDTH), len(PROMPT), logits
+        SamplingParams(temperature=0), History.of(PROMPT, 5), NoiseRows(1, WIDTH), len(PROMPT), digests
     )
     match = path_match(pool.best_tree(8), tokens)
     assert asked == [-1, *match.path]

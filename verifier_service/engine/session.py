@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from speculative.acceptance.path_match import Match, path_match
 from speculative.calibration import SessionCalibrator
+from speculative.digest import HostDigest
 from speculative.draft_nodes import NO_NODES, RankedNodes
 from speculative.draft_pool import DraftPool
 from speculative.errors import EmptySupport
@@ -229,7 +230,7 @@ class Session:
             self._history,
             self._noise,
             len(self.ids),
-            lambda node: logits[node + 1],
+            lambda node: HostDigest(logits[node + 1]),
             self._grammar,
         )
         try:

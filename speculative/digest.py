@@ -1,0 +1,242 @@
+"""What of one row of logits suffices to choose its token, wherever the row lies.
+
+A model's pass leaves one row of float32 logits per wanted place. `choice` needs little of a row: its maximum,
+the few ids that could win, now and then how much probability is ranked before an id. `RowDigest` is that
+interface. `HostDigest` answers from a row in memory, and computes only what is asked for. A device computes
+what a `RowAsk` names ahead, sends that down, and answers None to every other question; then `full` fetches
+the row.
+
+Order in this module: ids are *ranked* by (logit descending, id ascending).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculative.noise import Floats, Ids, PositionNoise
+
+Row = NDArray[np.float32]
+
+
+class Candidates(NamedTuple):
+    """Some ids of a row with their logits, and a bound on all ids that are left out."""
+
+    ids: Ids
+    """Distinct ids in any order: int64[n]."""
+    logits: Row
+    """The logit of each of `ids`: float32[n]."""
+    bound: float
+    """Every id that is left out has a logit, or a score, *below* this number; -inf: no id is left out."""
+
+
+class Mass(NamedTuple):
+    """A sum of exp((logit - highest logit) / temperature), and the most by which it can be wrong."""
+
+    total: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowAsk:
+    """What a device needs to know of a wanted row before its pass, to compute that row's digest."""
+
+    seed: int = 0
+    """Seed of the noise; not read when greedy."""
+    position: int = 0
+    """Absolute position of the token to choose, which is that of its noise."""
+    temperature: float = 0.0
+    """Temperature of the request; 0: greedy."""
+    named: tuple[int, ...] = ()
+    """Ids whose logits the host will want: biased, penalised, held back, a prompt's next token."""
+    nucleus: bool = False
+    """Whether top-p will ask how much probability is ranked before the candidates."""
+    top: int = 0
+    """Number of highest-ranked ids that the host will want: for top-k and for log-probabilities."""
+
+
+class RowDigest(Protocol):
+    """What of one row of logits suffices to choose its token; None wherever only the whole row could tell."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids of the row."""
+
+    def highest(self) -> tuple[int, float]:
+        """The id ranked first, and its logit; NaN where the row holds NaN, whatever else it holds."""
+
+    def at(self, ids: Ids) -> Row | None:
+        """The logits of `ids`: float32[n]."""
+
+    def likeliest(self, count: int) -> Candidates | None:
+        """At least the `count` ids ranked first, or all ids; `bound` is a logit."""
+
+    def candidates(
+        self, temperature: float, noise: PositionNoise, least: float | None = None, count: int = 1
+    ) -> Candidates | None:
+        """All ids whose score could reach `bound`, which is a score.
+
+        A score is `np.divide(logit, temperature, dtype=float64) + noise`. The caller checks `bound`: where a
+        digest knows a fixed number of ids, `bound` may be above `least`.
+
+        Args:
+            temperature: the request's, above 0.
+            noise: noise of the row's position.
+            least: the score that `bound` should not exceed; None: such a score that the `count` ids of
+                greatest score are among the candidates.
+            count: number of ids of greatest score that are wanted; read where `least` is None.
+        """
+
+    def mass(self, temperature: float) -> Mass | None:
+        """The sum over all ids, relative to the highest logit."""
+
+    def mass_before(self, temperature: float, token: int, logit: float) -> Mass | None:
+        """The sum over the ids ranked before an id `token` with the logit `logit`, on the scale of `mass`.
+
+        `logit` is a float32 number. It need not be the logit of `token`, which a penalty may have changed.
+        """
+
+    def ranked_before(self, token: int, logit: float) -> int | None:
+        """The number of ids ranked before an id `token` with the logit `logit`, as in `mass_before`."""
+
+    def full(self) -> Row:
+        """The whole row, float32[V], read-only for the caller; a device fetches the row and counts it."""
+
+
+class HostDigest:
+    """The digest of a row in memory; nothing is computed before it is asked for, and the row is not copied.
+
+    Args:
+        row: logits, float32[V]; they must not change as long as the digest is in use.
+    """
+
+    __slots__ = ("_highest", "_row", "_weights")
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self._highest: tuple[int, float] | None = None
+        self._weights: tuple[float, Row, Mass] | None = None
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids of the row."""
+        return len(self._row)
+
+    def highest(self) -> tuple[int, float]:
+        """The id ranked first, and its logit; NaN where the row holds NaN."""
+        if self._highest is None:
+            # NumPy's argmax returns the first NaN where there is one, and the first of equals.
+            token = int(self._row.argmax())
+            self._highest = token, float(self._row[token])
+        return self._highest
+
+    def at(self, ids: Ids) -> Row:
+        """The logits of `ids`: float32[n]."""
+        return self._row[ids]
+
+    def full(self) -> Row:
+        """The row itself: float32[V]."""
+        return self._row
+
+    def likeliest(self, count: int) -> Candidates:
+        """At least the `count` ids ranked first, or all ids; costs two reads of the row."""
+        row, size = self._row, len(self._row)
+        if count >= size:
+            return Candidates(np.arange(size), row, -math.inf)
+        groups = size // _GROUP
+        if count <= groups // 2:
+            # The maxima of `count` groups reach the level, so at least that number of ids does.
+            maxima = row[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
+            level = float(np.partition(maxima, groups - count)[groups - count])
+        else:
+            level = float(np.partition(row, size - count)[size - count])
+        ids = np.flatnonzero(row >= level)
+        return Candidates(ids, row[ids], level)
+
+    def candidates(
+        self, temperature: float, noise: PositionNoise, least: float | None = None, count: int = 1
+    ) -> Candidates:
+        """All ids whose score could reach `least`, which is the bound.
+
+        Only two kinds of ids can: those with strong noise, and those whose logit lies within a band below the
+        maximum. A flat row needs no band, and a peaked one has few ids in it.
+        """
+        highest = self.highest()[1]
+        strong = noise.strong
+        logits = self._row[strong]
+        scores = np.divide(logits, temperature, dtype=np.float64)
+        if least is None:
+            least = self._least(scores + noise.strong_low, temperature, noise, count)
+        scores += noise.strong_high
+        listed = np.flatnonzero(scores >= least)
+        ids, logits = strong[listed], logits[listed]
+        floor = _floor(least, temperature, noise.weak_high)
+        if floor <= highest:
+            band = np.flatnonzero(self._row >= floor)
+            band = band[noise.leads[band] < noise.strong_lead]
+            found = self._row[band]
+            reach = np.divide(found, temperature, dtype=np.float64) + noise.high(band) >= least
+            ids, logits = np.concatenate((ids, band[reach])), np.concatenate((logits, found[reach]))
+        return Candidates(ids, logits, least)
+
+    def _least(self, low: Floats, temperature: float, noise: PositionNoise, count: int) -> float:
+        """A score that at least `count` ids reach; `low` are the lowest scores of the ids of strong noise."""
+        if count > len(low):
+            return -math.inf
+        if count > 1:
+            return float(np.partition(low, len(low) - count)[len(low) - count])
+        top, highest = self.highest()
+        return max(highest / temperature + noise.low_of(top), float(low.max()))
+
+    def mass(self, temperature: float) -> Mass:
+        """The sum over all ids, relative to the highest logit, in float32."""
+        return self._relative(temperature)[1]
+
+    def mass_before(self, temperature: float, token: int, logit: float) -> Mass:
+        """The sum over the ids ranked before `token`."""
+        weights, mass = self._relative(temperature)
+        before = float((weights * (self._row > logit)).sum())
+        before += float(weights[:token][self._row[:token] == logit].sum())
+        return Mass(before, mass.error)
+
+    def ranked_before(self, token: int, logit: float) -> int:
+        """The number of ids ranked before `token`."""
+        above = int(np.count_nonzero(self._row > logit))
+        return above + int(np.count_nonzero(self._row[:token] == logit))
+
+    def _relative(self, temperature: float) -> tuple[Row, Mass]:
+        """exp((logit - highest) / temperature) of all ids, float32[V], and their sum."""
+        known = self._weights
+        if known is None or known[0] != temperature:
+            with np.errstate(over="ignore", under="ignore"):
+                weights = self._row - np.float32(self.highest()[1])
+                weights *= np.float32(1 / temperature)
+                np.exp(weights, out=weights)
+            total = float(weights.sum())
+            known = self._weights = temperature, weights, Mass(total, total * relative_error(len(weights)))
+        return known[1], known[2]
+
+
+def relative_error(count: int) -> float:
+    """The most by which a sum of `count` exponentials errs, as a share of the sum, in `HostDigest`.
+
+    In units of float32's rounding: a difference, a factor and their product err by three units of an exponent
+    whose weighted mean is at most log(count); an exponential errs by four; NumPy's pairwise sum by 16 for its
+    blocks of 128 and one for each doubling. What the rule itself errs in float64 is far below one unit.
+    """
+    return 2.0**-24 * (4 * math.log(count + 1) + 48)
+
+
+def _floor(least: float, temperature: float, weak_high: float) -> float:
+    """A float32 number: no id with a smaller logit, and with noise up to `weak_high`, scores `least`."""
+    if weak_high == -math.inf:
+        return math.inf
+    margin = least - weak_high - 2.0**-20 * (abs(least) + abs(weak_high))
+    floor = (margin - 2.0**-20 * abs(margin)) * temperature
+    return float(np.float32(min(max(floor, -_MOST), _MOST)))
+
+
+_GROUP = 16
+_MOST = float(np.finfo(np.float32).max)
