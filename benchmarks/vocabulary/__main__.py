@@ -24,7 +24,7 @@ from benchmarks.vocabulary.arms import (
     counters_of,
 )
 from benchmarks.vocabulary.random_model import save_random_llama
-from speculative.noise import raw_bits
+from speculative.noise import leads
 
 HEADS = ("flat", "peaked")
 SERVICE_SETTINGS = {
@@ -40,7 +40,7 @@ def noise_bits_ms(vocabulary: int) -> list[float]:
     times = []
     for position in range(NOISE_DRAWS):
         began = time.perf_counter()
-        raw_bits(7, position, vocabulary)
+        leads(7, position, vocabulary)
         times.append((time.perf_counter() - began) * 1e3)
     return times
 
