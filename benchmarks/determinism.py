@@ -101,7 +101,8 @@ def logits_by_prefill(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
     found = []
     for ids in batch:
         table = lm.table(reserve=len(ids))
-        found.append(lm.forward([SequenceRows(table, ids, range(-1, len(ids) - 1), range(len(ids)))]))
+        outcome = lm.forward([SequenceRows(table, ids, range(-1, len(ids) - 1), range(len(ids)))])
+        found.append(torch.from_numpy(outcome.rows()))
         lm.release(table)
     return torch.stack(found)
 
@@ -120,7 +121,7 @@ def logits_by_trees(lm: PackedLM, batch: list[Piece]) -> torch.Tensor:
         for table, ids in zip(tables, batch, strict=True):
             tokens = [id_ for own in ids[low : low + DEPTH] for id_ in ((own * 7 + 1) % 4096, own)]
             shares.append(SequenceRows(table, tokens, parents, right))
-        found.append(lm.forward(shares).view(len(batch), DEPTH, -1))
+        found.append(torch.from_numpy(lm.forward(shares).rows()).view(len(batch), DEPTH, -1))
         for table in tables:
             table.keep(right)
     for table in tables:
@@ -133,7 +134,7 @@ def logits_one_by_one(lm: PackedLM, ids: Piece) -> torch.Tensor:
     table = lm.table(reserve=len(ids))
     found = []
     for token in ids:
-        found.append(lm.forward([SequenceRows(table, [token], [-1], [0])]))
+        found.append(torch.from_numpy(lm.forward([SequenceRows(table, [token], [-1], [0])]).rows()))
         table.commit([0])
     lm.release(table)
     return torch.cat(found)

@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.shared.envelope import command_line, print_result
@@ -231,13 +233,13 @@ class TreeExactness:
             "differing_per_1000": round(1000 * len(differences) / (prompts * tokens), 4),
         }
 
-    def _decode_plain(self, prompt: Sequence[int], count: int) -> tuple[list[int], list[torch.Tensor]]:
+    def _decode_plain(self, prompt: Sequence[int], count: int) -> tuple[list[int], list[NDArray[np.float32]]]:
         table = prefilled(self._lm, prompt[:-1])
         ids, rows = [prompt[-1]], []
         for _ in range(count):
-            (logits,) = self._lm.forward([SequenceRows(table, ids[-1:], [-1], [0])])
+            logits = self._lm.forward([SequenceRows(table, ids[-1:], [-1], [0])]).row(0)
             table.commit([0])
-            rows.append(logits)
+            rows.append(logits.copy())
             ids.append(int(logits.argmax()))
         self._lm.release(table)
         return ids[1:], rows
@@ -253,7 +255,7 @@ class TreeExactness:
                 tokens += [(token + 1) % self._vocabulary, token]
                 parents += [parent, parent]
                 parent = len(tokens) - 1
-            logits = self._lm.forward([SequenceRows(table, tokens, parents, range(len(tokens)))])
+            logits = self._lm.forward([SequenceRows(table, tokens, parents, range(len(tokens)))]).rows()
             path = [0]
             while True:
                 ids.append(int(logits[path[-1]].argmax()))

@@ -49,6 +49,7 @@ def served_model(settings: VerifierSettings, target: PackedLM, capacity: Capacit
         settings.node_limit,
         frozenset(target.eos_ids),
         settings.deterministic,
+        tuple(sorted({*PROPOSERS, *settings.proposers})),
     )
 
 
@@ -68,7 +69,7 @@ def description_of(
         vocabulary_size=target.vocabulary_size,
         eos_ids=target.eos_ids,
         tokenizer_digest=tokenizer_digest,
-        local_sources=sorted(PROPOSERS),
+        local_sources=served.proposers,
         node_limit=MAX_NODES,
         max_sessions=settings.max_sessions,
         model_type=target.model_type,

@@ -32,6 +32,7 @@ from verifier_service.grammar.grammars import Grammars
 from verifier_service.loading import description_of, served_model, state_of, tokens_of
 from verifier_service.observe.metrics import VerifierCollector
 from verifier_service.observe.session_trace import SessionTracer
+from verifier_service.proposers.batched import make_batched_proposer
 from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.remote_sources.stream import LinkLimits, link_limits_from
 from verifier_service.sessions.manager import Capacity, SessionManager
@@ -112,7 +113,10 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
         self._describe(target, tokens, weights)
-        self._engine = EngineThread(target, _engine_limits(self._settings), self._publish, self._fail, costs)
+        proposers = {name: make_batched_proposer(name) for name in self._settings.proposers}
+        self._engine = EngineThread(
+            target, _engine_limits(self._settings), self._publish, self._fail, costs, proposers
+        )
         self._metrics.registry.register(
             VerifierCollector(self._engine, self._sources, self._table, target.pool, self._served.model)
         )

@@ -2,10 +2,11 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from outrider.runtime.settings import WorkerSettings
+from outrider.runtime.settings import Names, WorkerSettings
 from outrider.runtime.threads import default_threads
+from verifier_service.proposers.batched import BATCHED_PROPOSERS
 from verifier_service.sessions.request import MAX_NODES
 
 
@@ -49,6 +50,9 @@ class VerifierSettings(WorkerSettings):
     budget: Literal["adaptive", "fixed"] = "adaptive"
     """Which drafted nodes a step admits: those that pay for their rows (adaptive), or all within the node
     limits (fixed)."""
+    proposers: Names = ()
+    """Batched proposers, sources inside the verifier that learn or compute, to offer beside the usual ones:
+    bigram."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
     """The most rows of one pass, shared by prompts and decoding sessions."""
     prefill_stall_ms: Annotated[float, Field(gt=0)] = 60.0
@@ -60,3 +64,12 @@ class VerifierSettings(WorkerSettings):
     switch_interval_us: Annotated[int, Field(ge=10, le=5000)] = 500
     """How long the event loop may hold the interpreter while the engine waits for it, in microseconds
     (`sys.setswitchinterval`)."""
+
+    @field_validator("proposers")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := [name for name in names if name not in BATCHED_PROPOSERS]:
+            raise ValueError(
+                f"{unknown[0]!r} is no batched proposer; there is {', '.join(BATCHED_PROPOSERS)}"
+            )
+        return tuple(dict.fromkeys(names))

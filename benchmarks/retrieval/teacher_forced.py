@@ -71,18 +71,18 @@ def _decode(lm: "PackedLM", prompts: Sequence[Sequence[int]], tokens: int) -> li
     tables = []
     for prompt in prompts:
         table = lm.table(reserve=len(prompt) + tokens)
-        logits = lm.forward([SequenceRows(table, prompt, range(-1, len(prompt) - 1), [len(prompt) - 1])])
+        outcome = lm.forward([SequenceRows(table, prompt, range(-1, len(prompt) - 1), [len(prompt) - 1])])
         table.commit(list(range(len(prompt))))
         tables.append(table)
-        written.append([int(logits[0].argmax())])
+        written.append([int(outcome.row(0).argmax())])
     for _ in range(tokens - 1):
         going = [n for n, ids in enumerate(written) if ids[-1] not in lm.eos_ids]
         if not going:
             break
-        logits = lm.forward([SequenceRows(tables[n], [written[n][-1]], [-1], [0]) for n in going])
+        outcome = lm.forward([SequenceRows(tables[n], [written[n][-1]], [-1], [0]) for n in going])
         for row, n in enumerate(going):
             tables[n].commit([0])
-            written[n].append(int(logits[row].argmax()))
+            written[n].append(int(outcome.row(row).argmax()))
     for table in tables:
         lm.release(table)
     return written

@@ -10,9 +10,10 @@ import numpy as np
 
 from benchmarks.simulation.memory import ToyPool
 from outrider.lm.plan import SequenceRows
+from speculative.digest import HostDigest
 from speculative.hashing import EMPTY, extend
 from speculative.stop import FinishReason
-from verifier_service.engine.core import Outcome, TargetPass
+from verifier_service.engine.core import TargetPass
 
 VOCABULARY = 64
 MAX_LENGTH = 512
@@ -22,6 +23,23 @@ MODEL = "toy"
 _MASK = (1 << 64) - 1
 _LOGITS = np.where(np.eye(VOCABULARY, dtype=bool), np.float32(0.0), np.float32(-1e4))
 """Logits by the id that is next. They leave no doubt about it, whatever noise a request asks for."""
+
+
+class ToyOutcome:
+    """The outcome of a toy pass.
+
+    Args:
+        following: the id that follows each wanted row.
+    """
+
+    features = None
+
+    def __init__(self, following: Sequence[int]) -> None:
+        self._following = following
+
+    def digest(self, index: int) -> HostDigest:
+        """Digest of one wanted row."""
+        return HostDigest(_LOGITS[self._following[index]])
 
 
 def next_id(hash_: int, seed: int) -> int:
@@ -54,21 +72,21 @@ def golden(prompt: tuple[int, ...], seed: int, most: int) -> tuple[tuple[int, ..
 
 
 class ToyTarget:
-    """Computes passes as a PackedLM does: writes the tables' slots, returns logits of the wanted rows."""
+    """Computes passes as a PackedLM does: writes the tables' slots, returns what follows the wanted rows."""
 
     def __init__(self, pool: ToyPool) -> None:
         self.seeds: dict[int, int] = {}
         """Seed by session handle."""
         self._pool = pool
 
-    def forward(self, begun: TargetPass) -> Outcome:
-        """The logits of a pass. Raises Overloaded."""
+    def forward(self, begun: TargetPass) -> ToyOutcome:
+        """The outcome of a pass. Raises Overloaded."""
         following = [
             next_id(hash_, self.seeds[session.handle])
             for (session, _), sequence in zip(begun.parts, begun.sequences, strict=True)
             for hash_ in self._compute(sequence)
         ]
-        return _LOGITS[np.asarray(following, np.intp)]
+        return ToyOutcome(following)
 
     def _compute(self, sequence: SequenceRows) -> list[int]:
         """Prefix hash of each wanted row, from the one in the slot before."""

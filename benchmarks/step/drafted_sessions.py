@@ -74,7 +74,7 @@ class DraftedSessions:
             if begun.report is not None:
                 self.core.published(begun.report, time.perf_counter())
             computing = clock()
-            outcome = self._target.forward(begun.sequences).numpy()
+            outcome = self._target.forward(begun.sequences)
             computed = clock()
             self.core.finish(begun, outcome, PassTimes(computing, computed))
             ended = clock()

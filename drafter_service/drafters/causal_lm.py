@@ -57,8 +57,7 @@ class CausalLMDrafter:
     def forward(self, batch: Sequence[tuple[Cache, PassRows]]) -> NDArray[np.float32]:
         """One packed pass over all sessions."""
         shares = [SequenceRows(_table(cache), rows.tokens, rows.parents, rows.want) for cache, rows in batch]
-        logits: NDArray[np.float32] = self.lm.forward(shares).numpy()
-        return logits
+        return self.lm.forward(shares).rows()
 
     @property
     def cached_tokens(self) -> int:

@@ -5,7 +5,7 @@ by all layers: positions, slots to write, and for each sliding window the views 
 attention needs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from outrider.lm import transfer
 from outrider.lm.kv.pool import Run, SlotPool
 from outrider.lm.kv.table import SlotTable
+from speculative.digest import RowAsk
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class SequenceRows:
     the last committed position. A parent precedes its child."""
     want: Sequence[int]
     """Rows (indices into ``tokens``) whose logits are needed."""
+    asks: Callable[[], Sequence[RowAsk]] | None = None
+    """What the host will ask of each wanted row, one RowAsk for each; None: greedy. Called where a device
+    makes the digests, never where host and device share the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +86,24 @@ class PackedRows:
         self.is_chain = depths == list(range(len(depths)))
         self.positions = [table.length + depth for depth in depths[kept:]]
 
+    def ancestor_bits(self, width: int) -> NDArray[np.uint8]:
+        """Which nodes each row may see (its ancestors and itself) as bits, uint8 ``[rows, width]``.
+
+        Bit ``j % 8`` of byte ``j // 8`` is node ``j``; ``width`` bytes hold at least all nodes.
+        """
+        # Python's integers are bit sets of any size, and far cheaper here than a row of an array per node.
+        seen: list[int] = []
+        for node, parent in enumerate(self.parents):
+            own = 1 << node
+            seen.append(seen[parent] | own if parent >= 0 else own)
+        packed = b"".join([bits.to_bytes(width, "little") for bits in seen[self.table.nodes :]])
+        return np.frombuffer(packed, dtype=np.uint8).reshape(-1, width)
+
     def ancestors(self) -> NDArray[np.bool_]:
         """Which nodes each row may see (its ancestors and itself): bool ``[rows, nodes]``."""
         nodes = len(self.parents)
-        seen = np.zeros((nodes, nodes), dtype=bool)
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                seen[node] = seen[parent]
-            seen[node, node] = True
-        return seen[self.table.nodes :]
+        bits = self.ancestor_bits(-(-nodes // 8))
+        return np.unpackbits(bits, axis=1, count=nodes, bitorder="little").view(np.bool_)
 
 
 class PassPlan:
@@ -145,29 +158,24 @@ class PassPlan:
         count = rows.high - rows.low
         if rows.is_chain and (count == 1 or (count == total and window is None)):
             return AttentionView(rows.low, rows.high, views, None, causal=count > 1)
-        allowed = self._allowed(rows, first, total, window)
-        if allowed.all():
-            return AttentionView(rows.low, rows.high, views, None, causal=False)
-        mask = torch.zeros(allowed.shape, dtype=self._mask_dtype)
-        mask.masked_fill_(torch.from_numpy(~allowed), float("-inf"))
+        mask = torch.from_numpy(_additive_mask(rows, first, total, window)).to(self._mask_dtype)
         there = transfer.sent(mask, self._pool.layout.device)
         return AttentionView(rows.low, rows.high, views, there, causal=False)
 
-    def _allowed(self, rows: PackedRows, first: int, total: int, window: int | None) -> NDArray[np.bool_]:
-        """Which slots each row may see, by ancestry and by position: bool ``[rows, total - first]``."""
-        table = rows.table
-        count = rows.high - rows.low
-        if rows.is_chain:
-            allowed = np.tri(count, total - first, total - first - count, dtype=bool)
-        else:
-            allowed = np.ones((count, total - first), dtype=bool)
-            tree = rows.ancestors()
-            if first > table.length:
-                allowed[:] = tree[:, first - table.length :]
-            else:
-                allowed[:, table.length - first :] = tree
-        if window is not None:
-            slots = np.arange(total)
-            slots[table.length :] = table.length + np.asarray(rows.depths)
-            allowed &= slots[None, first:] > np.asarray(rows.positions)[:, None] - window
-        return allowed
+
+def _additive_mask(rows: PackedRows, first: int, total: int, window: int | None) -> NDArray[np.float32]:
+    """Additive mask, float32 ``[rows, total - first]``: 0 where a row may see a slot, else -inf.
+
+    Ancestry and position decide. At least one slot is hidden from a row: no other pass gets here.
+    """
+    table = rows.table
+    # Committed slots are seen by all rows, but for the window; only the nodes' columns need a look.
+    nodes = max(first, table.length)
+    mask = np.zeros((rows.high - rows.low, total - first), dtype=np.float32)
+    hidden = ~rows.ancestors()[:, nodes - table.length :]
+    mask[:, nodes - first :][hidden] = -np.inf
+    if window is not None:
+        slots = np.arange(total)
+        slots[table.length :] = table.length + np.asarray(rows.depths)
+        mask[slots[None, first:] <= np.asarray(rows.positions)[:, None] - window] = -np.inf
+    return mask

@@ -23,6 +23,7 @@ from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.check import Trial
 from outrider.lm.load.layout import ModelShape, find_layout
 from outrider.lm.load.model import LoadedTokenizer, end_ids, load_model, load_tokenizer, longest_context
+from outrider.lm.outcome import HostOutcome, Outcome
 from outrider.lm.parallel.rank_group import RankGroup
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.profile import FastProfile, Profile
@@ -158,14 +159,17 @@ class PackedLM:
         """Returns the slots of a session's table to the pool."""
         table.close()
 
-    def forward(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
+    def forward(self, sequences: Sequence[SequenceRows]) -> Outcome:
         """One pass over the rows of all sessions: one call of the model's forward.
 
-        Returns float32 logits ``[sum(len(sequence.want)), vocabulary_size]`` on the CPU, in order of
-        ``sequences`` and, within each, of ``want``. Afterwards the rows are nodes of their tables. Raises
-        Overloaded (nothing changed) if the slots do not suffice, ValueError for sequences that
-        contradict themselves.
+        The outcome's wanted rows are in order of ``sequences`` and, within each, of ``want``. Afterwards the
+        rows are nodes of their tables. Raises Overloaded (nothing changed) if the slots do not suffice,
+        ValueError for sequences that contradict themselves.
         """
+        return HostOutcome(self._pass(sequences))
+
+    def _pass(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
+        """Runs one pass; logits of its wanted rows."""
         if not sequences:
             raise ValueError("a pass needs at least one sequence")
         with torch.inference_mode():

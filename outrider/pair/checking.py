@@ -213,10 +213,10 @@ def _agreement(lm: PackedLM, truths: Sequence[Truth]) -> float:
     for truth in truths:
         ids, begin = truth.ids[:-1], truth.prompt_length - 1
         table = lm.table()
-        logits = lm.forward([SequenceRows(table, ids, range(-1, len(ids) - 1), range(begin, len(ids)))])
+        outcome = lm.forward([SequenceRows(table, ids, range(-1, len(ids) - 1), range(begin, len(ids)))])
         lm.release(table)
         expected = truth.ids[truth.prompt_length :]
-        right += sum(int(row.argmax()) == id_ for row, id_ in zip(logits, expected, strict=True))
+        right += sum(int(row.argmax()) == id_ for row, id_ in zip(outcome.rows(), expected, strict=True))
         count += len(expected)
     return round(right / max(1, count), 4)
 

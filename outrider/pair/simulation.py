@@ -18,7 +18,6 @@ from outrider.source.events import DecodingRequest, Follow
 from outrider.source.followed import FollowedIds, SourceProfile
 from outrider.wire.codec import SessionKey
 from speculative.choice import choose_token
-from speculative.digest import HostDigest
 from speculative.draft_pool import DraftPool
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hashes
@@ -92,10 +91,10 @@ def continuation(lm: PackedLM, prompt: Sequence[int], params: SamplingParams, se
     noise = NoiseRows(seed, lm.vocabulary_size)
     ids, fresh = list(prompt), list(prompt)
     while len(ids) < len(prompt) + count and ids[-1] not in lm.eos_ids:
-        logits = lm.forward([SequenceRows(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])])
+        outcome = lm.forward([SequenceRows(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])])
         table.commit(range(len(fresh)))
         drawn = None if params.greedy else noise.at(len(ids))
-        fresh = [choose_token(HostDigest(logits[0].numpy()), params, history, drawn)]
+        fresh = [choose_token(outcome.digest(0), params, history, drawn)]
         history.extend(fresh)
         ids += fresh
     lm.release(table)

@@ -52,6 +52,10 @@ class Progress:
     position: int
     ids: Sequence[int]
     prefix_hash: int
+    tops: bytes = b""
+    """What the target said at the places of these ids, for a source that wants it; see draft_source.proto."""
+    off_path: bytes = b""
+    """What the target said after other tokens, for such a source."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from outrider.source.events import DecodingRequest, Follow, NotFollowed
 from speculative import hashing
+from speculative.errors import InvalidRequest
 from speculative.fragment import Fragment
+from speculative.observed import MAX_TOPS
 
 ANY_ID = 2**32 - 1
 """The vocabulary size of a source that can follow and draft any id."""
@@ -40,8 +42,15 @@ class SourceProfile:
     """Names that sessions can listen to, if they are others than `name`."""
     numerics: str = ""
     """Device and dtype of the source's model, if it has one."""
+    tops: int = 0
+    """How many of the target's likeliest ids the source wants of each verified row, 0 to 32; see
+    `SourceWorker.observed`."""
     noun: str = "source"
     """What refusals call the source: "this source follows 256 sessions already"."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tops <= MAX_TOPS:
+            raise InvalidRequest(f"source {self.name!r} asks for {self.tops} tops; ask for 0 to {MAX_TOPS}")
 
     def check(self, ids: Sequence[int], position: int, vocabulary_size: int) -> None:
         """Checks that these ids, the first of them at `position`, can be read here.

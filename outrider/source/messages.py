@@ -58,7 +58,15 @@ def events_from_wire(
     """Events of one message. Follows come last: they may reuse an alias that ends in this message."""
     events: list[Event] = [LeastSurvival(stream, min(FULL, message.least_survival) / FULL)]
     events.extend(
-        Progress(stream, progress.alias, progress.position, tuple(progress.ids), progress.prefix_hash)
+        Progress(
+            stream,
+            progress.alias,
+            progress.position,
+            tuple(progress.ids),
+            progress.prefix_hash,
+            progress.tops,
+            progress.off_path,
+        )
         for progress in message.progress
     )
     events.extend(SessionEnded(stream, alias) for alias in message.end)

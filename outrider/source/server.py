@@ -123,6 +123,7 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
             names=profile.names,
             contract=CONTRACT,
             max_sessions=profile.max_sessions,
+            tops=profile.tops,
         )
 
     @guarded

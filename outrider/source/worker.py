@@ -26,8 +26,10 @@ from outrider.source.events import (
 )
 from outrider.source.followed import FollowedIds, FollowedSession, SourceProfile
 from outrider.source.roster import Roster
-from speculative.errors import Overloaded
+from outrider.wire.observed import observed_from_wire
+from speculative.errors import InvalidRequest, Overloaded
 from speculative.fragment import Fragment
+from speculative.observed import Observed
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,13 @@ class SourceWorker(ABC, Generic[S]):
 
     def opened(self, session: S) -> None:
         """Called when a session is followed from now on."""
+
+    def observed(self, session: S, said: Observed) -> None:
+        """Called before `progressed` with what the target said, where the profile asks for `tops`.
+
+        `said.tops` belong to the last ids of `session.ids`, as many as there are tops. Keep them beyond the
+        session only where `session.request.learn` is set, and for the session's own tenant.
+        """
 
     def progressed(self, session: S, fresh: Sequence[int]) -> None:
         """Called when a session reported progress; `fresh` ids, possibly none, are new in `session.ids`."""
@@ -258,8 +267,11 @@ class SourceWorker(ABC, Generic[S]):
             return
         try:
             fresh = session.ids.extend(progress.position, progress.ids, progress.prefix_hash)
+            if self.profile.tops and (progress.tops or progress.off_path):
+                count = min(self.profile.tops, session.request.vocabulary_size)
+                self.observed(session, observed_from_wire(progress.tops, progress.off_path, count))
             self.progressed(session, fresh)
-        except NotFollowed as error:
+        except (NotFollowed, InvalidRequest) as error:
             self.refuse(session, str(error))
             self.roster.let_go(session, self.clock())
         except Exception:

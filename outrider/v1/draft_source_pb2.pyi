@@ -46,6 +46,7 @@ class SourceDescription(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     CONTRACT_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
+    TOPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The source's name in usage and metrics; see Source.name in verifier.proto."""
     model: _builtins.str
@@ -62,6 +63,10 @@ class SourceDescription(_message.Message):
     """See VerifierDescription.contract."""
     max_sessions: _builtins.int
     """The most sessions that the source follows at a time; 0: not known."""
+    tops: _builtins.int
+    """How many of the target's likeliest ids the source wants of each verified row, 0 (the default: none) to 32.
+    Then Progress carries tops and off_path.
+    """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """All names, if the source drafts under several, each as Source.name in verifier.proto; else empty."""
@@ -77,10 +82,11 @@ class SourceDescription(_message.Message):
         names: _abc.Iterable[_builtins.str] | None = ...,
         contract: _builtins.int = ...,
         max_sessions: _builtins.int = ...,
+        tops: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "name", b"name", "names", b"names", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "name", b"name", "names", b"names", "tokenizer_digest", b"tokenizer_digest", "tops", b"tops", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -234,12 +240,25 @@ class Progress(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     PREFIX_HASH_FIELD_NUMBER: _builtins.int
+    TOPS_FIELD_NUMBER: _builtins.int
+    OFF_PATH_FIELD_NUMBER: _builtins.int
     alias: _builtins.int
     """As in Follow."""
     position: _builtins.int
     """Absolute position of the first id."""
     prefix_hash: _builtins.int
     """Prefix hash over all ids up to and including these; see docs/contract.md."""
+    tops: _builtins.bytes
+    """For a source that wants k tops: what the target found likeliest at the places of these ids. For each id: k
+    pairs of an id (u32) and its log-probability under the raw logits (fp16), likeliest first, little-endian.
+    Where these are fewer, they belong to the last ids. k is SourceDescription.tops, but no more than
+    Follow.vocabulary_size. As with the ids themselves, Follow.learn says whether they may be kept.
+    """
+    off_path: _builtins.bytes
+    """For such a source: what the target said after other tokens, those of verified nodes off the path. For each
+    node: the prefix hash up to and including its token (u64), its token (u32), the token that the target would
+    have chosen next (u32), and the k likeliest ids next (u32 each), little-endian.
+    """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed ids; at least one."""
@@ -251,10 +270,12 @@ class Progress(_message.Message):
         position: _builtins.int = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         prefix_hash: _builtins.int = ...,
+        tops: _builtins.bytes = ...,
+        off_path: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "ids", b"ids", "position", b"position", "prefix_hash", b"prefix_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "ids", b"ids", "off_path", b"off_path", "position", b"position", "prefix_hash", b"prefix_hash", "tops", b"tops"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,7 +58,7 @@ def plain_ids(lm: PackedLM, params: SamplingParams, count: int) -> list[int]:
     ids, fresh = list(PROMPT), list(PROMPT)
     for _ in range(count):
         share = SequenceRows(table, fresh, range(-1, len(fresh) - 1), [len(fresh) - 1])
-        logits = lm.forward([share])[0].numpy()
+        logits = lm.forward([share]).row(0)
         table.commit(range(len(fresh)))
         row = None if params.greedy else noise.at(len(ids)).full()
         token = sample_token(logits, params, history, row)

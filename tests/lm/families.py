@@ -124,6 +124,11 @@ def check_pass(lm: PackedLM) -> None:
     Trial.of(lm).verify(lm)
 
 
+def logits_of(lm: PackedLM, sequences: Sequence[SequenceRows]) -> torch.Tensor:
+    """Float32 logits of the wanted rows of one pass."""
+    return torch.from_numpy(lm.forward(sequences).rows()).clone()
+
+
 def branched(lm: PackedLM, table: SlotTable, ids: Sequence[int]) -> SlotTable:
     """A second session of the ids committed in ``table``: adopts its full blocks, computes the rest."""
     other = lm.table()

@@ -18,7 +18,7 @@ from outrider.lm.parallel.rank_group import RankGroup, RankInfo
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from speculative.errors import ModelRefused
-from tests.lm.families import VOCABULARY
+from tests.lm.families import VOCABULARY, logits_of
 
 TIMEOUT_S = 30.0
 STEPS = 12
@@ -37,7 +37,7 @@ def drive(lm: PackedLM, longest: int) -> torch.Tensor:
     for step in range(STEPS):
         live = [table for table in tables if table.length + table.nodes + 8 < longest]
         sequences = [tree(table, dice) for table in dice.sample(live, min(3, len(live)))]
-        found.append(lm.forward(sequences))
+        found.append(logits_of(lm, sequences))
         for sequence in sequences:
             table = sequence.table
             table.commit(way(table.parents, dice.randrange(table.nodes)))

@@ -11,7 +11,7 @@ from outrider.lm.graphs.capture import eager
 from outrider.lm.load.check import Trial
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
-from tests.lm.families import model_of
+from tests.lm.families import logits_of, model_of
 
 
 @pytest.fixture
@@ -72,5 +72,5 @@ def test_a_cpu_model_runs_ragged_passes(tiny_llama: Path) -> None:
     table = lm.table()
 
     assert lm.steps is None
-    assert lm.forward([SequenceRows(table, [1], [-1], [0])]).isfinite().all()
+    assert logits_of(lm, [SequenceRows(table, [1], [-1], [0])]).isfinite().all()
     lm.release(table)

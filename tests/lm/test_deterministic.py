@@ -17,7 +17,7 @@ from outrider.lm.load.check import Trial
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest, ModelRefused
-from tests.lm.families import VOCABULARY, check_pass, model_of
+from tests.lm.families import VOCABULARY, check_pass, logits_of, model_of
 from tests.lm.test_runner import Driven
 
 LONG = 600
@@ -35,7 +35,7 @@ def packed(family: str, dtype: str, *, profile: bool = True, **changes: object) 
 
 
 def chain(lm: PackedLM, table: SlotTable, ids: Sequence[int]) -> torch.Tensor:
-    logits = lm.forward([SequenceRows(table, ids, range(-1, len(ids) - 1), range(len(ids)))])
+    logits = logits_of(lm, [SequenceRows(table, ids, range(-1, len(ids) - 1), range(len(ids)))])
     table.commit(range(len(ids)))
     return logits
 
@@ -66,7 +66,7 @@ def differing_rows(lm: PackedLM, seed: int, turns: int = 7) -> tuple[int, int]:
         sequences, paths = zip(
             *(session.sequence_rows(dice.choice((1, 9, 20))) for session in chosen), strict=True
         )
-        found = lm.forward(sequences)
+        found = logits_of(lm, sequences)
         for row, ids in zip(found, [ids for wanted in paths for ids in wanted], strict=True):
             differing += not torch.equal(row, whole(lm, ids)[-1])
             rows += 1
@@ -135,7 +135,7 @@ def test_a_prefix_that_was_adopted_or_copied_changes_no_bit(dtype: str) -> None:
     more = [*ids, 5, 9]
     again = whole(lm, more)[-2:]
     sequences = [SequenceRows(table, [7, 5, 9], [-1, -1, 1], [1, 2]) for table in (adopted, copied, source)]
-    for rows in lm.forward(sequences).split(2):
+    for rows in logits_of(lm, sequences).split(2):
         assert torch.equal(rows, again)
     for table in (source, adopted, copied):
         lm.release(table)

@@ -10,7 +10,7 @@ from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from speculative.errors import ModelRefused
-from tests.lm.families import VOCABULARY, WINDOW, check_pass, greedy_ids, model_of, twin_of
+from tests.lm.families import VOCABULARY, WINDOW, check_pass, greedy_ids, logits_of, model_of, twin_of
 
 RIGHT = ["llama", "qwen3", "mistral", "gemma3_text", "gpt_neox", "gpt_oss", "gemma2", "gpt2", "deepseek_v3"]
 REFUSED = {
@@ -39,11 +39,12 @@ def decode_with_trees(lm: PackedLM, prompts: list[list[int]], truths: list[list[
     made: list[list[int]] = [[] for _ in prompts]
     while live := [at for at, ids in enumerate(made) if len(ids) < NEW]:
         trees = [_drafted(prompts[at], made[at], truths[at], dice) for at in live]
-        logits = lm.forward(
+        logits = logits_of(
+            lm,
             [
                 SequenceRows(tables[at], tokens, parents, range(len(tokens)))
                 for at, (tokens, parents) in zip(live, trees, strict=True)
-            ]
+            ],
         )
         rows = logits.split([len(tokens) for tokens, _ in trees])
         for at, tree, own in zip(live, trees, rows, strict=True):

@@ -14,7 +14,7 @@ from outrider.lm.graphs.backend_choice import use_graphs
 from outrider.lm.graphs.capture import CudaGraphs
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
-from tests.lm.families import VOCABULARY, model_of, twin_of
+from tests.lm.families import VOCABULARY, logits_of, model_of, twin_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,7 +39,7 @@ def test_captured_steps_give_the_logits_of_ragged_passes(family: str) -> None:
         for lm, own in tables.items():
             given = zip(chosen, tokens, trees, strict=True)
             found.append(
-                lm.forward([SequenceRows(own[at], ids, tree, range(len(ids))) for at, ids, tree in given])
+                logits_of(lm, [SequenceRows(own[at], ids, tree, range(len(ids))) for at, ids, tree in given])
             )
             for at in chosen:
                 own[at].commit([0])

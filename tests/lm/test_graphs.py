@@ -19,7 +19,7 @@ from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
-from tests.lm.families import LENGTH, VOCABULARY, model_of, twin_of
+from tests.lm.families import LENGTH, VOCABULARY, logits_of, model_of, twin_of
 from tests.lm.test_runner import Driven, in_pieces, way
 
 FAMILIES = ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "gpt2"]
@@ -69,7 +69,7 @@ def test_static_steps_give_the_logits_of_ragged_passes(family: str) -> None:
     for _ in range(8):
         chosen = dice.sample(pairs, dice.randint(1, len(pairs)))
         ours, theirs = zip(*(pair.sequences(7) for pair in chosen), strict=True)
-        found, expected = static.forward(ours), ragged.forward(theirs)
+        found, expected = logits_of(static, ours), logits_of(ragged, theirs)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(found.argmax(dim=1), expected.argmax(dim=1))
         for pair in chosen:
@@ -101,7 +101,7 @@ def test_a_session_with_more_nodes_than_a_mask_has_bits_goes_the_ragged_way() ->
     static.forward([SequenceRows(table, [1] * 256, [-1] * 256, ())])
     shapes = runner.shapes
 
-    assert static.forward([SequenceRows(table, [2], [255], [0])]).isfinite().all()
+    assert logits_of(static, [SequenceRows(table, [2], [255], [0])]).isfinite().all()
     assert table.nodes == 257
     assert runner.shapes == shapes
 
@@ -292,7 +292,7 @@ def test_a_recorded_step_replays_other_steps_of_its_size() -> None:
     for turn in range(12):
         chosen = dice.sample(pairs, dice.randint(1, 3))
         ours, theirs = zip(*(pair.sequences(6) for pair in chosen), strict=True)
-        torch.testing.assert_close(static.forward(ours), ragged.forward(theirs), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logits_of(static, ours), logits_of(ragged, theirs), rtol=1e-5, atol=1e-5)
         for pair in chosen:
             pair.commit(dice)
         assert turn < 6 or len(recorded) < turn
@@ -307,7 +307,7 @@ def test_going_back_to_ragged_passes_makes_the_copies_that_were_put_off() -> Non
     backend_choice.use_ragged(static)
 
     found, expected = (
-        lm.forward([SequenceRows(table, [4], [-1], [0])])
+        logits_of(lm, [SequenceRows(table, [4], [-1], [0])])
         for lm, table in zip((static, ragged), tables, strict=True)
     )
 

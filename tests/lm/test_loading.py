@@ -12,7 +12,7 @@ from outrider.lm.load.model import load_tokenizer
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest, ModelRefused
-from tests.lm.families import LENGTH, VOCABULARY, config_of, eager_logits, model_of
+from tests.lm.families import LENGTH, VOCABULARY, config_of, eager_logits, logits_of, model_of
 
 
 def changed(folder: Path, target: Path, name: str, **changes: Any) -> Path:
@@ -60,7 +60,7 @@ def test_a_loaded_model_computes_what_transformers_does(tiny_llama: Path) -> Non
     ids = [5, 9, 2, 40]
     table = lm.table()
 
-    found = lm.forward([SequenceRows(table, ids, range(-1, 3), range(4))])
+    found = logits_of(lm, [SequenceRows(table, ids, range(-1, 3), range(4))])
 
     own = AutoModelForCausalLM.from_pretrained(tiny_llama, attn_implementation="eager")
     torch.testing.assert_close(found, eager_logits(own, ids), rtol=1e-4, atol=1e-4)

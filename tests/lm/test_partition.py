@@ -87,7 +87,7 @@ def test_tiles_hold_rows_of_one_session_each() -> None:
 def test_a_rows_mask_has_its_ancestors_and_itself() -> None:
     (rows,) = rows_of([-1, 0, -1, 1, *[-1] * 36, 3])
 
-    masks = node_masks(rows, rows.ancestors(), None)
+    masks = node_masks(rows, None)
 
     assert masks[3].tolist() == [0b1011, 0, 0, 0, 0, 0, 0, 0]
     assert masks[40].tolist() == [0b1011, 1 << 8, 0, 0, 0, 0, 0, 0]
@@ -98,4 +98,4 @@ def test_a_window_counts_positions_not_slots() -> None:
     (rows,) = rows_of([-1, 0, 1, 2, -1], length=5)
 
     assert first_seen(rows, 3) == [3, 4, 5, 6, 3]
-    assert np.array_equal(node_masks(rows, rows.ancestors(), 3)[:, 0], [0b1, 0b11, 0b111, 0b1110, 0b10000])
+    assert np.array_equal(node_masks(rows, 3)[:, 0], [0b1, 0b11, 0b111, 0b1110, 0b10000])

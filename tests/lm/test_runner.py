@@ -14,7 +14,7 @@ from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from speculative.errors import Overloaded
-from tests.lm.families import LENGTH, VOCABULARY, branched, eager_logits, model_of, twin_of
+from tests.lm.families import LENGTH, VOCABULARY, branched, eager_logits, logits_of, model_of, twin_of
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral", "gemma2"])
@@ -98,7 +98,7 @@ def test_random_sessions_see_what_their_own_paths_say(
     for turn in range(9):
         chosen = dice.sample(sessions, dice.randint(1, len(sessions)))
         sequences, paths = zip(*(session.sequence_rows(9 if turn else 20) for session in chosen), strict=True)
-        found = lm.forward(sequences)
+        found = logits_of(lm, sequences)
         expected = [eager_logits(twin, ids)[-1] for wanted in paths for ids in wanted]
         assert found.shape == (len(expected), VOCABULARY)
         if expected:
@@ -149,7 +149,7 @@ def test_a_session_in_pieces_one_that_adopted_them_and_a_branch_see_the_same(
     parents = [*range(-1, len(rest) - 1), *(len(rest) - 1 if at < 0 else at for at in below)]
     want = range(len(rest), len(rest) + len(TREE))
     sequences.append(SequenceRows(adopted, [*rest, *drafted], parents, want))
-    found = lm.forward(sequences).view(3, len(TREE), -1)
+    found = logits_of(lm, sequences).view(3, len(TREE), -1)
     for node in range(len(TREE)):
         path = [drafted[at] for at in way(list(TREE), node)]
         expected = eager_logits(twin, ids + path)[-1]
@@ -181,11 +181,14 @@ def test_any_number_of_sessions_is_one_call_of_the_model(lm: PackedLM) -> None:
 
 def test_logits_are_float32_in_the_order_of_sequences_and_wanted_rows(lm: PackedLM) -> None:
     one, two = prefilled(lm, [1, 2]), prefilled(lm, [3])
-    both = lm.forward([SequenceRows(one, [4, 5], [-1, -1], [1, 0]), SequenceRows(two, [6], [-1], [0])])
+    both = logits_of(lm, [SequenceRows(one, [4, 5], [-1, -1], [1, 0]), SequenceRows(two, [6], [-1], [0])])
     one.drop_nodes()
     two.drop_nodes()
 
-    alone = [lm.forward([SequenceRows(one, [5], [-1], [0])]), lm.forward([SequenceRows(two, [6], [-1], [0])])]
+    alone = [
+        logits_of(lm, [SequenceRows(one, [5], [-1], [0])]),
+        logits_of(lm, [SequenceRows(two, [6], [-1], [0])]),
+    ]
 
     assert both.dtype is torch.float32
     torch.testing.assert_close(both[[0, 2]], torch.cat(alone), rtol=1e-5, atol=1e-5)
@@ -196,7 +199,7 @@ def test_logits_are_float32_in_the_order_of_sequences_and_wanted_rows(lm: Packed
 def test_a_pass_from_which_nothing_is_wanted_gives_no_logits_and_keeps_its_rows(lm: PackedLM) -> None:
     table = lm.table()
 
-    assert lm.forward([SequenceRows(table, [1, 2, 3], [-1, 0, 1], [])]).shape == (0, VOCABULARY)
+    assert logits_of(lm, [SequenceRows(table, [1, 2, 3], [-1, 0, 1], [])]).shape == (0, VOCABULARY)
     assert table.nodes == 3
     lm.release(table)
 
@@ -204,7 +207,7 @@ def test_a_pass_from_which_nothing_is_wanted_gives_no_logits_and_keeps_its_rows(
 def test_a_table_may_be_the_last_of_its_model_up_to_the_last_position(lm: PackedLM) -> None:
     table = prefilled(lm, [7] * (LENGTH - 1))
 
-    assert lm.forward([SequenceRows(table, [1], [-1], [0])]).isfinite().all()
+    assert logits_of(lm, [SequenceRows(table, [1], [-1], [0])]).isfinite().all()
     with pytest.raises(ValueError, match=f"position {LENGTH} is past the model's {LENGTH}"):
         lm.forward([SequenceRows(table, [1], [0], [0])])
     lm.release(table)
@@ -260,7 +263,7 @@ def test_room_is_refused_before_anything_has_changed() -> None:
 
     assert (table.nodes, other.nodes, small.forward_calls) == (0, 0, 0)
     small.release(table)
-    assert small.forward([SequenceRows(other, [1] * 100, range(-1, 99), [99])]).isfinite().all()
+    assert logits_of(small, [SequenceRows(other, [1] * 100, range(-1, 99), [99])]).isfinite().all()
     small.release(other)
     small.pool.check_integrity()
     assert small.pool.used_slots == 0

@@ -26,7 +26,7 @@ from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.runner import PackedLM
-from tests.lm.families import VOCABULARY, model_of, twin_of
+from tests.lm.families import VOCABULARY, logits_of, model_of, twin_of
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
@@ -169,7 +169,7 @@ def test_a_model_on_the_kernel_gives_the_logits_of_ragged_passes() -> None:
         lm.forward([SequenceRows(table, [3, 4, 5], [-1, -1, 1], ()), SequenceRows(other, [6], [-1], ())])
         table.commit([1, 2])
         sequences = [SequenceRows(table, [7, 8], [-1, -1], [0, 1]), SequenceRows(other, [9], [0], [0])]
-        found.append(lm.forward(sequences))
+        found.append(logits_of(lm, sequences))
 
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 

@@ -91,7 +91,7 @@ class Driver:
 
     def finish(self, begun: TargetPass) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Ids by session handle that the pass committed."""
-        outcome = self.target.forward(begun.sequences).numpy()
+        outcome = self.target.forward(begun.sequences)
         began, self.now = self.now, self.now + STEP_S
         updates = self.core.finish(begun, outcome, PassTimes(began, self.now))
         return tuple((update.handle, update.ids) for update in updates)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
-from ngram_lm import NgramLM, NgramLogits
+from ngram_lm import NgramLM, NgramOutcome
 
 from outrider.lm.plan import SequenceRows
 from verifier_service.engine import step_cost
@@ -22,7 +22,7 @@ class Clocked(NgramLM):
     def took_ms(self, rows: int, depth: float) -> float:
         return self.slower * (5.0 + 0.25 * rows + 0.002 * rows * depth)
 
-    def forward(self, sequences: Sequence[SequenceRows]) -> NgramLogits:
+    def forward(self, sequences: Sequence[SequenceRows]) -> NgramOutcome:
         self.now_ms += sum(
             self.took_ms(len(sequence.tokens), sequence.table.length) for sequence in sequences
         )

@@ -1,9 +1,12 @@
 """A session without a model: rows in, logits out."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from outrider.wire.codec import SessionKey
+from speculative.digest import HostDigest
 from speculative.errors import EmptySupport
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
@@ -45,11 +48,11 @@ def chain(session: Session, *tokens: int, base: int | None = None) -> Fragment:
     return Fragment(1, 4, len(ids), prefix_hash(ids), tokens, tuple(range(-1, count - 1)), survival)
 
 
-def likes(*tokens: int) -> np.ndarray:
-    """Logits of one row per token, which is the likeliest there."""
+def likes(*tokens: int) -> Callable[[int], HostDigest]:
+    """Digests of one row per token, which is the likeliest there; the first is the root's."""
     rows = np.zeros((len(tokens), WIDTH), np.float32)
     rows[range(len(tokens)), tokens] = 1.0
-    return rows
+    return lambda node: HostDigest(rows[node + 1])
 
 
 def test_a_prompt_is_a_chain_and_its_last_row_is_wanted() -> None:
@@ -136,7 +139,7 @@ def test_nan_changes_nothing() -> None:
     running = session()
     rows = running.step_rows(3, 6)
     with pytest.raises(EmptySupport):
-        running.match(rows, np.full((1, WIDTH), np.nan, np.float32))
+        running.match(rows, lambda node: HostDigest(np.full(WIDTH, np.nan, np.float32)))
     assert (running.ids, running.cached) == ([1, 2, 3], 0)
 
 

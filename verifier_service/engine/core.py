@@ -6,61 +6,42 @@ computes. Knows no thread, queue or clock: time is an argument, in seconds. `thr
 target, the simulator with a toy target on a virtual clock.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from types import MappingProxyType
+from typing import NamedTuple
 
 from outrider.lm.plan import SequenceRows
 from speculative.acceptance.path_match import Match
+from speculative.digest import RowDigest
+from speculative.observed import Observed
 from speculative.stop import FinishReason
 from verifier_service.engine.draft_budget import DraftBudget
 from verifier_service.engine.kv_cache import KVCache
-from verifier_service.engine.messages import Cancel, Command, Offers, Open, Park, Sources, StepReport, Update
+from verifier_service.engine.messages import (
+    Cancel,
+    Command,
+    Observe,
+    Offers,
+    Open,
+    Park,
+    Sources,
+    StepReport,
+    Update,
+)
 from verifier_service.engine.scheduler import Scheduler
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
 from verifier_service.engine.stats import CountsByName, EngineTotals, PassTimes
-from verifier_service.engine.step import EngineLimits, StepRows, chunk_size, schedule_rows
+from verifier_service.engine.step import EngineLimits, PassOutcome, StepRows, chunk_size, schedule_rows
 from verifier_service.engine.step_cost import StepCostModel
+from verifier_service.engine.step_meter import StepMeter, Unmeasured
 from verifier_service.observe.round_log import Step
-
-Outcome = NDArray[np.float32]
-"""What a pass returns: the logits of its wanted rows, float32[rows wanted, vocabulary]."""
+from verifier_service.proposers.batched import BatchedProposer, SeenRound
+from verifier_service.proposers.host import ProposerHost
 
 Part = tuple[Session, StepRows]
 """A session of a step, and its rows in it."""
-
-
-class StepMeter(Protocol):
-    """Measures the time that a step spends inside the core."""
-
-    def sampling(self) -> AbstractContextManager[None]:
-        """Entered while tokens are chosen."""
-
-    def taking_in(self) -> AbstractContextManager[None]:
-        """Entered while proposers draft."""
-
-    def waited_for_drafts(self, seconds: float) -> None:
-        """Records that a step was held back so long for drafts."""
-
-
-class Unmeasured:
-    """The StepMeter of a caller that measures nothing."""
-
-    def sampling(self) -> AbstractContextManager[None]:
-        """Measures nothing."""
-        return nullcontext()
-
-    def taking_in(self) -> AbstractContextManager[None]:
-        """Measures nothing."""
-        return nullcontext()
-
-    def waited_for_drafts(self, seconds: float) -> None:
-        """Records nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +102,18 @@ class _Wait:
     """Sources that have sent a draft meanwhile, by source index."""
 
 
+class _Matched(NamedTuple):
+    """What the target said about one session's rows of a pass, before it is committed."""
+
+    session: Session
+    step_rows: StepRows
+    match: Match | None
+    """The tokens to commit; None where the pass only read a part of the prompt."""
+    observed: Observed | None
+    first_row: int
+    """The session's first row in the pass."""
+
+
 class EngineCore:
     """Decodes sessions, one pass at a time.
 
@@ -129,6 +122,7 @@ class EngineCore:
         limits: bounds of a step.
         costs: what steps of this target take, as far as that is known.
         meter: measures the time spent in here; None: nothing is measured.
+        proposers: batched proposers, by source name.
     """
 
     def __init__(
@@ -137,6 +131,7 @@ class EngineCore:
         limits: EngineLimits,
         costs: StepCostModel | None = None,
         meter: StepMeter | None = None,
+        proposers: Mapping[str, BatchedProposer] = MappingProxyType({}),
     ) -> None:
         self.totals = EngineTotals()
         self.counts = CountsByName()
@@ -146,6 +141,7 @@ class EngineCore:
         self._costs = costs or StepCostModel()
         self._meter = meter or Unmeasured()
         self._budget = DraftBudget(self._costs, limits.adaptive)
+        self.proposers = ProposerHost(proposers, self.sessions, self.counts, self._meter.now_s)
         self._wait: _Wait | None = None
         self._computing: TargetPass | None = None
         self._postponed: list[Command] = []
@@ -173,6 +169,7 @@ class EngineCore:
         self.sessions.expire(now_s)
         self.sessions.at(now_s)
         ready = self.sessions.ready()
+        self.proposers.attend(ready)
         if not ready:
             return self._idle(now_s)
         plan = self._schedule(ready)
@@ -191,7 +188,7 @@ class EngineCore:
             if (session := self.sessions.get(update.handle)) is not None:
                 session.published(now_s * 1000)
 
-    def finish(self, computed: TargetPass, outcome: Outcome, times: PassTimes) -> tuple[Update, ...]:
+    def finish(self, computed: TargetPass, outcome: PassOutcome, times: PassTimes) -> tuple[Update, ...]:
         """Chooses tokens and commits them; returns the update of each session that committed some.
 
         These updates go out with the report of the next `begin`.
@@ -251,6 +248,9 @@ class EngineCore:
                 if (changed := sessions.get(handle)) is not None:
                     with sessions.guarded(changed):
                         changed.use_sources(sources)
+            case Observe(handle, source_index, tops):
+                if (observed := sessions.get(handle)) is not None:
+                    observed.want_tops(source_index, tops)
 
     def _carry_out_postponed(self) -> None:
         postponed, self._postponed = self._postponed, []
@@ -273,6 +273,7 @@ class EngineCore:
         drafts = self._budget.may_pay(taking, [session.node_limit for session in ready], depth)
         if drafts:
             self._prepare(ready, sizes)
+            self._propose(ready, sizes, depth)
         drafts &= self.sessions.fit(ready, sizes)
         step_ms = self._costs.expected_ms(sum(sizes) + sum(nodes), len(ready), depth)
         return _Plan(ready, sizes, depth, drafts, step_ms)
@@ -293,17 +294,40 @@ class EngineCore:
                 with self.sessions.guarded(session):
                     self.sessions.prepare(session, size)
 
+    def _propose(self, ready: list[Session], sizes: list[int], depth: float) -> None:
+        """Lets batched proposers draft, as far as that pays beside the drafts that there are already."""
+        drafting = [
+            session
+            for session, size in zip(ready, sizes, strict=True)
+            if session.batched and session.uncomputed == size and session in self.sessions
+        ]
+        if not drafting:
+            return
+        nodes = [session.likely_nodes for session in ready]
+        survivals = [
+            sum(session.ranking(size).survivals[:count])
+            for session, size, count in zip(ready, sizes, nodes, strict=True)
+        ]
+        step_ms = self._costs.expected_ms(sum(sizes) + sum(nodes), len(ready), depth)
+        tokens = len(drafting) + sum(survivals)
+        with self._meter.proposing():
+            self.proposers.draft(drafting, tokens / step_ms if step_ms > 0 else 0.0)
+
     def _parts(self, plan: _Plan) -> list[Part]:
         """Every session's rows in this step: its uncomputed ids, and the drafted nodes that are admitted."""
         sizes = zip(plan.ready, plan.sizes, strict=True)
         taking = [(session, size) for session, size in sizes if size and session in self.kv]
         rankings = [session.ranking(size).survivals if plan.drafts else [] for session, size in taking]
+        # Scouts are weighed like nodes, by what they are worth to their proposer.
+        scouts = [session.scout_worths(size) if plan.drafts else [] for session, size in taking]
         uncomputed = [(session.uncomputed, size) for session, size in taking]
-        admitted = self._budget.admit(rankings, uncomputed, plan.depth)
+        admitted = self._budget.admit(rankings + scouts, uncomputed, plan.depth)
         parts: list[Part] = []
-        for (session, size), nodes in zip(taking, admitted, strict=True):
+        for (session, size), nodes, behind in zip(
+            taking, admitted[: len(taking)], admitted[len(taking) :], strict=True
+        ):
             with self.sessions.guarded(session):
-                parts.append((session, session.step_rows(size, nodes)))
+                parts.append((session, session.step_rows(size, nodes, behind)))
         return parts
 
     def _pass(self, parts: list[Part], report: StepReport | None) -> TargetPass:
@@ -343,29 +367,55 @@ class EngineCore:
         step_ms = self._costs.expected_ms(rows + nodes, depth=session.cached)
         return session.patience_ms(now_s * 1000, step_ms, left_ms, nodes)
 
-    def _commit_all(self, parts: Sequence[Part], outcome: Outcome) -> None:
+    def _commit_all(self, parts: Sequence[Part], outcome: PassOutcome) -> None:
         # All tokens first: choosing them reads much memory. What follows stays in the processor's caches.
         with self._meter.sampling():
             matched = self._match_all(parts, outcome)
-        for session, step_rows, match in matched:
-            with self.sessions.guarded(session):
-                if match is None:
-                    self.sessions.skip(session, step_rows)
-                else:
-                    step = self.sessions.step
-                    done = session.commit(step_rows, match, step.sessions, step.number)
-                    self.sessions.commit(session, step_rows, done)
+        seen = []
+        for entry in matched:
+            with self.sessions.guarded(entry.session):
+                shown = self._commit(entry)
+                if entry.session.batched:
+                    seen.append((entry.session, shown))
+        if seen:
+            with self._meter.proposing():
+                self.proposers.saw(seen, outcome.features)
 
-    def _match_all(
-        self, parts: Sequence[Part], outcome: Outcome
-    ) -> list[tuple[Session, StepRows, Match | None]]:
-        """What the target follows of each session's drafts; None where it only read a part of the prompt."""
-        matched: list[tuple[Session, StepRows, Match | None]] = []
-        low = 0
+    def _commit(self, entry: _Matched) -> SeenRound:
+        """Commits what one session's rows brought; returns what a batched proposer is shown of it."""
+        session, step_rows, match, observed, first_row = entry
+        first = session.cached
+        if match is None:
+            kept = session.skip(step_rows)
+            self.sessions.skip(session, kept)
+            position = len(session.ids)
+            tokens: tuple[int, ...] = ()
+        else:
+            step = self.sessions.step
+            done = session.commit(step_rows, match, step.sessions, step.number)
+            kept, position, tokens = done.path, done.position, done.tokens
+            observed = None if observed is None else observed.first(len(tokens))
+            self.totals.scouts += len(step_rows.scouts.tokens)
+            self.sessions.commit(session, step_rows, done, observed)
+        rows = tuple([first_row + row for row in kept]) if session.batched else ()
+        return SeenRound(session.handle, position, tokens, observed, first, rows)
+
+    def _match_all(self, parts: Sequence[Part], outcome: PassOutcome) -> list[_Matched]:
+        """What the target says about each session's rows."""
+        matched: list[_Matched] = []
+        wanted = first_row = 0
+        choices = self.totals.choices
         for session, step_rows in parts:
-            high = low + step_rows.wanted
+            digests = _digests(outcome, wanted + 1)
             with self.sessions.guarded(session):
-                match = session.match(step_rows, outcome[low:high]) if step_rows.final else None
-                matched.append((session, step_rows, match))
-            low = high
+                match = session.match(step_rows, digests, choices) if step_rows.final else None
+                observed = None if match is None else session.observe(step_rows, match, digests)
+                matched.append(_Matched(session, step_rows, match, observed, first_row))
+            wanted += step_rows.wanted
+            first_row += len(step_rows.tokens)
         return matched
+
+
+def _digests(outcome: PassOutcome, after_root: int) -> Callable[[int], RowDigest]:
+    """Digest by node, -1 the root; `after_root` is the number of the wanted row behind the root's."""
+    return lambda node: outcome.digest(after_root + node)

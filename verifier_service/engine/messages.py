@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from speculative.fragment import Fragment
 from speculative.logprobs import TokenLogprob
+from speculative.observed import Observed
 from speculative.stats import UsageCount
 from speculative.stop import FinishReason
 from verifier_service.observe.round_log import RoundRecord
@@ -48,6 +49,17 @@ class Sources:
     sources: SourceSet
 
 
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """A session's source wants to know what the target says at the rows that it computes."""
+
+    handle: int
+    source: int
+    """The source's index in the session."""
+    tops: int
+    """How many of the target's likeliest ids the source wants of each row, 0 to 32."""
+
+
 @dataclass(slots=True)
 class InFlight:
     """Counts the drafts of one link that the engine has not taken yet. The loop adds, the engine takes."""
@@ -76,7 +88,7 @@ class Stop:
     """Command: end the engine's thread."""
 
 
-Command = Open | Cancel | Park | Sources | Offers | Stop
+Command = Open | Cancel | Park | Sources | Observe | Offers | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +126,8 @@ class Update(NamedTuple):
     """The cost so far of a session that was parked by this; its last update."""
     record: RoundRecord | None = None
     """The round, where the session had one."""
+    observed: Observed | None = None
+    """What the target said in the round, where a source wants to know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,31 +1,35 @@
 """One session as the engine decodes it: its committed ids, its drafts, and its rows of the next step.
 
-Pure: rows out, logits in; no model, clock or thread. Belongs to the session pool.
+Pure: rows out, digests of logits in; no model, clock or thread. Belongs to the session pool.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import accumulate
 
 from speculative.acceptance.path_match import Match, path_match
 from speculative.calibration import SessionCalibrator
-from speculative.digest import HostDigest
+from speculative.choice import ChoiceCounts
+from speculative.digest import RowDigest
+from speculative.draft import Draft, check_nodes
 from speculative.draft_nodes import NO_NODES, RankedNodes
 from speculative.draft_pool import DraftPool
-from speculative.errors import EmptySupport
+from speculative.errors import EmptySupport, MalformedDraft
 from speculative.fragment import Fragment, Offer
 from speculative.grammar import Matcher
 from speculative.history import History
 from speculative.noise import NoiseRows
+from speculative.observed import Observed
 from speculative.stats import UsageCount
 from speculative.stop import StopChecker, cut_at_stop
 from speculative.target_sampler import TargetSampler
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
+from verifier_service.engine.observing import Observer
 from verifier_service.engine.source_policy import Reputations, SourceLatency, SourceThrottle, StepValue
-from verifier_service.engine.step import Round, StepRows
+from verifier_service.engine.step import Round, Scouts, StepRows, scouts_behind
 from verifier_service.proposers import ActiveProposer, ProposerInit, make_proposer
+from verifier_service.proposers.batched import BATCHED_PROPOSERS, ProposedSession, ScoutAsk
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
 
@@ -69,6 +73,9 @@ class Session:
         self.deadline_s = deadline_s
         self.latencies: dict[int, SourceLatency] = {}
         """Latency of each remote source in use, by source index."""
+        self.batched: dict[str, int] = {}
+        """Source index of each batched proposer in use, by name."""
+        self._request = request
         self._epoch = request.epoch
         self._params = request.params
         self._logprobs = request.logprobs
@@ -94,6 +101,10 @@ class Session:
         self._proposer_init = ProposerInit(request.prompt_length, request.prediction)
         self._proposers: list[ActiveProposer] = []
         self._muted: set[int] = set()
+        self._scouts: ScoutAsk | None = None
+        self._vocabulary_size = vocabulary_size
+        self._tops: dict[int, int] = {}
+        """How many of the target's likeliest ids a source wants, by source index."""
         self._ranking: RankedNodes | None = None
         self._bare = True
         self._brought = self.node_limit
@@ -105,13 +116,15 @@ class Session:
         reputations = [self._reputations.of(name, self._params) for name in sources.names]
         self._calibrator.use([reputation.calibration for reputation in reputations])
         self._active = sources.proposers | sources.remote
+        inside = {sources.names[index - 1]: index for index in sources.proposers}
+        self.batched = {name: index for name, index in inside.items() if name in BATCHED_PROPOSERS}
         known = {active.source_index: active for active in self._proposers}
         self._proposers = [
             known.get(source_index)
             or ActiveProposer(
                 source_index, make_proposer(sources.names[source_index - 1], self._proposer_init)
             )
-            for source_index in sorted(sources.proposers)
+            for source_index in sorted(sources.proposers - set(self.batched.values()))
         ]
         listening = sources.remote - self._muted
         self.latencies = {
@@ -131,7 +144,8 @@ class Session:
     @property
     def likely_nodes(self) -> int:
         """Drafted nodes that the next step would bring: those in the pool, up to as many as last time."""
-        return min(self.node_limit, self._pool.drafted, max(1, self._brought))
+        scouts = 0 if self._scouts is None else len(self._scouts.tokens)
+        return min(self.node_limit, self._pool.drafted + scouts, max(1, self._brought))
 
     @property
     def noise(self) -> NoiseRows | None:
@@ -169,6 +183,22 @@ class Session:
         self.latencies.pop(source_index, None)
         self._throttles.pop(source_index, None)
 
+    def want_tops(self, source_index: int, tops: int) -> None:
+        """Collects so many of the target's likeliest ids of each row for a source that drafts."""
+        self._tops[source_index] = tops
+
+    @property
+    def tops(self) -> int:
+        """Number of the target's likeliest ids that some source wants now; 0: none asks, or all rest."""
+        if not self._tops:
+            return 0
+        wanted = [
+            tops
+            for source_index, tops in self._tops.items()
+            if self.listens_to(source_index) and source_index not in self.resting
+        ]
+        return max(wanted, default=0)
+
     def offer(self, fragment: Fragment) -> Offer:
         """Merges a draft. Raises MalformedDraft."""
         self._ranking = None
@@ -183,17 +213,54 @@ class Session:
             active.proposer.append(self.ids[active.appended : end])
             active.appended = max(active.appended, end)
             if end == len(self.ids) and (found := active.proposer.propose(self.node_limit)) is not None:
-                fragment = Fragment(
-                    source=active.source_index,
-                    epoch=self._epoch,
-                    base=end,
-                    prefix_hash=self.prefix_hash,
-                    tokens=found.tokens,
-                    parents=found.parents,
-                    survival=found.survival,
-                )
-                offers.append((fragment, self.offer(fragment)))
+                offers.append(self.propose(active.source_index, found))
         return offers
+
+    def propose(self, source_index: int, draft: Draft) -> tuple[Fragment, Offer]:
+        """Merges a proposer's draft below the last committed token. Raises MalformedDraft."""
+        fragment = Fragment(
+            source=source_index,
+            epoch=self._epoch,
+            base=len(self.ids),
+            prefix_hash=self.prefix_hash,
+            tokens=draft.tokens,
+            parents=draft.parents,
+            survival=draft.survival,
+        )
+        return fragment, self.offer(fragment)
+
+    def proposed(self) -> ProposedSession:
+        """The session as a batched proposer gets to know it."""
+        request = self._request
+        return ProposedSession(
+            self.handle,
+            request.key.tenant,
+            request.learn,
+            self.ids,
+            request.prompt_length,
+            request.limit,
+            request.params,
+            request.seed,
+        )
+
+    def worth(self, source_index: int, given_parent: float) -> float:
+        """Probability that a source's node is accepted after its parent, calibrated by the nodes before."""
+        return self._calibrator.worth(source_index, given_parent)
+
+    def want_scouts(self, ask: ScoutAsk) -> None:
+        """Has scouts computed in the next step that has room for them. Raises MalformedDraft."""
+        if not all(worth >= 0 for worth in ask.worth):
+            raise MalformedDraft(f"scouts are worth {ask.worth}; give 0 or more")
+        check_nodes(ask.tokens, ask.parents, [min(1.0, worth) for worth in ask.worth])
+        if max(ask.tokens) >= self._vocabulary_size:
+            raise MalformedDraft(f"a scout holds id {max(ask.tokens)}; ids are below {self._vocabulary_size}")
+        self._scouts = ask
+
+    def scout_worths(self, rows: int) -> list[float]:
+        """Worth of each scout that a step of `rows` uncomputed ids could compute, descending."""
+        if rows < self.uncomputed or self._scouts is None:
+            return []
+        return list(accumulate(self._scouts.worth[: self.node_limit], min))
 
     def ranking(self, rows: int) -> RankedNodes:
         """Drafted nodes that a step of `rows` uncomputed ids could verify, likeliest first."""
@@ -218,32 +285,51 @@ class Session:
         }
         return {source_index: ms for source_index, ms in patience.items() if ms > 0.0}
 
-    def step_rows(self, rows: int, nodes: int) -> StepRows:
-        """The session's rows of a step: `rows` (at least 1) uncomputed ids, and the likeliest `nodes`."""
-        end = self.cached + rows
-        self._brought = nodes
-        chain, ranking = tuple(self.ids[self.cached : end]), self.ranking(rows)
-        return StepRows(chain, ranking.tree(nodes), end == len(self.ids), len(ranking.survivals))
+    def step_rows(self, rows: int, nodes: int, scouts: int = 0) -> StepRows:
+        """The session's rows of a step: `rows` (at least 1) uncomputed ids, and the likeliest `nodes`.
 
-    def match(self, step_rows: StepRows, logits: NDArray[np.float32]) -> Match:
+        The first `scouts` scouts come behind, within the session's node limit.
+        """
+        end = self.cached + rows
+        chain, ranking = tuple(self.ids[self.cached : end]), self.ranking(rows)
+        tree, behind = ranking.tree(nodes), Scouts()
+        if scouts and self._scouts is not None:
+            depth = self._request.limit - 1 - len(self.ids)
+            most = min(scouts, self.node_limit - len(tree))
+            behind = scouts_behind(tree, self._scouts.tokens, self._scouts.parents, most, depth)
+        self._brought = nodes + len(behind.tokens)
+        return StepRows(chain, tree, end == len(self.ids), len(ranking.survivals), behind)
+
+    def match(
+        self, step_rows: StepRows, digests: Callable[[int], RowDigest], counts: ChoiceCounts | None = None
+    ) -> Match:
         """The target's own tokens along the tree of final rows; changes nothing.
 
-        `logits` are float32[len(step_rows.want), V]. Raises EmptySupport.
+        `digests` gives the digest of a node's row, -1 is the last committed token; `counts` counts how tokens
+        were chosen. Raises EmptySupport.
         """
-        target = TargetSampler(
-            self._params,
-            self._history,
-            self._noise,
-            len(self.ids),
-            lambda node: HostDigest(logits[node + 1]),
-            self._grammar,
-        )
+        target = self._target(digests, counts)
         try:
             match = path_match(step_rows.tree, target)
         except EmptySupport:
             # The drafts may have led past the request's end, where plain decoding never looks: do without.
             match = path_match(EMPTY_TREE, target)
         return target.with_logprobs(match, self._logprobs)
+
+    def observe(
+        self, step_rows: StepRows, match: Match, digests: Callable[[int], RowDigest]
+    ) -> Observed | None:
+        """What the target said at all rows, before the match is committed; None where no source asks."""
+        if not self.tops:
+            return None
+        observer = Observer(step_rows, digests, self._target(digests), self._grammar)
+        return observer.observe(match.path, self.prefix_hash, self.tops)
+
+    def _target(
+        self, digests: Callable[[int], RowDigest], counts: ChoiceCounts | None = None
+    ) -> TargetSampler:
+        length = len(self.ids)
+        return TargetSampler(self._params, self._history, self._noise, length, digests, self._grammar, counts)
 
     def skip(self, step_rows: StepRows) -> tuple[int, ...]:
         """Takes over a step that only read a part of the prompt; returns the rows to keep."""
@@ -274,6 +360,7 @@ class Session:
         self._bare = not self._pool.drafted
         self._noise.forget_before(len(self.ids))
         self._ranking = None
+        self._scouts = None
         rows = (*range(chain), *[chain + node for node in path])
         drafted = self._pool.drafted_by_source.copy()
         return Round(position, tokens, token_sources, rows, reason, match.logprobs[: len(tokens)], drafted)

@@ -4,11 +4,12 @@ Belongs to the engine's core. One session's failure ends that session and no oth
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from outrider.wire.codec import CommittedCode
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
+from speculative.observed import Observed
 from speculative.stop import FinishReason
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Finish, Offers, Strike, Update
@@ -159,12 +160,14 @@ class SessionPool:
         for fragment, offer in session.prepare(rows):
             self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
 
-    def skip(self, session: Session, step_rows: StepRows) -> None:
-        """Takes over a step that only read a part of the session's prompt."""
-        self.kv.keep_rows(session, session.skip(step_rows))
+    def skip(self, session: Session, kept: Sequence[int]) -> None:
+        """Keeps the rows of a step that only read a part of the session's prompt."""
+        self.kv.keep_rows(session, kept)
         self._prompt_passes[session.handle] = self._prompt_passes.get(session.handle, 0) + 1
 
-    def commit(self, session: Session, step_rows: StepRows, done: Round) -> None:
+    def commit(
+        self, session: Session, step_rows: StepRows, done: Round, observed: Observed | None = None
+    ) -> None:
         """Keeps a round's rows, counts the round, and adds its update."""
         self.kv.keep_rows(session, done.path)
         self._totals.rounds += 1
@@ -194,6 +197,7 @@ class SessionPool:
                 session.resting,
                 *session.cost,
                 record=record,
+                observed=observed,
             )
         )
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+from speculative.choice import ChoiceCounts
 from speculative.fragment import Offer
 from verifier_service.engine.step_cost import StepCostModel
 
@@ -83,6 +84,10 @@ class EngineTotals:
     """Forward calls: one per step."""
     rows: int = 0
     """Input tokens of all forward calls."""
+    scouts: int = 0
+    """Scouts that forward calls computed: input tokens that could never be accepted."""
+    choices: ChoiceCounts = field(default_factory=ChoiceCounts)
+    """Tokens chosen, and those that took a whole row of logits, by reason."""
     rounds: int = 0
     committed: int = 0
     preempted: int = 0
@@ -148,17 +153,19 @@ class Samples:
 
 
 class Timings:
-    """Durations of the parts of steps: forward, sampling, waiting for drafts, and the split.
+    """Durations of the parts of steps: forward, sampling, proposing, waiting for drafts, and the split.
 
-    The split of a step is the wall time between the previous step's forward and its own, less sampling and
-    waiting. Splits are kept by the number of sessions in the step.
+    Proposing is the time of batched proposers, in steps that ask one. The split of a step is the wall time
+    between the previous step's forward and its own, less sampling, proposing and waiting. Splits are kept by
+    the number of sessions in the step.
     """
 
-    __slots__ = ("forward", "sampling", "split", "waiting")
+    __slots__ = ("forward", "proposing", "sampling", "split", "waiting")
 
     def __init__(self) -> None:
         self.forward = Samples()
         self.sampling = Samples()
+        self.proposing = Samples()
         self.waiting = Samples()
         self.split: dict[int, Samples] = {}
 
@@ -245,7 +252,7 @@ class StepClock:
         """Seconds that the last forward's step waited for drafts."""
         self._timings = timings
         self._costs = costs
-        self._sampling = self._waiting = 0.0
+        self._sampling = self._waiting = self._proposing = 0.0
         # Taking in drafts and commands is no part of what one more session or node costs.
         self._taking_in = 0.0
 
@@ -255,6 +262,17 @@ class StepClock:
         began = time.perf_counter()
         yield
         self._sampling += time.perf_counter() - began
+
+    @contextmanager
+    def proposing(self) -> Iterator[None]:
+        """Measures batched proposers, which pay for their time with tokens (see `ProposerPrice`)."""
+        began = time.perf_counter()
+        yield
+        self._proposing += time.perf_counter() - began
+
+    def now_s(self) -> float:
+        """The time, in seconds."""
+        return time.perf_counter()
 
     @contextmanager
     def taking_in(self) -> Iterator[None]:
@@ -276,11 +294,13 @@ class StepClock:
         """The forward of a step with `sessions` sessions begins."""
         self.began, self.waited = time.perf_counter(), self._waiting
         if self.ended is not None:
-            between = self.began - self.ended - self._waiting
+            between = self.began - self.ended - self._waiting - self._proposing
+            if self._proposing:
+                self._timings.proposing.add(self._proposing * 1000)
             self._timings.sampling.add(self._sampling * 1000)
             self._timings.add_split(sessions, (between - self._sampling) * 1000)
             self._costs.record_overhead(max(0.0, between - self._taking_in) * 1000, sessions)
-        self._sampling = self._waiting = self._taking_in = 0.0
+        self._sampling = self._waiting = self._taking_in = self._proposing = 0.0
 
     def end(self, rows: int, sessions: int, depth: float) -> PassTimes:
         """The forward of `rows` input tokens, which attend over `depth` positions on average, has ended."""

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
 from outrider.lm.kv.pool import SlotPool
 from outrider.lm.plan import SequenceRows
+from speculative.digest import RowDigest
 from speculative.logprobs import TokenLogprob
 from speculative.stop import FinishReason
 from speculative.tree import ROOT, TokenTree
@@ -40,11 +40,15 @@ class EngineLimits:
     """Whether a step admits only nodes that pay for their rows, or all that the sessions' limits allow."""
 
 
-class PassLogits(Protocol):
-    """Logits of a forward, which can be had as a float32 array on the CPU."""
+class PassOutcome(Protocol):
+    """The part of a pass's Outcome that decoding uses. Valid until the target's next pass."""
 
-    def numpy(self) -> NDArray[np.float32]:
-        """The logits, float32[rows wanted, vocabulary]."""
+    @property
+    def features(self) -> Tensor | None:
+        """Hidden states of every row of the pass, [layers, rows, width]; None where no layer's are kept."""
+
+    def digest(self, index: int) -> RowDigest:
+        """Digest of one wanted row, counted from 0 in order of the sequences and of their `want`."""
 
 
 class PackedTarget(Protocol):
@@ -54,8 +58,49 @@ class PackedTarget(Protocol):
     vocabulary_size: int
     """Width of the logits."""
 
-    def forward(self, sequences: Sequence[SequenceRows]) -> PassLogits:
+    def forward(self, sequences: Sequence[SequenceRows]) -> PassOutcome:
         """Computes one pass; see PackedLM."""
+
+
+class Scouts(NamedTuple):
+    """Rows behind a draft tree that are computed only to learn what the target says there, never accepted."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    """Parent of each scout: -1 the last committed token, then the tree's nodes, then earlier scouts."""
+
+    def first(self, count: int) -> "Scouts":
+        """The first `count` scouts; parents precede them, so they hang together."""
+        return Scouts(self.tokens[:count], self.parents[:count])
+
+
+def scouts_behind(
+    tree: TokenTree, tokens: Sequence[int], parents: Sequence[int], most: int, depth: int
+) -> Scouts:
+    """The scouts to compute behind a draft tree, at most `most`.
+
+    A scout that the tree has as a node is no row of its own: what the target says there is known anyway.
+
+    Args:
+        tree: the drafts of the step.
+        tokens, parents: the wanted scouts; a parent is -1 (the last committed token) or an earlier scout.
+        most: the most scouts.
+        depth: the deepest level of scouts, counted from 1 for those below the last committed token.
+    """
+    found: list[tuple[int, int]] = []
+    known: dict[tuple[int, int], int] = {}
+    places: list[tuple[int, int] | None] = []  # place among nodes and scouts, and depth; None: left out
+    for token, parent in zip(tokens, parents, strict=True):
+        above = (ROOT, 0) if parent == ROOT else places[parent]
+        if above is None or above[1] >= depth:
+            places.append(None)
+            continue
+        place = tree.children(above[0]).get(token, known.get((above[0], token)))
+        if place is None and len(found) < most:
+            place = known[above[0], token] = len(tree) + len(found)
+            found.append((token, above[0]))
+        places.append(None if place is None else (place, above[1] + 1))
+    return Scouts(tuple([token for token, _ in found]), tuple([parent for _, parent in found]))
 
 
 class StepRows(NamedTuple):
@@ -67,28 +112,30 @@ class StepRows(NamedTuple):
     """Whether the chain reaches the last committed id, so that the step commits something."""
     candidates: int = 0
     """Drafted nodes that the step could have admitted."""
+    scouts: Scouts = Scouts()
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """Token of each row."""
-        return self.chain + self.tree.tokens
+        return self.chain + self.tree.tokens + self.scouts.tokens
 
     @property
     def parents(self) -> tuple[int, ...]:
         """Row that each row continues; -1 is the last cached position."""
         last = len(self.chain) - 1
-        below = tuple(last if parent == ROOT else last + 1 + parent for parent in self.tree.parents)
-        return (*range(-1, last), *below)
+        below = (*self.tree.parents, *self.scouts.parents)
+        return (*range(-1, last), *[last if parent == ROOT else last + 1 + parent for parent in below])
 
     @property
     def wanted(self) -> int:
         """Number of rows whose logits are needed."""
-        return 1 + len(self.tree) if self.final else 0
+        return 1 + len(self.tree) + len(self.scouts.tokens) if self.final else 0
 
     @property
     def want(self) -> tuple[int, ...]:
-        """Rows whose logits are needed: the chain's last one and every node, or none."""
-        return tuple(range(len(self.chain) - 1, len(self.chain) + len(self.tree))) if self.final else ()
+        """Rows whose logits are needed: the chain's last one, every node and every scout, or none."""
+        first = len(self.chain) - 1
+        return tuple(range(first, first + self.wanted))
 
 
 class Round(NamedTuple):

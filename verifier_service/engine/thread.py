@@ -7,20 +7,22 @@ The core decides what a step does. Everything that touches the target is here; n
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from threading import Lock
+from types import MappingProxyType
 
 from outrider.lm.parallel.rank_group import RankLost
 from speculative.fragment import Fragment
-from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, Outcome, TargetPass
+from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, TargetPass
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Command, InFlight, Offers, StepReport, Stop
 from verifier_service.engine.noise_ahead import LEAST_VOCABULARY, NoiseAhead, Wanted, positions_ahead
 from verifier_service.engine.stats import StepClock, Timings
-from verifier_service.engine.step import EngineLimits, PackedTarget
+from verifier_service.engine.step import EngineLimits, PackedTarget, PassOutcome
 from verifier_service.engine.step_cost import StepCostModel
+from verifier_service.proposers.batched import BatchedProposer
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +110,7 @@ class EngineThread:
         publish: called once per step, and per beat while idle, from the engine's thread.
         fail: called once if the engine cannot go on, from the engine's thread.
         costs: what steps of this target take, as far as that is known.
+        proposers: batched proposers, by source name.
     """
 
     def __init__(
@@ -117,12 +120,13 @@ class EngineThread:
         publish: Callable[[StepReport], None],
         fail: Callable[[BaseException], None],
         costs: StepCostModel | None = None,
+        proposers: Mapping[str, BatchedProposer] = MappingProxyType({}),
     ) -> None:
         self.timings = Timings()
         costs = costs or StepCostModel()
         self._clock = StepClock(self.timings, costs)
         kv = KVCache(target.pool, limits.reuse_prefixes, limits.lease_s)
-        self.core = EngineCore(kv, limits, costs, self._clock)
+        self.core = EngineCore(kv, limits, costs, self._clock, proposers)
         self._target = target
         self._publish = publish
         self._fail = fail
@@ -216,11 +220,11 @@ class EngineThread:
             times = self._clock.end(begun.rows, sessions, begun.depth)
             self.core.finish(begun, outcome, times)
 
-    def _forward(self, begun: TargetPass) -> Outcome:
+    def _forward(self, begun: TargetPass) -> PassOutcome:
         if self._noise is not None:
             self._noise.draw(_noise_wanted(begun))
         with self._inbox.computing():
-            return self._target.forward(begun.sequences).numpy()
+            return self._target.forward(begun.sequences)
 
     def _forward_failed(self, begun: TargetPass, error: Exception) -> None:
         self._clock.pause()

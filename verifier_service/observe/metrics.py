@@ -28,6 +28,7 @@ _NODE_OUTCOMES = ("offered", "kept", "stale", "waiting", "duplicate", "refused")
 _TOTALS = {
     "steps": "Engine steps, each one forward call of the target.",
     "rows": "Input tokens of all forward calls.",
+    "scouts": "Scouts, input tokens that were computed only to learn what the target says there.",
     "rounds": "Passes that committed at least one token of a session, summed over sessions.",
     "committed": "Tokens committed.",
     "waits": "Steps that waited for a draft.",
@@ -173,13 +174,18 @@ class VerifierCollector(Collector):
 
     def _steps(self) -> Iterator[Metric]:
         timings = self._timings
-        parts = {"forward": timings.forward, "sampling": timings.sampling, "waiting": timings.waiting}
+        parts = {
+            "forward": timings.forward,
+            "sampling": timings.sampling,
+            "proposing": timings.proposing,
+            "waiting": timings.waiting,
+        }
         steps = HistogramMetricFamily(f"{OWN}step_seconds", "Time of a step's phases.", labels=("phase",))
         for part, samples in parts.items():
             steps.add_metric((part,), _seconds(samples), samples.total_ms / 1000)
         split = HistogramMetricFamily(
             f"{OWN}step_split_seconds",
-            "Time between two forwards, less sampling and waiting, by sessions in the step.",
+            "Time between two forwards, less sampling, proposing and waiting, by sessions in the step.",
             labels=("sessions",),
         )
         exact = GaugeMetricFamily(

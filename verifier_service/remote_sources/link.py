@@ -15,10 +15,12 @@ from collections.abc import Callable
 from outrider.runtime.backoff import Backoff
 from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import FULL, fragment_from_wire, source_index_from_wire
+from outrider.wire.observed import off_path_to_wire, tops_to_wire
 from outrider.wire.status import peer_text
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
-from verifier_service.engine.messages import InFlight, Offers, Update
+from speculative.observed import MAX_TOPS
+from verifier_service.engine.messages import Command, InFlight, Observe, Offers, Update
 from verifier_service.engine.source_policy import SourceActivity
 from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.stream import AttachStream, LinkLimits
@@ -33,19 +35,22 @@ class SourceLink:
 
     Args:
         address: of the source, as host:port.
-        put: hands drafts to the engine.
+        put: hands drafts and wishes to the engine.
         counts: what sources did, by name; the link adds what it drops.
         limits: times and bounds.
     """
 
     def __init__(
-        self, address: str, put: Callable[[Offers], None], counts: CountsByName, limits: LinkLimits
+        self, address: str, put: Callable[[Command], None], counts: CountsByName, limits: LinkLimits
     ) -> None:
         self.address = address
         self.idle_since: float | None = None
         """Since when no session subscribes, in monotonic seconds; None while some session does."""
         self.least_survival = 0.0
         """The survival below which the engine admits no node now; goes out with the next request."""
+        self._tops = 0
+        """How many of the target's likeliest ids the source wants of each row; 0 until it is described."""
+        self._vocabulary_size = 0
         self._put = put
         self._counts = counts
         self._limits = limits
@@ -78,6 +83,8 @@ class SourceLink:
         if handle in self._struck:
             return
         self._subscriptions[handle] = subscription
+        self._vocabulary_size = subscription.vocabulary_size
+        self._observe(subscription)
         self._name = subscription.name
         self.idle_since = None
         self.stream.want()
@@ -91,8 +98,11 @@ class SourceLink:
         if update.handle not in self._subscriptions:
             return
         (self._resting.add if resting else self._resting.discard)(update.handle)
+        said = update.observed
+        if said is not None and not 0 < self._tops <= said.count:
+            said = None  # another source of the session wants fewer, and this one's wish came too late
         if self._queue is not None and self._queue.progress(
-            update.handle, update.position, update.ids, update.prefix_hash, hold=resting
+            update.handle, update.position, update.ids, update.prefix_hash, hold=resting, said=said
         ):
             self.stream.wake()
 
@@ -129,6 +139,7 @@ class SourceLink:
     def stream_opened(self) -> None:
         """Introduces every subscribed session to the source."""
         self._queue = UpdateQueue()
+        self._tops = 0
         self._parting.clear()
         self._ended.clear()
         for handle in self._subscriptions:
@@ -155,8 +166,16 @@ class SourceLink:
                 position=unsent.position,
                 ids=unsent.ids,
                 prefix_hash=unsent.prefix_hash,
+                tops=tops_to_wire(unsent.tops, self._tops),
+                off_path=off_path_to_wire(unsent.off_path, self._tops),
             )
         return request
+
+    def described(self, description: draft_source_pb2.SourceDescription) -> None:
+        """Has the engine note what the target says, as far as the source wants to know."""
+        self._tops = min(description.tops, MAX_TOPS, self._vocabulary_size)
+        for subscription in self._subscriptions.values():
+            self._observe(subscription)
 
     async def receive(self, response: draft_source_pb2.AttachResponse) -> None:
         """Hands the drafts of one response to the engine. Drops what exceeds the inbox, and pauses then."""
@@ -173,6 +192,11 @@ class SourceLink:
         if len(response.drafts) > free:
             self._flooded(response.drafts[max(0, free) :], queue)
             await asyncio.sleep(self._limits.flood_pause_s)
+
+    def _observe(self, subscription: Subscription) -> None:
+        if self._tops:
+            index = subscription.source_indices[0]
+            self._put(Observe(subscription.view.handle, index, self._tops))
 
     def _introduce(self, handle: int, queue: UpdateQueue) -> None:
         if handle in self._resting:

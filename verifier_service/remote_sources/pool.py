@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from verifier_service.engine.messages import Offers, StepReport
+from verifier_service.engine.messages import Command, StepReport
 from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.link import SourceLink
 from verifier_service.remote_sources.stream import LinkLimits
@@ -16,7 +16,7 @@ _IDLE_S = 60.0
 class SourcePool:
     """One link per address: dialled when the first session names the address, closed when long unused."""
 
-    def __init__(self, put: Callable[[Offers], None], limits: LinkLimits) -> None:
+    def __init__(self, put: Callable[[Command], None], limits: LinkLimits) -> None:
         self.counts = CountsByName()
         """What the links dropped, by source name."""
         self._put = put

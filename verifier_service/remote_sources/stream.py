@@ -68,6 +68,9 @@ class StreamUser(Protocol):
     def stream_opened(self) -> None:
         """A new stream is up, and the source knows of no session yet."""
 
+    def described(self, description: draft_source_pb2.SourceDescription) -> None:
+        """Takes what the source says about itself, once for each stream; not all sources say something."""
+
     def stream_closed(self) -> None:
         """The stream is gone, or could not be opened."""
 
@@ -148,13 +151,15 @@ class AttachStream:
         ) as channel:
             async with asyncio.timeout(limits.dial_s):
                 await channel.channel_ready()
-            call: _Call = draft_source_pb2_grpc.DraftSourceStub(channel).Attach()
+            stub = draft_source_pb2_grpc.DraftSourceStub(channel)
+            call: _Call = stub.Attach()
             self._user.stream_opened()
             self.attached = True
             parts = (self._write(call), self._read(call), self._give_up.wait())
-            tasks = [asyncio.create_task(part) for part in parts]
+            # Nothing waits for the description: sessions are followed meanwhile.
+            tasks = [asyncio.create_task(part) for part in (*parts, self._describe(stub))]
             try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(tasks[:-1], return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             finally:
@@ -162,6 +167,16 @@ class AttachStream:
                     task.cancel()
                 call.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _describe(self, stub: "draft_source_pb2_grpc.DraftSourceAsyncStub") -> None:
+        try:
+            request = draft_source_pb2.SourceDescribeRequest()
+            description = await stub.Describe(request, timeout=self._limits.dial_s)
+        except grpc.aio.AioRpcError as error:
+            fields = {"peer": self._address}
+            log.info("source not described: %s", peer_text(error.details() or ""), extra={"fields": fields})
+        else:
+            self._user.described(description)
 
     async def _write(self, call: _Call) -> None:
         while True:

@@ -8,10 +8,16 @@ link's own number for a session on one stream. Pure; knows nothing of streams or
 from collections import deque
 from dataclasses import dataclass, field
 
+from speculative.observed import Observed, OffPathRow, TopIds
+
 # A freed alias is used again only after this many others were freed: drafts that are still under way must not
 # meet another session. The number is small, so that a few dozen sessions keep their aliases below 128, which
 # is one byte on the wire.
 _ALIASES_AT_REST = 32
+_MOST_TOPS = 256
+"""Unsent tokens of a session, counted from the last, that keep what the target found likeliest there."""
+_MOST_OFF_PATH = 512
+"""Unsent rows off the path that are kept for a session, the latest ones."""
 
 
 @dataclass(slots=True)
@@ -23,6 +29,18 @@ class UnsentTokens:
     ids: list[int]
     prefix_hash: int
     """Hash of the session's tokens up to the last of them."""
+    tops: deque[TopIds] = field(default_factory=lambda: deque(maxlen=_MOST_TOPS))
+    """What the target found likeliest at the places of the last of them."""
+    off_path: deque[OffPathRow] = field(default_factory=lambda: deque(maxlen=_MOST_OFF_PATH))
+    """What the target said after other tokens."""
+
+    def observe(self, said: Observed | None) -> None:
+        """Adds what the target said about tokens that were just added; None: nothing is known of them."""
+        if said is None:
+            self.tops.clear()  # those that are kept have to belong to the last tokens
+        else:
+            self.tops.extend(said.tops)
+            self.off_path.extend(said.off_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +92,18 @@ class UpdateQueue:
         self._follow[alias] = None
 
     def progress(
-        self, handle: int, position: int, ids: tuple[int, ...], prefix_hash: int, hold: bool = False
+        self,
+        handle: int,
+        position: int,
+        ids: tuple[int, ...],
+        prefix_hash: int,
+        hold: bool = False,
+        said: Observed | None = None,
     ) -> bool:
         """Adds committed tokens of a session; with `hold` they wait until the source has rested.
 
-        Returns whether there is something to send now.
+        `said` is what the target said in their round, for a source that wants to know. Returns whether there
+        is something to send now.
         """
         if handle in self._later:
             if not hold:
@@ -93,6 +118,7 @@ class UpdateQueue:
         else:
             unsent.ids.extend(ids)
             unsent.prefix_hash = prefix_hash
+        unsent.observe(said)
         send = not hold or alias in self._progress
         (self._progress if send else self._held)[alias] = unsent
         return send

@@ -43,6 +43,8 @@ class ServedModel:
     """The model's end-of-sequence ids."""
     replay_identical: bool = False
     """Whether the model computes under the deterministic profile."""
+    proposers: tuple[str, ...] = tuple(sorted(PROPOSERS))
+    """Names of the sources inside this worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: ServedModel) ->
         stops=stop_bytes(message.stop),
         time_left_s=message.time_left_ms / 1000 if message.time_left_ms else None,
         node_limit=asked if speculates else 0,
-        sources=_sources(message) if speculates else (),
+        sources=_sources(message, served) if speculates else (),
         end_ids=params.end_ids(served.eos_ids),
         logprobs=logprobs_from_wire(message.logprobs) if message.HasField("logprobs") else None,
         recovered=message.recovered,
@@ -179,16 +181,16 @@ def _prediction(message: verifier_pb2.OpenRequest, served: ServedModel) -> tuple
     return ids
 
 
-def _check_source(source: SourceAddress) -> None:
+def _check_source(source: SourceAddress, served: ServedModel) -> None:
     checked_source_name(source.name)
     if len(source.address) > _MAX_ADDRESS:
         raise InvalidRequest(
             f"the address of source {source.name!r} has {len(source.address)} characters; give host:port, at "
             f"most {_MAX_ADDRESS}"
         )
-    inside = source.name in PROPOSERS
+    inside = source.name in served.proposers
     if not source.address and not inside:
-        known = ", ".join(sorted(PROPOSERS))
+        known = ", ".join(served.proposers)
         raise InvalidRequest(f"source {source.name!r} has no address; inside this worker there are {known}")
     if source.address and inside:
         raise InvalidRequest(
@@ -197,12 +199,12 @@ def _check_source(source: SourceAddress) -> None:
         )
 
 
-def _sources(message: verifier_pb2.OpenRequest) -> tuple[SourceAddress, ...]:
+def _sources(message: verifier_pb2.OpenRequest, served: ServedModel) -> tuple[SourceAddress, ...]:
     sources = tuple(SourceAddress(source.name, source.address) for source in message.sources)
     if len(sources) > _MAX_SOURCES:
         raise InvalidRequest(f"there are {len(sources)} sources; at most {_MAX_SOURCES}")
     for source in sources:
-        _check_source(source)
+        _check_source(source, served)
     if len({source.name for source in sources}) < len(sources):
         raise InvalidRequest(f"two sources have one name: {', '.join(source.name for source in sources)}")
     return sources

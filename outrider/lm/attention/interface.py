@@ -7,8 +7,7 @@ that session's slots. The plan says which row may see which slot; this module kn
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -29,9 +28,8 @@ _GROUPED_ROWS = 16
 """Largest number of rows for which query heads of one key head are stacked, so that keys are read once."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionParams:
-    """Parameters of one layer's attention."""
+class AttentionParams(NamedTuple):
+    """Parameters of one layer's attention. A tuple, because one is made in every layer of every pass."""
 
     scaling: float | None
     """Factor of the scores; None: 1 / sqrt(head width)."""

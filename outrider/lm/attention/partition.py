@@ -82,18 +82,18 @@ def first_seen(rows: PackedRows, window: int | None) -> list[int]:
     return [max(0, position + 1 - window) for position in rows.positions]
 
 
-def node_masks(rows: PackedRows, ancestors: NDArray[np.bool_], window: int | None) -> NDArray[np.int32]:
+def node_masks(rows: PackedRows, window: int | None) -> NDArray[np.int32]:
     """Node masks ``[rows, WORDS]``: bit ``j`` of a row is set if the row may see node ``j`` of its session.
 
     A row sees itself and its ancestors within the window.
     """
-    allowed = ancestors
+    packed = rows.ancestor_bits(MOST_NODES // 8)
     if window is not None and max(rows.depths) >= window:
         depths = np.asarray(rows.depths)
-        allowed = ancestors & (depths[None, :] > depths[rows.table.nodes :, None] - window)
-    packed = np.zeros((len(allowed), MOST_NODES // 8), dtype=np.uint8)
-    bits = np.packbits(allowed, axis=1, bitorder="little")
-    packed[:, : bits.shape[1]] = bits
+        near = depths[None, :] > depths[rows.table.nodes :, None] - window
+        bits = np.packbits(near, axis=1, bitorder="little")
+        packed = packed.copy()
+        packed[:, : bits.shape[1]] &= bits
     return packed.view("<i4").reshape(-1, WORDS)
 
 

@@ -179,7 +179,7 @@ def _mixed(lm: "PackedLM", ids: Sequence[int], wrong: Sequence[int], other: Sequ
             right = ids[low : low + 3]
             sequence, path = _branching(table, right, wrong)
             beside = SequenceRows(mate, [other[0], other[-1]], [-1, -1], [0])
-            rows.append(lm.forward([beside, sequence])[1:])
+            rows.append(torch.from_numpy(lm.forward([beside, sequence]).rows()[1:]))
             table.keep(path)
             mate.keep([1])
     finally:
@@ -204,9 +204,9 @@ def _branching(
 
 def _chain(lm: "PackedLM", table: SlotTable, ids: Sequence[int]) -> torch.Tensor:
     count = len(ids)
-    logits = lm.forward([SequenceRows(table, ids, range(-1, count - 1), range(count))])
+    outcome = lm.forward([SequenceRows(table, ids, range(-1, count - 1), range(count))])
     table.commit(range(count))
-    return logits
+    return torch.from_numpy(outcome.rows())
 
 
 def _refusal(lm: "PackedLM", why: str) -> ModelRefused:

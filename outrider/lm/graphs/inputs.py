@@ -122,12 +122,11 @@ class GraphInputs:
         ]
         self._row_tile.host[:count] = np.repeat(range(len(tiles)), [tile.high - tile.low for tile in tiles])
         self._row_tile.host[count : shape.rows] = -1
-        ancestors = [rows.ancestors() for rows in plan.rows]
         for window, kind in self._kinds.items():
             first = [since for rows in plan.rows for since in first_seen(rows, window)]
             kind.first.host[:count] = first
-            for rows, seen in zip(plan.rows, ancestors, strict=True):
-                kind.masks.host[rows.low : rows.high] = node_masks(rows, seen, window)
+            for rows in plan.rows:
+                kind.masks.host[rows.low : rows.high] = node_masks(rows, window)
             spans = [
                 (
                     min(*first[tile.low : tile.high], tile.rows.table.length),

@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
@@ -172,19 +173,18 @@ def _packed_logits(lm: "PackedLM", sessions: Sequence[_Session]) -> list[torch.T
             for table, chunk in live:
                 table.commit(range(len(chunk)))
         both = list(zip(tables, sessions, strict=True))
-        first = lm.forward(
-            [SequenceRows(table, session.tree, _TREE, range(len(_TREE))) for table, session in both]
-        )
+        trees = [SequenceRows(table, session.tree, _TREE, range(len(_TREE))) for table, session in both]
+        # A copy: an outcome's rows are valid until the next pass.
+        first = lm.forward(trees).rows().copy()
         for table in tables:
             table.commit(_PATH)
-        second = lm.forward(
-            [SequenceRows(table, session.step, _STEP, range(len(_STEP))) for table, session in both]
-        )
+        steps = [SequenceRows(table, session.step, _STEP, range(len(_STEP))) for table, session in both]
+        second = lm.forward(steps).rows()
     finally:
         for table in tables:
             lm.release(table)
-    halves = zip(first.split(len(_TREE)), second.split(len(_STEP)), strict=True)
-    return [torch.cat(half) for half in halves]
+    halves = zip(np.split(first, len(sessions)), np.split(second, len(sessions)), strict=True)
+    return [torch.from_numpy(np.concatenate(half)) for half in halves]
 
 
 def _compare(lm: "PackedLM", got: torch.Tensor, want: torch.Tensor) -> None:

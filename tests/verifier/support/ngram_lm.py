@@ -14,18 +14,24 @@ from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.tokens import ChatTemplate
+from speculative.digest import HostDigest
 
 ORDER = 3
 LAYOUT = KVLayout(((1, 1), (1, 1)), torch.float64, torch.device("cpu"))
 
 
-class NgramLogits:
+class NgramOutcome:
     """What a forward returns."""
+
+    features = None
 
     def __init__(self, rows: NDArray[np.float32]) -> None:
         self._rows = rows
 
-    def numpy(self) -> NDArray[np.float32]:
+    def digest(self, index: int) -> HostDigest:
+        return HostDigest(self._rows[index])
+
+    def rows(self) -> NDArray[np.float32]:
         return self._rows
 
 
@@ -68,7 +74,7 @@ class NgramLM:
     def release(self, table: SlotTable) -> None:
         table.close()
 
-    def forward(self, sequences: Sequence[SequenceRows]) -> NgramLogits:
+    def forward(self, sequences: Sequence[SequenceRows]) -> NgramOutcome:
         self.before_forward()
         time.sleep(self.step_s)
         self.forward_calls += 1
@@ -77,7 +83,7 @@ class NgramLM:
         self._append(sequences)
         rows = [self._row(sequence, want) for sequence in sequences for want in sequence.want]
         empty = np.empty((0, self.vocabulary_size), np.float32)
-        return NgramLogits(np.stack(rows) if rows else empty)
+        return NgramOutcome(np.stack(rows) if rows else empty)
 
     def logits(self, context: Sequence[int]) -> NDArray[np.float32]:
         """After these ids, of which the last three matter."""

@@ -1,0 +1,249 @@
+"""Batched proposers: whatever one does, ids equal plain decoding, and one that does harm is muted."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from core_driver import GREEDY, SAMPLED, CoreDriver
+from ngram_lm import NgramLM
+
+from speculative.params import SamplingParams
+from verifier_service.engine.step_meter import Unmeasured
+from verifier_service.proposers.batched import (
+    DraftAsk,
+    DraftLevel,
+    ProposedSession,
+    ProposerNeeds,
+    SeenPass,
+)
+from verifier_service.proposers.host import SLOW_CALLS
+
+NEW = 24
+PENALISED = SamplingParams(temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.2)
+REQUESTS = [((1, 2, 3), GREEDY), ((4, 5), SAMPLED), ((6, 7, 8, 9), PENALISED)]
+
+
+class Clock(Unmeasured):
+    """A meter whose time passes when a proposer says so."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now_s(self) -> float:
+        return self.time
+
+
+def decoded(proposer: Any = None, meter: Clock | None = None) -> tuple[list[list[int]], CoreDriver]:
+    driver = CoreDriver(proposers={"bigram": proposer} if proposer else {}, meter=meter)
+    sources = ("bigram", "lookup") if proposer else ()
+    sessions = [
+        driver.open(prompt, NEW, params, seed=at, sources=sources)
+        for at, (prompt, params) in enumerate(REQUESTS)
+    ]
+    driver.run()
+    return [driver.generated(session) for session in sessions], driver
+
+
+PLAIN = decoded()[0]
+
+
+class Drafting:
+    """Drafts a chain of what `following` says comes next, one token a level."""
+
+    needs = ProposerNeeds(tops=2)
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.sessions: dict[int, ProposedSession] = {}
+        self.closed: list[int] = []
+        self.levels = 0
+        self.calls = 0
+        self.clock = clock or Clock()
+
+    def open(self, session: ProposedSession) -> None:
+        assert session.handle not in self.sessions
+        self.sessions[session.handle] = session
+
+    def close(self, handle: int) -> None:
+        del self.sessions[handle]
+        self.closed.append(handle)
+
+    def saw(self, seen: SeenPass) -> None:
+        for shown in seen.rounds:
+            ids = self.sessions[shown.handle].ids
+            assert tuple(ids[shown.position : shown.position + len(shown.tokens)]) == shown.tokens
+            assert shown.said is not None
+            assert len(shown.said.tops) == len(shown.tokens)
+            assert shown.first + len(shown.rows) == len(ids) - 1, "all but the last token is computed"
+
+    def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
+        self.calls += 1
+        for depth in range(4):
+            self.levels += 1
+            yield [self.level(self.sessions[ask.handle], depth) for ask in asks]
+
+    def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+        token = self.following(session, len(session.ids) - session.prompt_length + depth)
+        return None if token is None else DraftLevel((token,), (depth - 1,), (0.9 ** (depth + 1),))
+
+    def following(self, session: ProposedSession, place: int) -> int | None:
+        answer = PLAIN[session.handle - 1]
+        return answer[place] if place < len(answer) else None
+
+
+class Random(Drafting):
+    def __init__(self) -> None:
+        super().__init__()
+        self._chance = np.random.default_rng(0)
+
+    def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+        tokens = tuple(self._chance.choice(24, 2, replace=False).tolist())
+        above = -1 if depth == 0 else 2 * depth - 1 - int(self._chance.integers(2))
+        return DraftLevel(tokens, (above, above), (0.6 ** (depth + 1),) * 2)
+
+
+class NotANumber(Drafting):
+    def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+        return DraftLevel((1,), (depth - 1,), (math.nan,))
+
+
+class NoId(Drafting):
+    def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+        return DraftLevel((24,), (depth - 1,), (0.5,))
+
+
+class NoTree(Drafting):
+    def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+        return DraftLevel((1,), (depth,), (0.5,))
+
+
+class TooFew(Drafting):
+    def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
+        yield [None] * (len(asks) + 1)
+
+
+class RaisesAtOnce(Drafting):
+    def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
+        raise RuntimeError("CUDA error: out of memory")
+
+
+class DiesAmidAStep(Drafting):
+    """Drafts well, and fails when the third pass with these drafts is shown."""
+
+    def saw(self, seen: SeenPass) -> None:
+        if self.calls == 3:
+            raise ValueError("a head died")
+        super().saw(seen)
+
+
+class DiesAmidADraft(Drafting):
+    def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+        if self.calls == 3 and depth == 2:
+            raise ValueError("a head died")
+        return super().level(session, depth)
+
+
+class RaisesWhenOpened(Drafting):
+    def open(self, session: ProposedSession) -> None:
+        raise KeyError(session.handle)
+
+
+class RaisesWhenClosed(Drafting):
+    def close(self, handle: int) -> None:
+        raise KeyError(handle)
+
+
+@pytest.mark.parametrize("make", [Drafting, Random])
+def test_ids_equal_plain_decoding_with_a_proposer_that_is(make: Callable[[], Drafting]) -> None:
+    proposer = make()
+    ids, driver = decoded(proposer)
+    assert ids == PLAIN
+    assert not driver.core.proposers.muted
+    driver.core.begin(driver.now)
+    assert proposer.sessions == {}
+    assert sorted(proposer.closed) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (NotANumber, "nan"),
+        (NoId, "id 24"),
+        (NoTree, "precedes"),
+        (TooFew, "4 entries for 3 sessions"),
+        (RaisesAtOnce, "out of memory"),
+        (DiesAmidAStep, "a head died"),
+        (DiesAmidADraft, "a head died"),
+        (RaisesWhenOpened, "KeyError"),
+        (RaisesWhenClosed, "KeyError"),
+    ],
+)
+def test_one_that_fails_is_muted_for_the_worker_and_no_session_notices(
+    make: Callable[[], Drafting], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = make()
+    ids, driver = decoded(proposer)
+    assert ids == PLAIN
+    driver.core.begin(driver.now)
+    assert why in driver.core.proposers.muted["bigram"]
+    assert caplog.text.count("proposer muted") == 1
+    calls = proposer.calls
+    again = driver.open((1, 2, 3), NEW, sources=("bigram",))
+    driver.run()
+    assert driver.generated(again) == PLAIN[0]
+    assert proposer.calls == calls, "nobody calls it again"
+
+
+def test_a_perfect_one_saves_passes() -> None:
+    _, driver = decoded(Drafting())
+    assert driver.core.counts["bigram"].accepted > NEW
+    assert driver.core.totals.steps < NEW / 2
+
+
+@pytest.mark.parametrize(("call_s", "calls"), [(0.15, SLOW_CALLS), (1.5, 1)])
+def test_one_that_is_slow_is_muted(call_s: float, calls: int) -> None:
+    clock = Clock()
+
+    class Slow(Drafting):
+        def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+            clock.time += call_s
+            return super().level(session, depth)
+
+    proposer = Slow(clock)
+    ids, driver = decoded(proposer, clock)
+    assert ids == PLAIN
+    assert "the engine waits" in driver.core.proposers.muted["bigram"]
+    assert proposer.levels == calls
+
+
+def test_what_a_pass_did_to_a_prompt_is_shown_to_one_that_needs_it() -> None:
+    shown = []
+
+    class Reading(Drafting):
+        needs = ProposerNeeds(tops=1, layers=(-1,), prompts=True)
+
+        def saw(self, seen: SeenPass) -> None:
+            assert seen.features is not None
+            for one in seen.rounds:
+                ids = self.sessions[one.handle].ids
+                shown.append((one.first, seen.features[0, list(one.rows), 0].tolist()))
+                assert shown[-1][1] == ids[one.first : one.first + len(one.rows)]
+
+    class Target(NgramLM):
+        """Its hidden state at a row is the row's token."""
+
+        def forward(self, sequences: Any) -> Any:
+            outcome = super().forward(sequences)
+            tokens = [token for sequence in sequences for token in sequence.tokens]
+            outcome.features = torch.tensor(tokens, dtype=torch.float64)[None, :, None]
+            return outcome
+
+    driver = CoreDriver(Target(24), proposers={"bigram": Reading()}, prefill_chunk=4)
+    prompt = tuple(range(1, 12))
+    driver.open(prompt, 3, sources=("bigram",))
+    driver.run()
+    assert not driver.core.proposers.muted
+    positions = [first + at for first, tokens in shown for at in range(len(tokens))]
+    assert positions == list(range(len(prompt) + 2)), "every position once, in order"

@@ -1,0 +1,94 @@
+"""What the target said at the rows of one session's round, for sources that asked.
+
+Pure: digests of rows in, plain values out. Computed only where a source asks; decides no token.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from speculative.digest import HostDigest, RowDigest
+from speculative.errors import EmptySupport
+from speculative.grammar import Matcher
+from speculative.hashing import extend
+from speculative.observed import Observed, OffPathRow, TopIds
+from speculative.tree import ROOT
+from verifier_service.engine.step import StepRows
+
+
+def top_ids(digest: RowDigest, count: int) -> TopIds:
+    """The `count` likeliest ids of a row, at most its width, with log-probabilities under the raw logits."""
+    found, mass = digest.likeliest(count), digest.mass(1.0)
+    if found is None or mass is None:  # a device that was not asked ahead, for instance about a new wish
+        whole = HostDigest(digest.full())
+        found, mass = whole.likeliest(count), whole.mass(1.0)
+    order = np.lexsort((found.ids, -found.logits))[:count]
+    log_sum = digest.highest()[1] + math.log(mass.total)
+    logprobs = found.logits[order].astype(np.float64) - log_sum
+    return TopIds(tuple(found.ids[order].tolist()), tuple(logprobs.tolist()))
+
+
+class Observer:
+    """Collects what the target said in one round of one session, before the round is committed.
+
+    Args:
+        step_rows: the session's rows, final ones.
+        digests: digest of a node's row: -1 the last committed token, then the tree's nodes, then the scouts.
+        target: the target's token after a node, given the tokens of the path to the node.
+        grammar: the grammar's state after all committed ids; None: any text.
+    """
+
+    def __init__(
+        self,
+        step_rows: StepRows,
+        digests: Callable[[int], RowDigest],
+        target: Callable[[int, tuple[int, ...]], int],
+        grammar: Matcher | None,
+    ) -> None:
+        self._step_rows = step_rows
+        self._digests = digests
+        self._target = target
+        self._grammar = grammar
+
+    def observe(self, path: Sequence[int], prefix_hash: int, count: int) -> Observed:
+        """What the target said on the accepted path and off it.
+
+        Args:
+            path: accepted nodes, from the root's child down.
+            prefix_hash: hash of all ids committed before the round.
+            count: number of likeliest ids to collect of each row.
+        """
+        count = min(count, self._digests(ROOT).vocabulary_size)
+        tops = tuple([top_ids(self._digests(node), count) for node in (ROOT, *path)])
+        return Observed(count, tops, tuple(self._off_path(frozenset(path), prefix_hash, count)))
+
+    def _off_path(self, path: frozenset[int], prefix_hash: int, count: int) -> list[OffPathRow]:
+        tree, scouts = self._step_rows.tree, self._step_rows.scouts
+        tokens, parents = tree.tokens + scouts.tokens, tree.parents + scouts.parents
+        prefixes: dict[int, tuple[tuple[int, ...], int]] = {ROOT: ((), prefix_hash)}
+        rows = []
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if parent not in prefixes:
+                continue
+            before, hash_ = prefixes[parent]
+            if not self._may_follow(before, token):
+                continue
+            tokens_to, hash_ = prefixes[node] = (*before, token), extend(hash_, token)
+            if node in path:
+                continue
+            try:
+                following = self._target(node, tokens_to)
+            except EmptySupport:
+                continue  # plain decoding never comes here, so nothing is wrong with the session
+            rows.append(OffPathRow(hash_, token, following, top_ids(self._digests(node), count).ids))
+        return rows
+
+    def _may_follow(self, before: tuple[int, ...], token: int) -> bool:
+        """Whether the grammar allows a token there; what follows a forbidden token is not defined."""
+        if self._grammar is None:
+            return True
+        try:
+            return bool(self._grammar.allowed(before)[token])
+        except EmptySupport:
+            return False

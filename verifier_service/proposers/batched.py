@@ -1,0 +1,136 @@
+"""Batched proposers: sources inside this worker that compute, one object for all sessions at once.
+
+A `Proposer` drafts for one session from its tokens in microseconds. A batched proposer may run a model, learn
+from what the target said, and read the target's hidden states. Its time is the engine's. So it drafts level
+by level, and the engine stops it where a deeper level is not worth its time (`price.py`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from speculative.implementations import load_implementation
+from speculative.observed import Observed
+from speculative.params import SamplingParams
+
+BATCHED_PROPOSERS = {"bigram": "verifier_service.proposers.bigram:BigramProposer"}
+"""Source name to "module:class" of a BatchedProposer, which is constructed without arguments, at load."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerNeeds:
+    """What a batched proposer reads of the target's passes, beside the committed tokens."""
+
+    tops: int = 0
+    """Number of the target's likeliest ids of each verified row, 0 to 32."""
+    layers: tuple[int, ...] = ()
+    """Layers whose hidden states are kept; -1 is the output of the last norm."""
+    prompts: bool = False
+    """Whether passes that only read a part of a prompt are shown as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedSession:
+    """A session as a batched proposer gets to know it."""
+
+    handle: int
+    """Number of the session in this worker."""
+    tenant: str
+    """The owner; nothing of one tenant may be drafted for another."""
+    learn: bool
+    """Whether what is learnt of the session may be kept to draft for other sessions of the tenant."""
+    ids: Sequence[int]
+    """All committed tokens; grows as the session decodes, and is to be read only."""
+    prompt_length: int
+    limit: int
+    """The most tokens of the session, prompt and output."""
+    params: SamplingParams
+    seed: int
+
+
+class SeenRound(NamedTuple):
+    """What one pass did for one session."""
+
+    handle: int
+    position: int
+    """Position of the first committed token; `ids[position]` of the session is `tokens[0]`."""
+    tokens: tuple[int, ...]
+    """Tokens that were committed; none where the pass only read a part of the prompt."""
+    said: Observed | None
+    """What the target said, with at least as many top ids as the proposer needs; None: nothing is known."""
+    first: int
+    """Position of the first token in `rows`."""
+    rows: tuple[int, ...]
+    """Rows of the pass whose tokens are committed positions now, in order of position; for `features`."""
+
+
+class SeenPass(NamedTuple):
+    """What one pass did for the sessions of a proposer."""
+
+    rounds: tuple[SeenRound, ...]
+    features: Tensor | None
+    """Hidden states of the needed layers, [layers, rows of the pass, width], where the model is. Valid until
+    the next pass: copy what is to be kept."""
+
+
+class DraftAsk(NamedTuple):
+    """Asks for a draft that follows a session's last committed token."""
+
+    handle: int
+    node_limit: int
+    """The most nodes that are of use, over all levels."""
+
+
+class ScoutAsk(NamedTuple):
+    """Rows that a proposer wants computed to learn what the target says there; they are never accepted."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    """Scout that each scout continues; -1 the last committed token."""
+    worth: tuple[float, ...]
+    """Tokens that each scout is expected to gain later; weighed against the cost of its row."""
+
+
+class DraftLevel(NamedTuple):
+    """Nodes that one more level adds to a session's draft."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    """Node that each node continues, counted over all levels of this draft; -1 the last committed token."""
+    survival: tuple[float, ...]
+    """Estimated probability that the whole path from the last committed token to the node is accepted."""
+    scouts: ScoutAsk | None = None
+    """Scouts to compute beside the draft; the last level that names some replaces those before."""
+
+
+class BatchedProposer(Protocol):
+    """Drafts for all sessions that name it. The engine's thread alone calls it.
+
+    A call that raises, or that returns what is no draft, mutes the proposer for this worker; so do several
+    calls that take long. No session ends. What takes long the first time belongs into the constructor.
+    """
+
+    needs: ProposerNeeds
+
+    def open(self, session: ProposedSession) -> None:
+        """A session begins, with the tokens that it has by now; also one that was moved or parked before."""
+
+    def saw(self, seen: SeenPass) -> None:
+        """A pass was committed; called once per pass that had a session of this proposer."""
+
+    def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
+        """Yields one level of the drafts after the other, each with one entry per ask, in their order.
+
+        The next level is computed only when the engine asks for it, which it may never do.
+        """
+
+    def close(self, handle: int) -> None:
+        """A session is over, or parked."""
+
+
+def make_batched_proposer(name: str) -> BatchedProposer:
+    """Constructs the batched proposer of this name. Raises KeyError for an unknown name."""
+    proposer: BatchedProposer = load_implementation(BATCHED_PROPOSERS, name)()
+    return proposer

@@ -1,0 +1,238 @@
+"""The batched proposers of this worker as the engine calls them: one that fails or dawdles is muted.
+
+Whatever a proposer does, the sessions go on: nothing that a proposer returns is more than a draft, and no
+error of a proposer reaches a session. The engine's thread waits for each call, so calls are timed.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from outrider.wire.status import peer_text
+from speculative.draft import Draft
+from speculative.errors import MalformedDraft
+from speculative.tree import ROOT
+from verifier_service.engine.session import Session
+from verifier_service.engine.session_pool import SessionPool
+from verifier_service.engine.stats import CountsByName
+from verifier_service.proposers.batched import (
+    BatchedProposer,
+    DraftAsk,
+    DraftLevel,
+    ScoutAsk,
+    SeenPass,
+    SeenRound,
+)
+from verifier_service.proposers.price import ProposerPrice
+
+log = logging.getLogger(__name__)
+
+SLOW_S = 0.1
+"""A call that takes longer, in seconds, is slow."""
+SLOW_CALLS = 3
+"""Slow calls in all that mute a proposer."""
+STUCK_S = 1.0
+"""A single call that takes longer, in seconds, mutes a proposer."""
+
+
+@dataclass(slots=True)
+class _Hosted:
+    """One proposer, and the sessions that it was told of, by handle."""
+
+    name: str
+    proposer: BatchedProposer
+    price: ProposerPrice = field(default_factory=ProposerPrice)
+    sessions: dict[int, Session] = field(default_factory=dict)
+    slow_calls: int = 0
+
+
+@dataclass(slots=True)
+class _Growing:
+    """The draft of one session so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
+    worth: list[float] = field(default_factory=list)
+    """Calibrated survival of each node."""
+    scouts: ScoutAsk | None = None
+
+    def add(self, level: DraftLevel, session: Session, source_index: int) -> float:
+        """Adds a level; returns the calibrated survival that it adds, and what its scouts are worth."""
+        if not len(level.tokens) == len(level.parents) == len(level.survival):
+            raise MalformedDraft("a level's tokens, parents and survivals differ in number")
+        first = len(self.tokens)
+        self.tokens += [int(token) for token in level.tokens]
+        self.parents += [int(parent) for parent in level.parents]
+        self.survival += [float(survival) for survival in level.survival]
+        self.scouts = level.scouts or self.scouts
+        for node in range(first, len(self.tokens)):
+            parent = self.parents[node]
+            if not ROOT <= parent < node:
+                raise MalformedDraft(f"draft node {node} has parent {parent}; a parent precedes its child")
+            above, known = (1.0, 1.0) if parent == ROOT else (self.survival[parent], self.worth[parent])
+            given = min(1.0, self.survival[node] / above) if above > 0 else 0.0
+            self.worth.append(known * session.worth(source_index, given))
+        return sum(self.worth[first:]) + (sum(level.scouts.worth) if level.scouts else 0.0)
+
+
+class ProposerHost:
+    """Calls the batched proposers of this worker, and stops calling one that does harm.
+
+    Args:
+        proposers: by source name.
+        sessions: all sessions of the worker.
+        counts: of drafted nodes, by source name.
+        now_s: the time, in seconds; constant where nothing is measured.
+    """
+
+    def __init__(
+        self,
+        proposers: Mapping[str, BatchedProposer],
+        sessions: SessionPool,
+        counts: CountsByName,
+        now_s: Callable[[], float],
+    ) -> None:
+        self.muted: dict[str, str] = {}
+        """Why a proposer is no longer called, by source name."""
+        self._hosted = [_Hosted(name, proposer) for name, proposer in proposers.items()]
+        self._sessions = sessions
+        self._counts = counts
+        self.now_s = now_s
+        """The time, in seconds."""
+
+    def attend(self, ready: Sequence[Session]) -> None:
+        """Tells the proposers which sessions have begun and which are over."""
+        for hosted in self._live():
+            with _Call(self, hosted):
+                for handle, session in list(hosted.sessions.items()):
+                    if self._sessions.get(handle) is not session:
+                        del hosted.sessions[handle]
+                        hosted.proposer.close(handle)
+                for session in ready:
+                    if session.handle not in hosted.sessions and hosted.name in session.batched:
+                        self._open(hosted, session)
+
+    def draft(self, ready: Sequence[Session], tokens_per_ms: float) -> None:
+        """Has the proposers draft for sessions whose next pass commits.
+
+        `tokens_per_ms` is what the step yields as it stands, 0 where that is not known: no level is computed
+        that is expected to gain less for its time.
+        """
+        for hosted in self._live():
+            asked = [
+                session
+                for session in ready
+                if hosted.name in session.batched and hosted.sessions.get(session.handle) is session
+            ]
+            if asked and hosted.price.begins(len(asked), tokens_per_ms):
+                self._offer(hosted, asked, self._grow(hosted, asked, tokens_per_ms))
+
+    def saw(self, seen: Sequence[tuple[Session, SeenRound]], features: Tensor | None) -> None:
+        """Shows the proposers what a pass did for the sessions that it told them of."""
+        for hosted in self._live():
+            needs = hosted.proposer.needs
+            rounds = [
+                shown
+                for session, shown in seen
+                if hosted.sessions.get(session.handle) is session and (shown.tokens or needs.prompts)
+            ]
+            if rounds:
+                with _Call(self, hosted) as call:
+                    hosted.proposer.saw(SeenPass(tuple(rounds), features if needs.layers else None))
+                hosted.price.saw(call.ms)
+
+    def mute(self, name: str, why: str) -> None:
+        """Stops calling a proposer; its drafts so far stay what they are, drafts."""
+        if name in self.muted:
+            return  # what was drafted before the fault is merged after it, and may be at fault as well
+        self.muted[name] = why
+        log.error("proposer muted: %s", peer_text(why), extra={"fields": {"source": name}})
+
+    def _live(self) -> list[_Hosted]:
+        return [hosted for hosted in self._hosted if hosted.name not in self.muted]
+
+    def _open(self, hosted: _Hosted, session: Session) -> None:
+        hosted.sessions[session.handle] = session
+        source_index = session.batched[hosted.name]
+        session.want_tops(source_index, hosted.proposer.needs.tops)
+        hosted.proposer.open(session.proposed())
+
+    def _grow(self, hosted: _Hosted, asked: Sequence[Session], tokens_per_ms: float) -> list[_Growing]:
+        """The drafts of these sessions, as deep as they pay; what was grown before a fault counts."""
+        growing = [_Growing() for _ in asked]
+        gain: float | None = None
+        level = 0
+        with _Call(self, hosted):
+            asks = [DraftAsk(session.handle, session.node_limit) for session in asked]
+            levels = hosted.proposer.draft(asks)
+        while hosted.name not in self.muted:
+            if level and not hosted.price.pays(level, len(asked), tokens_per_ms, gain):
+                break
+            found: Sequence[DraftLevel | None] | None = None
+            with _Call(self, hosted) as call:
+                found = next(levels, None)
+                gain = self._add(hosted, found or (), asked, growing)
+            if not found:
+                break
+            hosted.price.computed(level, call.ms, gain or 0.0, len(asked))
+            level += 1
+        return growing
+
+    def _add(
+        self,
+        hosted: _Hosted,
+        found: Sequence[DraftLevel | None],
+        asked: Sequence[Session],
+        growing: Sequence[_Growing],
+    ) -> float:
+        """Adds one level to the drafts; returns the calibrated survival that it adds over all sessions."""
+        if found and len(found) != len(asked):
+            raise MalformedDraft(f"a level has {len(found)} entries for {len(asked)} sessions")
+        return sum(
+            draft.add(level, session, session.batched[hosted.name])
+            for draft, level, session in zip(growing, found, asked, strict=False)
+            if level is not None
+        )
+
+    def _offer(self, hosted: _Hosted, asked: Sequence[Session], growing: Sequence[_Growing]) -> None:
+        with _Call(self, hosted):
+            for session, draft in zip(asked, growing, strict=True):
+                if draft.tokens:
+                    nodes = Draft(tuple(draft.tokens), tuple(draft.parents), tuple(draft.survival))
+                    fragment, offer = session.propose(session.batched[hosted.name], nodes)
+                    self._counts[hosted.name].offer(len(fragment), offer)
+                if draft.scouts is not None:
+                    session.want_scouts(draft.scouts)
+
+
+class _Call:
+    """The context of calls to a proposer: an error in it mutes the proposer, and so does a call that takes too long."""
+
+    __slots__ = ("_began_s", "_host", "_hosted", "ms")
+
+    def __init__(self, host: ProposerHost, hosted: _Hosted) -> None:
+        self._host = host
+        self._hosted = hosted
+        self._began_s = 0.0
+        self.ms = 0.0
+        """How long the call took, in ms."""
+
+    def __enter__(self) -> "_Call":
+        self._began_s = self._host.now_s()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        took_s = self._host.now_s() - self._began_s
+        self.ms = took_s * 1000
+        hosted = self._hosted
+        if isinstance(error, Exception):
+            log.debug("a proposer failed", exc_info=error, extra={"fields": {"source": hosted.name}})
+            self._host.mute(hosted.name, f"{type(error).__name__}: {error}")
+            return True
+        hosted.slow_calls += took_s > SLOW_S
+        if took_s > STUCK_S or hosted.slow_calls >= SLOW_CALLS:
+            self._host.mute(hosted.name, f"a call took {took_s:.2f} s, and the engine waits for each")
+        return False
