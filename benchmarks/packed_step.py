@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -23,17 +24,20 @@ SHAPES = ((1, 1), (1, 4), (1, 8), (1, 16), (2, 1), (2, 8), (4, 1), (4, 8), (8, 1
 """(sessions, rows each) of the packed cases."""
 OWN_ROWS = (1, 4, 8, 16)
 """Rows of the cases that transformers computes."""
+SMALL_LAYERS, SMALL_WIDTH = 4, 64
+SMALL_SHAPES = ((1, 1), (1, 17), (8, 17))
+"""(sessions, rows each) of the small model's cases."""
 WARM_UP = 3
 Case = Callable[[], float]
 """Runs one repeat and returns its milliseconds."""
 
 
-def build(layers: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+def build(layers: int, width: int = 256) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     """Two copies of one model: the packed pass changes the first, transformers runs the second."""
     config = LlamaConfig(
         vocab_size=4096,
-        hidden_size=256,
-        intermediate_size=688,
+        hidden_size=width,
+        intermediate_size=width * 43 // 16,
         num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=4,
@@ -84,6 +88,40 @@ def packed_pass(lm: PackedLM, sessions: int, rows: int) -> Case:
     return once
 
 
+def overhead(lm: PackedLM, packed: Case) -> Case:
+    """A case of what `forward` takes beyond its call of the model, in passes of one shape."""
+    own, inside = lm.model.forward, [0.0]
+
+    def timed(*given: Any, **named: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return own(*given, **named)
+        finally:
+            inside[0] = (time.perf_counter() - started) * 1e3
+
+    def once() -> float:
+        lm.model.forward = timed
+        try:
+            return packed() - inside[0]
+        finally:
+            lm.model.forward = own
+
+    return once
+
+
+def small_cases() -> dict[str, Case]:
+    """Cases of a small model, mostly Python: whole passes, and what passes take beyond the model's call."""
+    ours, theirs = build(SMALL_LAYERS, SMALL_WIDTH)
+    lm = PackedLM(ours)
+    lm.pack()
+    cases = {f"own_{rows}": transformers_pass(theirs, rows) for rows in (1, 17)}
+    for sessions, rows in SMALL_SHAPES:
+        packed = packed_pass(lm, sessions, rows)
+        cases[f"packed_{sessions}x{rows}"] = packed
+        cases[f"overhead_{sessions}x{rows}"] = overhead(lm, packed)
+    return cases
+
+
 def measure(cases: dict[str, Case], repeats: int) -> dict[str, float]:
     """Median milliseconds of each case by name; the cases take turns."""
     times: dict[str, list[float]] = {name: [] for name in cases}
@@ -109,11 +147,19 @@ def main() -> None:
     cases = {f"own_{rows}": transformers_pass(theirs, rows) for rows in OWN_ROWS}
     cases |= {f"packed_{count}x{rows}": packed_pass(lm, count, rows) for count, rows in SHAPES}
     medians = measure(cases, settings.repeats)
+    small = measure(small_cases(), settings.repeats)
     print(f"{'pass':<14}{'ms':>8}{'/ own_1':>9}", file=sys.stderr)
     for name, spent in medians.items():
         print(f"{name:<14}{spent:>8.2f}{spent / medians['own_1']:>9.2f}", file=sys.stderr)
+    print(f"{SMALL_LAYERS} layers of {SMALL_WIDTH}:", file=sys.stderr)
+    for name, spent in small.items():
+        print(f"{name:<14}{spent:>8.3f}{spent / small['own_1']:>9.2f}", file=sys.stderr)
+    overheads = {name.removeprefix("overhead_"): ms for name, ms in small.items() if "overhead" in name}
+    whole = {name: ms for name, ms in small.items() if "overhead" not in name}
     shape = {"context": CONTEXT, "layers": settings.layers, "repeats": settings.repeats, "threads": 1}
-    print_result("packed_step", shape, started, {"ms": medians})
+    print_result(
+        "packed_step", shape, started, {"ms": medians, "small_ms": whole, "pass_overhead_ms": overheads}
+    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from speculative.params import SamplingParams
 Logits = NDArray[np.float32] | NDArray[np.float64]
 Scores = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Ids = NDArray[np.int64]
 
 
 def process_logits(
@@ -40,15 +41,12 @@ def process_logits(
         EmptySupport: NaN or +inf among the logits, or no id left.
     """
     scores = logits.astype(np.float64)
-    if params.logit_bias:
-        _add_bias(scores, params)
-    if params.penalised:
-        _penalise(scores, params, history)
-    held = params.holds_back and history.generated_count < params.min_tokens
+    adjust(scores, params, history)
+    held = holds_back(params, history)
     if allowed is not None:
-        scores[~_masked(allowed, params, held)] = -np.inf
+        scores[~masked(allowed, params, held)] = -np.inf
     elif held:
-        scores[_id_array(params.stop_ids)] = -np.inf
+        scores[id_array(params.stop_ids)] = -np.inf
     if not params.greedy:
         scores /= params.temperature
     highest = float(scores.max())
@@ -115,60 +113,92 @@ def _check_highest(highest: float) -> None:
     raise EmptySupport(f"the logits hold {highest}; the model's numbers overflowed or its weights are broken")
 
 
-def _masked(allowed: Mask, params: SamplingParams, held: bool) -> Mask:
-    """The grammar's ids that min_tokens does not hold back; all of the grammar's ids where there are none."""
-    if not held:
-        return allowed
-    left = allowed.copy()
-    left[_id_array(params.stop_ids)] = False
-    return left if left.any() else allowed
-
-
-def _add_bias(scores: Scores, params: SamplingParams) -> None:
-    ids, biases = _bias_arrays(params.logit_bias)
-    scores[ids] += biases
-
-
-@lru_cache(maxsize=64)
-def _id_array(ids: tuple[int, ...]) -> NDArray[np.int64]:
-    return np.array(ids, dtype=np.int64)
-
-
-@lru_cache(maxsize=64)
-def _bias_arrays(logit_bias: tuple[tuple[int, float], ...]) -> tuple[NDArray[np.int64], Scores]:
-    ids = np.array([token for token, _ in logit_bias], dtype=np.int64)
-    return ids, np.array([bias for _, bias in logit_bias], dtype=np.float64)
-
-
-def _penalise(scores: Scores, params: SamplingParams, history: History) -> None:
+def changed_ids(params: SamplingParams, history: History) -> list[Ids]:
+    """The ids whose scores `adjust` changes, in several arrays that may repeat ids."""
+    changed = [_bias_arrays(params.logit_bias)[0]] if params.logit_bias else []
     if params.repetition_penalty != 1:
-        seen = history.seen()
+        changed.append(history.seen())
+    elif params.penalised:
+        changed.append(history.generated()[0])
+    return changed
+
+
+def adjust(scores: Scores, params: SamplingParams, history: History, ids: Ids | None = None) -> None:
+    """Adds the bias to `scores` and applies the penalties, in place.
+
+    Args:
+        scores: scores of all ids, or of `ids`.
+        ids: ascending, with all of `changed_ids` among them.
+    """
+    if params.logit_bias:
+        biased, biases = _bias_arrays(params.logit_bias)
+        scores[_places(biased, ids)] += biases
+    if params.repetition_penalty != 1:
+        seen = _places(history.seen(), ids)
         before = scores[seen]
         penalty = params.repetition_penalty
         scores[seen] = np.where(before > 0, before / penalty, before * penalty)
     if params.presence_penalty != 0 or params.frequency_penalty != 0:
         generated, counts = history.generated()
-        scores[generated] = (scores[generated] - params.presence_penalty) - params.frequency_penalty * counts
+        places = _places(generated, ids)
+        scores[places] = (scores[places] - params.presence_penalty) - params.frequency_penalty * counts
+
+
+def holds_back(params: SamplingParams, history: History) -> bool:
+    """Whether `min_tokens` drops the ids that end the request at this place."""
+    return params.holds_back and history.generated_count < params.min_tokens
+
+
+def masked(allowed: Mask, params: SamplingParams, held: bool) -> Mask:
+    """The grammar's ids that min_tokens does not hold back; all of the grammar's ids where there are none."""
+    if not held:
+        return allowed
+    left = allowed.copy()
+    left[id_array(params.stop_ids)] = False
+    return left if left.any() else allowed
+
+
+@lru_cache(maxsize=64)
+def id_array(ids: tuple[int, ...]) -> Ids:
+    """The ids as int64[n], made once."""
+    return np.array(ids, dtype=np.int64)
+
+
+@lru_cache(maxsize=64)
+def _bias_arrays(logit_bias: tuple[tuple[int, float], ...]) -> tuple[Ids, Scores]:
+    ids = np.array([token for token, _ in logit_bias], dtype=np.int64)
+    return ids, np.array([bias for _, bias in logit_bias], dtype=np.float64)
+
+
+def _places(wanted: Ids, ids: Ids | None) -> Ids:
+    return wanted if ids is None else ids.searchsorted(wanted)
+
+
+def trim(descending: Scores, highest: float, params: SamplingParams) -> Scores:
+    """What top-p and min-p leave of the scores that top-k left: a beginning of `descending`."""
+    if params.top_p < 1:
+        mass = params.top_p * float(np.exp(descending - highest).sum())
+        descending = _reach(mass, highest, (descending,))
+    if params.min_p > 0:
+        descending = descending[np.exp(descending - highest) >= params.min_p]
+    return descending
 
 
 def _cut(scores: Scores, highest: float, params: SamplingParams) -> None:
     """Sets the scores that top-k, top-p and min-p drop to -inf; each cut sees what the previous cut left."""
-    left: Scores | None = None  # the scores that stay, descending; None: all
     if 0 < params.top_k < len(scores):
-        left = next(first for first in _likeliest(scores, highest) if len(first) >= params.top_k)[
-            : params.top_k
-        ]
+        left = next(first for first in _likeliest(scores, highest) if len(first) >= params.top_k)
+        _keep(scores, trim(left[: params.top_k], highest, params))
+        return
     if params.top_p < 1:
-        mass = params.top_p * float(np.exp((scores if left is None else left) - highest).sum())
-        left = _reach(mass, highest, _likeliest(scores, highest) if left is None else (left,))
-    if params.min_p > 0:
-        # The likeliest token is never cut, so shares of it are the same before and after any renormalisation.
-        if left is None:
-            scores[np.exp(scores - highest) < params.min_p] = -np.inf
-            return
-        left = left[np.exp(left - highest) >= params.min_p]
-    if left is not None:
+        mass = params.top_p * float(np.exp(scores - highest).sum())
+        left = _reach(mass, highest, _likeliest(scores, highest))
+        if params.min_p > 0:
+            # The likeliest token is never cut, so shares of it are the same before and after renormalisation.
+            left = left[np.exp(left - highest) >= params.min_p]
         _keep(scores, left)
+    elif params.min_p > 0:
+        scores[np.exp(scores - highest) < params.min_p] = -np.inf
 
 
 def _likeliest(scores: Scores, highest: float) -> Iterator[Scores]:

@@ -11,22 +11,28 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from outrider.lm import transfer
 from outrider.lm.attention.interface import ACTIVE, ATTENTION, PackedCache
 from outrider.lm.deterministic.profile import Deterministic
-from outrider.lm.graphs.graph_runner import GraphRunner
+from outrider.lm.device.digest import RowDigester
+from outrider.lm.device.layout import NO_ASKS, Asks
+from outrider.lm.device.outcome import DeviceOutcome
+from outrider.lm.features import FeatureTaps
+from outrider.lm.graphs.graph_runner import Computed, GraphRunner
 from outrider.lm.kv.pool import SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.check import Trial
 from outrider.lm.load.layout import ModelShape, find_layout
 from outrider.lm.load.model import LoadedTokenizer, end_ids, load_model, load_tokenizer, longest_context
-from outrider.lm.outcome import HostOutcome, Outcome
+from outrider.lm.outcome import MOST_TOP, HostOutcome, Outcome, OutcomeWants, TransferCounts
 from outrider.lm.parallel.rank_group import RankGroup
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.profile import FastProfile, Profile
+from speculative.digest import RowAsk
 from speculative.errors import ModelRefused
 
 
@@ -88,6 +94,19 @@ class PackedLM:
         first = {} if self._device.type == "cpu" else {"initial_slots": max_slots}
         self.pool = SlotPool(layout, max_slots=max_slots, **first)
         self._mask_dtype = found.layout.dtype
+        self.logits_dtype = found.logits_dtype
+        """dtype of the logits on the device."""
+        self.taps = FeatureTaps()
+        """Keeps the hidden states that `wants` names."""
+        self.digester: RowDigester | None = None
+        """Makes digests on the device; None where host and device share the memory."""
+        if self._device.type != "cpu":
+            self.digester = RowDigester(self.vocabulary_size, self._device)
+        self.transfers = TransferCounts()
+        """What outcomes have copied from the device."""
+        self._wants = OutcomeWants()
+        self._gone: Callable[[], None] = lambda: None
+        """Marks the rows of the last outcome as overwritten."""
         if tokenizer is not None and tokenizer.highest_id >= self.vocabulary_size:
             why = f"its tokenizer gives ids up to {tokenizer.highest_id}, it knows {self.vocabulary_size}"
             raise ModelRefused(f"{self.model_type} is not served: {why}", self.model_type)
@@ -159,6 +178,20 @@ class PackedLM:
         """Returns the slots of a session's table to the pool."""
         table.close()
 
+    @property
+    def wants(self) -> OutcomeWants:
+        """What passes give beside digests. Set it once, before the first pass."""
+        return self._wants
+
+    @wants.setter
+    def wants(self, wants: OutcomeWants) -> None:
+        if not 0 <= wants.top <= MOST_TOP:
+            raise ValueError(f"top is 0 to {MOST_TOP}, not {wants.top}")
+        self.taps.tap(self.model, wants.features)
+        self._wants = wants
+        if self.steps is not None:
+            self.steps.recapture()
+
     def forward(self, sequences: Sequence[SequenceRows]) -> Outcome:
         """One pass over the rows of all sessions: one call of the model's forward.
 
@@ -166,10 +199,30 @@ class PackedLM:
         rows are nodes of their tables. Raises Overloaded (nothing changed) if the slots do not suffice,
         ValueError for sequences that contradict themselves.
         """
-        return HostOutcome(self._pass(sequences))
+        self._gone()
+        if self.digester is None:
+            computed = self._pass(sequences)
+            return HostOutcome(computed.logits, computed.features)
+        asks = Asks.of(_asked(sequences), self.digester.capacity, self._wants.top)
+        computed = self._pass(sequences, asks)
+        down = computed.digests
+        outcome = DeviceOutcome(
+            computed.logits,
+            computed.features,
+            None if down is None else down.numpy(),
+            asks,
+            self.digester.capacity,
+            self.transfers,
+        )
+        self._gone = outcome.expire
+        return outcome
 
-    def _pass(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
-        """Runs one pass; logits of its wanted rows."""
+    def repeat(self, sequences: Sequence[SequenceRows]) -> None:
+        """As `forward`, for a rank that repeats rank 0's pass: no digest is made and nothing copied."""
+        self._pass(sequences)
+
+    def _pass(self, sequences: Sequence[SequenceRows], asks: Asks | None = None) -> Computed:
+        """Runs one pass; where there are ``asks``, its digests are in the host's memory."""
         if not sequences:
             raise ValueError("a pass needs at least one sequence")
         with torch.inference_mode():
@@ -183,39 +236,42 @@ class PackedLM:
             ]
             with self.around_pass(sequences):
                 if self.steps is not None and self.steps.fits(plan):
-                    logits = self.steps.forward(plan, ids, wanted)
+                    computed = self.steps.forward(plan, ids, wanted, asks or NO_ASKS)
                 else:
-                    logits = self._run_ragged(plan, ids, wanted)
+                    computed = self._run_ragged(plan, ids, wanted, asks)
+                if asks is not None and computed.digests is not None:
+                    computed = computed._replace(digests=transfer.download(computed.digests))
         for rows in plan.rows:
             rows.table.parents = rows.parents
             rows.table.depths = rows.depths
         self.forward_calls += 1
         self.rows += plan.row_count
-        return logits
+        return computed
 
-    def _run_ragged(self, plan: PassPlan, ids: list[int], wanted: list[int]) -> torch.Tensor:
-        """Runs a pass whose tensor shapes follow its sessions; float32 logits of wanted rows on the CPU."""
+    def _run_ragged(self, plan: PassPlan, ids: list[int], wanted: list[int], asks: Asks | None) -> Computed:
+        """Runs a pass whose tensor shapes follow its sessions; makes digests where there are ``asks``."""
         self.pool.settle()
         fill = [0] * self.profile.padding(plan.row_count)
         cache = self.profile.cache(self.model_type, self.pool, plan)
         rows = transfer.indices([ids + fill, plan.positions() + fill], self._device)
-        logits = self.run_model(cache, rows[:1], rows[1:], wanted)
+        logits = self.run_on_device(cache, rows[:1], rows[1:], self._kept(wanted, rows.shape[1]))
         cache.finish(self.pool.layout.layers)
-        return logits
-
-    def run_model(
-        self, cache: PackedCache, ids: torch.Tensor, positions: torch.Tensor, wanted: Sequence[int]
-    ) -> torch.Tensor:
-        """Runs the model's own forward over ``[1, rows]`` ids; float32 logits of wanted rows on the CPU."""
-        kept = self._kept(wanted, ids.shape[1])
-        return transfer.download(self.run_on_device(cache, ids, positions, kept).float())
+        features = self.taps.take()
+        if features is not None and fill:
+            features = features[:, : plan.row_count]
+        digests = None
+        if asks is not None and self.digester is not None and wanted:
+            words = np.zeros((len(wanted), 0), np.int64) if asks.words is None else asks.words
+            there = transfer.sent(torch.from_numpy(words), self._device)
+            digests = self.digester.try_compute(logits, there, asks.level)
+        return Computed(logits, features, digests)
 
     def run_on_device(
         self, cache: PackedCache, ids: torch.Tensor, positions: torch.Tensor, kept: int | torch.Tensor
     ) -> torch.Tensor:
-        """As `run_model`, but the logits stay on the model's device, in its dtype.
+        """Runs the model's own forward over ``[1, rows]`` ids; logits of the ``kept`` rows, where it ran.
 
-        ``kept`` are the row indices wanted, or a number of last rows.
+        ``kept`` are the row indices wanted, or a number of last rows. Logits are in the model's dtype.
         """
         extra = {"logits_to_keep": kept} if self._keeps_logits else {}
         ACTIVE.cache = cache
@@ -232,7 +288,7 @@ class PackedLM:
 
     def find_layout(self) -> ModelShape:
         """Cache layout, logit width and windows of the model, found by sending one row through it."""
-        return find_layout(self.run_model, self.model_type, self._device, self._layers)
+        return find_layout(self.run_on_device, self.model_type, self._device, self._layers)
 
     def _kept(self, wanted: Sequence[int], rows: int) -> int | torch.Tensor:
         """The wanted rows as the model takes them: a number where they are the last rows, else indices."""
@@ -256,3 +312,11 @@ class PackedLM:
                 raise ValueError(f"a wanted row is not one of the {count} rows")
             if max(rows.positions) >= self.max_length:
                 raise ValueError(f"position {max(rows.positions)} is past the model's {self.max_length}")
+
+
+def _asked(sequences: Sequence[SequenceRows]) -> list[RowAsk]:
+    """What the host asks of each wanted row of a pass."""
+    asked: list[RowAsk] = []
+    for sequence in sequences:
+        asked += [RowAsk()] * len(sequence.want) if sequence.asks is None else sequence.asks()
+    return asked

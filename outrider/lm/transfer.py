@@ -1,4 +1,4 @@
-"""Copies between host and device: a step's inputs go up in one copy, its logits come down in another."""
+"""Copies between host and device: a step's inputs go up in one copy, its digests come down in another."""
 
 import torch
 
@@ -6,6 +6,11 @@ import torch
 def pinned(size: int, device: torch.device) -> torch.Tensor:
     """A host buffer of ``size`` bytes, pinned for a GPU so that the device copies it by itself."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+def device_side(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The buffer on the device for a buffer on the host: the same one where they share the memory."""
+    return host if device.type == "cpu" else torch.empty_like(host, device=device)
 
 
 def upload(host: torch.Tensor, device: torch.Tensor, size: int) -> None:

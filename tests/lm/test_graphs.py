@@ -12,6 +12,7 @@ from outrider.lm import transfer
 from outrider.lm.attention.interface import AttentionParams
 from outrider.lm.attention.metadata import AttentionMetadata
 from outrider.lm.attention.partition import BUCKETS
+from outrider.lm.device.digest import RowDigester
 from outrider.lm.graphs import backend_choice
 from outrider.lm.graphs.capture import Run, eager
 from outrider.lm.kv.blocks import BLOCK
@@ -19,6 +20,7 @@ from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
+from speculative.digest import RowAsk
 from tests.lm.families import LENGTH, VOCABULARY, logits_of, model_of, twin_of
 from tests.lm.test_runner import Driven, in_pieces, way
 
@@ -141,13 +143,16 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     return seen
 
 
-def operations_of_a_step(lm: PackedLM, sessions: int, rows: int) -> list[str]:
+def operations_of_a_step(lm: PackedLM, sessions: int, rows: int, ask: RowAsk) -> list[str]:
     """What torch is asked for in the second step of its size, and in the commits after it."""
     tables = [lm.table() for _ in range(sessions)]
     for _ in range(2):
         with Operations() as asked:
             lm.forward(
-                [SequenceRows(table, [1] * rows, [-1] * rows, [0, rows - 1][:rows]) for table in tables]
+                [
+                    SequenceRows(table, [1] * rows, [-1] * rows, [0, rows - 1], lambda: [ask] * 2)
+                    for table in tables
+                ]
             )
             for table in tables:
                 table.commit([rows - 1])
@@ -156,22 +161,33 @@ def operations_of_a_step(lm: PackedLM, sessions: int, rows: int) -> list[str]:
     return asked.names
 
 
+ASKS = {
+    "greedy": (RowAsk(), ["upload", "download"]),
+    "penalised": (RowAsk(named=(3, 5)), ["upload", "upload", "download"]),
+    "sampled": (RowAsk(7, 40, 0.8), ["upload", "upload", "download"]),
+}
+"""What the host asks of each row, and the copies of such a step."""
+
+
+@pytest.mark.parametrize("asked", ASKS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_of_many_sessions_asks_a_device_for_no_more_than_a_step_of_one(
-    family: str, copies: list[str]
+    family: str, asked: str, copies: list[str]
 ) -> None:
+    ask, expected = ASKS[asked]
     lm = PackedLM(model_of(family))
+    lm.digester = RowDigester(VOCABULARY, torch.device("cpu"))
     runner = backend_choice.use_graphs(lm, "gathered")
     runner._attend = no_attention
     copies.clear()
 
-    one = operations_of_a_step(lm, 1, 16)
+    one = operations_of_a_step(lm, 1, 16, ask)
     alone = list(copies)
     copies.clear()
-    many = operations_of_a_step(lm, 8, 2)
+    many = operations_of_a_step(lm, 8, 2, ask)
 
     assert one == many
-    assert alone == copies == ["upload", "download"] * 2
+    assert alone == copies == expected * 2
     host_reads = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.item.default"}
     assert not host_reads & set(many)
 
@@ -271,20 +287,16 @@ def test_a_recorded_step_replays_other_steps_of_its_size() -> None:
 
     def record(run: Run) -> Run:
         run()
-        (shape,) = runner._logits.keys() - recorded.keys()
 
         def whole() -> torch.Tensor:
             run()
-            return runner._logits[shape]
+            return runner._logits
 
-        recorded[shape] = make_fx(whole)()
-
-        def replay() -> None:
-            runner._logits[shape] = recorded[shape]()
-
+        replay = make_fx(whole)()
+        recorded.append(replay)
         return replay
 
-    recorded: dict[object, Callable[[], torch.Tensor]] = {}
+    recorded: list[Callable[[], torch.Tensor]] = []
     runner = backend_choice.use_graphs(static, "gathered", record)
     runner._attend = attend_everything
     dice = random.Random(9)

@@ -23,4 +23,7 @@ def test_its_last_line_is_what_the_schema_says(
     assert set(found) == set(schema["properties"]) == set(schema["required"])
     assert found["name"] == schema["properties"]["name"]["const"]
     assert set(schema["properties"]["ms"]["required"]) <= set(found["ms"])
-    assert all(spent > 0 for spent in found["ms"].values())
+    for name in ("small_ms", "pass_overhead_ms"):
+        assert set(schema["properties"][name]["required"]) == set(found[name])
+    assert all(spent > 0 for spent in [*found["ms"].values(), *found["small_ms"].values()])
+    assert all(spent > 0 for spent in found["pass_overhead_ms"].values())

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
 from outrider.runtime.metrics import MODEL, PREFIX
+from speculative.choice import Fallback
 from verifier_service.engine.stats import Samples, SourceCounts
 from verifier_service.engine.thread import EngineThread
 from verifier_service.remote_sources.pool import SourcePool
@@ -76,6 +77,7 @@ class VerifierCollector(Collector):
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(OWN + name, what, value=value)
         yield from self._source_counts()
+        yield from self._choices()
         yield from self._steps()
 
     def _requests(self) -> Iterator[Metric]:
@@ -171,6 +173,30 @@ class VerifierCollector(Collector):
             sessions.add_metric((name, "muted"), count.muted)
             sessions.add_metric((name, "refused"), count.unfollowed)
         yield from (nodes, dropped, sessions)
+
+    def _choices(self) -> Iterator[Metric]:
+        """How tokens were chosen, and which batched proposers are muted."""
+        choices = self._engine.totals.choices
+        yield CounterMetricFamily(
+            f"{OWN}tokens_chosen",
+            "Tokens that the target chose at nodes of draft trees, accepted or not.",
+            value=choices.tokens,
+        )
+        fallbacks = CounterMetricFamily(
+            f"{OWN}choice_fallbacks",
+            "Tokens chosen from a whole row of logits, because the row's digest did not suffice.",
+            labels=("reason",),
+        )
+        for reason in Fallback:
+            fallbacks.add_metric((reason.value,), choices.fallbacks[reason])
+        muted = GaugeMetricFamily(
+            f"{OWN}proposers_muted",
+            "1 for a batched proposer that failed or was slow, and is no longer called.",
+            labels=("source",),
+        )
+        for name in self._engine.proposers.names:
+            muted.add_metric((name,), float(name in self._engine.proposers.muted))
+        yield from (fallbacks, muted)
 
     def _steps(self) -> Iterator[Metric]:
         timings = self._timings

@@ -97,6 +97,8 @@ class ProposerHost:
     ) -> None:
         self.muted: dict[str, str] = {}
         """Why a proposer is no longer called, by source name."""
+        self.names = tuple(proposers)
+        """Source names of all proposers."""
         self._hosted = [_Hosted(name, proposer) for name, proposer in proposers.items()]
         self._sessions = sessions
         self._counts = counts
@@ -209,7 +211,7 @@ class ProposerHost:
 
 
 class _Call:
-    """The context of calls to a proposer: an error in it mutes the proposer, and so does a call that takes too long."""
+    """The context of calls to a proposer: errors in it mute the proposer, and so does taking too long."""
 
     __slots__ = ("_began_s", "_host", "_hosted", "ms")
 

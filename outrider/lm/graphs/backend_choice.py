@@ -53,6 +53,10 @@ def use_graphs(lm: "PackedLM", kernel: str, capture: Capture = eager) -> GraphRu
         windows=lm.windows,
         groups=lm.groups,
         max_length=lm.max_length,
+        vocabulary_size=lm.vocabulary_size,
+        dtype=lm.logits_dtype,
+        taps=lm.taps,
+        digester=lm.digester,
         attend=attend,
         capture=capture,
     )

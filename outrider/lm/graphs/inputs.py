@@ -44,7 +44,7 @@ class _Memory:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.host = transfer.pinned(size, device)
-        self.device = self.host if device.type == "cpu" else torch.empty_like(self.host, device=device)
+        self.device = transfer.device_side(self.host, device)
         self.used = 0
 
     def take(self, dtype: torch.dtype, *shape: int) -> _Field:
@@ -93,6 +93,20 @@ class GraphInputs:
             self._tables.host[: tail // 8 * 2].view(np.int64),
             self._tables.device[: tail // 8 * 2].view(torch.int64),
         )
+
+    def add_asks(self, words: int) -> None:
+        """Makes room for the asks of wanted rows, ``words`` int64 words each; digests are made from them."""
+        device = self._memory.device.device
+        self._ask_memory = _Memory(8 * words * _ROWS, device)
+        self.asks = self._ask_memory.take(torch.int64, _ROWS, words)
+        # Padding rows are digested too, and what they name has to exist.
+        self._ask_memory.host.zero_()
+        self._ask_memory.device.zero_()
+
+    def send_asks(self, words: NDArray[np.int64]) -> None:
+        """Sends the asks of a pass's wanted rows, int64 ``[n, words]``, in a copy of their own."""
+        self.asks.host[: len(words)] = words
+        transfer.upload(self._ask_memory.host, self._ask_memory.device, words.nbytes)
 
     def fits(self, plan: PassPlan, copies: int) -> bool:
         """Whether the fields have room for the pass of this plan and for ``copies`` slots to copy."""

@@ -4,7 +4,7 @@ Every layer must write keys and values to the cache and then attend through the 
 calls show heads and widths, which configs of different families name differently or not at all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,7 @@ from outrider.lm.attention.interface import AttentionParams, PackedCache
 from outrider.lm.kv.pool import KVLayout
 from speculative.errors import ModelRefused
 
-RunModel = Callable[[PackedCache, torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
+RunModel = Callable[[PackedCache, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class ModelShape:
     layout: KVLayout
     vocabulary_size: int
     """Width of the logits."""
+    logits_dtype: torch.dtype
     windows: tuple[int, ...]
     """Sliding windows of the layers that have one, in positions, ascending."""
     groups: int
@@ -70,7 +71,7 @@ def find_layout(run: RunModel, model_type: str, device: torch.device, layers: in
     cache = _WatchingCache(model_type)
     row = torch.zeros(1, 1, dtype=torch.long, device=device)
     try:
-        logits = run(cache, row, row, [0])
+        logits = run(cache, row, row, 1)
     except ModelRefused:
         raise
     except Exception as error:
@@ -80,4 +81,4 @@ def find_layout(run: RunModel, model_type: str, device: torch.device, layers: in
     if len(seen.dtypes) != 1:
         raise cache.refusal(f"its layers cache in several dtypes: {sorted(map(str, seen.dtypes))}")
     layout = KVLayout(tuple(seen.planes), seen.dtypes.pop(), device)
-    return ModelShape(layout, logits.shape[-1], tuple(sorted(seen.windows)), seen.groups)
+    return ModelShape(layout, logits.shape[-1], logits.dtype, tuple(sorted(seen.windows)), seen.groups)

@@ -124,7 +124,7 @@ def follow_leader(lm: PackedLM, rank_group: RankGroup) -> None:
                 case CopySlots(sources, targets):
                     lm.pool.copy(sources, targets)
                 case RankPass(parts):
-                    lm.forward([_share(lm, part) for part in parts])
+                    lm.repeat([_share(lm, part) for part in parts])
 
 
 def _figures(lm: PackedLM) -> tuple[int, ...]:

@@ -69,9 +69,12 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
         """The least survival in each message."""
         self.views: dict[int, View] = {}
         self.address = ""
+        self.tops = 0
+        """How many of the target's likeliest ids it wants."""
+        self.progress: list[draft_source_pb2.Progress] = []
 
     async def Describe(self, request: Any, context: Any) -> draft_source_pb2.SourceDescription:
-        return draft_source_pb2.SourceDescription(name="drafter", model="fake")
+        return draft_source_pb2.SourceDescription(name="drafter", model="fake", tops=self.tops)
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         self.streams += 1
@@ -93,6 +96,7 @@ class FakeSource(draft_source_pb2_grpc.DraftSourceServicer):
 
     def _take(self, request: Any) -> list[int]:
         aliases = [progress.alias for progress in request.progress]
+        self.progress += request.progress
         for progress in request.progress:
             view = self.views[progress.alias]
             assert progress.position == len(view.ids), "progress leaves no gap"

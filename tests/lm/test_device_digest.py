@@ -1,0 +1,177 @@
+"""Digests made in torch against the rows that they are digests of."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.lm.device.digest import RowDigester
+from outrider.lm.device.layout import MOST_BYTES, Asks, DigestCapacity, DigestLevel
+from outrider.lm.device.noise import leads, signed
+from outrider.lm.device.outcome import DeviceDigest, DeviceOutcome
+from outrider.lm.outcome import TransferCounts
+from speculative import noise
+from speculative.choice import choose_token
+from speculative.digest import HostDigest, RowAsk
+from speculative.history import History
+from speculative.noise import PositionNoise
+from speculative.params import SamplingParams
+from speculative.sampling import sample_token
+from tests.speculative.choosing import Case, cases, check
+
+CPU = torch.device("cpu")
+TINY = DigestCapacity(listed=3, named=2, candidates=4, ranked=2)
+
+
+def digested(rows: torch.Tensor, asks: list[RowAsk], capacity: DigestCapacity, top: int = 0) -> DeviceOutcome:
+    digester = RowDigester(rows.shape[1], CPU, capacity)
+    asked = Asks.of(asks, digester.capacity, top)
+    words = np.zeros((len(asks), 0), np.int64) if asked.words is None else asked.words
+    found = digester.compute(rows, torch.from_numpy(words), asked.level)
+    assert found.nbytes == len(rows) * 4 * digester.capacity.words(asked.level)
+    return DeviceOutcome(rows, None, found.numpy(), asked, digester.capacity, TransferCounts())
+
+
+@pytest.mark.parametrize("vocabulary_size", [1, 15, 16, 17, 1000, 5001])
+def test_the_device_draws_the_leads_that_the_host_draws(vocabulary_size: int) -> None:
+    seeds, positions = [0, 1, 2**63, 2**64 - 1, 0x0123456789ABCDEF], [0, 7, 2**31, 5, 2**40]
+    found = leads(torch.tensor([signed(seed) for seed in seeds]), torch.tensor(positions), vocabulary_size)
+    for row, seed, position in zip(found.numpy(), seeds, positions, strict=True):
+        assert np.array_equal(row, noise.leads(seed, position, vocabulary_size))
+
+
+@st.composite
+def rows_of_logits(draw: st.DrawFn) -> np.ndarray:
+    """A row: flat or peaked, on a coarse grid with ties or not, with dropped ids or not."""
+    size = draw(st.one_of(st.integers(1, 40), st.integers(41, 700)))
+    dice = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    row = (dice.standard_normal(size) * draw(st.sampled_from([0.0, 0.3, 2.0, 20.0]))).astype(np.float32)
+    if draw(st.booleans()):
+        row = torch.from_numpy(row).bfloat16().float().numpy()
+    if draw(st.booleans()):
+        row = np.round(row * 2) / 2
+    if draw(st.booleans()):
+        row[dice.random(size) < 0.5] = -np.inf
+    if draw(st.integers(0, 9)) == 0:
+        row[dice.integers(size)] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    return row.astype(np.float32)
+
+
+CAPACITIES = [TINY, DigestCapacity(1, 0, 1, 1), DigestCapacity(64, 16, 16, 4), DigestCapacity()]
+
+
+@settings(max_examples=400, deadline=None)
+@given(case=cases(), capacity=st.sampled_from(CAPACITIES))
+def test_a_token_chosen_from_a_devices_digest_is_that_of_the_rule(
+    case: Case, capacity: DigestCapacity
+) -> None:
+    check(lambda row, ask: digested(torch.from_numpy(row)[None], [ask], capacity).digest(0), case)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    row=rows_of_logits(),
+    capacity=st.sampled_from(CAPACITIES),
+    temperature=st.sampled_from([0.0, 0.3, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_what_a_digest_says_is_true_of_its_row(
+    row: np.ndarray, capacity: DigestCapacity, temperature: float, seed: int
+) -> None:
+    ask = RowAsk(seed, 3, temperature, (len(row) - 1,), nucleus=True, top=5)
+    digest = digested(torch.from_numpy(row)[None], [ask], capacity).digest(0)
+    truth = HostDigest(row)
+    top, highest = digest.highest()
+    if not np.isfinite(row.max()):
+        assert (np.isnan(highest) and np.isnan(row).any()) or highest == row.max()
+        return
+    assert (top, highest) == truth.highest()
+    ids = np.arange(len(row))
+    for token in {0, top, len(row) - 1, len(row) // 2}:
+        check_one(digest, truth, token, row, temperature)
+    listed = digest.likeliest(1)
+    if listed is not None:
+        assert np.array_equal(row[listed.ids], listed.logits)
+        assert (row[np.setdiff1d(ids, listed.ids)] < listed.bound).all()
+    if temperature:
+        drawn = PositionNoise(seed, 3, len(row))
+        found = digest.candidates(temperature, drawn)
+        assert found is not None
+        assert np.array_equal(row[found.ids], found.logits)
+        scores = np.divide(row, temperature, dtype=np.float64) + drawn.full()
+        left = np.setdiff1d(ids, found.ids)
+        assert (np.isneginf(row[left]) | (scores[left] < found.bound)).all()
+        assert digest.candidates(temperature, PositionNoise(seed, 4, len(row))) is None
+        assert digest.candidates(temperature + 1, drawn) is None
+
+
+def check_one(
+    digest: DeviceDigest, truth: HostDigest, token: int, row: np.ndarray, temperature: float
+) -> None:
+    known = digest.at(np.array([token]))
+    assert known is None or known[0] == row[token]
+    logit = float(row[token])
+    rank = digest.ranked_before(token, logit)
+    assert rank is None or rank == truth.ranked_before(token, logit)
+    if temperature:
+        for found, own in (
+            (digest.mass(temperature), truth.mass(temperature)),
+            (
+                digest.mass_before(temperature, token, logit),
+                truth.mass_before(temperature, token, logit),
+            ),
+        ):
+            assert found is None or abs(found.total - own.total) <= found.error + own.error
+
+
+def test_a_digest_of_full_size_fits_a_page_whatever_the_vocabulary() -> None:
+    for size in (1, 100, 4096, 128_256, 262_144):
+        assert 4 * DigestCapacity().within(size).words(DigestLevel.SAMPLED) <= MOST_BYTES
+    with pytest.raises(ValueError, match="exceeds 4096"):
+        DigestCapacity(listed=400, candidates=200).within(1000)
+
+
+def test_a_row_is_fetched_once_and_counted_and_not_after_it_is_overwritten() -> None:
+    rows = torch.randn(3, 900)
+    counts = TransferCounts()
+    digester = RowDigester(900, CPU, TINY)
+    asks = Asks.of([RowAsk()] * 3, TINY, 0)
+    words = digester.compute(rows, torch.zeros(3, 0, dtype=torch.int64), asks.level).numpy()
+    outcome = DeviceOutcome(rows, None, words, asks, TINY, counts)
+    assert (counts.planned_bytes, counts.fetched_rows) == (3 * 16, 0)
+    assert [outcome.digest(at).highest()[0] for at in range(3)] == rows.argmax(1).tolist()
+    assert counts.fetched_rows == 0
+    for _ in range(2):
+        assert np.array_equal(outcome.digest(1).full(), rows[1].numpy())
+    assert (counts.fetched_rows, counts.fetched_bytes) == (1, 3600)
+    outcome.expire()
+    assert np.array_equal(outcome.row(1), rows[1].numpy())
+    with pytest.raises(RuntimeError, match="after the next pass had begun"):
+        outcome.row(0)
+
+
+def test_without_memory_for_digests_tokens_come_from_whole_rows() -> None:
+    rows = torch.randn(2, 300)
+    counts = TransferCounts()
+    asks = Asks.of([RowAsk(5, 9, 0.8)] * 2, TINY, 0)
+    outcome = DeviceOutcome(rows, None, None, asks, TINY, counts)
+    drawn = PositionNoise(5, 9, 300)
+    params, history = SamplingParams(temperature=0.8), History.of([1], 1)
+    expected = sample_token(rows[1].numpy(), params, history, drawn.full())
+    assert choose_token(outcome.digest(1), params, history, drawn) == expected
+    assert choose_token(outcome.digest(0), SamplingParams(temperature=0), history, None) == int(
+        rows[0].argmax()
+    )
+    assert (counts.planned_bytes, counts.fetched_rows) == (0, 2)
+
+
+@pytest.mark.parametrize("capacity", [TINY, DigestCapacity(64, 4, 4, 1)])
+def test_the_likeliest_come_from_the_digest_or_else_from_the_row(capacity: DigestCapacity) -> None:
+    rows = torch.randn(4, 200).bfloat16()
+    outcome = digested(rows, [RowAsk()] * 4, capacity, top=8)
+    ids, logits = outcome.top(8)
+    order = np.argsort(-rows.float().numpy(), axis=1, kind="stable")[:, :8]
+    assert np.array_equal(ids, order)
+    assert np.array_equal(logits, np.take_along_axis(rows.float().numpy(), order, axis=1))
+    assert outcome._counts.fetched_rows == (4 if capacity is TINY else 0)
