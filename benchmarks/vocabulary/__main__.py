@@ -19,9 +19,7 @@ from benchmarks.vocabulary.arms import (
     GENERATE,
     TEMPERATURE,
     TOP_P,
-    Counters,
     VocabularyArms,
-    counters_of,
 )
 from benchmarks.vocabulary.random_model import save_random_llama
 from speculative.noise import leads
@@ -52,21 +50,22 @@ def tokens_of(arm: str, streams: int, settings: argparse.Namespace) -> int:
 
 
 class ModelFigures:
-    """All runs of one model, and what the verifier counted meanwhile."""
+    """All runs of one model, and how the verifier chose the tokens."""
 
     def __init__(self, streams: Sequence[int]) -> None:
         self.streams = streams
         self.runs: list[TimedRun] = []
         self.noise_ms: list[float] = []
-        self._moved: dict[str, list[tuple[int, Counters, Counters]]] = {}
+        self._chosen: dict[str, tuple[float, float]] = {}
+        """Tokens chosen, and those from a whole row of logits, by arm."""
 
     def time(self, arms: VocabularyArms, arm: str, streams: int, tokens: int, repeat: int) -> None:
         """Runs and counts one batch."""
-        before = counters_of(arms.services)
-        run = arms.run(arm, streams, tokens, repeat)
-        self.runs.append(run)
-        if not arm.startswith(GENERATE):
-            self._moved.setdefault(arm, []).append((len(run.ids), before, counters_of(arms.services)))
+        before = arms.chosen()
+        self.runs.append(arms.run(arm, streams, tokens, repeat))
+        chosen, whole = self._chosen.get(arm, (0.0, 0.0))
+        after = arms.chosen()
+        self._chosen[arm] = chosen + after[0] - before[0], whole + after[1] - before[1]
 
     def rates(self, arm: str) -> dict[str, float]:
         """Tokens per second by number of streams, of the fastest repeat: other work only slows one down."""
@@ -75,22 +74,10 @@ class ModelFigures:
             for count in self.streams
         }
 
-    def rows_fetched(self, arm: str) -> float | None:
-        """Rows fetched per 1,000 tokens; None where the verifier does not count them."""
-        fetched = _grown(self._moved[arm], "fetched")
-        return None if fetched is None else round(1e3 * fetched / sum(n for n, _, _ in self._moved[arm]), 2)
-
-    def bytes_per_row(self, arm: str) -> float | None:
-        """Bytes from the device per wanted row; None where the verifier does not count them."""
-        wanted, moved = _grown(self._moved[arm], "wanted"), _grown(self._moved[arm], "transferred")
-        return None if wanted is None or moved is None or not wanted else round(moved / wanted, 1)
-
-
-def _grown(moved: list[tuple[int, Counters, Counters]], field: str) -> float | None:
-    pairs = [(getattr(before, field), getattr(after, field)) for _, before, after in moved]
-    if any(value is None for pair in pairs for value in pair):
-        return None
-    return float(sum(after - before for before, after in pairs))
+    def rows_fetched(self, arm: str) -> float:
+        """Tokens per 1,000 that were chosen from a whole row of logits."""
+        chosen, whole = self._chosen[arm]
+        return round(1e3 * whole / chosen, 2)
 
 
 def measure(folder: Path, vocabulary: int, settings: argparse.Namespace) -> ModelFigures:
@@ -130,9 +117,6 @@ def fields_of_vocabulary(by_head: dict[str, ModelFigures], compared: bool) -> di
         },
         "rows_fetched_per_1000": {
             arm: {head: f.rows_fetched(arm) for head, f in by_head.items()} for arm in ARMS
-        },
-        "bytes_per_wanted_row": {
-            arm: {head: f.bytes_per_row(arm) for head, f in by_head.items()} for arm in ARMS
         },
     }
     if compared:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.shared.figures import TimedRun
@@ -24,35 +23,8 @@ GENERATE = "generate_"
 """Prefix of the arms that transformers decodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """The verifier's counters of what its passes moved; None where the verifier has no such counter."""
-
-    wanted: float | None
-    """Rows whose logits a step needed."""
-    fetched: float | None
-    """Whole rows among these that were fetched after all."""
-    transferred: float | None
-    """Bytes of all rows that went from the device to the host."""
-
-
-COUNTERS = {
-    "wanted": "outrider_verifier_wanted_rows_total",
-    "fetched": "outrider_verifier_fetched_rows_total",
-    "transferred": "outrider_verifier_outcome_bytes_total",
-}
-
-
-def counters_of(services: UpServices) -> Counters:
-    """The counters now."""
-
-    def read(name: str) -> float | None:
-        try:
-            return services.metric("verifier", name)
-        except KeyError:
-            return None
-
-    return Counters(**{field: read(name) for field, name in COUNTERS.items()})
+CHOSEN = "outrider_verifier_tokens_chosen_total"
+FALLBACKS = "outrider_verifier_choice_fallbacks_total"
 
 
 def prompt(stream: int, vocabulary: int) -> list[int]:
@@ -79,6 +51,10 @@ class VocabularyArms:
         if arm.startswith(GENERATE):
             return self._generate(arm, streams, tokens, repeat)
         return asyncio.run(self._serve(arm, streams, tokens, repeat))
+
+    def chosen(self) -> tuple[float, float]:
+        """Tokens that the verifier has chosen so far, and how many of them took a whole row of logits."""
+        return self.services.metric("verifier", CHOSEN), self.services.metric_sum("verifier", FALLBACKS)
 
     async def _serve(self, arm: str, streams: int, tokens: int, repeat: int) -> TimedRun:
         options: dict[str, Any] = {
