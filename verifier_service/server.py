@@ -14,6 +14,7 @@ import grpc.aio
 
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.load.weights_digest import weights_digest
+from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.tracing import Tracing
@@ -32,7 +33,7 @@ from verifier_service.grammar.grammars import Grammars
 from verifier_service.loading import description_of, served_model, state_of, tokens_of
 from verifier_service.observe.metrics import VerifierCollector
 from verifier_service.observe.session_trace import SessionTracer
-from verifier_service.proposers.batched import make_batched_proposer
+from verifier_service.proposers.batched import all_needs, make_batched_proposer
 from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.remote_sources.stream import LinkLimits, link_limits_from
 from verifier_service.sessions.manager import Capacity, SessionManager
@@ -114,11 +115,15 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
         self._describe(target, tokens, weights)
         proposers = {name: make_batched_proposer(name) for name in self._settings.proposers}
+        needs = all_needs(proposers.values())
+        target.wants = OutcomeWants(needs.tops, needs.layers)
         self._engine = EngineThread(
             target, _engine_limits(self._settings), self._publish, self._fail, costs, proposers
         )
         self._metrics.registry.register(
-            VerifierCollector(self._engine, self._sources, self._table, target.pool, self._served.model)
+            VerifierCollector(
+                self._engine, self._sources, self._table, target.pool, target.transfers, self._served.model
+            )
         )
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
         self._engine.start()

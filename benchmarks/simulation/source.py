@@ -5,6 +5,7 @@ It speaks Attach with the real messages, late and out of step like any drafter.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +19,17 @@ from outrider.source.messages import events_from_wire
 from outrider.v1 import draft_source_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceServicer, add_DraftSourceServicer_to_server
 from outrider.wire.codec import fragment_to_wire
+from outrider.wire.observed import observed_from_wire
 from speculative.fragment import Fragment
 from speculative.hashing import extend
+from speculative.observed import Observed
 from speculative.tree import ROOT
 
 NAME = "drafter"
 LONGEST = 4
 """Nodes of a drafted chain."""
+TOPS = 2
+"""The target's likeliest ids that it wants of each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +55,24 @@ class _Followed:
 class SimulatedSource(DraftSourceServicer):
     """One incarnation of a source's process."""
 
-    def __init__(self, network: Network, address: str, shape: SourceShape, chance: random.Random) -> None:
+    def __init__(
+        self,
+        network: Network,
+        address: str,
+        shape: SourceShape,
+        chance: random.Random,
+        counts: Counter[str],
+    ) -> None:
         self.process = Process(network.loop, address)
         self._shape = shape
         self._chance = chance
+        self._counts = counts
         listening: Any = Server(network, self.process, address)
         add_DraftSourceServicer_to_server(self, listening)
 
     async def Describe(self, request: Any, context: Any) -> draft_source_pb2.SourceDescription:
         return draft_source_pb2.SourceDescription(
-            name=NAME, model="toy", vocabulary_size=VOCABULARY, max_length=1 << 20
+            name=NAME, model="toy", vocabulary_size=VOCABULARY, max_length=1 << 20, tops=TOPS
         )
 
     async def Attach(
@@ -81,12 +94,13 @@ class SimulatedSource(DraftSourceServicer):
         touched: dict[int, None] = {}
         for event in events_from_wire(request, 0, model="toy", tokenizer_digest=""):
             match event:
-                case Progress(_, alias, position, ids, hash_):
+                case Progress(_, alias, position, ids, hash_, tops, off_path):
                     known = followed.get(alias)
                     if known is not None:
                         assert position <= len(known.ids), "a stream loses nothing"
                         known.ids[position:] = ids
                         assert hash_of(known.ids) == hash_, "progress and its hash differ"
+                        self._check(known, observed_from_wire(tops, off_path, TOPS))
                         touched[alias] = None
                 case SessionEnded(_, alias):
                     followed.pop(alias, None)
@@ -96,6 +110,15 @@ class SimulatedSource(DraftSourceServicer):
                 case MalformedFollow():
                     raise AssertionError(f"a verifier sent {event}")
         return touched
+
+    def _check(self, known: _Followed, said: Observed) -> None:
+        """Checks that what the target is said to have said is what it says."""
+        first = len(known.ids) - len(said.tops)
+        for place, top in enumerate(said.tops, start=first):
+            assert top.ids[0] == known.ids[place], "the likeliest id is not the one that was committed"
+        for row in said.off_path:
+            assert row.token == row.top_ids[0] == next_id(row.prefix_hash, known.seed)
+        self._counts["rows told"] += len(said.tops) + len(said.off_path)
 
     def _draft(self, session: _Followed) -> Fragment:
         """A drafted chain, which sometimes begins a little ahead of the committed tokens."""

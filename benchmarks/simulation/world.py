@@ -138,7 +138,9 @@ class World:
                     plan.ahead_s[index],
                 )
             case "source":
-                self.sources[name] = SimulatedSource(self.network, name, plan.sources[index], chance)
+                self.sources[name] = SimulatedSource(
+                    self.network, name, plan.sources[index], chance, self.outcome.counts
+                )
 
     def _client(self, name: str) -> SimulatedClient:
         session = name.removeprefix("client ").partition("/")[0]

@@ -17,6 +17,9 @@ from outrider.lm.kv.pool import Run, SlotPool
 from outrider.lm.kv.table import SlotTable
 from speculative.digest import RowAsk
 
+_ADDED = np.array([-np.inf, 0], dtype=np.float32)
+"""What is added to the score of a node that a row may not see, and of one that it may."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
@@ -99,11 +102,11 @@ class PackedRows:
         packed = b"".join([bits.to_bytes(width, "little") for bits in seen[self.table.nodes :]])
         return np.frombuffer(packed, dtype=np.uint8).reshape(-1, width)
 
-    def ancestors(self) -> NDArray[np.bool_]:
-        """Which nodes each row may see (its ancestors and itself): bool ``[rows, nodes]``."""
+    def ancestors(self) -> NDArray[np.uint8]:
+        """Which nodes each row may see (its ancestors and itself): 1 or 0, uint8 ``[rows, nodes]``."""
         nodes = len(self.parents)
         bits = self.ancestor_bits(-(-nodes // 8))
-        return np.unpackbits(bits, axis=1, count=nodes, bitorder="little").view(np.bool_)
+        return np.unpackbits(bits, axis=1, count=nodes, bitorder="little")
 
 
 class PassPlan:
@@ -172,8 +175,7 @@ def _additive_mask(rows: PackedRows, first: int, total: int, window: int | None)
     # Committed slots are seen by all rows, but for the window; only the nodes' columns need a look.
     nodes = max(first, table.length)
     mask = np.zeros((rows.high - rows.low, total - first), dtype=np.float32)
-    hidden = ~rows.ancestors()[:, nodes - table.length :]
-    mask[:, nodes - first :][hidden] = -np.inf
+    mask[:, nodes - first :] = _ADDED[rows.ancestors()[:, nodes - table.length :]]
     if window is not None:
         slots = np.arange(total)
         slots[table.length :] = table.length + np.asarray(rows.depths)

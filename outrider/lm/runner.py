@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from outrider.lm import transfer
 from outrider.lm.attention.interface import ACTIVE, ATTENTION, PackedCache
 from outrider.lm.deterministic.profile import Deterministic
-from outrider.lm.device.digest import RowDigester
+from outrider.lm.device.digest import digester_for
 from outrider.lm.device.layout import NO_ASKS, Asks
 from outrider.lm.device.outcome import DeviceOutcome
 from outrider.lm.features import FeatureTaps
@@ -98,10 +98,8 @@ class PackedLM:
         """dtype of the logits on the device."""
         self.taps = FeatureTaps()
         """Keeps the hidden states that `wants` names."""
-        self.digester: RowDigester | None = None
+        self.digester = digester_for(self.vocabulary_size, self._device)
         """Makes digests on the device; None where host and device share the memory."""
-        if self._device.type != "cpu":
-            self.digester = RowDigester(self.vocabulary_size, self._device)
         self.transfers = TransferCounts()
         """What outcomes have copied from the device."""
         self._wants = OutcomeWants()
@@ -318,5 +316,9 @@ def _asked(sequences: Sequence[SequenceRows]) -> list[RowAsk]:
     """What the host asks of each wanted row of a pass."""
     asked: list[RowAsk] = []
     for sequence in sequences:
-        asked += [RowAsk()] * len(sequence.want) if sequence.asks is None else sequence.asks()
+        rows = len(sequence.want)
+        asks = [RowAsk()] * rows if sequence.asks is None else sequence.asks()
+        if len(asks) != rows:
+            raise ValueError(f"a sequence wants {rows} rows and asks of {len(asks)}")
+        asked += asks
     return asked

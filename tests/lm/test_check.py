@@ -50,7 +50,7 @@ def test_a_window_that_is_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_branch_that_sees_its_sibling_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def everything_before(self: PackedRows) -> Any:
         kept, nodes = self.table.nodes, len(self.parents)
-        return plan.np.tri(nodes, dtype=bool)[kept:]
+        return plan.np.tri(nodes, dtype=plan.np.uint8)[kept:]
 
     monkeypatch.setattr(PackedRows, "ancestors", everything_before)
 

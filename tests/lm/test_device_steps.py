@@ -167,6 +167,14 @@ def test_a_broken_row_is_refused_alone() -> None:
             assert choose_token(outcome.digest(at), params, HISTORY, noise) == expected
 
 
+def test_asks_of_more_rows_than_are_wanted_are_refused_before_anything_has_changed() -> None:
+    lm = with_digests(PackedLM(model_of("llama")))
+    table = lm.table()
+    with pytest.raises(ValueError, match="wants 1 rows and asks of 2"):
+        lm.forward([SequenceRows(table, [1], [-1], [0], lambda: [RowAsk()] * 2)])
+    assert (table.nodes, lm.forward_calls) == (0, 0)
+
+
 class Full(RowDigester):
     """A device that has memory for rows, and none for digests."""
 

@@ -1,5 +1,6 @@
 """What the target said reaches a source that asks for it, through its worker."""
 
+import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from speculative.errors import InvalidRequest
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.observed import Observed, OffPathRow, TopIds
-from tests.source.support.workers import PROMPT, follow
+from tests.source.support.workers import EXAMPLE, PROMPT, follow
 
 TOPS = [TopIds((4, 5), (-0.5, -1.0)), TopIds((6, 7), (-0.5, -1.0))]
 OFF_PATH = [OffPathRow(9, 5, 6, (6, 7))]
@@ -83,3 +84,35 @@ def test_bytes_that_make_no_sense_end_that_session_with_a_reason() -> None:
 def test_a_profile_asks_for_a_number_that_verifiers_send(tops: int) -> None:
     with pytest.raises(InvalidRequest, match="0 to 32"):
         SourceProfile("learning", "a model", tops=tops)
+
+
+def test_the_example_drafts_what_was_likely_after_the_token_before() -> None:
+    spec = importlib.util.spec_from_file_location("recycling", EXAMPLE.parent / "recycling.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sent: list[Any] = []
+    recycling = module.Recycling(module.PROFILE, sent.append)
+    recycling.submit(follow(1))
+    ids = (4, 6)
+    tops = [TopIds((4, 8, 9, 2), (-0.5,) * 4), TopIds((6, 7, 9, 2), (-0.5,) * 4)]
+    off_path = [OffPathRow(9, 6, 3, (3, 2, 1, 0))]
+    recycling.submit(
+        Progress(
+            0,
+            1,
+            len(PROMPT),
+            ids,
+            prefix_hash([*PROMPT, *ids]),
+            tops_to_wire(tops, 4),
+            off_path_to_wire(off_path, 4),
+        )
+    )
+    recycling.take_in(wait=False)
+    recycling.work()
+    ((_, fragment),) = sent[-1][0].drafts
+    assert fragment.tokens == (3, 2, 1, 0), "what it heard of 6, a token off the path"
+    (session,) = recycling.roster
+    assert session.following[PROMPT[-1]] == (4, 8, 9, 2)
+    assert session.following[4] == (6, 7, 9, 2)

@@ -101,6 +101,20 @@ async def test_cancel_gives_the_slots_back(target: PackedLM) -> None:
         target.pool.check_integrity()
 
 
+@pytest.mark.parametrize("kind", PARAMS)
+async def test_ids_with_a_batched_proposer_equal_ids_without(target: PackedLM, kind: str) -> None:
+    params = PARAMS[kind]
+    async with serving(target, proposers="bigram", prefill_chunk=32) as verifier:
+        expected = await plain(verifier, params)
+        sources = [("bigram", ""), ("lookup", "")]
+        answers = await asyncio.gather(
+            *(verifier.generate(prompt, params=params, new=NEW, sources=sources) for prompt in PROMPTS)
+        )
+        assert verifier.nodes("bigram", "offered") > 0
+        assert verifier.metric("proposers_muted") == 0
+    assert [answer.ids for answer in answers] == list(expected.values())
+
+
 async def test_a_stop_string_ends_a_request_at_the_id_that_completes_it(target: PackedLM) -> None:
     assert target.tokenizer_json is not None
     tokens = TokenTable.from_json(target.tokenizer_json)

@@ -5,6 +5,7 @@ cached at once, so that others find them while it still runs. Belongs to the eng
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
@@ -118,7 +119,11 @@ class KVCache:
     def sequence_rows(self, session: Session, step_rows: StepRows) -> SequenceRows:
         """A session's rows of a step, as the target takes them."""
         return SequenceRows(
-            self._held[session.handle].table, step_rows.tokens, step_rows.parents, step_rows.want
+            self._held[session.handle].table,
+            step_rows.tokens,
+            step_rows.parents,
+            step_rows.want,
+            partial(session.asks, step_rows) if step_rows.final else None,
         )
 
     def keep_rows(self, session: Session, path: Sequence[int]) -> None:

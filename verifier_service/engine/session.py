@@ -11,7 +11,7 @@ from itertools import accumulate
 from speculative.acceptance.path_match import Match, path_match
 from speculative.calibration import SessionCalibrator
 from speculative.choice import ChoiceCounts
-from speculative.digest import RowDigest
+from speculative.digest import RowAsk, RowDigest
 from speculative.draft import Draft, check_nodes
 from speculative.draft_nodes import NO_NODES, RankedNodes
 from speculative.draft_pool import DraftPool
@@ -315,6 +315,30 @@ class Session:
             # The drafts may have led past the request's end, where plain decoding never looks: do without.
             match = path_match(EMPTY_TREE, target)
         return target.with_logprobs(match, self._logprobs)
+
+    def asks(self, step_rows: StepRows) -> list[RowAsk]:
+        """What `match` will ask of each wanted row: a target on a device has to know ahead."""
+        params, logprobs = self._params, self._logprobs
+        top = max(self.tops, params.top_k, 0 if logprobs is None else logprobs.top_logprobs)
+        temperature = 0.0 if params.greedy else params.temperature
+        named = self._named(step_rows)
+        depths = [0]
+        for parent in (*step_rows.tree.parents, *step_rows.scouts.parents):
+            depths.append(depths[parent + 1] + 1)
+        return [
+            RowAsk(self._request.seed, len(self.ids) + depth, temperature, named, params.top_p < 1, top)
+            for depth in depths
+        ]
+
+    def _named(self, step_rows: StepRows) -> tuple[int, ...]:
+        """Ids whose logits the request's parameters change at some row of the step."""
+        params = self._params
+        named = {token for token, _ in params.logit_bias}
+        if params.penalised:
+            named.update(self._history.seen().tolist(), step_rows.tree.tokens, step_rows.scouts.tokens)
+        if params.holds_back and self._history.generated_count < params.min_tokens:
+            named.update(params.stop_ids)
+        return tuple(sorted(named))
 
     def observe(
         self, step_rows: StepRows, match: Match, digests: Callable[[int], RowDigest]

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
+from outrider.lm.outcome import TransferCounts
 from outrider.runtime.metrics import MODEL, PREFIX
 from speculative.choice import Fallback
 from verifier_service.engine.stats import Samples, SourceCounts
@@ -46,17 +47,25 @@ class VerifierCollector(Collector):
         sources: links to the sources outside this worker.
         table: of the sessions.
         pool: of the KV slots.
+        transfers: counts what passes copied from the target's device.
         model: the target's name in requests, which becomes a label.
     """
 
     def __init__(
-        self, engine: EngineThread, sources: SourcePool, table: SessionTable, pool: SlotPool, model: str = ""
+        self,
+        engine: EngineThread,
+        sources: SourcePool,
+        table: SessionTable,
+        pool: SlotPool,
+        transfers: TransferCounts,
+        model: str = "",
     ) -> None:
         self._engine = engine.core
         self._timings = engine.timings
         self._sources = sources
         self._table = table
         self._pool = pool
+        self._transfers = transfers
         self._model = model
 
     def describe(self) -> Iterator[Metric]:
@@ -197,6 +206,20 @@ class VerifierCollector(Collector):
         for name in self._engine.proposers.names:
             muted.add_metric((name,), float(name in self._engine.proposers.muted))
         yield from (fallbacks, muted)
+        transfers = self._transfers
+        yield CounterMetricFamily(
+            f"{OWN}rows_fetched",
+            "Rows of logits that were copied from the device because their digests did not suffice.",
+            value=transfers.fetched_rows,
+        )
+        down = CounterMetricFamily(
+            f"{OWN}bytes_down",
+            "Bytes that passes copied from the device: planned, or of fetched rows.",
+            labels=("kind",),
+        )
+        down.add_metric(("planned",), transfers.planned_bytes)
+        down.add_metric(("fetched",), transfers.fetched_bytes)
+        yield down
 
     def _steps(self) -> Iterator[Metric]:
         timings = self._timings

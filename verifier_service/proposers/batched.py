@@ -5,7 +5,7 @@ from what the target said, and read the target's hidden states. Its time is the 
 by level, and the engine stops it where a deeper level is not worth its time (`price.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -128,6 +128,16 @@ class BatchedProposer(Protocol):
 
     def close(self, handle: int) -> None:
         """A session is over, or parked."""
+
+
+def all_needs(proposers: Iterable[BatchedProposer]) -> ProposerNeeds:
+    """What some proposer or other needs; `layers` in the order in which the target's passes keep them."""
+    needs = [proposer.needs for proposer in proposers]
+    return ProposerNeeds(
+        max((need.tops for need in needs), default=0),
+        tuple(dict.fromkeys(layer for need in needs for layer in need.layers)),
+        any(need.prompts for need in needs),
+    )
 
 
 def make_batched_proposer(name: str) -> BatchedProposer:

@@ -24,6 +24,7 @@ from verifier_service.proposers.batched import (
     ScoutAsk,
     SeenPass,
     SeenRound,
+    all_needs,
 )
 from verifier_service.proposers.price import ProposerPrice
 
@@ -99,6 +100,7 @@ class ProposerHost:
         """Why a proposer is no longer called, by source name."""
         self.names = tuple(proposers)
         """Source names of all proposers."""
+        self._kept_layers = all_needs(proposers.values()).layers
         self._hosted = [_Hosted(name, proposer) for name, proposer in proposers.items()]
         self._sessions = sessions
         self._counts = counts
@@ -143,7 +145,7 @@ class ProposerHost:
             ]
             if rounds:
                 with _Call(self, hosted) as call:
-                    hosted.proposer.saw(SeenPass(tuple(rounds), features if needs.layers else None))
+                    hosted.proposer.saw(SeenPass(tuple(rounds), self._layers(features, needs.layers)))
                 hosted.price.saw(call.ms)
 
     def mute(self, name: str, why: str) -> None:
@@ -152,6 +154,14 @@ class ProposerHost:
             return  # what was drafted before the fault is merged after it, and may be at fault as well
         self.muted[name] = why
         log.error("proposer muted: %s", peer_text(why), extra={"fields": {"source": name}})
+
+    def _layers(self, features: Tensor | None, layers: Sequence[int]) -> Tensor | None:
+        """The hidden states of one proposer's layers, out of those of all."""
+        if features is None or not layers:
+            return None
+        if tuple(layers) == self._kept_layers:
+            return features
+        return features[[self._kept_layers.index(layer) for layer in layers]]
 
     def _live(self) -> list[_Hosted]:
         return [hosted for hosted in self._hosted if hosted.name not in self.muted]

@@ -121,6 +121,11 @@ class RowDigester:
         return [ids, logits, best.narrow(1, -1, 1), *ranks, *masses]
 
 
+def digester_for(vocabulary_size: int, device: torch.device) -> RowDigester | None:
+    """The digester of rows on this device; None where the host reads the rows in place."""
+    return None if device.type == "cpu" else RowDigester(vocabulary_size, device)
+
+
 def _temperatures(asks: torch.Tensor) -> torch.Tensor:
     """The temperature of each row: float64 ``[n, 1]``."""
     return asks.narrow(1, 2, 1).view(torch.float64)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
+from outrider.lm.outcome import OutcomeWants, TransferCounts
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.tokens import ChatTemplate
 from speculative.digest import HostDigest
@@ -56,6 +57,8 @@ class NgramLM:
         self.eos_ids = eos_ids
         self.pool = SlotPool(LAYOUT, max_slots=slots)
         self.forward_calls = 0
+        self.wants = OutcomeWants()
+        self.transfers = TransferCounts()
         self.batch_sizes: list[int] = []
         """Sessions in each forward."""
         self.rows: list[int] = []
