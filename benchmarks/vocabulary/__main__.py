@@ -56,16 +56,16 @@ class ModelFigures:
         self.streams = streams
         self.runs: list[TimedRun] = []
         self.noise_ms: list[float] = []
-        self._chosen: dict[str, tuple[float, float]] = {}
-        """Tokens chosen, and those from a whole row of logits, by arm."""
+        self._chosen: dict[str, tuple[float, ...]] = {}
+        """Tokens chosen, those from a whole row of logits, and bytes from a device, by arm."""
 
     def time(self, arms: VocabularyArms, arm: str, streams: int, tokens: int, repeat: int) -> None:
         """Runs and counts one batch."""
         before = arms.chosen()
         self.runs.append(arms.run(arm, streams, tokens, repeat))
-        chosen, whole = self._chosen.get(arm, (0.0, 0.0))
-        after = arms.chosen()
-        self._chosen[arm] = chosen + after[0] - before[0], whole + after[1] - before[1]
+        known = self._chosen.get(arm, (0.0, 0.0, 0.0))
+        grown = zip(known, before, arms.chosen(), strict=True)
+        self._chosen[arm] = tuple(sum_ + after - earlier for sum_, earlier, after in grown)
 
     def rates(self, arm: str) -> dict[str, float]:
         """Tokens per second by number of streams, of the fastest repeat: other work only slows one down."""
@@ -76,8 +76,13 @@ class ModelFigures:
 
     def rows_fetched(self, arm: str) -> float:
         """Tokens per 1,000 that were chosen from a whole row of logits."""
-        chosen, whole = self._chosen[arm]
+        chosen, whole, _ = self._chosen[arm]
         return round(1e3 * whole / chosen, 2)
+
+    def bytes_down(self, arm: str) -> float:
+        """Bytes that came from a device per token chosen; 0 on a CPU."""
+        chosen, _, down = self._chosen[arm]
+        return round(down / chosen, 1)
 
 
 def measure(folder: Path, vocabulary: int, settings: argparse.Namespace) -> ModelFigures:
@@ -117,6 +122,9 @@ def fields_of_vocabulary(by_head: dict[str, ModelFigures], compared: bool) -> di
         },
         "rows_fetched_per_1000": {
             arm: {head: f.rows_fetched(arm) for head, f in by_head.items()} for arm in ARMS
+        },
+        "bytes_down_per_token": {
+            arm: {head: f.bytes_down(arm) for head, f in by_head.items()} for arm in ARMS
         },
     }
     if compared:

@@ -25,6 +25,7 @@ GENERATE = "generate_"
 
 CHOSEN = "outrider_verifier_tokens_chosen_total"
 FALLBACKS = "outrider_verifier_choice_fallbacks_total"
+DOWN = "outrider_verifier_bytes_down_total"
 
 
 def prompt(stream: int, vocabulary: int) -> list[int]:
@@ -52,9 +53,9 @@ class VocabularyArms:
             return self._generate(arm, streams, tokens, repeat)
         return asyncio.run(self._serve(arm, streams, tokens, repeat))
 
-    def chosen(self) -> tuple[float, float]:
-        """Tokens that the verifier has chosen so far, and how many of them took a whole row of logits."""
-        return self.services.metric("verifier", CHOSEN), self.services.metric_sum("verifier", FALLBACKS)
+    def chosen(self) -> tuple[float, ...]:
+        """Tokens that the verifier has chosen so far, those from whole rows, and bytes from a device."""
+        return tuple(self.services.metric_sum("verifier", name) for name in (CHOSEN, FALLBACKS, DOWN))
 
     async def _serve(self, arm: str, streams: int, tokens: int, repeat: int) -> TimedRun:
         options: dict[str, Any] = {
