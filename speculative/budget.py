@@ -10,6 +10,8 @@ noise, whatever was drafted. Pure: knows nothing of time or of trees.
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 StepCost = Callable[[int], float]
 """Milliseconds of a step, as a function of its rows."""
 
@@ -29,23 +31,22 @@ def allot(
         cost: the step's cost, above 0, from `rows` up to `rows` and all nodes.
         least_gain: share by which nodes have to raise the tokens per millisecond above those without nodes.
     """
-    counts = [0] * len(survivals)
-    order = sorted(
-        (-survival, session) for session, nodes in enumerate(survivals) for survival in nodes if survival > 0
-    )
-    expected = float(committing)
-    bare = best = expected / cost(rows)
+    pooled = np.array([survival for nodes in survivals for survival in nodes], dtype=np.float64)
+    # A stable sort: of equal survivals, those of the first session come first.
+    order = np.argsort(-pooled, kind="stable")[: np.count_nonzero(pooled > 0)]
+    expected = np.cumsum(np.concatenate(([float(committing)], pooled[order])))
+    costs = [cost(size) for size in range(rows, rows + len(expected))]
+    rates = (expected / costs).tolist()
+    bare = best = rates[0]
     admitted = 0
-    for count, (negative, _) in enumerate(order, start=1):
-        expected -= negative
-        rate = expected / cost(rows + count)
+    for count, rate in enumerate(rates):
         if rate > best * _RISE:
             best, admitted = rate, count
     if best < bare * (1.0 + least_gain):
-        return counts
-    for _, session in order[:admitted]:
-        counts[session] += 1
-    return counts
+        return [0] * len(survivals)
+    owners = np.repeat(np.arange(len(survivals)), [len(nodes) for nodes in survivals])
+    counted: list[int] = np.bincount(owners[order[:admitted]], minlength=len(survivals)).tolist()
+    return counted
 
 
 def least_survival(expected: float, rows: int, cost: StepCost, more: int) -> float:

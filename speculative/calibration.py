@@ -40,6 +40,10 @@ class Uncalibrated:
 UNCALIBRATED: Final = Uncalibrated()
 
 
+Evidence = tuple[tuple[list[float], list[float], float], ...]
+"""Hits and tries by bin, and the factor by which they fade: of a calibration, then of its priors."""
+
+
 class Calibration:
     """Estimates against outcomes of one source.
 
@@ -67,12 +71,14 @@ class Calibration:
     def saw(self, estimate: float, hit: bool) -> None:
         """Records the outcome of one node, here and in every prior."""
         kind = _BIN[int(estimate * _LEVELS)]
-        learning: Calibration | None = self
-        while learning is not None:
-            hits, tries, keep = learning._hits, learning._tries, learning._keep
+        for hits, tries, keep in self.evidence():
             hits[kind] = hits[kind] * keep + hit
             tries[kind] = tries[kind] * keep + 1.0
-            learning = learning._prior
+
+    def evidence(self) -> "Evidence":
+        """What is recorded, here and in every prior; the lists change as nodes are recorded."""
+        above = () if self._prior is None else self._prior.evidence()
+        return ((self._hits, self._tries, self._keep), *above)
 
     def _worth(self, kind: int, estimate: float) -> float:
         strength, prior = self._strength, self._prior
@@ -89,12 +95,16 @@ class SessionCalibrator:
 
     def __init__(self, priors: Sequence[Calibration] = ()) -> None:
         self._own: list[Calibration] = []
+        self._evidence: list[Evidence] = []
+        """Evidence of each source, by source index less 1."""
         self.use(priors)
 
     def use(self, priors: Sequence[Calibration]) -> None:
         """Sets the sources' priors in order of source index; sources already known keep their evidence."""
         for prior in priors[len(self._own) :]:
-            self._own.append(Calibration(prior, strength=self._STRENGTH, memory=self._MEMORY))
+            own = Calibration(prior, strength=self._STRENGTH, memory=self._MEMORY)
+            self._own.append(own)
+            self._evidence.append(own.evidence())
 
     def worth(self, source: int, estimate: float) -> float:
         """The probability of acceptance, calibrated by what this source's nodes were worth."""
@@ -102,4 +112,8 @@ class SessionCalibrator:
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
         """Learns from one of the source's nodes; `hit`: the node's token was committed next."""
-        self._own[source - 1].saw(estimate, hit)
+        # As `Calibration.saw`, without its calls: every commit records dozens of nodes.
+        kind = _BIN[int(estimate * _LEVELS)]
+        for hits, tries, keep in self._evidence[source - 1]:
+            hits[kind] = hits[kind] * keep + hit
+            tries[kind] = tries[kind] * keep + 1.0

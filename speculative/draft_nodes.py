@@ -76,22 +76,24 @@ def rank_nodes(root: PoolNode, node_limit: int) -> RankedNodes:
 
 def _depth_first(chosen: Sequence[_Chosen]) -> TokenTree:
     """The tree of nodes that come likeliest first."""
+    # Children by parent, the root's last; the likeliest comes last, as the last one is taken first.
     children: list[list[int]] = [[] for _ in range(len(chosen) + 1)]
-    for index, (_, _, parent) in enumerate(chosen):
-        children[parent].append(index)
-    order: list[int] = []
-    place = [ROOT] * (len(chosen) + 1)  # by index in `chosen`; the last one is the root's
-    left = children[ROOT][::-1]
+    for index in range(len(chosen) - 1, -1, -1):
+        children[chosen[index][2]].append(index)
+    tokens: list[int] = []
+    parents: list[int] = []
+    survivals: list[float] = []
+    sources: list[int] = []
+    place = [ROOT] * (len(chosen) + 1)
+    left = children[ROOT]
     while left:
         index = left.pop()
-        place[index] = len(order)
-        order.append(index)
-        # The child pushed last comes out first, and that must be the likeliest.
-        left.extend(children[index][::-1])
-    nodes = [chosen[index] for index in order]
-    return TokenTree(
-        tuple([node.token for node, _, _ in nodes]),
-        tuple([place[parent] for _, _, parent in nodes]),
-        tuple([survival for _, survival, _ in nodes]),
-        tuple([node.source for node, _, _ in nodes]),
-    )
+        node, survival, parent = chosen[index]
+        place[index] = len(tokens)
+        tokens.append(node.token)
+        parents.append(place[parent])
+        survivals.append(survival)
+        sources.append(node.source)
+        if below := children[index]:
+            left += below
+    return TokenTree(tuple(tokens), tuple(parents), tuple(survivals), tuple(sources))

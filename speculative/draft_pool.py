@@ -178,8 +178,7 @@ class DraftPool:
         for token in tokens:
             self._calibrate_children(token)
             child = self._root.children.pop(token, None)
-            for other in self._root.children.values():
-                outrun += self._forget_subtree(other)
+            outrun += self._forget(list(self._root.children.values()))
             if child is None:
                 hash_ = extend(self._root.hash, token)
                 self._root = PoolNode(token, len(self._ids), hash_, 1.0, 0)
@@ -205,10 +204,9 @@ class DraftPool:
 
     def _calibrate_children(self, token: int) -> None:
         saw = self._calibrator.saw
-        for child in self._root.children.values():
-            hit = child.token == token
+        for drafted, child in self._root.children.items():
             for source, estimate in child.estimates.items():
-                saw(source, estimate, hit)
+                saw(source, estimate, drafted == token)
 
     def _place(self, fragment: Fragment) -> Offer:
         base = self._find_base(fragment)
@@ -296,13 +294,14 @@ class DraftPool:
         self._ready.extend(self._unanchored.take(hash_))
         return node
 
-    def _forget_subtree(self, top: PoolNode) -> int:
-        """Forgets a node and its descendants; returns their number."""
-        by_hash, held, left = self._by_hash, self._held, [top]
+    def _forget(self, left: list[PoolNode]) -> int:
+        """Forgets these nodes and their descendants; returns their number."""
+        by_hash, held = self._by_hash, self._held
         for node in left:
             del by_hash[node.hash]
             held[node.source] -= 1
-            left.extend(node.children.values())
+            if node.children:
+                left.extend(node.children.values())
         return len(left)
 
 

@@ -40,7 +40,7 @@ class TokenTree:
                 f"a tree of {count} tokens has {len(self.parents)} parents, {len(self.survival)} survivals "
                 f"and {len(self.sources)} sources; give one of each per node"
             )
-        if not all(0 <= survival <= 1 for survival in self.survival):
+        if not all([0 <= survival <= 1 for survival in self.survival]):
             raise MalformedDraft(f"survival {self.survival} leaves [0, 1]")
         if count and min(self.sources) < 1:
             raise MalformedDraft(f"sources {self.sources} go below 1; 0 is the target itself")

@@ -20,16 +20,20 @@ def load(path: str) -> Any:
 
 
 def decode(target: Any, drafter: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Times one `generate` call; the request's `method` is generate, assisted or prompt_lookup."""
+    """Times one `generate` call of a batch; the request's `method` is generate, assisted or prompt_lookup.
+
+    The prompts of the batch have the same length. Sampling options beside the temperature are optional.
+    """
     torch.set_num_threads(request["threads"])
     torch.manual_seed(request["seed"])
-    ids = torch.tensor([request["ids"]])
+    ids = torch.tensor(request["batch"])
     options: dict[str, Any] = {
         "max_new_tokens": request["max_tokens"],
         "do_sample": request["temperature"] > 0,
+        "repetition_penalty": request.get("repetition_penalty"),
     }
     if request["temperature"] > 0:
-        options |= {"temperature": request["temperature"], "top_k": 0, "top_p": 1.0}
+        options |= {"temperature": request["temperature"], "top_k": 0, "top_p": request.get("top_p", 1.0)}
     if request["method"] == "assisted":
         options["assistant_model"] = drafter
     elif request["method"] == "prompt_lookup":
@@ -37,7 +41,7 @@ def decode(target: Any, drafter: Any, request: dict[str, Any]) -> dict[str, Any]
     started = time.perf_counter()
     output = target.generate(ids, attention_mask=torch.ones_like(ids), **options)
     seconds = time.perf_counter() - started
-    return {"ids": output[0, ids.shape[1] :].tolist(), "seconds": seconds}
+    return {"ids": output[:, ids.shape[1] :].tolist(), "seconds": seconds}
 
 
 def main() -> None:

@@ -65,6 +65,15 @@ class UpServices:
 
     def metric(self, role: str, name: str, **labels: str) -> float:
         """The first sample with this name and labels in a process's /metrics. Raises KeyError without any."""
+        for value in self._samples(role, name, labels):
+            return value
+        raise KeyError(f"{name}{labels} is not among the metrics of {role}")
+
+    def metric_sum(self, role: str, name: str, **labels: str) -> float:
+        """The sum of all samples with this name and these labels in a process's /metrics; 0 without any."""
+        return sum(self._samples(role, name, labels))
+
+    def _samples(self, role: str, name: str, labels: dict[str, str]) -> Iterator[float]:
         address = next(p["metrics"] for p in self.processes if p["role"] == role)
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
             text = reply.read().decode()
@@ -72,8 +81,7 @@ class UpServices:
             if (found := _SAMPLE.match(line)) and found[1] == name:
                 have = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
                 if labels.items() <= have.items():
-                    return float(found[3])
-        raise KeyError(f"{name}{labels} is not among the metrics of {role}")
+                    yield float(found[3])
 
 
 class HfPeer:
@@ -105,13 +113,18 @@ class HfPeer:
         """The peer's process id."""
         return self._process.pid
 
-    def decode(self, **request: Any) -> tuple[tuple[int, ...], float]:
+    def decode(self, *, ids: list[int], **request: Any) -> tuple[tuple[int, ...], float]:
         """Generated ids of one request, and the seconds that `generate` took."""
+        (made,), seconds = self.decode_batch(batch=[ids], **request)
+        return made, seconds
+
+    def decode_batch(self, **request: Any) -> tuple[list[tuple[int, ...]], float]:
+        """Generated ids of each prompt in the request's `batch`, and the seconds that `generate` took."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = self._read()
-        return tuple(answer["ids"]), answer["seconds"]
+        return [tuple(ids) for ids in answer["ids"]], answer["seconds"]
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -80,6 +80,8 @@ class HostOutcome:
     def __init__(self, logits: torch.Tensor, features: torch.Tensor | None = None) -> None:
         """``logits`` are ``[n, V]`` on the CPU, in the model's dtype."""
         self._logits = logits
+        # One view of all rows: indexing a tensor row by row takes longer than most digests.
+        self._floats: NDArray[np.float32] | None = logits.numpy() if logits.dtype == torch.float32 else None
         self.features = features
 
     def __len__(self) -> int:
@@ -91,7 +93,8 @@ class HostOutcome:
 
     def row(self, index: int) -> NDArray[np.float32]:
         """Logits of one wanted row, float32[V]: a view of the model's own where that computes in float32."""
-        found: NDArray[np.float32] = self._logits[index].float().numpy()
+        floats = self._floats
+        found: NDArray[np.float32] = self._logits[index].float().numpy() if floats is None else floats[index]
         return found
 
     def rows(self) -> NDArray[np.float32]:

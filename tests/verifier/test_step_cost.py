@@ -60,7 +60,17 @@ def test_one_step_that_was_held_up_hardly_counts() -> None:
 def test_what_lies_between_forwards_counts_per_session() -> None:
     costs = StepCostModel(PROFILE)
     costs.record_overhead(2.0, sessions=4)
-    assert costs.step_ms(4, sessions=4) == pytest.approx(10.0)
+    assert costs.step_curve(sessions=4)(4) == pytest.approx(10.0)
+
+
+def test_a_curve_of_steps_has_what_every_single_size_is_expected_to_take() -> None:
+    costs = StepCostModel(PROFILE, session_ms=0.5, depth=64, deeper_ms=0.001)
+    costs.record(8, 14.0)
+    costs.record_overhead(2.0, sessions=4)
+    assert costs.expected_ms(3) > 0, "one size is known already, the others are worked out by the curve"
+    curve = costs.step_curve(3, depth=500)
+    for rows in (1, 3, 7, 40):
+        assert curve(rows) == pytest.approx(costs.expected_ms(rows, 3, 500) + 1.5)
 
 
 def test_rows_with_a_longer_past_cost_more() -> None:

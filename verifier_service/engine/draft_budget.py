@@ -81,4 +81,7 @@ def decoding_cost(costs: StepCostModel, prefilled: int, sessions: int, depth: fl
     delay the prompts and save no step.
     """
     prompts_ms = costs.expected_ms(prefilled, depth=depth) if prefilled else 0.0
-    return lambda rows: max(costs.step_ms(rows, sessions, depth) - prompts_ms, _LEAST_MS)
+    step_ms = costs.step_curve(sessions, depth)
+    if not prompts_ms:
+        return step_ms
+    return lambda rows: max(step_ms(rows) - prompts_ms, _LEAST_MS)

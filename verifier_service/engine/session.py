@@ -148,6 +148,11 @@ class Session:
         return min(self.node_limit, self._pool.drafted + scouts, max(1, self._brought))
 
     @property
+    def noise(self) -> NoiseRows | None:
+        """Noise of the session's positions, which another thread may draw ahead; None: decoding is greedy."""
+        return None if self._params.greedy else self._noise
+
+    @property
     def prefix_hash(self) -> int:
         """Hash of all committed ids."""
         return self._pool.hash_at(len(self.ids))

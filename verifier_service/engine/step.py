@@ -55,6 +55,8 @@ class PackedTarget(Protocol):
     """The part of a PackedLM that decoding uses."""
 
     pool: SlotPool
+    vocabulary_size: int
+    """Width of the logits."""
 
     def forward(self, sequences: Sequence[SequenceRows]) -> PassOutcome:
         """Computes one pass; see PackedLM."""

@@ -9,7 +9,7 @@ weighs drafted nodes against what their rows cost. The model is pure; only `prof
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import log2
 
 from outrider.lm.kv.table import SlotTable
@@ -105,9 +105,26 @@ class StepCostModel:
             alone = self._corrected[rows] = self._profile_ms(rows) * self._correct(rows)
         return (alone + self._beside_ms(rows, sessions, depth)) * self._scale
 
-    def step_ms(self, rows: int, sessions: int = 1, depth: float = 0.0) -> float:
-        """Expected ms of a forward and what lies between two of them; always above 0."""
-        return (self.expected_ms(rows, sessions, depth) + (self._overhead_ms or 0.0) * sessions) or 1.0
+    def step_curve(self, sessions: int = 1, depth: float = 0.0) -> Callable[[int], float]:
+        """Expected ms of a forward and what lies between two of them, by the forward's rows; always above 0.
+
+        `depth` is the number of cached positions that a row attends over, on average. A step asks for many
+        sizes that differ in nothing else. The curve holds until the next `record`.
+        """
+        overhead_ms = (self._overhead_ms or 0.0) * sessions
+        if self._scale is None:
+            return lambda rows: overhead_ms or 1.0
+        scale, corrected, expected_ms = self._scale, self._corrected, self.expected_ms
+        session_ms = self._session_ms * (sessions - 1)
+        deeper_ms = self._deeper_ms * max(0.0, depth - self._depth)
+
+        def curve(rows: int) -> float:
+            alone = corrected.get(rows)
+            if alone is None:
+                return (expected_ms(rows, sessions, depth) + overhead_ms) or 1.0
+            return ((alone + session_ms + deeper_ms * rows) * scale + overhead_ms) or 1.0
+
+        return curve
 
     def _beside_ms(self, rows: int, sessions: int, depth: float) -> float:
         """Ms that further sessions and a longer past add: the profile has one session and a short past."""

@@ -18,6 +18,7 @@ from speculative.fragment import Fragment
 from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, TargetPass
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Command, InFlight, Offers, StepReport, Stop
+from verifier_service.engine.noise_ahead import LEAST_VOCABULARY, NoiseAhead, Wanted, positions_ahead
 from verifier_service.engine.stats import StepClock, Timings
 from verifier_service.engine.step import EngineLimits, PackedTarget, PassOutcome
 from verifier_service.engine.step_cost import StepCostModel
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 # After this many failed forwards in a row the next would fail too: the process ends, and its sessions go
 # elsewhere.
 _MOST_FAILURES = 3
+_NOISE_STOP_S = 1.0
 
 Merge = Callable[[int, Fragment, float], bool]
 """Merges a draft of a session (handle, draft, arrival); returns False to leave it to the engine's thread."""
@@ -129,6 +131,7 @@ class EngineThread:
         self._publish = publish
         self._fail = fail
         self._inbox = EngineInbox(self.core.sessions.merge)
+        self._noise = NoiseAhead() if target.vocabulary_size >= LEAST_VOCABULARY else None
         self._stopping = False
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -148,12 +151,17 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        if self._noise is not None:
+            self._noise.start()
         try:
             while not self._stopping:
                 self._turn()
         except BaseException as error:
             log.exception("the engine failed")
             self._fail(error)
+        finally:
+            if self._noise is not None and not self._noise.stop(_NOISE_STOP_S):
+                log.warning("noise was still being drawn")
 
     def _turn(self) -> None:
         """One step, or one beat of an idle engine."""
@@ -213,6 +221,8 @@ class EngineThread:
             self.core.finish(begun, outcome, times)
 
     def _forward(self, begun: TargetPass) -> PassOutcome:
+        if self._noise is not None:
+            self._noise.draw(_noise_wanted(begun))
         with self._inbox.computing():
             return self._target.forward(begun.sequences)
 
@@ -224,3 +234,12 @@ class EngineThread:
         if self._failures >= _MOST_FAILURES:
             self._publish_report(self.core.collect())
             raise RuntimeError(f"the target's forward failed {self._failures} times in a row") from error
+
+
+def _noise_wanted(begun: TargetPass) -> list[Wanted]:
+    """The noise that the sampled sessions of a pass need at its end."""
+    return [
+        (session.noise, positions_ahead(len(session.ids), rows.tree))
+        for session, rows in begun.parts
+        if rows.final and session.noise is not None
+    ]
