@@ -113,7 +113,7 @@ async def test_no_body_takes_the_loop_for_long(world: World, table: TokenTable) 
     async with front(world, table) as at:
         wrong = {}
         for what, (path, make) in BODIES.items():
-            for size in (LOOP_BYTES, 10 * LOOP_BYTES):
+            for size in (LOOP_BYTES, 3 * LOOP_BYTES):
                 try:
                     await check(at, path, of_size(make, size))
                 except AssertionError as error:
@@ -157,5 +157,5 @@ async def test_a_stream_goes_on_beside_hostile_bodies(world: World, table: Token
         answering = asyncio.create_task(stream.completion())
         statuses = [(await asyncio.to_thread(send, at.http, path, body))[0] for path, body in hostile]
         answer = await answering
-    assert set(statuses) <= {200, 400, 404, 413}
+    assert set(statuses) <= {200, 400, 404, 413, 429}, "429: 256 prompts beside the stream are one too many"
     assert list(answer.ids) == [next_id(position) for position in range(3, 4_003)]
