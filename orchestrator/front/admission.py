@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from orchestrator.admitted_request import AdmittedRequest, Speculation
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.message_bounds import generate_bounds, most_text_bytes
 from outrider.tokens import TokenTable
 from outrider.v1 import generation_pb2
 from outrider.wire.codec import (
@@ -24,17 +25,18 @@ from outrider.wire.codec import (
     sampling_from_wire,
 )
 from outrider.wire.names import checked_corpora
+from outrider.wire.shape import Bounds
 from speculative.errors import IdsNeeded, InvalidRequest, Unavailable, UnknownModel
 from speculative.grammar import Grammar
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
 from speculative.stop import stop_bytes
 
-LEAST_TOKEN_BYTES = 64
-"""A text is refused before it is tokenized only where tokens of this many bytes each would not fit the
-context: the text of a special token, or text that the tokenizer normalises away, may be longer than any
-token's bytes."""
 MAX_NODE_LIMIT = 256
+MAX_SOURCES = 16
+"""The most sources that a request may name: verifiers take no more."""
+IDS_AT_ONCE = 1 << 16
+"""Token ids that are made Python objects between two pauses: some 2 ms."""
 
 RecordedIds = Callable[[SessionKey], Awaitable[Sequence[int]]]
 """Looks up the generated token ids on record of a choice; empty where there is no record."""
@@ -57,14 +59,22 @@ class Admission:
         """The served model of this name; see choose_target."""
         return choose_target(name, self._fleet.targets(), self._fleet.unreached())
 
+    def bounds(self) -> Bounds:
+        """Bounds of a request whose model is not known yet. Raises Unavailable where no model is served."""
+        targets = self._fleet.targets()
+        if not targets:
+            raise no_verifier(self._fleet.unreached())
+        return generate_bounds(targets)
+
     async def admit(self, start: generation_pb2.GenerateStart) -> tuple[AdmittedRequest, TargetModel]:
         """Check a request; returns it with the model that will answer it. Raises OutriderError."""
         key = session_key(start)
         target = self.target(start.model)
+        _check_counts(start, target)
         ids = await _prompt_ids(start, target)
-        await fill_have(start, key, ids, self._recorded_ids)
+        have = await had_ids(start, key, ids, self._recorded_ids)
         prediction = await prediction_ids(start.speculation.prediction, target)
-        return admit(start, key, ids, target, self.default_max_tokens, prediction), target
+        return admit(start, key, ids, target, self.default_max_tokens, prediction, have), target
 
 
 def session_key(start: generation_pb2.GenerateStart) -> SessionKey:
@@ -81,7 +91,7 @@ def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence
     """
     served = {target.name: target for target in targets}
     if not served:
-        raise Unavailable(f"no verifier can be reached ({', '.join(unreached)}); try again")
+        raise no_verifier(unreached)
     if name in served:
         return served[name]
     names = ", ".join(sorted(served))
@@ -91,6 +101,11 @@ def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence
     if len(served) > 1:
         raise InvalidRequest(f"model must be given, as several are served: {names}")
     return next(iter(served.values()))
+
+
+def no_verifier(unreached: Sequence[str]) -> Unavailable:
+    """The error where no verifier has described itself; `unreached` are the addresses that were dialled."""
+    return Unavailable(f"no verifier can be reached ({', '.join(unreached)}); try again")
 
 
 async def encode_prompt(text: str, target: TargetModel, *, add_special: bool = True) -> list[int]:
@@ -104,7 +119,7 @@ def check_text(text: str, target: TargetModel) -> TokenTable:
         raise InvalidRequest(f"model {target.name!r} has no tokenizer: give ids, not text")
     if not text:
         raise InvalidRequest("the prompt's text is empty")
-    size, most = len(text.encode()), _most_bytes(target, target.tokens)
+    size, most = len(text.encode()), most_text_bytes(target)
     if size > most:
         raise InvalidRequest(
             f"the prompt's text has {size} bytes, more than the context of {target.max_length} ids can hold "
@@ -122,7 +137,7 @@ async def prediction_ids(text: str, target: TargetModel) -> Sequence[int]:
         return ()
     if target.tokens is None:
         raise InvalidRequest(f"prediction cannot be used: model {target.name!r} has no tokenizer")
-    size, most = len(text.encode()), _most_bytes(target, target.tokens)
+    size, most = len(text.encode()), most_text_bytes(target)
     if size > most:
         raise InvalidRequest(
             f"prediction has {size} bytes, more than the context of {target.max_length} ids can hold "
@@ -136,22 +151,18 @@ async def prediction_ids(text: str, target: TargetModel) -> Sequence[int]:
     return ids
 
 
-async def fill_have(
+async def had_ids(
     start: generation_pb2.GenerateStart, key: SessionKey, prompt: Sequence[int], recorded_ids: RecordedIds
-) -> None:
-    """Fills in the token ids of every `have` that names them by count and hash.
+) -> list[tuple[int, ...]]:
+    """The token ids of every `have`, those on record where an entry names them by count and hash.
 
     The record of tokens need not reach that far; then the client, which has the ids, is asked to send them.
-    Raises InvalidRequest where an entry gives ids and a count or there are more entries than choices can be,
-    IdsNeeded where the record lacks the ids.
+    Raises InvalidRequest where an entry gives ids and a count, IdsNeeded where the record lacks the ids.
     """
-    for name, given in (("have", start.have), ("ended", start.ended)):
-        if len(given) > MAX_CHOICES:
-            raise InvalidRequest(
-                f"{name} has {len(given)} entries; a request has at most {MAX_CHOICES} choices"
-            )
+    found = []
     for choice, have in enumerate(start.have):
         if not have.count or choice in start.ended:
+            found.append(await _as_tuple(have.ids))
             continue
         if have.ids:
             raise InvalidRequest(f"have[{choice}] has both ids and a count; give one of them")
@@ -161,7 +172,9 @@ async def fill_have(
                 f"the first {have.count} ids of choice {choice} of session {key.session!r} are not on record "
                 "here as the request has them; ask again with the ids in `have`"
             )
-        have.ids.extend(recorded)
+        found.append(recorded)
+        await asyncio.sleep(0)  # a hash over a long prompt takes milliseconds
+    return found
 
 
 def admit(
@@ -171,12 +184,14 @@ def admit(
     target: TargetModel,
     default_max_tokens: int,
     prediction: Sequence[int] = (),
+    have: Sequence[tuple[int, ...]] = (),
 ) -> AdmittedRequest:
     """Check a request and make it an AdmittedRequest. Raises InvalidRequest.
 
     Args:
         ids: token ids of the prompt.
         prediction: token ids of the client's prediction.
+        have: token ids of each entry of the request's `have`.
     """
     _check_ids(ids, target)
     max_tokens = _max_tokens(start, len(ids), target, default_max_tokens)
@@ -192,7 +207,7 @@ def admit(
         speculation=_speculation(start.speculation, prediction),
         choices=_choices(start),
         logprobs=logprobs_from_wire(start.logprobs) if start.HasField("logprobs") else None,
-        have=_have(start, max_tokens, target),
+        have=_have(start, have, max_tokens, target),
         seen_epoch=start.seen_epoch,
         ended=_ended(start),
         resumable=start.resumable,
@@ -240,27 +255,56 @@ def _check_nothing_to_draft(asked: generation_pb2.Speculation) -> None:
         )
 
 
-def _most_bytes(target: TargetModel, tokens: TokenTable) -> int:
-    """The most bytes of text that could fit the target's context."""
-    return target.max_length * max(tokens.longest_token_bytes, LEAST_TOKEN_BYTES)
-
-
 async def _prompt_ids(start: generation_pb2.GenerateStart, target: TargetModel) -> Sequence[int]:
     """Token ids of the prompt, as the client gave them or tokenized."""
     if start.WhichOneof("prompt") is None:
         raise InvalidRequest("there is no prompt: give text or ids")
     if start.HasField("ids"):
-        return start.ids.ids
+        return await _as_tuple(start.ids.ids)
     return await encode_prompt(start.text, target)
 
 
-def _check_ids(ids: Sequence[int], target: TargetModel) -> None:
-    if not ids:
+async def _as_tuple(ids: Sequence[int]) -> tuple[int, ...]:
+    """The ids of a message as Python objects, made in pieces so that no piece holds the event loop up."""
+    if len(ids) <= IDS_AT_ONCE:
+        return tuple(ids)
+    made: list[int] = []
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        made += ids[start : start + IDS_AT_ONCE]
+        await asyncio.sleep(0)
+    return tuple(made)
+
+
+def _check_counts(start: generation_pb2.GenerateStart, target: TargetModel) -> None:
+    """Raises InvalidRequest where a repeated field has more entries than any request to the target can.
+
+    For a look before the entries become Python objects. Closer bounds are checked afterwards.
+    """
+    for name, count in (("have", len(start.have)), ("ended", len(start.ended))):
+        if count > MAX_CHOICES:
+            raise InvalidRequest(f"{name} has {count} entries; a request has at most {MAX_CHOICES} choices")
+    for choice, have in enumerate(start.have):
+        if len(have.ids) > target.max_length:
+            raise InvalidRequest(
+                f"have[{choice}] has {len(have.ids)} ids, more than the context of {target.max_length}"
+            )
+    if (count := len(start.speculation.sources)) > MAX_SOURCES:
+        raise InvalidRequest(f"speculation.sources has {count} names; at most {MAX_SOURCES} are possible")
+    if start.HasField("ids"):
+        _check_length(len(start.ids.ids), target)
+
+
+def _check_length(count: int, target: TargetModel) -> None:
+    if not count:
         raise InvalidRequest("the prompt is empty: it has no ids")
-    if len(ids) >= target.max_length:
+    if count >= target.max_length:
         raise InvalidRequest(
-            f"the prompt has {len(ids)} ids, which leaves no room in the context of {target.max_length}"
+            f"the prompt has {count} ids, which leaves no room in the context of {target.max_length}"
         )
+
+
+def _check_ids(ids: Sequence[int], target: TargetModel) -> None:
+    _check_length(len(ids), target)
     if max(ids) >= target.vocabulary_size:
         place = next(place for place, id_ in enumerate(ids) if id_ >= target.vocabulary_size)
         raise InvalidRequest(
@@ -290,7 +334,10 @@ def _choices(start: generation_pb2.GenerateStart) -> int:
 
 
 def _have(
-    start: generation_pb2.GenerateStart, max_tokens: int, target: TargetModel
+    start: generation_pb2.GenerateStart,
+    have: Sequence[tuple[int, ...]],
+    max_tokens: int,
+    target: TargetModel,
 ) -> tuple[tuple[int, ...], ...] | None:
     """Generated token ids that the client has of each choice; None if the request resumes none."""
     if not start.have:
@@ -303,15 +350,15 @@ def _have(
         raise InvalidRequest(
             f"`have` has {len(start.have)} entries; one is needed for each of {choices} choices"
         )
-    have = tuple(tuple(ids.ids) for ids in start.have)
     for choice, ids in enumerate(have):
         if len(ids) > max_tokens:
             raise InvalidRequest(f"have[{choice}] has {len(ids)} ids, more than max_tokens, {max_tokens}")
-        if wrong := [id_ for id_ in ids if id_ >= target.vocabulary_size]:
+        if ids and max(ids) >= target.vocabulary_size:
+            wrong = next(id_ for id_ in ids if id_ >= target.vocabulary_size)
             raise InvalidRequest(
-                f"have[{choice}] has {wrong[0]}; ids of {target.name} are below {target.vocabulary_size}"
+                f"have[{choice}] has {wrong}; ids of {target.name} are below {target.vocabulary_size}"
             )
-    return have
+    return tuple(have)
 
 
 def _ended(start: generation_pb2.GenerateStart) -> frozenset[int]:

@@ -100,7 +100,7 @@ async def test_what_vllm_counts_too_comes_from_one_kind_of_process(exported: dic
         for metric in metrics:
             owners.setdefault(metric.name, []).append(role)
     shared = {name: roles for name, roles in owners.items() if len(roles) > 1}
-    assert set(shared) == {"outrider_info"}
+    assert set(shared) == {"outrider_info", "outrider_malformed_messages"}
     for role, metrics in exported.items():
         others = [other for other in ROLES if other != role]
         assert not [one for one in metrics if one.name.startswith(tuple(f"outrider_{r}_" for r in others))]
