@@ -27,6 +27,7 @@ from outrider.runtime.serve import ServiceContext
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 from outrider.wire.epochs import wall_clock_ms
+from outrider.wire.unparsed import unparsed
 from speculative.errors import InvalidRequest, OutriderError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class OrchestratorService:
         self._registry = registry
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
-        add_GenerationServicer_to_server(self._server, server)
+        add_GenerationServicer_to_server(self._server, unparsed(server))
         return (generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,)
 
     async def start(self) -> None:

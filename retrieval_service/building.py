@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 60.0
 INCOMING = ".incoming-"
+IDS_AT_ONCE = 1 << 16
 
 
 class NoTokenizer(OutriderError):
@@ -43,7 +44,9 @@ class BuildFailed(OutriderError):
 
 def document_ids(document: retrieval_pb2.DocumentIds, tokens: TokenTable | None) -> list[int]:
     """A document's token ids. Raises InvalidRequest for no ids, or an id that the tokenizer does not have."""
-    ids = list(document.ids)
+    ids: list[int] = []
+    for start in range(0, len(document.ids), IDS_AT_ONCE):  # other threads run between two pieces
+        ids += document.ids[start : start + IDS_AT_ONCE]
     if not ids:
         raise InvalidRequest("a document has no ids")
     if tokens is not None and max(ids) >= tokens.size:

@@ -14,7 +14,9 @@ import grpc.aio
 from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2, retrieval_pb2_grpc
 from outrider.wire.codec import MAX_CHOICES, MAX_NAME, SessionKey, checked_session, checked_tenant
-from outrider.wire.status import guarded
+from outrider.wire.shape import Bounds
+from outrider.wire.status import guarded, guarded_unparsed
+from outrider.wire.unparsed import Unparsed, parsed
 from retrieval_service.building import Builds, NoTokenizer, Spool, document_ids
 from retrieval_service.catalogue import CorpusKey, scope, session_name
 from retrieval_service.corpus.index import CorpusIndex
@@ -30,6 +32,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
 ADDED_AT_ONCE = 256
+DOCUMENT_BOUNDS = Bounds(most_bytes=2**31)
+"""Bounds of a document; the process's largest message bounds its bytes."""
+NAMES_BOUNDS = Bounds(most_bytes=2**31, most_fields=2**17)
+"""Bounds of a list of documents' names."""
 FORGET_S = 60.0
 RETRY_AFTER_S = 60.0
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -96,16 +102,21 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         seen = await _in_worker(worker, lambda: loaded.catalogue.seen_by(tenant))
         return retrieval_pb2.ListCorporaResponse(corpora=[_described(key, index) for key, index in seen])
 
-    @guarded
+    @guarded_unparsed
     async def BuildCorpus(
-        self, requests: AsyncIterator[retrieval_pb2.BuildCorpusRequest], context: Context
+        self,
+        requests: AsyncIterator[
+            Unparsed[retrieval_pb2.BuildCorpusRequest] | retrieval_pb2.BuildCorpusRequest
+        ],
+        context: Context,
     ) -> retrieval_pb2.Corpus:
         """Builds a corpus of the documents of this stream, then drafts from it; see retrieval.proto."""
         worker, loaded = self._ready()
         first = await anext(aiter(requests), None)
-        if first is None or not first.HasField("start"):
+        named = None if first is None else await parsed(first)
+        if named is None or not named.HasField("start"):
             raise InvalidRequest("the first message must be `start`")
-        key = _key(first.start)
+        key = _key(named.start)
         tokens = _tokens(loaded)
         path = loaded.store.path(key)
         with (
@@ -114,7 +125,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
             Spool(loaded.store.root, tokens, self._settings.ingest_mb) as spool,
         ):
             async for message in requests:
-                await asyncio.to_thread(spool.add, message)
+                await asyncio.to_thread(spool.add, await parsed(message, DOCUMENT_BOUNDS))
             await self._builds.run(path, spool, tokens, key.owner)
             return await _add(worker, loaded, key)
 
@@ -144,9 +155,13 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
             raise NoSuchCorpus(f"no corpus {key} is {'there' if request.remove else 'loaded'}")
         return retrieval_pb2.UnloadCorpusResponse()
 
-    @guarded
+    @guarded_unparsed
     async def AddReferences(
-        self, requests: AsyncIterator[retrieval_pb2.AddReferencesRequest], context: Context
+        self,
+        requests: AsyncIterator[
+            Unparsed[retrieval_pb2.AddReferencesRequest] | retrieval_pb2.AddReferencesRequest
+        ],
+        context: Context,
     ) -> retrieval_pb2.AddReferencesResponse:
         """Adds or replaces documents of the tenant's references; see retrieval.proto."""
         _, loaded = self._ready()
@@ -155,9 +170,11 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         group: list[tuple[str, Sequence[int]]] = []
         count = 0
         try:
-            async for message in requests:
+            async for request in requests:
+                message = await parsed(request, DOCUMENT_BOUNDS)
                 tenant = checked_tenant(message.tenant) if tenant is None else tenant
-                group.append((_reference_name(message.reference.name), _reference_ids(message, loaded)))
+                name = _reference_name(message.reference.name)
+                group.append((name, await asyncio.to_thread(_reference_ids, message, loaded)))
                 if len(group) >= ADDED_AT_ONCE:
                     count = await asyncio.to_thread(documents.add, scope(tenant), group)
                     group = []
@@ -172,15 +189,18 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
                     await asyncio.to_thread(documents.save)
         return retrieval_pb2.AddReferencesResponse(documents=count)
 
-    @guarded
+    @guarded_unparsed
     async def RemoveReferences(
-        self, request: retrieval_pb2.RemoveReferencesRequest, context: Context
+        self,
+        request: Unparsed[retrieval_pb2.RemoveReferencesRequest] | retrieval_pb2.RemoveReferencesRequest,
+        context: Context,
     ) -> retrieval_pb2.RemoveReferencesResponse:
         """Removes documents from the tenant's references; see retrieval.proto."""
         _, loaded = self._ready()
-        tenant = checked_tenant(request.tenant)
+        asked = await parsed(request, NAMES_BOUNDS)
+        tenant = checked_tenant(asked.tenant)
         with explained_disk_errors("removed in memory, not yet on the disk"):
-            removed = await asyncio.to_thread(_documents(loaded).remove, scope(tenant), tuple(request.names))
+            removed = await asyncio.to_thread(_documents(loaded).remove, scope(tenant), tuple(asked.names))
         return retrieval_pb2.RemoveReferencesResponse(removed=removed)
 
     @guarded

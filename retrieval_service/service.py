@@ -12,6 +12,7 @@ from outrider.source.followed import ANY_ID, SourceProfile
 from outrider.source.server import SourceServer
 from outrider.source.worker import Publish
 from outrider.v1 import retrieval_pb2, retrieval_pb2_grpc
+from outrider.wire.unparsed import unparsed
 from retrieval_service.catalogue import NAMES
 from retrieval_service.loading import Loaded, load
 from retrieval_service.server import RetrievalServer
@@ -43,7 +44,7 @@ class RetrievalService(SourceServer[RetrievalWorker]):
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
         """Adds both servicers; returns their names."""
-        retrieval_pb2_grpc.add_RetrievalServicer_to_server(self._retrieval, server)
+        retrieval_pb2_grpc.add_RetrievalServicer_to_server(self._retrieval, unparsed(server))
         return (
             *super().register(server),
             retrieval_pb2.DESCRIPTOR.services_by_name["Retrieval"].full_name,

@@ -62,10 +62,7 @@ class SamplingParams:
         self._check_bias()
 
     def _check_bias(self) -> None:
-        if len(self.logit_bias) > MAX_BIAS_ENTRIES:
-            raise InvalidRequest(
-                f"logit_bias has {len(self.logit_bias)} entries; give at most {MAX_BIAS_ENTRIES}"
-            )
+        check_bias_count(len(self.logit_bias))
         for token, bias in self.logit_bias:
             _check_whole("an id in logit_bias", token)
             _check(f"logit_bias of id {token}", bias, -100, 100)
@@ -92,8 +89,7 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, but at most {max_tokens} ids may be generated; "
                 f"0 to {max_tokens} are possible"
             )
-        if len(self.stop_ids) > MAX_STOP_IDS:
-            raise InvalidRequest(f"stop_ids has {len(self.stop_ids)} ids; give at most {MAX_STOP_IDS}")
+        check_stop_count(len(self.stop_ids))
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """All ids that end the request; `eos_ids` are the target's end-of-sequence ids."""
@@ -132,6 +128,18 @@ class SamplingParams:
     def has_cuts(self) -> bool:
         """Whether top-k, top-p or min-p may drop a token."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+def check_bias_count(count: int) -> None:
+    """Raises InvalidRequest for too many entries of `logit_bias`, before any entry is looked at."""
+    if count > MAX_BIAS_ENTRIES:
+        raise InvalidRequest(f"logit_bias has {count} entries; give at most {MAX_BIAS_ENTRIES}")
+
+
+def check_stop_count(count: int) -> None:
+    """Raises InvalidRequest for too many `stop_ids`, before any id is looked at."""
+    if count > MAX_STOP_IDS:
+        raise InvalidRequest(f"stop_ids has {count} ids; give at most {MAX_STOP_IDS}")
 
 
 def _check(field: str, value: float, low: float, high: float, *, above: bool = False) -> None:

@@ -4,7 +4,7 @@ Everything here is a function of (ids, prompt length), so a session that is rebu
 same id.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from speculative.errors import InvalidRequest
@@ -26,11 +26,11 @@ class FinishReason(StrEnum):
     """The worker could not go on."""
 
 
-def stop_bytes(stops: Iterable[str]) -> tuple[bytes, ...]:
+def stop_bytes(stops: Sequence[str]) -> tuple[bytes, ...]:
     """A request's stop strings as UTF-8. Raises InvalidRequest for too many, an empty or a too long one."""
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"stop has {len(stops)} strings; give at most {MAX_STOPS}")
     encoded = tuple(stop.encode("utf-8", "replace") for stop in stops)
-    if len(encoded) > MAX_STOPS:
-        raise InvalidRequest(f"stop has {len(encoded)} strings; give at most {MAX_STOPS}")
     for stop in encoded:
         if not 1 <= len(stop) <= MAX_STOP_BYTES:
             raise InvalidRequest(f"a stop string has {len(stop)} bytes; give 1 to {MAX_STOP_BYTES}")

@@ -22,7 +22,8 @@ from outrider.tokens import TokenTable
 from outrider.v1 import explain_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import finish_to_wire, key_from_wire
 from outrider.wire.origin import bound, current
-from outrider.wire.status import guarded
+from outrider.wire.status import guarded, guarded_unparsed
+from outrider.wire.unparsed import Unparsed, parsed, unparsed
 from outrider.wire.workers import WorkerState
 from speculative.errors import Unavailable
 from verifier_service.engine.messages import Command, StepReport
@@ -37,9 +38,9 @@ from verifier_service.proposers.batched import all_needs, make_batched_proposer
 from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.remote_sources.stream import LinkLimits, link_limits_from
 from verifier_service.sessions.manager import Capacity, SessionManager
-from verifier_service.sessions.request import ServedModel, request_from_wire
+from verifier_service.sessions.request import ServedModel, open_bounds, request_from_wire
 from verifier_service.sessions.table import SessionTable
-from verifier_service.sessions.watch import WatchReader, WatchReaders
+from verifier_service.sessions.watch import WATCH_BOUNDS, WatchReader, WatchReaders, request_pieces
 from verifier_service.settings import VerifierSettings
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ _SWEEP_S = 0.25
 _CHUNK_BYTES = 1024 * 1024
 
 Context = grpc.aio.ServicerContext[Any, Any]
+WatchRequests = Unparsed[verifier_pb2.WatchRequest] | verifier_pb2.WatchRequest
 
 
 class VerifierServer(verifier_pb2_grpc.VerifierServicer):
@@ -98,7 +100,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
         """Adds the servicer to `server`; returns the names of its services."""
-        verifier_pb2_grpc.add_VerifierServicer_to_server(self, server)
+        verifier_pb2_grpc.add_VerifierServicer_to_server(self, unparsed(server))
         return (verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name,)
 
     async def start(self) -> None:
@@ -170,10 +172,14 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         for start in range(0, len(self._tokenizer), _CHUNK_BYTES):
             yield verifier_pb2.TokenizerChunk(data=self._tokenizer[start : start + _CHUNK_BYTES])
 
-    @guarded
-    async def Open(self, request: verifier_pb2.OpenRequest, context: Context) -> verifier_pb2.OpenResponse:
+    @guarded_unparsed
+    async def Open(
+        self, request: Unparsed[verifier_pb2.OpenRequest] | verifier_pb2.OpenRequest, context: Context
+    ) -> verifier_pb2.OpenResponse:
         """Opens a session, takes a session over, or changes a session's sources."""
-        manager, asked = self._ready(), request_from_wire(request, self._served)
+        manager = self._ready()
+        message = await parsed(request, open_bounds(self._served))
+        asked = request_from_wire(message, self._served)
         matcher = None
         if asked.grammar is not None and self._grammars is not None:
             generated = asked.ids[asked.prompt_length :]
@@ -186,9 +192,9 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             source_names=opened.source_names, finished=finish_to_wire(opened.finished)
         )
 
-    @guarded
+    @guarded_unparsed
     async def Watch(
-        self, request_iterator: AsyncIterator[verifier_pb2.WatchRequest], context: Context
+        self, request_iterator: AsyncIterator[WatchRequests], context: Context
     ) -> AsyncIterator[verifier_pb2.WatchResponse]:
         """Streams beats, and the committed tokens of the sessions that the peer's cursors name."""
         reader = self._readers.open()
@@ -281,10 +287,12 @@ def _engine_limits(settings: VerifierSettings) -> EngineLimits:
     )
 
 
-async def _read_cursors(reader: WatchReader, requests: AsyncIterator[verifier_pb2.WatchRequest]) -> None:
+async def _read_cursors(reader: WatchReader, requests: AsyncIterator[WatchRequests]) -> None:
     """Passes the peer's requests to its reader. The stream stays open when the peer sends no more of them."""
     try:
         async for request in requests:
-            reader.request(request)
+            for piece in request_pieces(await parsed(request, WATCH_BOUNDS)):
+                reader.request(piece)
+                await asyncio.sleep(0)
     except Exception as error:
         reader.fail(error)

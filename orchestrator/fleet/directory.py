@@ -14,6 +14,8 @@ from speculative.errors import Overloaded
 
 MOST = 4096
 """The most workers in the directory; further ones are refused."""
+MOST_FROM_A_HOST = 256
+"""The most workers that announce themselves from one host: each is dialled."""
 
 
 @dataclass(slots=True)
@@ -22,6 +24,8 @@ class _Known:
     until: float
     itself: bool
     """Whether the worker announced itself here, rather than to another orchestrator."""
+    host: str = ""
+    """The host from which the worker announced itself here; empty: unknown."""
 
 
 class Directory:
@@ -35,11 +39,12 @@ class Directory:
     def __len__(self) -> int:
         return len(self._known)
 
-    def heard(self, entry: WorkerEntry, now: float) -> bool:
-        """Take a worker's own announcement; returns whether it changes anything for placement.
+    def heard(self, entry: WorkerEntry, now: float, host: str = "") -> bool:
+        """Take a worker's own announcement, from `host`; returns whether it changes anything for placement.
 
-        Raises Overloaded where the directory is full, and where a worker of another role announced itself at
-        the same address: a worker that takes over a port waits until that announcement is no longer believed.
+        Raises Overloaded where the directory is full or has many workers from that host, and where a worker
+        of another role announced itself at the same address: a worker that takes over a port waits until that
+        announcement is no longer believed.
         """
         before = self._known.get(entry.address)
         if before is not None and before.itself and before.until > now and before.entry.role != entry.role:
@@ -50,9 +55,16 @@ class Directory:
             )
         if before is None and len(self._known) >= self._most:
             raise Overloaded(f"{self._most} workers are registered, as many as there may be", BELIEVED_S)
-        self._known[entry.address] = _Known(entry, now + BELIEVED_S, itself=True)
+        if before is None and self._from_host(host) >= MOST_FROM_A_HOST:
+            raise Overloaded(
+                f"{MOST_FROM_A_HOST} workers announce themselves from {host}, as many as may", BELIEVED_S
+            )
+        self._known[entry.address] = _Known(entry, now + BELIEVED_S, itself=True, host=host)
         self._fresh[entry.address] = entry
         return before is None or _kind(before.entry) != _kind(entry)
+
+    def _from_host(self, host: str) -> int:
+        return sum(it.host == host for it in self._known.values()) if host else 0
 
     def learnt(self, entries: Iterable[WorkerEntry], now: float) -> None:
         """Take entries that other orchestrators have heard.

@@ -82,6 +82,7 @@ class PeerSet(Generic[P]):
         self._followers: list[asyncio.Task[None]] = []
         self._registered: tuple[str, ...] = ()
         self._leaving: frozenset[str] = frozenset()
+        self._applying = asyncio.Lock()
         self.by_address: dict[str, P] = {address: make(address) for address in self._fixed}
         """All links, those that are leaving included."""
 
@@ -128,21 +129,26 @@ class PeerSet(Generic[P]):
             await asyncio.sleep(self._every_s)
 
     async def _apply(self) -> None:
+        async with self._applying:
+            await self._apply_one()
+
+    async def _apply_one(self) -> None:
         found = (address for addresses in self._found.values() for address in addresses)
         wanted = dict.fromkeys((*self._fixed, *found, *self._registered))
         held = {address: link.sessions for address, link in self.by_address.items()}
         todo = peer_changes(held, wanted)
         self._leaving = frozenset(todo.leaving)
-        for address in todo.added:
-            link = self.by_address[address] = self._make(address)
-            self._tasks[address] = asyncio.create_task(link.run())
-            log.info("peer found", extra={"fields": {"peer": address}})
         hung_up = []
         for address in todo.gone:
             del self.by_address[address]
             hung_up.append(self._tasks.pop(address))
             hung_up[-1].cancel()
             log.info("peer gone", extra={"fields": {"peer": address}})
+        for address in todo.added:
+            link = self.by_address[address] = self._make(address)
+            self._tasks[address] = asyncio.create_task(link.run())
+            log.info("peer found", extra={"fields": {"peer": address}})
+            await asyncio.sleep(0)  # a channel takes a millisecond to make
         for task in hung_up:
             with contextlib.suppress(asyncio.CancelledError):
                 await task

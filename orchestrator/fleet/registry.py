@@ -23,13 +23,17 @@ from outrider.v1 import registry_pb2
 from outrider.v1.registry_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
 from outrider.wire.bind_errors import bind_failure
 from outrider.wire.channel import server_options
+from outrider.wire.origin import host_of
 from outrider.wire.status import guarded
+from outrider.wire.unparsed import unparsed
 from outrider.wire.workers import EVERY_S, ROLES, entry_from_wire
 
 log = logging.getLogger(__name__)
 
 TIDY_S = 0.5
 """Pause between two rounds of applying the directory to the fleet, in seconds."""
+GATHER_S = 0.02
+"""How long announcements are gathered before the directory is applied, in seconds."""
 STOP_S = 0.2
 ANNOUNCEMENT_MB = 1
 
@@ -64,9 +68,11 @@ class RegistryServer(RegistryServicer):
         self._secured = credentials is not None
         self._tasks: list[asyncio.Task[None]] = []
         self._applying = asyncio.Lock()
+        self._next_round: asyncio.Task[None] | None = None
+        """Applies the directory once the announcements of this moment are in it."""
         self._server = grpc.aio.server(options=server_options(ANNOUNCEMENT_MB), interceptors=interceptors)
         self.directory = Directory()
-        add_RegistryServicer_to_server(self, self._server)
+        add_RegistryServicer_to_server(self, unparsed(self._server))
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(bind)
@@ -85,9 +91,10 @@ class RegistryServer(RegistryServicer):
 
     async def stop(self) -> None:
         """Stop listening; workers announce themselves to other orchestrators."""
-        for task in self._tasks:
+        tasks = [task for task in (*self._tasks, self._next_round) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.stop(STOP_S)
 
     @guarded
@@ -98,12 +105,23 @@ class RegistryServer(RegistryServicer):
         entry = entry_from_wire(request)
         if self._secured:
             check_role(context, entry.role)
-        if self.directory.heard(entry, self._now()):
+        if self.directory.heard(entry, self._now(), host_of(context.peer())):
             fields = {"peer": entry.address, "role": entry.role, "draining": entry.draining}
             log.info("worker registered", extra={"fields": fields})
-            await self._apply()
+            await self._applied()
         refusal = self._fleet.refused.get(entry.address)
         return registry_pb2.AnnounceResponse(refusal="" if refusal is None else refusal.why)
+
+    async def _applied(self) -> None:
+        """Returns once the directory of this moment is applied; calls that come together share one round."""
+        if self._next_round is None:
+            self._next_round = asyncio.create_task(self._round(), name="registry round")
+        await asyncio.shield(self._next_round)
+
+    async def _round(self) -> None:
+        await asyncio.sleep(GATHER_S)
+        self._next_round = None
+        await self._apply()
 
     async def _apply(self) -> None:
         async with self._applying:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from orchestrator.admitted_request import AdmittedRequest, Speculation
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.message_bounds import generate_bounds, most_text_bytes
 from orchestrator.front.paid_tokens import RecordedIds, count_unpaid
 from outrider.tokens import TokenTable, TooManyTokens
 from outrider.v1 import generation_pb2
@@ -26,17 +27,18 @@ from outrider.wire.codec import (
     sampling_from_wire,
 )
 from outrider.wire.names import checked_corpora
+from outrider.wire.shape import Bounds
 from speculative.errors import IdsNeeded, InvalidRequest, Unavailable, UnknownModel
 from speculative.grammar import Grammar
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
 from speculative.stop import stop_bytes
 
-LEAST_TOKEN_BYTES = 64
-"""A text is refused before it is tokenized only where tokens of this many bytes each would not fit the
-context: the text of a special token, or text that the tokenizer normalises away, may be longer than any
-token's bytes."""
 MAX_NODE_LIMIT = 256
+MAX_SOURCES = 16
+"""The most sources that a request may name: verifiers take no more."""
+IDS_AT_ONCE = 1 << 16
+"""Token ids that are made Python objects between two pauses: some 2 ms."""
 
 
 class Admission:
@@ -60,17 +62,22 @@ class Admission:
         """All models that are served. Raises Unavailable where there is none."""
         targets = self._fleet.targets()
         if not targets:
-            raise _nothing_served(self._fleet.unreached())
+            raise no_verifier(self._fleet.unreached())
         return targets
+
+    def bounds(self) -> Bounds:
+        """Bounds of a request whose model is not known yet. Raises Unavailable where no model is served."""
+        return generate_bounds(self.targets())
 
     async def admit(self, start: generation_pb2.GenerateStart) -> tuple[AdmittedRequest, TargetModel]:
         """Check a request; returns it with the model that will answer it. Raises OutriderError."""
         key = session_key(start)
         target = self.target(start.model)
+        _check_counts(start, target)
         ids = await _prompt_ids(start, target)
-        await fill_have(start, key, ids, self._recorded_ids)
+        have = await had_ids(start, key, ids, self._recorded_ids)
         prediction = await prediction_ids(start.speculation.prediction, target)
-        request = admit(start, key, ids, target, self.default_max_tokens, prediction)
+        request = admit(start, key, ids, target, self.default_max_tokens, prediction, have)
         return replace(request, unpaid=await count_unpaid(request, self._recorded_ids)), target
 
 
@@ -88,7 +95,7 @@ def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence
     """
     served = {target.name: target for target in targets}
     if not served:
-        raise _nothing_served(unreached)
+        raise no_verifier(unreached)
     if name in served:
         return served[name]
     names = ", ".join(sorted(served))
@@ -100,7 +107,8 @@ def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence
     return next(iter(served.values()))
 
 
-def _nothing_served(unreached: Sequence[str]) -> Unavailable:
+def no_verifier(unreached: Sequence[str]) -> Unavailable:
+    """The error where no verifier has described itself; `unreached` are the addresses that were dialled."""
     return Unavailable(f"no verifier can be reached ({', '.join(unreached)}); try again")
 
 
@@ -143,22 +151,18 @@ async def prediction_ids(text: str, target: TargetModel) -> Sequence[int]:
         ) from None
 
 
-async def fill_have(
+async def had_ids(
     start: generation_pb2.GenerateStart, key: SessionKey, prompt: Sequence[int], recorded_ids: RecordedIds
-) -> None:
-    """Fills in the token ids of every `have` that names them by count and hash.
+) -> list[tuple[int, ...]]:
+    """The token ids of every `have`, those on record where an entry names them by count and hash.
 
     The record of tokens need not reach that far; then the client, which has the ids, is asked to send them.
-    Raises InvalidRequest where an entry gives ids and a count or there are more entries than choices can be,
-    IdsNeeded where the record lacks the ids.
+    Raises InvalidRequest where an entry gives ids and a count, IdsNeeded where the record lacks the ids.
     """
-    for name, given in (("have", start.have), ("ended", start.ended)):
-        if len(given) > MAX_CHOICES:
-            raise InvalidRequest(
-                f"{name} has {len(given)} entries; a request has at most {MAX_CHOICES} choices"
-            )
+    found = []
     for choice, have in enumerate(start.have):
         if not have.count or choice in start.ended:
+            found.append(await _as_tuple(have.ids))
             continue
         if have.ids:
             raise InvalidRequest(f"have[{choice}] has both ids and a count; give one of them")
@@ -168,7 +172,9 @@ async def fill_have(
                 f"the first {have.count} ids of choice {choice} of session {key.session!r} are not on record "
                 "here as the request has them; ask again with the ids in `have`"
             )
-        have.ids.extend(recorded)
+        found.append(recorded)
+        await asyncio.sleep(0)  # a hash over a long prompt takes milliseconds
+    return found
 
 
 def admit(
@@ -178,12 +184,14 @@ def admit(
     target: TargetModel,
     default_max_tokens: int,
     prediction: Sequence[int] = (),
+    have: Sequence[tuple[int, ...]] = (),
 ) -> AdmittedRequest:
     """Check a request and make it an AdmittedRequest. Raises InvalidRequest.
 
     Args:
         ids: token ids of the prompt.
         prediction: token ids of the client's prediction.
+        have: token ids of each entry of the request's `have`.
     """
     _check_ids(ids, target)
     max_tokens = _max_tokens(start, len(ids), target, default_max_tokens)
@@ -199,7 +207,7 @@ def admit(
         speculation=_speculation(start.speculation, prediction),
         choices=_choices(start),
         logprobs=logprobs_from_wire(start.logprobs) if start.HasField("logprobs") else None,
-        have=_have(start, max_tokens, target),
+        have=_have(start, have, max_tokens, target),
         seen_epoch=start.seen_epoch,
         ended=_ended(start),
         resumable=start.resumable,
@@ -247,13 +255,6 @@ def _check_nothing_to_draft(asked: generation_pb2.Speculation) -> None:
         )
 
 
-def most_text_bytes(target: TargetModel) -> int:
-    """The most bytes of text that could fit the target's context; 0 where it has no tokenizer."""
-    if target.tokens is None:
-        return 0
-    return target.max_length * max(target.tokens.longest_token_bytes, LEAST_TOKEN_BYTES)
-
-
 def _check_size(what: str, text: str, target: TargetModel) -> None:
     """Raises InvalidRequest for text that cannot fit the target's context."""
     most = most_text_bytes(target)
@@ -277,15 +278,49 @@ async def _prompt_ids(start: generation_pb2.GenerateStart, target: TargetModel) 
     if start.WhichOneof("prompt") is None:
         raise InvalidRequest("there is no prompt: give text or ids")
     if start.HasField("ids"):
-        return start.ids.ids
+        return await _as_tuple(start.ids.ids)
     return await encode_prompt(start.text, target)
 
 
-def _check_ids(ids: Sequence[int], target: TargetModel) -> None:
-    if not ids:
+async def _as_tuple(ids: Sequence[int]) -> tuple[int, ...]:
+    """The ids of a message as Python objects, made in pieces so that no piece holds the event loop up."""
+    if len(ids) <= IDS_AT_ONCE:
+        return tuple(ids)
+    made: list[int] = []
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        made += ids[start : start + IDS_AT_ONCE]
+        await asyncio.sleep(0)
+    return tuple(made)
+
+
+def _check_counts(start: generation_pb2.GenerateStart, target: TargetModel) -> None:
+    """Raises InvalidRequest where a repeated field has more entries than any request to the target can.
+
+    For a look before the entries become Python objects. Closer bounds are checked afterwards.
+    """
+    for name, count in (("have", len(start.have)), ("ended", len(start.ended))):
+        if count > MAX_CHOICES:
+            raise InvalidRequest(f"{name} has {count} entries; a request has at most {MAX_CHOICES} choices")
+    for choice, have in enumerate(start.have):
+        if len(have.ids) > target.max_length:
+            raise InvalidRequest(
+                f"have[{choice}] has {len(have.ids)} ids, more than the context of {target.max_length}"
+            )
+    if (count := len(start.speculation.sources)) > MAX_SOURCES:
+        raise InvalidRequest(f"speculation.sources has {count} names; at most {MAX_SOURCES} are possible")
+    if start.HasField("ids"):
+        _check_length(len(start.ids.ids), target)
+
+
+def _check_length(count: int, target: TargetModel) -> None:
+    if not count:
         raise InvalidRequest("the prompt is empty: it has no ids")
-    if len(ids) >= target.max_length:
-        raise _no_room(str(len(ids)), target)
+    if count >= target.max_length:
+        raise _no_room(str(count), target)
+
+
+def _check_ids(ids: Sequence[int], target: TargetModel) -> None:
+    _check_length(len(ids), target)
     if max(ids) >= target.vocabulary_size:
         place = next(place for place, id_ in enumerate(ids) if id_ >= target.vocabulary_size)
         raise InvalidRequest(
@@ -315,7 +350,10 @@ def _choices(start: generation_pb2.GenerateStart) -> int:
 
 
 def _have(
-    start: generation_pb2.GenerateStart, max_tokens: int, target: TargetModel
+    start: generation_pb2.GenerateStart,
+    have: Sequence[tuple[int, ...]],
+    max_tokens: int,
+    target: TargetModel,
 ) -> tuple[tuple[int, ...], ...] | None:
     """Generated token ids that the client has of each choice; None if the request resumes none."""
     if not start.have:
@@ -328,15 +366,15 @@ def _have(
         raise InvalidRequest(
             f"`have` has {len(start.have)} entries; one is needed for each of {choices} choices"
         )
-    have = tuple(tuple(ids.ids) for ids in start.have)
     for choice, ids in enumerate(have):
         if len(ids) > max_tokens:
             raise InvalidRequest(f"have[{choice}] has {len(ids)} ids, more than max_tokens, {max_tokens}")
-        if wrong := [id_ for id_ in ids if id_ >= target.vocabulary_size]:
+        if ids and max(ids) >= target.vocabulary_size:
+            wrong = next(id_ for id_ in ids if id_ >= target.vocabulary_size)
             raise InvalidRequest(
-                f"have[{choice}] has {wrong[0]}; ids of {target.name} are below {target.vocabulary_size}"
+                f"have[{choice}] has {wrong}; ids of {target.name} are below {target.vocabulary_size}"
             )
-    return have
+    return tuple(have)
 
 
 def _ended(start: generation_pb2.GenerateStart) -> frozenset[int]:

@@ -24,6 +24,7 @@ from orchestrator.front.quota import Allowance, Quota
 from orchestrator.relay.delivery import Delivered, Event
 from outrider.wire.codec import checked_tenant
 from outrider.wire.keys import HEADER, key_digest, key_of
+from outrider.wire.origin import host_of
 from outrider.wire.reloading import EVERY_S, Reloaded
 from speculative.errors import InvalidRequest, OutriderError, Overloaded, PermissionDenied, Unauthenticated
 
@@ -244,11 +245,6 @@ def credentials_of(context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str | N
     metadata = context.invocation_metadata() or ()
     found = next((value for name, value in metadata if name == HEADER), None)
     return found if found is None or isinstance(found, str) else "", host_of(context.peer())
-
-
-def host_of(peer: str) -> str:
-    """The peer's address, `ipv4:HOST` of `ipv4:HOST:PORT`: its port is another one each time."""
-    return peer.rpartition(":")[0] or peer
 
 
 def read_keys(contents: Mapping[str, bytes]) -> KeyTable:

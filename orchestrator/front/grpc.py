@@ -23,13 +23,16 @@ from orchestrator.relay.relay import Relay
 from outrider.v1 import explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
 from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire, key_from_wire
-from outrider.wire.status import guarded
+from outrider.wire.status import guarded_unparsed
+from outrider.wire.unparsed import Unparsed, parsed
 from speculative.errors import InvalidRequest, OutriderError
 
 FIRST_MESSAGE_S = 30.0
 REFUSAL_DELAY_S = 0.2
 """How long a refusal waits for the client's request, in seconds."""
 
+Incoming = Unparsed[generation_pb2.GenerateRequest] | generation_pb2.GenerateRequest
+"""A message of a client: as bytes from a gRPC port, as a message where a server parses it."""
 GenerateContext = grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
 CancelContext = grpc.aio.ServicerContext[generation_pb2.CancelRequest, generation_pb2.CancelResponse]
 ExplainContext = grpc.aio.ServicerContext[explain_pb2.ExplainRequest, explain_pb2.ExplainResponse]
@@ -55,9 +58,9 @@ class GenerationServer(GenerationServicer):
         self._limit = limit
         self._gate = gate
 
-    @guarded
+    @guarded_unparsed
     async def Generate(  # type: ignore[override]  # of grpc.aio's two styles the one that writes
-        self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: GenerateContext
+        self, requests: AsyncIterator[Incoming], context: GenerateContext
     ) -> None:
         with ExitStack() as stack:
             try:
@@ -65,33 +68,43 @@ class GenerationServer(GenerationServicer):
             except OutriderError:
                 await _arrived(requests)
                 raise
-            start = await _first(requests)
-            start.tenant = caller.tenant(start.tenant)
-            with reserved(self._limit, caller), self._metrics.begin() as measure:
-                await self._generate(start, context, measure, caller)
+            first = await _first(requests)
+            with reserved(self._limit, caller):
+                start = await self._start(first)
+                start.tenant = caller.tenant(start.tenant)
+                with self._metrics.begin() as measure:
+                    await self._generate(start, context, measure, caller)
 
-    @guarded
+    @guarded_unparsed
     async def Cancel(
-        self, request: generation_pb2.CancelRequest, context: CancelContext
+        self,
+        request: Unparsed[generation_pb2.CancelRequest] | generation_pb2.CancelRequest,
+        context: CancelContext,
     ) -> generation_pb2.CancelResponse:
         with self._gate.entered(*credentials_of(context)) as caller:
-            tenant = caller.tenant(checked_tenant(request.tenant))
-            key = SessionKey(tenant, checked_session(request.session))
+            asked = await parsed(request)
+            tenant = caller.tenant(checked_tenant(asked.tenant))
+            key = SessionKey(tenant, checked_session(asked.session))
             return generation_pb2.CancelResponse(found=await self._relay.cancel(key))
 
-    @guarded
+    @guarded_unparsed
     async def Explain(
-        self, request: explain_pb2.ExplainRequest, context: ExplainContext
+        self,
+        request: Unparsed[explain_pb2.ExplainRequest] | explain_pb2.ExplainRequest,
+        context: ExplainContext,
     ) -> explain_pb2.ExplainResponse:
         with self._gate.entered(*credentials_of(context)) as caller:
-            key = key_from_wire(request.key)
+            key = key_from_wire((await parsed(request)).key)
             return await explain(self._fleet, key._replace(tenant=caller.tenant(key.tenant)))
 
-    @guarded
+    @guarded_unparsed
     async def ListModels(
-        self, request: generation_pb2.ListModelsRequest, context: ModelsContext
+        self,
+        request: Unparsed[generation_pb2.ListModelsRequest] | generation_pb2.ListModelsRequest,
+        context: ModelsContext,
     ) -> generation_pb2.ListModelsResponse:
         with self._gate.entered(*credentials_of(context)):
+            await parsed(request)
             return self._models()
 
     def _models(self) -> generation_pb2.ListModelsResponse:
@@ -108,6 +121,13 @@ class GenerationServer(GenerationServicer):
                 for target in fleet.served()
             ]
         )
+
+    async def _start(self, first: Incoming) -> generation_pb2.GenerateStart:
+        """The client's request. Raises InvalidRequest where the first message is another one, or none."""
+        message = await parsed(first, self._admission.bounds())
+        if not message.HasField("start"):
+            raise InvalidRequest("the first message must be `start`")
+        return message.start
 
     async def _generate(
         self,
@@ -129,7 +149,7 @@ class GenerationServer(GenerationServicer):
                 epoch = epoch if isinstance(event, Finished) else event.epoch
 
 
-async def _arrived(requests: AsyncIterator[generation_pb2.GenerateRequest]) -> None:
+async def _arrived(requests: AsyncIterator[Incoming]) -> None:
     """Wait for the request, if it is under way, before the client is refused.
 
     gRPC's client for asyncio may take a refusal that overtakes its request for a fault of its own, and report
@@ -140,16 +160,16 @@ async def _arrived(requests: AsyncIterator[generation_pb2.GenerateRequest]) -> N
             await anext(aiter(requests), None)
 
 
-async def _first(requests: AsyncIterator[generation_pb2.GenerateRequest]) -> generation_pb2.GenerateStart:
-    """The client's request. Raises InvalidRequest where the client sends another message, or none."""
+async def _first(requests: AsyncIterator[Incoming]) -> Incoming:
+    """The client's first message, as it came. Raises InvalidRequest where none comes."""
     try:
         async with asyncio.timeout(FIRST_MESSAGE_S):
             first = await anext(aiter(requests), None)
     except TimeoutError as error:
         raise InvalidRequest(f"no request came within {FIRST_MESSAGE_S:g} s of the call") from error
-    if first is None or not first.HasField("start"):
-        raise InvalidRequest("the first message must be `start`")
-    return first.start
+    if first is None:
+        raise InvalidRequest("the first message must be `start`, but none came")
+    return first
 
 
 def _message(

@@ -6,7 +6,7 @@ the metrics count.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import (
@@ -19,8 +19,11 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 import outrider
+from outrider.wire.malformed import MALFORMED
 
 PREFIX = "outrider_"
 # Rounds take milliseconds on a CPU and less on a GPU: finer at the lower end than the library's own.
@@ -68,6 +71,7 @@ class Metrics:
         self.longest_loop_stall = self.gauge(
             "loop_longest_stall_seconds", "Longest stall while a function ran.", ("where",), common=True
         )
+        self.registry.register(_MalformedCollector())
 
     def _name(self, name: str, common: bool) -> str:
         return f"{PREFIX}{name}" if common else f"{PREFIX}{self.role}_{name}"
@@ -92,6 +96,21 @@ class Metrics:
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _MalformedCollector(Collector):
+    """Exports this process's count of malformed messages, by method."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The counter, with a sample for each method that got or returned a malformed message."""
+        family = CounterMetricFamily(
+            "outrider_malformed_messages",
+            "Requests and responses that are no protobuf message.",
+            labels=("method",),
+        )
+        for method, count in MALFORMED.counts.copy().items():
+            family.add_metric((method,), count)
+        yield family
 
 
 NO_REPORTS: Mapping[str, Callable[[], bytes]] = {}

@@ -135,7 +135,7 @@ class ServiceSettings(RoleSettings):
     """OTLP collector that gets the spans of requests, as http://host:port. Default: none."""
     trace_sample: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of requests to trace, among those that come without a trace of their own."""
-    max_message_mb: Annotated[int, Field(ge=1, le=1024)] = 32
+    max_message_mb: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest message to accept from a peer, in MiB."""
     tls_cert: File = None
     """PEM file with the certificate that this process shows to other services; its names hold the role

@@ -17,7 +17,8 @@ from outrider.source.metrics import SourceCollector
 from outrider.source.streams import AttachStreams, Context, Requests
 from outrider.source.worker import Publish, SourceWorker
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
-from outrider.wire.status import guarded
+from outrider.wire.status import guarded, guarded_unparsed
+from outrider.wire.unparsed import unparsed
 from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.errors import Unavailable
 
@@ -77,7 +78,7 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
 
     def register(self, server: grpc.aio.Server) -> tuple[str, ...]:
         """Adds the DraftSource servicer; returns its name."""
-        draft_source_pb2_grpc.add_DraftSourceServicer_to_server(self, server)
+        draft_source_pb2_grpc.add_DraftSourceServicer_to_server(self, unparsed(server))
         return (draft_source_pb2.DESCRIPTOR.services_by_name["DraftSource"].full_name,)
 
     async def start(self) -> None:
@@ -126,7 +127,7 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
             tops=profile.tops,
         )
 
-    @guarded
+    @guarded_unparsed
     async def Attach(
         self, request_iterator: Requests, context: Context
     ) -> AsyncIterator[draft_source_pb2.AttachResponse]:
@@ -136,8 +137,10 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
             request_iterator,
             context,
             worker.submit,
+            pending=worker.pending,
             model=worker.profile.model,
             tokenizer_digest=worker.profile.tokenizer_digest,
+            max_length=worker.profile.max_length,
         )
         async with contextlib.aclosing(responses):
             async for response in responses:

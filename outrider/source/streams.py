@@ -15,19 +15,25 @@ from typing import Any
 import grpc.aio
 
 from outrider.runtime.tracing import Tracing
-from outrider.source.events import Event, Outgoing, StreamClosed
-from outrider.source.messages import events_from_wire, outgoing_to_wire
+from outrider.source.events import Event, Follow, Outgoing, Progress, StreamClosed
+from outrider.source.messages import ATTACH_BOUNDS, events_from_wire, outgoing_to_wire
 from outrider.source.spans import FollowSpans
 from outrider.v1 import draft_source_pb2
+from outrider.wire.unparsed import Unparsed, parsed
 from speculative.fragment import Fragment
 
 log = logging.getLogger(__name__)
 
-Requests = AsyncIterator[draft_source_pb2.AttachRequest]
+Requests = AsyncIterator[Unparsed[draft_source_pb2.AttachRequest] | draft_source_pb2.AttachRequest]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MOST_DRAFTS = 512
 MOST_REFUSALS = 4096
+MOST_PENDING = 16_384
+"""Events that may wait for the worker before reading pauses."""
+PENDING_PAUSE_S = 0.01
+WEIGHT_PER_PAUSE = 1 << 16
+"""Token ids, and 64 for each event, between two pauses: some 3 ms."""
 
 
 class DraftOutbox:
@@ -94,27 +100,43 @@ class AttachStreams:
         context: Context,
         submit: Callable[[Event], None],
         *,
+        pending: Callable[[], int],
         model: str,
         tokenizer_digest: str,
+        max_length: int,
     ) -> AsyncGenerator[draft_source_pb2.AttachResponse, None]:
         """Serves one verifier's stream until either side ends it.
 
         Args:
             submit: takes the events of the verifier's messages.
+            pending: number of events that were not handled yet; with many of them, reading pauses.
             model: the source's model, for refusals.
             tokenizer_digest: the source's tokenizer; follows with another one are refused.
+            max_length: the longest session that the source follows, in tokens.
         """
         stream = next(self._numbers)
         outbox = self._outboxes[stream] = DraftOutbox()
 
         async def read() -> None:
             try:
-                async for message in requests:
+                async for request in requests:
+                    message = await parsed(request, ATTACH_BOUNDS)
+                    made = events_from_wire(
+                        message,
+                        stream,
+                        model=model,
+                        tokenizer_digest=tokenizer_digest,
+                        max_length=max_length,
+                    )
                     self._spans.received(stream, message)
-                    for event in events_from_wire(
-                        message, stream, model=model, tokenizer_digest=tokenizer_digest
-                    ):
+                    weight = 0
+                    for event in made:
                         submit(event)
+                        if (weight := weight + _weight(event)) > WEIGHT_PER_PAUSE:
+                            weight = 0
+                            await asyncio.sleep(0)
+                    while pending() > MOST_PENDING:  # noqa: ASYNC110  # the worker's thread sets no event
+                        await asyncio.sleep(PENDING_PAUSE_S)
             finally:
                 outbox.close()
 
@@ -148,3 +170,13 @@ class AttachStreams:
             if outbox is not None:
                 self._dropped(outbox.put(what))
                 self._spans.sent(stream, what)
+
+
+def _weight(event: Event) -> int:
+    """What it took to make an event, in token ids."""
+    match event:
+        case Progress():
+            return 64 + len(event.ids)
+        case Follow():
+            return 64 + len(event.request.ids)
+    return 64

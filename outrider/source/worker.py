@@ -154,6 +154,10 @@ class SourceWorker(ABC, Generic[S]):
         """Queues an event."""
         self._inbox.put(event)
 
+    def pending(self) -> int:
+        """How many events and calls wait for the worker's thread."""
+        return self._inbox.qsize()
+
     def call(self, function: Callable[[], T]) -> "Future[T]":
         """Has a function run in the worker's thread, between two pieces of work."""
         result: Future[T] = Future()

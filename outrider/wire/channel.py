@@ -18,6 +18,7 @@ minutes, and any limit is wrong: gRPC's own bandwidth probes count too, and come
 import grpc
 import grpc.aio
 
+from outrider.wire.answers import CheckedChannel
 from outrider.wire.renewing import RenewingChannel
 from outrider.wire.tls import Certificates, Pem, channel_credentials, role_name
 
@@ -27,7 +28,9 @@ DIALLER_PATIENCE_MS = 1_000
 """Milliseconds that a server may leave a client's ping unanswered."""
 SERVER_PATIENCE_MS = 10_000
 """Milliseconds that a client may leave a server's ping unanswered."""
-DEFAULT_MESSAGE_MB = 32
+DEFAULT_MESSAGE_MB = 8
+"""The largest message that is accepted, in MiB. gRPC hands it over in one piece, on the event loop: each MiB
+costs the loop 1 to 2 ms."""
 MOST_PENDING = 100_000
 """Largest number of calls that wait for a server to accept them."""
 
@@ -83,7 +86,7 @@ def open_channel(
     certificates: Certificates | None = None,
     role: str = "",
 ) -> grpc.aio.Channel:
-    """A channel to host:port; nothing is dialled before the first call.
+    """A channel to host:port; nothing is dialled before the first call. Its calls raise MalformedAnswer.
 
     Args:
         certificates: certificate to show and authority to trust; calls made after a change of the files use
@@ -92,14 +95,14 @@ def open_channel(
     """
     options = channel_options(max_message_mb, patience_ms)
     if certificates is None:
-        return grpc.aio.insecure_channel(address, options=options)
+        return CheckedChannel(grpc.aio.insecure_channel(address, options=options), address)
     if role:
         options.append(("grpc.ssl_target_name_override", role_name(role)))
 
     def make(pem: Pem) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(address, channel_credentials(pem), options=options)
 
-    return RenewingChannel(certificates, make)
+    return CheckedChannel(RenewingChannel(certificates, make), address)
 
 
 def open_sync_channel(

@@ -14,7 +14,7 @@ from speculative.errors import InvalidRequest, MalformedDraft
 from speculative.fragment import Fragment
 from speculative.grammar import Grammar, GrammarKind
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
-from speculative.params import SamplingParams
+from speculative.params import SamplingParams, check_bias_count, check_stop_count
 from speculative.stats import UsageCount
 from speculative.stop import FinishReason
 
@@ -100,6 +100,8 @@ def sampling_to_wire(params: SamplingParams) -> common_pb2.Sampling:
 
 def sampling_from_wire(message: common_pb2.Sampling, vocabulary_size: int | None = None) -> SamplingParams:
     """Sampling parameters. Raises InvalidRequest for a field out of range or ids beyond the vocabulary."""
+    check_bias_count(len(message.logit_bias))
+    check_stop_count(len(message.stop_ids))
     given = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
     biases = tuple(message.logit_bias.items())
     params = SamplingParams(**given, logit_bias=biases, stop_ids=tuple(message.stop_ids))

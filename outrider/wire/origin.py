@@ -103,5 +103,10 @@ def bound_fields() -> Mapping[str, str]:
     return _FIELDS.get() or {}
 
 
+def host_of(peer: str) -> str:
+    """The peer's address, `ipv4:HOST` of `ipv4:HOST:PORT`: its port is another one each time."""
+    return peer.rpartition(":")[0] or peer
+
+
 def _text(value: str | bytes) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else value

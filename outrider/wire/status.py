@@ -8,7 +8,7 @@ import functools
 import inspect
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -17,6 +17,8 @@ import grpc.aio
 
 from outrider.wire.codec import epoch_from_text, epoch_to_text
 from outrider.wire.origin import arrived, origin_of
+from outrider.wire.request_stream import RequestStream
+from outrider.wire.unparsed import Unparsed, parsed
 from speculative import errors
 from speculative.errors import OutriderError
 
@@ -100,9 +102,19 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 def guarded(handler: Handler) -> Handler:
     """Decorates a servicer's method (a coroutine or an async generator): every error becomes a status.
 
-    The method runs bound to the origin of the call; see `outrider.wire.origin`. Cancellation passes through,
-    and so does an abort by the method itself.
+    The method gets its requests parsed, within the bounds of small messages. It runs bound to the origin of
+    the call; see `outrider.wire.origin`. Cancellation passes through, and so does an abort by the method
+    itself.
     """
+    return _guarded(handler, parsed)
+
+
+def guarded_unparsed(handler: Handler) -> Handler:
+    """As `guarded`, for a method that parses its requests itself; see `outrider.wire.unparsed`."""
+    return _guarded(handler, _as_it_is)
+
+
+def _guarded(handler: Handler, read: Callable[[Any], Awaitable[Any]]) -> Handler:
     wrapped: Callable[..., Any]
     if inspect.isasyncgenfunction(handler):
 
@@ -110,7 +122,8 @@ def guarded(handler: Handler) -> Handler:
         async def wrapped_stream(self: Any, request: Any, context: Any) -> AsyncIterator[Any]:
             arrived(origin_of(context.invocation_metadata() or ()))
             try:
-                async with aclosing(handler(self, request, context)) as responses:
+                given = await _incoming(request, context, read)
+                async with aclosing(handler(self, given, context)) as responses:
                     async for response in responses:
                         yield response
             except grpc.aio.AbortError:
@@ -125,7 +138,7 @@ def guarded(handler: Handler) -> Handler:
         async def wrapped_call(self: Any, request: Any, context: Any) -> Any:
             arrived(origin_of(context.invocation_metadata() or ()))
             try:
-                return await handler(self, request, context)
+                return await handler(self, await _incoming(request, context, read), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
@@ -133,6 +146,19 @@ def guarded(handler: Handler) -> Handler:
 
         wrapped = wrapped_call
     return wrapped  # type: ignore[return-value]  # the same signature, by functools.wraps
+
+
+async def _incoming(request: Any, context: Any, read: Callable[[Any], Awaitable[Any]]) -> Any:
+    """The method's request, or the iterator of its requests, as the method wants them."""
+    if isinstance(request, AsyncIterable):
+        return RequestStream(request, lambda: context.peer(), read)
+    if isinstance(request, Unparsed):
+        request.peer = context.peer()
+    return await read(request)
+
+
+async def _as_it_is(request: Any) -> Any:
+    return request
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:

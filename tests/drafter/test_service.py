@@ -200,7 +200,7 @@ async def test_several_sessions_and_streams_are_told_apart(run: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"ids": [1] * 201, "prompt_length": 3}, "201 ids; this drafter can follow 200"),
+        ({"ids": [1] * 201, "prompt_length": 3}, "201 ids; source 'fake' can follow 200"),
         ({"ids": [1, 24], "prompt_length": 1}, "id 24 is outside this drafter's vocabulary of 24"),
         ({"ids": []}, "prompt_length is 5 of 0 ids"),
         ({"prompt_length": 0}, "prompt_length is 0 of 5 ids"),

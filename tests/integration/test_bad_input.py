@@ -27,7 +27,7 @@ BAD: dict[str, tuple[dict[str, Any], type[OutriderError], str]] = {
     "no ids": ({"ids": []}, InvalidRequest, "empty"),
     "an id outside the vocabulary": ({"ids": [5, 96]}, InvalidRequest, "ids are below 96"),
     "a prompt longer than the context": ({"ids": [5] * 256}, InvalidRequest, "256 ids"),
-    "10 MB of text": ({"prompt": "x" * 10_000_000}, InvalidRequest, "10000000 bytes"),
+    "10 MB of text": ({"prompt": "x" * 10_000_000}, InvalidRequest, "too large"),
     "no tokens": ({"ids": [5], "max_tokens": 0}, InvalidRequest, "max_tokens is 0; 1 to 255"),
     "negative tokens": ({"ids": [5], "max_tokens": -1}, InvalidRequest, "max_tokens is -1; 1 to 255"),
     "enormous tokens": ({"ids": [5], "max_tokens": 10**15}, InvalidRequest, "1 to 255 are possible"),

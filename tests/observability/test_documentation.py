@@ -101,7 +101,12 @@ async def test_what_vllm_counts_too_comes_from_one_kind_of_process(exported: dic
         for metric in metrics:
             owners.setdefault(metric.name, []).append(role)
     shared = {name: roles for name, roles in owners.items() if len(roles) > 1}
-    of_every_process = {"outrider_info", "outrider_loop_stall_seconds", "outrider_loop_longest_stall_seconds"}
+    of_every_process = {
+        "outrider_info",
+        "outrider_loop_stall_seconds",
+        "outrider_loop_longest_stall_seconds",
+        "outrider_malformed_messages",
+    }
     assert set(shared) == of_every_process
     for role, metrics in exported.items():
         others = [other for other in ROLES if other != role]

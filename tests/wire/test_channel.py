@@ -63,7 +63,7 @@ async def test_a_burst_of_pings_does_not_end_a_connection() -> None:
 
 def test_the_receiver_bounds_messages() -> None:
     for options in (server_options(), channel_options()):
-        assert dict(options)["grpc.max_receive_message_length"] == 32 * 1024 * 1024
+        assert dict(options)["grpc.max_receive_message_length"] == 8 * 1024 * 1024
         assert dict(options)["grpc.max_send_message_length"] == -1
     assert dict(channel_options(64))["grpc.max_receive_message_length"] == 64 * 1024 * 1024
 

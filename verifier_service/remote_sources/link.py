@@ -131,10 +131,12 @@ class SourceLink:
         self._struck.add(handle)
         self._strikes += 1
         if self._strikes >= self._limits.strikes:
-            pause = self._mute.next_s()
-            log.warning("source muted for %.1f s", pause, extra={"fields": {"peer": self.address}})
-            self._strikes = 0
-            self.stream.mute(pause)
+            self._mute_all()
+
+    def malformed(self) -> None:
+        """Leaves a source alone that sent bytes that are no message: they concern all of its sessions."""
+        self._counts[self._name].malformed += 1
+        self._mute_all()
 
     def stream_opened(self) -> None:
         """Introduces every subscribed session to the source."""
@@ -197,6 +199,12 @@ class SourceLink:
         if self._tops:
             index = subscription.source_indices[0]
             self._put(Observe(subscription.view.handle, index, self._tops))
+
+    def _mute_all(self) -> None:
+        pause = self._mute.next_s()
+        log.warning("source muted for %.1f s", pause, extra={"fields": {"peer": self.address}})
+        self._strikes = 0
+        self.stream.mute(pause)
 
     def _introduce(self, handle: int, queue: UpdateQueue) -> None:
         if handle in self._resting:

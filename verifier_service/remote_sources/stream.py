@@ -18,6 +18,7 @@ import grpc.aio
 from outrider.runtime.backoff import Backoff
 from outrider.runtime.security import certificates
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
+from outrider.wire.answers import MalformedAnswer
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
 from outrider.wire.origin import for_nobody
 from outrider.wire.status import peer_text
@@ -73,6 +74,9 @@ class StreamUser(Protocol):
 
     def stream_closed(self) -> None:
         """The stream is gone, or could not be opened."""
+
+    def malformed(self) -> None:
+        """The source sent bytes that are no message; the stream is dropped."""
 
     def next_request(self) -> draft_source_pb2.AttachRequest | None:
         """The next request to write; None while there is nothing to say."""
@@ -132,6 +136,8 @@ class AttachStream:
             try:
                 await self._attach()
             except (grpc.aio.AioRpcError, TimeoutError, _Reset) as error:
+                if isinstance(error, MalformedAnswer):
+                    self._user.malformed()
                 why = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
                 fields = {"peer": self._address}
                 log.warning("source lost: %s", peer_text(why or "timed out"), extra={"fields": fields})

@@ -14,6 +14,7 @@ from outrider.wire.codec import (
     sampling_from_wire,
 )
 from outrider.wire.names import checked_corpora, checked_source_name
+from outrider.wire.shape import SMALL_BYTES, Bounds
 from speculative.errors import InvalidRequest, UnknownModel
 from speculative.grammar import Grammar
 from speculative.logprobs import Logprobs
@@ -25,6 +26,8 @@ MAX_NODES = 256
 """The highest node limit that a request may set."""
 _MAX_SOURCES = 16
 _MAX_ADDRESS = 262  # the longest host name, a colon and a port
+_ID_BYTES = 5  # the most on the wire
+_FIXED_BYTES = 256 * 1024  # more than a grammar, biases, stop strings, sources and names come to
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +111,25 @@ class SessionRequest:
     """Token ids that the output may resemble."""
 
 
+def open_bounds(served: ServedModel) -> Bounds:
+    """Bounds of an Open: two contexts of token ids, a prediction's among them, and fields of a fixed size."""
+    return Bounds(
+        most_bytes=2 * served.max_length * _ID_BYTES + _FIXED_BYTES,
+        most_numbers=2 * served.max_length + SMALL_BYTES // _ID_BYTES,
+        because=f"no Open of a context of {served.max_length} tokens is larger",
+    )
+
+
 def request_from_wire(message: verifier_pb2.OpenRequest, served: ServedModel) -> SessionRequest:
     """The session that an Open asks for. Raises InvalidRequest, or UnknownModel for another model."""
     key = key_from_wire(message.key)
     if message.model != served.model:
         raise UnknownModel(f"model {message.model!r} is not served here; {served.model!r} is")
+    for name, count in (("ids", len(message.ids)), ("prediction", len(message.prediction))):
+        if count > served.max_length:
+            raise InvalidRequest(
+                f"{name} has {count} ids; {served.model} takes {served.max_length} tokens at most here"
+            )
     ids = tuple(message.ids)
     _check_ids(ids, message, served)
     params = sampling_from_wire(message.sampling, served.vocabulary_size)
@@ -200,9 +217,9 @@ def _check_source(source: SourceAddress, served: ServedModel) -> None:
 
 
 def _sources(message: verifier_pb2.OpenRequest, served: ServedModel) -> tuple[SourceAddress, ...]:
+    if (count := len(message.sources)) > _MAX_SOURCES:
+        raise InvalidRequest(f"there are {count} sources; at most {_MAX_SOURCES}")
     sources = tuple(SourceAddress(source.name, source.address) for source in message.sources)
-    if len(sources) > _MAX_SOURCES:
-        raise InvalidRequest(f"there are {len(sources)} sources; at most {_MAX_SOURCES}")
     for source in sources:
         _check_source(source, served)
     if len({source.name for source in sources}) < len(sources):

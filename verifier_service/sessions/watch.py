@@ -7,7 +7,7 @@ message.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import (
@@ -18,15 +18,46 @@ from outrider.wire.codec import (
     token_logprob_to_wire,
     usage_to_wire,
 )
+from outrider.wire.shape import Bounds
 from speculative.errors import InvalidRequest
 from speculative.stop import FinishReason
 from verifier_service.sessions.table import SessionTable, SessionView
+
+WATCH_BOUNDS = Bounds(most_bytes=2**31, most_fields=2**17)
+"""Bounds of a WatchRequest, which may ask for all sessions of an orchestrator at once; the process's largest
+message bounds its bytes."""
+MOST_CHANGES = 16_384
+"""The most cursors that one request may add, and the most that it may drop."""
+CHANGES_AT_ONCE = 128
+"""Cursors that are added or dropped between two pauses: some 2 ms."""
+MOST_UNSENT = 16_384
+"""The most sessions of one stream that cannot be read and of which the peer has not been told yet."""
+MOST_OF_A_SESSION = 8
+"""The most cursors that one stream may have in one session."""
+IDS_PER_MESSAGE = 1 << 16
+"""Token ids after which a message is sent: the rest goes into the next one."""
+LOGPROBS_PER_MESSAGE = 1024
+"""The most tokens of one session in one message where their log-probabilities come along."""
+
+
+def request_pieces(message: verifier_pb2.WatchRequest) -> Iterator[verifier_pb2.WatchRequest]:
+    """The request as several smaller ones, of the same effect. Raises InvalidRequest for a hopeless size."""
+    for name, count in (("add", len(message.add)), ("drop", len(message.drop))):
+        if count > MOST_CHANGES:
+            raise InvalidRequest(f"{name} has {count} entries; one request may have {MOST_CHANGES}")
+    if len(message.add) + len(message.drop) <= CHANGES_AT_ONCE:
+        yield message
+        return
+    for at in range(0, len(message.drop), CHANGES_AT_ONCE):
+        yield verifier_pb2.WatchRequest(drop=message.drop[at : at + CHANGES_AT_ONCE])
+    for at in range(0, len(message.add), CHANGES_AT_ONCE):
+        yield verifier_pb2.WatchRequest(add=message.add[at : at + CHANGES_AT_ONCE])
 
 
 class _SessionCursor:
     """One reader's place in one session. A ViewCursor."""
 
-    __slots__ = ("alias", "done", "position", "reader", "view")
+    __slots__ = ("alias", "behind", "done", "position", "reader", "view")
 
     def __init__(self, reader: "WatchReader", alias: int, view: SessionView, position: int) -> None:
         self.reader = reader
@@ -34,6 +65,7 @@ class _SessionCursor:
         self.view = view
         self.position = position
         self.done = False
+        self.behind = False
 
     def updated(self) -> None:
         self.reader.mark_updated(self.alias)
@@ -42,9 +74,14 @@ class _SessionCursor:
         self.reader.supersede(self.alias, f"session {self.view.key} was taken over under a higher epoch")
 
     def collect(self) -> verifier_pb2.Committed | None:
-        """A message with the tokens since the last call, or the session's end; None if nothing is new."""
+        """A message with the tokens since the last call, or the session's end; None if nothing is new.
+
+        Where there are too many tokens for one message, `behind` is true afterwards.
+        """
         view, start = self.view, self.position
-        end = max(start, len(view.ids))
+        most = LOGPROBS_PER_MESSAGE if view.logprobs else IDS_PER_MESSAGE
+        end = min(max(start, len(view.ids)), start + most)
+        self.behind = end < len(view.ids)
         if self.done or (end == start and view.finish is None):
             return None
         message = verifier_pb2.Committed(
@@ -57,7 +94,7 @@ class _SessionCursor:
             admitted=view.admitted,
         )
         self.position = end
-        if view.finish is not None:
+        if view.finish is not None and not self.behind:
             self.done = True
             message.finished = finish_to_wire(view.finish.reason)
             message.usage.CopyFrom(usage_to_wire(view.finish.usage))
@@ -75,6 +112,8 @@ class WatchReader:
         """By the peer's alias of the session."""
         self._updated: set[int] = set()
         """Aliases of the sessions that have something new."""
+        self._later: set[int] = set()
+        """Aliases of the sessions of which a message under way holds a part."""
         self._notices: dict[int, verifier_pb2.Committed] = {}
         """Last messages of the sessions that cannot be read, by alias."""
         self._wake = asyncio.Event()
@@ -128,6 +167,8 @@ class WatchReader:
         except InvalidRequest as error:
             self._notice(alias, CommittedCode.UNKNOWN_SESSION, str(error))
             return
+        if view is not None and self._cursors_in(view) >= MOST_OF_A_SESSION:
+            raise InvalidRequest(f"session {view.key} has {MOST_OF_A_SESSION} cursors of this stream already")
         if view is None or cursor.epoch > view.epoch:
             name, epoch = cursor.key.session, epoch_to_text(cursor.epoch)
             self._notice(
@@ -147,6 +188,9 @@ class WatchReader:
             self._updated.add(alias)
             self._wake.set()
 
+    def _cursors_in(self, view: SessionView) -> int:
+        return sum(isinstance(other, _SessionCursor) and other.reader is self for other in view.cursors)
+
     def _forget(self, alias: int) -> None:
         self._updated.discard(alias)
         self._notices.pop(alias, None)
@@ -155,6 +199,8 @@ class WatchReader:
             cursor.view.remove_cursor(cursor, time.monotonic())
 
     def _notice(self, alias: int, code: CommittedCode, message: str) -> None:
+        if len(self._notices) >= MOST_UNSENT:
+            raise InvalidRequest(f"{MOST_UNSENT} cursors name no session that can be read; read the answers")
         finished = finish_to_wire(FinishReason.ERROR)
         self._notices[alias] = verifier_pb2.Committed(
             alias=alias, finished=finished, message=message, code=code
@@ -163,12 +209,20 @@ class WatchReader:
 
     def _collect(self) -> verifier_pb2.WatchResponse:
         response = verifier_pb2.WatchResponse(beat=self._readers.beat)
-        updated, self._updated = self._updated, set()
-        for alias in updated:
+        count = 0
+        while self._updated and count < IDS_PER_MESSAGE:
+            alias = self._updated.pop()
             if (cursor := self._cursors.get(alias)) and (committed := cursor.collect()):
                 response.committed.append(committed)
+                count += len(committed.ids) + 64
+                if cursor.behind:
+                    self._later.add(alias)
         response.committed.extend(self._notices.values())
         self._notices.clear()
+        self._updated |= self._later
+        self._later.clear()
+        if self._updated:
+            self._wake.set()
         return response
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.front.auth import Gate, host_of, watched_keys
+from orchestrator.front.auth import Gate, watched_keys
 from orchestrator.front.quota import LEAST_RETRY_S
 from outrider.wire.keys import bearer, new_key
+from outrider.wire.origin import host_of
 from speculative.errors import (
     OutriderError,
     Overloaded,

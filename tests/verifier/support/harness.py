@@ -122,6 +122,7 @@ class Verifier(Client):
     metrics: Metrics = field(default_factory=lambda: Metrics("verifier"))
     failures: list[BaseException] = field(default_factory=list)
     server: Any = None
+    address: str = ""
 
     def metric(self, name: str, **labels: str) -> float:
         """Of the verifier's own, or of those that all servers have, summed over what labels leave open."""
@@ -166,6 +167,7 @@ async def serving(
                 metrics=metrics,
                 failures=failures,
                 server=service,
+                address=f"127.0.0.1:{port}",
             )
     finally:
         await service.stop(0.0)

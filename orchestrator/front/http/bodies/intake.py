@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager
 from starlette.requests import Request
 
 from orchestrator.fleet.target_model import TargetModel
-from orchestrator.front.admission import most_text_bytes
 from orchestrator.front.http.bodies.arriving import receive_body
 from orchestrator.front.http.bodies.bounds import BodyBounds, BodyKind
 from orchestrator.front.http.bodies.frames import BodyTask
 from orchestrator.front.http.bodies.memory import BodyMemory, HeldMemory
 from orchestrator.front.http.bodies.pool import ReaderPool
 from orchestrator.front.http.bodies.reading import ReadBody, needs_process, parse_json, read_value
+from orchestrator.front.message_bounds import most_text_bytes
 
 LEAST_MEMORY = 1 << 27
 """Bytes of memory for bodies that arrive, at least."""

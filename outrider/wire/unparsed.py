@@ -1,0 +1,105 @@
+"""Requests that a server keeps as bytes until it has decided that they are worth parsing.
+
+gRPC would parse a message before the method that is called has seen the caller's key, and would answer bytes
+that are no message with an error of its own. A servicer that is registered with `unparsed` gets `Unparsed`
+messages instead. `guarded` parses those of small methods; other methods call `parsed` once they know how
+large the message may be.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Generic, TypeVar, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+
+from outrider.wire.malformed import MALFORMED
+from outrider.wire.shape import SMALL_BYTES, Bounds, NotWireFormat, check_size, walk
+from speculative.errors import InvalidRequest
+
+M = TypeVar("M", bound=Message)
+
+SMALL = Bounds()
+"""Bounds of the methods whose largest legal message is small."""
+
+
+class Unparsed(Generic[M]):
+    """The bytes of one request, and the message type that they are to be."""
+
+    __slots__ = ("data", "kind", "method", "peer")
+
+    def __init__(self, data: bytes, kind: type[M], method: str) -> None:
+        self.data = data
+        self.kind = kind
+        self.method = method
+        self.peer = ""
+        """The caller's address, for the log."""
+
+    async def parse(self, bounds: Bounds = SMALL) -> M:
+        """The message. Raises InvalidRequest where it exceeds the bounds, or is none.
+
+        Never holds the event loop for long: the fields of a message above 64 KiB are counted first, and a
+        message with too many of them is not parsed. Both happen with pauses.
+        """
+        check_size(self.data, bounds)
+        try:
+            if len(self.data) <= SMALL_BYTES:
+                return self.kind.FromString(self.data)
+            return await self._in_pieces(bounds)
+        except (DecodeError, NotWireFormat) as error:
+            what = f"{len(self.data)} bytes that are no {self.kind.DESCRIPTOR.full_name}"
+            MALFORMED.note(self.method, self.peer, what)
+            raise InvalidRequest(
+                f"the message cannot be read: {what}; send what {self.method} takes, as protobuf writes it"
+            ) from error
+
+    async def _in_pieces(self, bounds: Bounds) -> M:
+        cuts: list[int] = []
+        for _ in walk(self.data, cast(Descriptor, self.kind.DESCRIPTOR), bounds, cuts):
+            await asyncio.sleep(0)
+        message = self.kind()
+        for start, end in pairwise((0, *cuts, len(self.data))):
+            await asyncio.sleep(0)
+            message.MergeFromString(self.data[start:end])
+        await asyncio.sleep(0)
+        return message
+
+
+async def parsed(message: Unparsed[M] | M, bounds: Bounds = SMALL) -> M:
+    """A request's message, parsed unless a server without `unparsed` did so. Raises InvalidRequest."""
+    return await message.parse(bounds) if isinstance(message, Unparsed) else message
+
+
+def unparsed(server: grpc.aio.Server) -> grpc.aio.Server:
+    """The server, to be given to a generated `add_..._to_server`: its methods get `Unparsed` messages."""
+    return cast(grpc.aio.Server, _Registering(server))
+
+
+class _Registering:
+    """What generated code needs of a server while it registers a servicer."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Ignores generic handlers: the methods are registered by name as well."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
+    ) -> None:
+        """Registers the methods of one service."""
+        kept = {name: _keeping_bytes(f"{service}/{name}", handler) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, kept),))
+        self._server.add_registered_method_handlers(service, kept)
+
+
+def _keeping_bytes(method: str, handler: Any) -> Any:
+    kind = handler.request_deserializer.__self__  # the class whose FromString this is
+
+    def keep(data: bytes) -> Unparsed[Any]:
+        return Unparsed(data, kind, method)
+
+    return handler._replace(request_deserializer=keep)

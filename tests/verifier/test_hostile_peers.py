@@ -1,0 +1,166 @@
+"""A peer of the verifier that sends junk, or too much, costs its own stream and nobody else's."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from harness import Verifier, eventually, serving
+from ngram_lm import NgramLM
+
+from outrider.v1 import common_pb2, draft_source_pb2, verifier_pb2
+from outrider.wire.channel import open_channel, server_options
+from tests.loop_time import longest_callback
+
+JUNK = b"\xff\xff\xff"
+
+
+class JunkSource(grpc.GenericRpcHandler):
+    """A source that answers each Attach with bytes that are no message."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    def service(self, details: Any) -> Any:
+        if not details.method.endswith("/Attach"):
+            return None
+        return grpc.stream_stream_rpc_method_handler(self._attach)
+
+    async def _attach(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
+        self.streams += 1
+        yield JUNK
+        await asyncio.sleep(60)
+
+
+async def test_a_source_that_sends_junk_is_left_alone_and_the_log_has_no_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    junk = JunkSource()
+    server = grpc.aio.server(options=server_options())
+    server.add_generic_rpc_handlers((junk,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with serving(NgramLM(), orphan_grace_s=60.0) as verifier:
+        with caplog.at_level(logging.WARNING):
+            plain = await verifier.generate([1, 2, 3], new=12)
+            drafted = await verifier.generate([1, 2, 3], new=12, sources=[("junk", f"127.0.0.1:{port}")])
+            request = verifier.request([4, 5], new=200, sources=[("junk", f"127.0.0.1:{port}")])
+            await verifier.open(request)
+            await eventually(lambda: verifier.metric("source_drafts_dropped_total", reason="malformed") >= 1)
+            await verifier.cancel(request)
+    await server.stop(0)
+    assert drafted.ids == plain.ids
+    said = [record.getMessage() for record in caplog.records]
+    assert not [record for record in caplog.records if record.exc_info]
+    assert any(text.startswith("source muted for") for text in said)
+    assert any("no outrider.v1.AttachResponse: 3 bytes" in text for text in said)
+
+
+UNARY = {
+    "Describe": "VerifierDescribeRequest",
+    "Open": "OpenRequest",
+    "Cancel": "VerifierCancelRequest",
+    "Explain": "ExplainRequest",
+}
+
+
+async def test_junk_is_an_invalid_argument_on_every_method(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(NgramLM()) as verifier, grpc.aio.insecure_channel(verifier.address) as channel:
+        for method, kind in UNARY.items():
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.unary_unary(f"/outrider.v1.Verifier/{method}")(JUNK)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"3 bytes that are no outrider.v1.{kind}" in str(refused.value.details())
+        watch = channel.stream_stream("/outrider.v1.Verifier/Watch")()
+        await watch.write(JUNK)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await read_to_the_end(watch)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "no outrider.v1.WatchRequest" in str(refused.value.details())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def watched_to_the_end(verifier: Verifier, request: verifier_pb2.WatchRequest) -> grpc.aio.AioRpcError:
+    call = verifier.stub.Watch()
+    await call.write(request)
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await asyncio.wait_for(read_to_the_end(call), 60)
+    return ended.value
+
+
+async def read_to_the_end(call: Any) -> None:
+    async for _ in call:
+        pass
+
+
+async def test_a_watch_for_more_than_there_can_be_ends_its_own_stream_alone() -> None:
+    async with serving(NgramLM()) as verifier:
+        request = verifier.request([1, 2, 3], new=200)
+        await verifier.open(request)
+        reading = asyncio.create_task(verifier.read(request))
+        adds = [verifier_pb2.Cursor(alias=alias) for alias in range(17_000)]
+        same = [
+            verifier_pb2.Cursor(alias=alias, key=request.key, epoch=request.epoch, position=3)
+            for alias in range(9)
+        ]
+        with longest_callback() as longest:
+            many = await watched_to_the_end(verifier, verifier_pb2.WatchRequest(add=adds))
+            drops = await watched_to_the_end(verifier, verifier_pb2.WatchRequest(drop=range(17_000)))
+            again = await watched_to_the_end(verifier, verifier_pb2.WatchRequest(add=same))
+        codes = {error.code() for error in (many, drops, again)}
+        assert codes == {grpc.StatusCode.INVALID_ARGUMENT}
+        assert "add has 17000 entries" in str(many.details())
+        assert "drop has 17000 entries" in str(drops.details())
+        assert "has 8 cursors of this stream already" in str(again.details())
+        assert len((await reading).ids) == 200
+    assert longest.ms < 60, f"{longest.ms:.1f} ms"  # the client's own work is on this loop, too
+
+
+async def test_ten_thousand_cursors_are_answered_in_pieces() -> None:
+    async with serving(NgramLM()) as verifier:
+        key = common_pb2.SessionKey(session="nobody")
+        adds = [verifier_pb2.Cursor(alias=alias, key=key, epoch=1) for alias in range(10_000)]
+        call = verifier.stub.Watch()
+        await call.write(verifier_pb2.WatchRequest(add=adds))
+        unknown = set[int]()
+        async with asyncio.timeout(60):
+            async for response in call:
+                unknown |= {committed.alias for committed in response.committed}
+                if len(unknown) == 10_000:
+                    break
+        call.cancel()
+
+
+async def test_a_long_answer_reaches_a_late_reader_in_several_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("verifier_service.sessions.watch.IDS_PER_MESSAGE", 16)
+    async with serving(NgramLM()) as verifier:
+        plain = await verifier.generate([1, 2, 3], new=100)
+        request = verifier.request([1, 2, 3], new=100)
+        await verifier.open(request)
+        await verifier.read(request)
+        late = await verifier.read(request)
+    assert late.ids == plain.ids
+    assert late.finished
+
+
+async def test_a_verifiers_junk_breaks_no_session_of_a_source(caplog: pytest.LogCaptureFixture) -> None:
+    """The same bytes the other way round: a DraftSource refuses them, by name."""
+    from outrider.source.server import SourceServer
+
+    source: Any = SourceServer(lambda publish: None, loading="loading")  # type: ignore[arg-type, return-value]
+    server = grpc.aio.server(options=server_options())
+    source.register(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/outrider.v1.DraftSource/Describe")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(JUNK)
+    await server.stop(0)
+    name = draft_source_pb2.SourceDescribeRequest.DESCRIPTOR.full_name
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"no {name}" in str(refused.value.details())
