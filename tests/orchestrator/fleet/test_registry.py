@@ -244,5 +244,5 @@ async def test_registries_come_and_go_and_the_announcer_finds_them_again(world: 
 
 async def test_a_port_that_is_taken_is_an_error(world: Any) -> None:
     front = await front_of(world)
-    with pytest.raises(Unavailable, match="cannot serve the registry on .* another process uses port"):
+    with pytest.raises(Unavailable, match=r"cannot serve the registry on .* another process uses port"):
         RegistryServer(front.service, None, front.registry)
