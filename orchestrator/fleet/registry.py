@@ -98,7 +98,8 @@ class RegistryServer(RegistryServicer):
         entry = entry_from_wire(request)
         if self._secured:
             check_role(context, entry.role)
-        if self.directory.heard(entry, self._now()):
+        host = context.peer().rpartition(":")[0]  # the port is another one each time
+        if self.directory.heard(entry, self._now(), host):
             fields = {"peer": entry.address, "role": entry.role, "draining": entry.draining}
             log.info("worker registered", extra={"fields": fields})
             await self._apply()

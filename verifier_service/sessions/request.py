@@ -13,7 +13,7 @@ from outrider.wire.codec import (
     logprobs_from_wire,
     sampling_from_wire,
 )
-from outrider.wire.names import checked_corpora, checked_source_name
+from outrider.wire.names import MAX_SOURCES, checked_corpora, checked_source_name
 from speculative.errors import InvalidRequest, UnknownModel
 from speculative.grammar import Grammar
 from speculative.logprobs import Logprobs
@@ -23,7 +23,6 @@ from verifier_service.proposers import PROPOSERS
 
 MAX_NODES = 256
 """The highest node limit that a request may set."""
-_MAX_SOURCES = 16
 _MAX_ADDRESS = 262  # the longest host name, a colon and a port
 
 
@@ -201,8 +200,8 @@ def _check_source(source: SourceAddress, served: ServedModel) -> None:
 
 def _sources(message: verifier_pb2.OpenRequest, served: ServedModel) -> tuple[SourceAddress, ...]:
     sources = tuple(SourceAddress(source.name, source.address) for source in message.sources)
-    if len(sources) > _MAX_SOURCES:
-        raise InvalidRequest(f"there are {len(sources)} sources; at most {_MAX_SOURCES}")
+    if len(sources) > MAX_SOURCES:
+        raise InvalidRequest(f"there are {len(sources)} sources; at most {MAX_SOURCES}")
     for source in sources:
         _check_source(source, served)
     if len({source.name for source in sources}) < len(sources):
