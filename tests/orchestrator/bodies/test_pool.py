@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.front.http.bodies.bounds import BodyBounds, BodyKind
 from orchestrator.front.http.bodies.frames import BodyTask
-from orchestrator.front.http.bodies.pool import ReaderPool
+from orchestrator.front.http.bodies.pool import MODULE, ReaderPool
 from orchestrator.front.http.bodies.reading import ReadBody, parse_json, read_value
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import CompletionFields
@@ -49,9 +49,12 @@ async def pool() -> AsyncIterator[Pool]:
 
 
 def children() -> list[int]:
-    """Process ids of the children of all threads of this process."""
+    """Process ids of the readers among the children of this process; other tests may have a server run."""
     return [
-        int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()
+        int(pid)
+        for file in Path("/proc/self/task").glob("*/children")
+        for pid in file.read_text().split()
+        if MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     ]
 
 
