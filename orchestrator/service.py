@@ -27,7 +27,7 @@ from outrider.runtime.serve import ServiceContext
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 from outrider.wire.epochs import wall_clock_ms
-from outrider.wire.unparsed import unparsed
+from outrider.wire.incoming.unparsed import unparsed
 from speculative.errors import InvalidRequest, OutriderError
 
 if TYPE_CHECKING:

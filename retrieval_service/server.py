@@ -14,9 +14,9 @@ import grpc.aio
 from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2, retrieval_pb2_grpc
 from outrider.wire.codec import MAX_CHOICES, MAX_NAME, SessionKey, checked_session, checked_tenant
-from outrider.wire.shape import Bounds
+from outrider.wire.incoming.shape import Bounds
+from outrider.wire.incoming.unparsed import Unparsed, parsed
 from outrider.wire.status import guarded, guarded_unparsed
-from outrider.wire.unparsed import Unparsed, parsed
 from retrieval_service.building import Builds, NoTokenizer, Spool, document_ids
 from retrieval_service.catalogue import CorpusKey, scope, session_name
 from retrieval_service.corpus.index import CorpusIndex

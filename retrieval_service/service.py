@@ -12,7 +12,7 @@ from outrider.source.followed import ANY_ID, SourceProfile
 from outrider.source.server import SourceServer
 from outrider.source.worker import Publish
 from outrider.v1 import retrieval_pb2, retrieval_pb2_grpc
-from outrider.wire.unparsed import unparsed
+from outrider.wire.incoming.unparsed import unparsed
 from retrieval_service.catalogue import NAMES
 from retrieval_service.loading import Loaded, load
 from retrieval_service.server import RetrievalServer

@@ -10,7 +10,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+# How long an example takes says how busy the machine is; pytest's timeout ends an example that hangs.
+settings.register_profile("outrider", deadline=None)
+settings.load_profile("outrider")
 
 TINY_VOCABULARY = 96
 LINES = [

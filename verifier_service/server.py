@@ -21,9 +21,9 @@ from outrider.runtime.tracing import Tracing
 from outrider.tokens import TokenTable
 from outrider.v1 import explain_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import finish_to_wire, key_from_wire
+from outrider.wire.incoming.unparsed import Unparsed, parsed, unparsed
 from outrider.wire.origin import bound, current
 from outrider.wire.status import guarded, guarded_unparsed
-from outrider.wire.unparsed import Unparsed, parsed, unparsed
 from outrider.wire.workers import WorkerState
 from speculative.errors import Unavailable
 from verifier_service.engine.messages import Command, StepReport

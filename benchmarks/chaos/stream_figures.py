@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.chaos.fault_plan import ProcessFault
+from benchmarks.chaos.fault_plan import INDISPENSABLE, ProcessFault
 
 SETTLE_S = 1.0
 """Seconds after a process is back in which a silence still counts as its fault's."""
@@ -29,6 +29,8 @@ class EpochSwitch:
     """A silence after which a stream went on under another epoch."""
 
     silence_s: float
+    ended_s: float
+    """When the silence ended."""
     choice: int
     """The choice of the first tokens after the silence."""
     epoch: int
@@ -70,14 +72,29 @@ class StreamRecord:
         self.record_epoch(epoch)
         last = self.times[-1] if self.times else self.asked_s
         if self._moving:
-            self.switches.append(EpochSwitch(now_s - last, choice, self._epoch))
+            self.switches.append(EpochSwitch(now_s - last, now_s, choice, self._epoch))
             self._moving = False
         self.times.append(now_s)
 
-    def beyond_prefill(self) -> list[float]:
-        """Seconds of each switch beyond the reading time that is known for it."""
-        times = [(each, self.computed_s.get((each.choice, each.epoch))) for each in self.switches]
-        return [max(0.0, each.silence_s - read_s) for each, read_s in times if read_s is not None]
+    def beyond_prefill(self, done: Sequence[CompletedFault]) -> tuple[list[float], list[float]]:
+        """Seconds of each switch beyond the reading time that is known for it.
+
+        The first list has the switches of which all reading is known, the second those that were interrupted:
+        a second verifier or orchestrator was harmed before the last verifier had the session. A verifier
+        that was lost while it read the tokens cannot tell how long it had read, so that the rest of such a
+        silence holds its reading too.
+        """
+        harms = [(it.began_s, it.ended_s) for it in done if it.fault.process.role in INDISPENSABLE]
+        whole, interrupted = list[float](), list[float]()
+        for each in self.switches:
+            read_s = self.computed_s.get((each.choice, each.epoch))
+            if read_s is None:
+                continue
+            rest_s = max(0.0, each.silence_s - read_s)
+            began_s = each.ended_s - each.silence_s
+            before = sum(began < began_s + rest_s and ended > began_s for began, ended in harms)
+            (whole if before <= 1 else interrupted).append(rest_s)
+        return whole, interrupted
 
     def record_epoch(self, epoch: int) -> None:
         """Records the epoch under which the stream runs now; 0 where it has not changed."""
@@ -158,7 +175,9 @@ def summary(
     by = pauses(tracks, done)
     everything = [silence for of_role in by.values() for silences in of_role.values() for silence in silences]
     switches = [switch.silence_s for track in tracks for switch in track.switches]
-    beyond = [rest for track in tracks for rest in track.beyond_prefill()]
+    rests = [track.beyond_prefill(done) for track in tracks]
+    beyond = [rest for whole, _ in rests for rest in whole]
+    interrupted = [rest for _, of_interrupted in rests for rest in of_interrupted]
     errors = [f"{track.name}: {track.error or 'did not end'}" for track in tracks if track.completion is None]
     return {
         "faults": len(done),
@@ -175,6 +194,7 @@ def summary(
         "pause_s": quantiles(everything),
         "switch_s": quantiles(switches) | {"count": len(switches)},
         "beyond_prefill_s": quantiles(beyond) | {"count": len(beyond)},
+        "interrupted_prefill_s": quantiles(interrupted) | {"count": len(interrupted)},
         "by_fault": {
             role: {
                 harm: quantiles(silences)

@@ -4,9 +4,10 @@ Joins the links (connections) with placement and compatibility (decisions). Know
 placing them needs.
 """
 
+import asyncio
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -40,6 +41,9 @@ from outrider.wire.workers import WorkerEntry
 
 log = logging.getLogger(__name__)
 
+MAX_FIRST_CALLS = 32
+"""The most calls under way to registered workers that have never answered."""
+
 
 class Fleet:
     """Verifiers and sources by address; `start` dials them, `stop` hangs up."""
@@ -54,15 +58,28 @@ class Fleet:
         resolve_s: float = 5.0,
         certificates: Certificates | None = None,
     ) -> None:
+        given, first_calls = {*verifiers, *drafters}, asyncio.Semaphore(MAX_FIRST_CALLS)
+
         def verifier(address: str) -> VerifierLink:
             link = VerifierLink(
-                address, patience=patience, max_message_mb=max_message_mb, certificates=certificates
+                address,
+                patience=patience,
+                max_message_mb=max_message_mb,
+                certificates=certificates,
+                first_calls=None if address in given else first_calls,
             )
             link.has_peer = partial(self._has_peer, link)
             return link
 
+        def source(address: str) -> SourceProbe:
+            return SourceProbe(
+                address,
+                max_message_mb=max_message_mb,
+                certificates=certificates,
+                first_calls=None if address in given else first_calls,
+            )
+
         self._verifiers = PeerSet(verifiers, verifier, every_s=resolve_s, resolve=resolve)
-        source = partial(SourceProbe, max_message_mb=max_message_mb, certificates=certificates)
         self._sources = PeerSet(drafters, source, every_s=resolve_s, resolve=resolve)
         self.elsewhere: Mapping[str, int] = {}
         """Sessions that other orchestrators have at each verifier, by its address, as far as they report."""
@@ -217,6 +234,12 @@ class Fleet:
             if (probe := self.sources.get(address)) is not None:  # None: the source has left the fleet
                 probe.sessions += change
 
+    def drafted(self, target: TargetModel, sources: Iterable[ChosenSource]) -> None:
+        """Remember that this model has accepted tokens of these sources."""
+        for source in sources:
+            if (probe := self.sources.get(source.address)) is not None:
+                probe.drafted_for.add(target.name)
+
     def _entry(self, address: str) -> WorkerEntry | None:
         """The worker's own announcement.
 
@@ -278,6 +301,7 @@ class Fleet:
                         )
                     )
                 else:
+                    source = replace(source, proven=target.name in probe.drafted_for)
                     known.append(self._with_announced_load(source))
         return compatible_sources(known, target.tokenizer_digest)
 

@@ -33,6 +33,17 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 UnicodeError where it is no valid name."""
 
 
+def turn_to_call(
+    first_calls: asyncio.Semaphore | None, answered: bool
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Waits until a peer may be called, if the peer has not answered yet.
+
+    Peers that share `first_calls` wait for each other until they have answered once. A flood of addresses
+    where nobody answers so has few calls under way, and delays no call to a peer that is known.
+    """
+    return contextlib.nullcontext() if answered or first_calls is None else first_calls
+
+
 @dataclass(frozen=True, slots=True)
 class PeerChanges:
     """Links to make and links to drop."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import log2
 
-from outrider.wire.names import PREDICTION
+from outrider.wire.names import MAX_SOURCES, PREDICTION
 from speculative.errors import InvalidRequest
 
 NEARNESS = 4
@@ -50,6 +50,10 @@ class SourceInfo:
     """Duration of a step in seconds; 0: unknown, and counted as the shortest known duration."""
     draining: bool = False
     """Whether the source is about to end."""
+    proven: bool = False
+    """Whether the target has accepted a token of the source's, as far as this orchestrator saw."""
+    rank: int = 0
+    """Place of `name` among the source's names, from 0."""
 
     @property
     def usable(self) -> bool:
@@ -128,30 +132,56 @@ def source_names(local: Sequence[str], remote: Iterable[SourceInfo]) -> tuple[st
     return tuple(dict.fromkeys([*local, *(source.name for source in remote)]))
 
 
+def useful_names(local: Sequence[str], remote: Sequence[SourceInfo]) -> tuple[str, ...]:
+    """The names that a request asks for if it names none: at most MAX_SOURCES, in the order of source_names.
+
+    Names inside the verifier come first. Then come names of sources that the target has accepted tokens of,
+    then of usable sources, then of others, and within each group every source's first name before any
+    source's second one. So neither a worker with many names nor many workers that never draft anything take
+    the place of a source that drafts well. Ties keep the order of `remote`.
+    """
+    names = source_names(local, remote)
+
+    def burden(source: SourceInfo) -> tuple[bool, bool, int]:
+        return not (source.usable and source.proven), not source.usable, source.rank
+
+    best = {name: (False, False, -1) for name in local}
+    for source in remote:
+        best[source.name] = min(burden(source), best.get(source.name, (True, True, source.rank)))
+    named = set(sorted(names, key=best.__getitem__)[:MAX_SOURCES])
+    return tuple(name for name in names if name in named)
+
+
 def choose_sources(
     local: Sequence[str], remote: Sequence[SourceInfo], wanted: Sequence[str], *, turn: int = 0
 ) -> tuple[ChosenSource, ...]:
-    """One source for each name in `wanted`, or for every name where `wanted` is empty.
+    """One source for each name in `wanted`, or for the most useful names where `wanted` is empty.
 
     Of several sources with one name, the least loaded one that can be reached and is not draining is chosen.
     A source that cannot be reached is chosen where there is no other: the verifier dials it until it is back.
-    Raises InvalidRequest where `wanted` has a name that no source has.
+    Raises InvalidRequest where `wanted` has a name that no source has, or more than MAX_SOURCES names.
 
     Args:
         local: names of the sources inside the verifier.
         remote: the remote sources that can follow the target.
         turn: any counter; it rotates among equally loaded sources.
     """
-    names = source_names(local, remote)
-    if unknown := [name for name in wanted if name not in names]:
+    names, known = useful_names(local, remote), set(source_names(local, remote))
+    if unknown := [name for name in wanted if name not in known]:
         raise InvalidRequest(
-            f"speculation.sources names {unknown[0]!r}, which does not draft for this model; "
-            f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
+            f"speculation.sources names {unknown[0]!r}, which does not draft for this model; there "
+            f"{'is' if len(known) == 1 else 'are'} {', '.join(names) or 'none'}"
+            f"{f' and {more} more' if (more := len(known) - len(names)) else ''}"
+        )
+    if wanted:
+        names = tuple(name for name in source_names(local, remote) if name in wanted)
+    if len(names) > MAX_SOURCES:
+        raise InvalidRequest(
+            f"speculation.sources names {len(names)} sources; name at most {MAX_SOURCES}, or none for the "
+            "most useful ones"
         )
     chosen = []
     for name in names:
-        if wanted and name not in wanted:
-            continue
         same_name = [source for source in remote if source.name == name]
         address = "" if name in local else _least_loaded(same_name, turn).address
         chosen.append(ChosenSource(name, address))
@@ -163,9 +193,7 @@ def replace_sources(
 ) -> tuple[ChosenSource, ...]:
     """The session's sources by the same names, each unusable one replaced if there is another of its name.
 
-    A source is unusable once it is gone, out of reach or draining. A source that serves well stays.
-
-    Sources that serve well stay.
+    A source is unusable once it is gone, out of reach or draining. Sources that serve well stay.
     """
     usable = [it for it in remote if it.usable]
     there = {(it.name, it.address) for it in usable}

@@ -23,9 +23,9 @@ from outrider.v1 import registry_pb2
 from outrider.v1.registry_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
 from outrider.wire.bind_errors import bind_failure
 from outrider.wire.channel import server_options
+from outrider.wire.incoming.unparsed import unparsed
 from outrider.wire.origin import host_of
 from outrider.wire.status import guarded
-from outrider.wire.unparsed import unparsed
 from outrider.wire.workers import EVERY_S, ROLES, entry_from_wire
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from orchestrator.fleet.compatibility import Refusal, contract_refusal
+from orchestrator.fleet.peers import turn_to_call
 from orchestrator.fleet.placement import SourceInfo
 from outrider.v1 import draft_source_pb2
 from outrider.v1.draft_source_pb2_grpc import DraftSourceStub
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
-from outrider.wire.names import checked_source_name
+from outrider.wire.names import MAX_SOURCES, checked_source_name
 from outrider.wire.status import peer_text
 from outrider.wire.tls import SOURCE, Certificates
 from speculative.errors import InvalidRequest
@@ -53,6 +54,7 @@ class SourceProbe:
         *,
         max_message_mb: int = DEFAULT_MESSAGE_MB,
         certificates: Certificates | None = None,
+        first_calls: asyncio.Semaphore | None = None,
     ) -> None:
         self.address = address
         self.described: DescribedSource | None = None
@@ -63,6 +65,10 @@ class SourceProbe:
         """Running sessions that this orchestrator has sent to the source."""
         self.refusal: Refusal | None = None
         """Why no session is sent to the source, where its own description is the reason."""
+        self.drafted_for: set[str] = set()
+        """Models that have accepted a token of the source's, by name."""
+        self._answered = False
+        self._first_calls = first_calls
         self._channel = open_channel(address, max_message_mb, certificates=certificates, role=SOURCE)
         self._stub: DraftSourceAsyncStub = DraftSourceStub(self._channel)
 
@@ -73,8 +79,8 @@ class SourceProbe:
             return []
         digest, capacity = known.tokenizer_digest, known.capacity
         return [
-            SourceInfo(self.address, name, digest, self.sessions, self.reachable, capacity)
-            for name in known.names
+            SourceInfo(self.address, name, digest, self.sessions, self.reachable, capacity, rank=rank)
+            for rank, name in enumerate(known.names)
         ]
 
     async def run(self) -> None:
@@ -97,9 +103,11 @@ class SourceProbe:
     async def _probe(self) -> None:
         was = self.reachable
         try:
-            message = await self._stub.Describe(draft_source_pb2.SourceDescribeRequest(), timeout=DESCRIBE_S)
+            async with turn_to_call(self._first_calls, self._answered):
+                request = draft_source_pb2.SourceDescribeRequest()
+                message = await self._stub.Describe(request, timeout=DESCRIBE_S)
             self.described = self._checked(message)
-            self.reachable = True
+            self.reachable = self._answered = True
         except grpc.aio.AioRpcError as error:
             self.reachable = False
             why = peer_text(error.details() or "")
@@ -116,6 +124,8 @@ class SourceProbe:
             return None
         try:
             given = message.names or (message.name,)
+            if len(given) > MAX_SOURCES:
+                raise InvalidRequest(f"a source has {len(given)} names; at most {MAX_SOURCES}")
             names = tuple(dict.fromkeys(checked_source_name(name) for name in given))
         except InvalidRequest as error:
             self.refuse(Refusal("name", str(error)))

@@ -17,6 +17,7 @@ import grpc.aio
 
 from orchestrator.fleet.compatibility import Refusal, contract_refusal
 from orchestrator.fleet.liveness import LivenessJudge, Verdict
+from orchestrator.fleet.peers import turn_to_call
 from orchestrator.fleet.target_model import TargetModel, read_tokenizer, target_from_wire
 from outrider.runtime.backoff import Backoff
 from outrider.tokens import TokenTable
@@ -112,6 +113,7 @@ class VerifierLink:
         patience: Patience | None = None,
         max_message_mb: int = DEFAULT_MESSAGE_MB,
         certificates: Certificates | None = None,
+        first_calls: asyncio.Semaphore | None = None,
     ) -> None:
         self.address = address
         self.target: TargetModel | None = None
@@ -135,6 +137,8 @@ class VerifierLink:
         self.has_peer: Callable[[], bool] = lambda: False
         """Says whether another verifier could take this verifier's sessions."""
         self._patience = patience or Patience()
+        self._answered = False
+        self._first_calls = first_calls
         self._channel = open_channel(address, max_message_mb, certificates=certificates, role="verifier")
         self._stub: VerifierAsyncStub = VerifierStub(self._channel)
         self._readers: dict[int, SessionReader] = {}
@@ -263,7 +267,9 @@ class VerifierLink:
 
     async def _describe(self) -> None:
         """Fetch the verifier's description, and its tokenizer if that is new."""
-        described = await self._stub.Describe(verifier_pb2.VerifierDescribeRequest(), timeout=DESCRIBE_S)
+        async with turn_to_call(self._first_calls, self._answered):
+            described = await self._stub.Describe(verifier_pb2.VerifierDescribeRequest(), timeout=DESCRIBE_S)
+        self._answered = True
         self.refusal = contract_refusal(described.contract)
         if self.refusal is not None:
             raise InvalidRequest(self.refusal.why)

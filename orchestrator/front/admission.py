@@ -26,8 +26,8 @@ from outrider.wire.codec import (
     logprobs_from_wire,
     sampling_from_wire,
 )
-from outrider.wire.names import checked_corpora
-from outrider.wire.shape import Bounds
+from outrider.wire.incoming.shape import Bounds
+from outrider.wire.names import MAX_SOURCES, checked_corpora
 from speculative.errors import IdsNeeded, InvalidRequest, Unavailable, UnknownModel
 from speculative.grammar import Grammar
 from speculative.hashing import prefix_hash
@@ -35,8 +35,6 @@ from speculative.params import SamplingParams
 from speculative.stop import stop_bytes
 
 MAX_NODE_LIMIT = 256
-MAX_SOURCES = 16
-"""The most sources that a request may name: verifiers take no more."""
 IDS_AT_ONCE = 1 << 16
 """Token ids that are made Python objects between two pauses: some 2 ms."""
 

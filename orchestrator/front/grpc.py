@@ -23,8 +23,8 @@ from orchestrator.relay.relay import Relay
 from outrider.v1 import explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
 from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire, key_from_wire
+from outrider.wire.incoming.unparsed import Unparsed, parsed
 from outrider.wire.status import guarded_unparsed
-from outrider.wire.unparsed import Unparsed, parsed
 from speculative.errors import InvalidRequest, OutriderError
 
 FIRST_MESSAGE_S = 30.0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from orchestrator.fleet.target_model import TargetModel
 from outrider.wire.codec import MAX_CHOICES
-from outrider.wire.shape import MOST_NUMBERS, SMALL_BYTES, Bounds
+from outrider.wire.incoming.shape import MOST_NUMBERS, SMALL_BYTES, Bounds
 from speculative.params import MAX_BIAS_ENTRIES
 from speculative.request_bounds import MAX_SCHEMA_BYTES
 from speculative.stop import MAX_STOP_BYTES, MAX_STOPS

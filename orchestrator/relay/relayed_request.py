@@ -203,6 +203,8 @@ class RelayedRequest:
         if reason is not None:
             del self._unfinished[choice]
             usage = delivery.usage(committed.usage, placement.source_names)
+            accepted = usage.accepted_by_source
+            self._fleet.drafted(self.target, (it for it in self.sources if accepted.get(it.name, 0)))
             # Nothing says which verifiers decoded the tokens that the client had already.
             usage.replay_identical &= len(self._numerics) == 1 and self._request.have is None
             events.append(Finished(choice, reason, usage, delivery.finish(reason), committed.message))

@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
     speculation: bool
     """False: decode without drafts. The tokens are the same."""
     sources: Sequence[str] | str | None
-    """Names of the sources to use drafts of; default all."""
+    """Names of the sources to use drafts of; default all, or the 16 most useful ones of more."""
     nodes: int | None
     """The most drafted tokens that one round verifies."""
     learn: bool | None

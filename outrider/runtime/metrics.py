@@ -23,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import outrider
-from outrider.wire.malformed import MALFORMED
+from outrider.wire.incoming.malformed import MALFORMED
 
 PREFIX = "outrider_"
 # Rounds take milliseconds on a CPU and less on a GPU: finer at the lower end than the library's own.

@@ -16,7 +16,7 @@ from outrider.source.events import (
 )
 from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import FULL, fragment_to_wire, key_from_wire, sampling_from_wire
-from outrider.wire.shape import Bounds
+from outrider.wire.incoming.shape import Bounds
 from outrider.wire.status import peer_text
 from speculative.errors import InvalidRequest
 

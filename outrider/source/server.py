@@ -17,8 +17,8 @@ from outrider.source.metrics import SourceCollector
 from outrider.source.streams import AttachStreams, Context, Requests
 from outrider.source.worker import Publish, SourceWorker
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
+from outrider.wire.incoming.unparsed import unparsed
 from outrider.wire.status import guarded, guarded_unparsed
-from outrider.wire.unparsed import unparsed
 from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.errors import Unavailable
 

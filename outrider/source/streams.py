@@ -19,7 +19,7 @@ from outrider.source.events import Event, Follow, Outgoing, Progress, StreamClos
 from outrider.source.messages import ATTACH_BOUNDS, events_from_wire, outgoing_to_wire
 from outrider.source.spans import FollowSpans
 from outrider.v1 import draft_source_pb2
-from outrider.wire.unparsed import Unparsed, parsed
+from outrider.wire.incoming.unparsed import Unparsed, parsed
 from speculative.fragment import Fragment
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ minutes, and any limit is wrong: gRPC's own bandwidth probes count too, and come
 import grpc
 import grpc.aio
 
-from outrider.wire.answers import CheckedChannel
+from outrider.wire.incoming.answers import CheckedChannel
 from outrider.wire.renewing import RenewingChannel
 from outrider.wire.tls import Certificates, Pem, channel_credentials, role_name
 

@@ -10,6 +10,8 @@ TARGET = "target"
 PREDICTION = "prediction"
 """Name of the source inside verifiers that copies from the request's own prediction of its answer."""
 MAX_SOURCE_NAME = 64
+MAX_SOURCES = 16
+"""The most sources that draft for one session."""
 MAX_CORPORA = 16
 _CORPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -16,9 +16,9 @@ import grpc
 import grpc.aio
 
 from outrider.wire.codec import epoch_from_text, epoch_to_text
+from outrider.wire.incoming.request_stream import RequestStream
+from outrider.wire.incoming.unparsed import Unparsed, parsed
 from outrider.wire.origin import arrived, origin_of
-from outrider.wire.request_stream import RequestStream
-from outrider.wire.unparsed import Unparsed, parsed
 from speculative import errors
 from speculative.errors import OutriderError
 
@@ -110,7 +110,7 @@ def guarded(handler: Handler) -> Handler:
 
 
 def guarded_unparsed(handler: Handler) -> Handler:
-    """As `guarded`, for a method that parses its requests itself; see `outrider.wire.unparsed`."""
+    """As `guarded`, for a method that parses its requests itself; see `outrider.wire.incoming.unparsed`."""
     return _guarded(handler, _as_it_is)
 
 

@@ -110,16 +110,59 @@ def test_a_stream_that_goes_on_under_another_epoch_has_switched() -> None:
     assert [it.silence_s for it in one.switches] == [0.75]
     one.record_epoch(9)
     one.record_tokens(2.0, 0, 12, 1, 0)
-    assert one.switches == [figures.EpochSwitch(0.75, 0, 7), figures.EpochSwitch(0.25, 0, 9)]
+    assert one.switches == [figures.EpochSwitch(0.75, 1.75, 0, 7), figures.EpochSwitch(0.25, 2.0, 0, 9)]
 
 
 def test_the_reading_time_of_a_switch_is_counted_apart() -> None:
     one = record((1.0, 10, 1, 0), (1.75, 11, 1, 7), (1.8, 12, 1, 0), (4.8, 13, 1, 9))
-    assert one.beyond_prefill() == [], "no verifier answered"
+    assert one.beyond_prefill([]) == ([], []), "no verifier answered"
     one.computed_s = {(0, 7): 0.5, (1, 9): 1.0, (0, 8): 2.0}
-    assert one.beyond_prefill() == [pytest.approx(0.25)]
+    assert one.beyond_prefill([]) == ([pytest.approx(0.25)], [])
     one.computed_s[0, 9] = 3.5
-    assert one.beyond_prefill() == [pytest.approx(0.25), 0.0], "clocks of two processes"
+    assert one.beyond_prefill([]) == ([pytest.approx(0.25), 0.0], []), "clocks of two processes"
+
+
+ORCHESTRATOR = plan.FleetProcess("orchestrator", 0)
+
+
+def harmed(process: plan.FleetProcess, began_s: float, ended_s: float) -> figures.CompletedFault:
+    return figures.CompletedFault(fault(0, process), began_s, ended_s)
+
+
+RECORDED = [
+    harmed(VERIFIERS[0], 28.006, 33.171),
+    harmed(ORCHESTRATOR, 36.792, 49.633),
+    harmed(VERIFIERS[0], 45.149, 49.845),
+    harmed(VERIFIERS[0], 77.590, 193.676),
+    harmed(plan.FleetProcess("retrieval", 0), 85.521, 89.550),
+    harmed(DRAFTER, 97.718, 191.248),
+]
+"""Some faults of a real run on a busy machine."""
+
+
+def recorded(silence_from_s: float, until_s: float, read_s: float) -> figures.StreamRecord:
+    """A stream of that run, with one silence and the reading time that the last verifier reported."""
+    one = record((silence_from_s, 10, 1, 0), (until_s, 11, 1, 7))
+    one.computed_s = {(0, 7): read_s}
+    return one
+
+
+def test_a_silence_in_which_a_second_process_was_harmed_is_counted_apart() -> None:
+    whole, interrupted = recorded(27.138, 64.290, 7.268).beyond_prefill(RECORDED)
+    assert (whole, interrupted) == ([], [pytest.approx(29.884)]), "nobody knows what the lost ones had read"
+    whole, interrupted = recorded(136.524, 152.799, 9.193).beyond_prefill(RECORDED)
+    assert (whole, interrupted) == ([pytest.approx(7.082)], []), "a source's harm costs no reading"
+
+
+def test_a_harm_that_comes_once_the_last_verifier_reads_costs_no_reading() -> None:
+    assert recorded(27.138, 47.0, 18.9).beyond_prefill(RECORDED) == ([pytest.approx(0.962)], [])
+
+
+def test_interrupted_silences_are_in_a_figure_of_their_own() -> None:
+    tracks = [recorded(27.138, 64.290, 7.268), recorded(136.524, 152.799, 9.193)]
+    result = figures.summary(tracks, {}, RECORDED)
+    assert result["beyond_prefill_s"] == {"p50": 7.082, "p99": 7.082, "count": 1}
+    assert result["interrupted_prefill_s"] == {"p50": 29.884, "p99": 29.884, "count": 1}
 
 
 def test_quantiles_are_nearest_ranks() -> None:

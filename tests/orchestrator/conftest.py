@@ -56,6 +56,8 @@ class FakeVerifier(VerifierServicer):
     """Its chat template."""
     drafts: bool = False
     """Whether every other id was drafted."""
+    accepts: str = ""
+    """The source that it says it has accepted a token of."""
     tick_s: float = 0.005
     per_tick: int = 2
     silent: bool = False
@@ -221,6 +223,8 @@ class FakeVerifier(VerifierServicer):
             committed.usage.admitted = committed.usage.completion_tokens if self.drafts else 0
             committed.usage.rounds = committed.usage.completion_tokens
             committed.usage.replay_identical = True
+            if self.accepts:
+                committed.usage.accepted_by_source[self.accepts] = 1
             del cursors[cursor.alias]
         return committed
 
@@ -233,8 +237,20 @@ class FakeSource(DraftSourceServicer):
     digest: str = ""
     names: tuple[str, ...] = ()
     contract: int = 0
+    answers: bool = True
+    """Whether Describe is answered."""
+    asked: int = 0
+    """Calls of Describe under way."""
+    most_asked: int = 0
 
     async def Describe(self, request: Any, context: Any) -> draft_source_pb2.SourceDescription:
+        self.asked += 1
+        self.most_asked = max(self.most_asked, self.asked)
+        try:
+            if not self.answers:
+                await asyncio.sleep(60)
+        finally:
+            self.asked -= 1
         return draft_source_pb2.SourceDescription(
             name=self.name, tokenizer_digest=self.digest, names=self.names, contract=self.contract
         )
@@ -299,8 +315,8 @@ class World:
         port = int(fake.address.rpartition(":")[2]) if fake.address else 0
         fake.address, fake.server = await listen(self._stack, add_VerifierServicer_to_server, fake, port)
 
-    async def source(self, **how: Any) -> str:
-        served = await listen(self._stack, add_DraftSourceServicer_to_server, FakeSource(**how))
+    async def source(self, fake: FakeSource | None = None, **how: Any) -> str:
+        served = await listen(self._stack, add_DraftSourceServicer_to_server, fake or FakeSource(**how))
         address, self.source_servers[served[0]] = served
         return address
 

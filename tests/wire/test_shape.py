@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.v1 import common_pb2, draft_source_pb2, generation_pb2, verifier_pb2
-from outrider.wire.shape import Bounds, NotWireFormat, check_size, walk
+from outrider.wire.incoming.shape import Bounds, NotWireFormat, check_size, walk
 from speculative.errors import InvalidRequest
 
 START = generation_pb2.GenerateStart.DESCRIPTOR

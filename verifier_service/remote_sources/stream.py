@@ -18,8 +18,8 @@ import grpc.aio
 from outrider.runtime.backoff import Backoff
 from outrider.runtime.security import certificates
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
-from outrider.wire.answers import MalformedAnswer
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
+from outrider.wire.incoming.answers import MalformedAnswer
 from outrider.wire.origin import for_nobody
 from outrider.wire.status import peer_text
 from outrider.wire.tls import SOURCE, Certificates

@@ -13,8 +13,8 @@ from outrider.wire.codec import (
     logprobs_from_wire,
     sampling_from_wire,
 )
-from outrider.wire.names import checked_corpora, checked_source_name
-from outrider.wire.shape import SMALL_BYTES, Bounds
+from outrider.wire.incoming.shape import SMALL_BYTES, Bounds
+from outrider.wire.names import MAX_SOURCES, checked_corpora, checked_source_name
 from speculative.errors import InvalidRequest, UnknownModel
 from speculative.grammar import Grammar
 from speculative.logprobs import Logprobs
@@ -24,7 +24,6 @@ from verifier_service.proposers import PROPOSERS
 
 MAX_NODES = 256
 """The highest node limit that a request may set."""
-_MAX_SOURCES = 16
 _MAX_ADDRESS = 262  # the longest host name, a colon and a port
 _ID_BYTES = 5  # the most on the wire
 _FIXED_BYTES = 256 * 1024  # more than a grammar, biases, stop strings, sources and names come to
@@ -217,8 +216,8 @@ def _check_source(source: SourceAddress, served: ServedModel) -> None:
 
 
 def _sources(message: verifier_pb2.OpenRequest, served: ServedModel) -> tuple[SourceAddress, ...]:
-    if (count := len(message.sources)) > _MAX_SOURCES:
-        raise InvalidRequest(f"there are {count} sources; at most {_MAX_SOURCES}")
+    if (count := len(message.sources)) > MAX_SOURCES:
+        raise InvalidRequest(f"there are {count} sources; at most {MAX_SOURCES}")
     sources = tuple(SourceAddress(source.name, source.address) for source in message.sources)
     for source in sources:
         _check_source(source, served)

@@ -18,7 +18,7 @@ from outrider.wire.codec import (
     token_logprob_to_wire,
     usage_to_wire,
 )
-from outrider.wire.shape import Bounds
+from outrider.wire.incoming.shape import Bounds
 from speculative.errors import InvalidRequest
 from speculative.stop import FinishReason
 from verifier_service.sessions.table import SessionTable, SessionView

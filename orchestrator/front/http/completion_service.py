@@ -139,13 +139,9 @@ class CompletionService:
     ) -> CompletionJob:
         translate.check_together(body)
         target = self.target(body.model)
-        format_: CompletionFormat
-        if isinstance(body, ChatFields):
-            format_ = ChatCompletionFormat(target.tokens)
-        else:
-            format_ = TextCompletionFormat(target.tokens)
+        kind = ChatCompletionFormat if isinstance(body, ChatFields) else TextCompletionFormat
         seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed % 2**64
-        name = f"{format_.id_prefix}-{secrets.token_hex(12)}"
+        name = f"{kind.id_prefix}-{secrets.token_hex(12)}"
         prediction = await prediction_ids(read.prediction, target)
         default, tenant = self._admission.default_max_tokens, caller.tenant()
         requests = []
@@ -154,6 +150,7 @@ class CompletionService:
             session = f"{name}-{index}"
             requests.append(translate.admitted(body, ids, target, seed, tenant, session, default, prediction))
             await asyncio.sleep(0)  # others have their turn between two prompts
+        format_ = kind(target.tokens, requests[0].params.end_ids(target.eos_ids))
         return CompletionJob(
             body, caller, target, format_, tuple(requests), AnswerAccumulator(requests), seed, name
         )

@@ -1,6 +1,6 @@
 """Formats pieces of answers as OpenAI's text and chat completions. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Protocol
 
 from orchestrator.front.http.accumulator import Piece
@@ -38,8 +38,9 @@ class TextCompletionFormat:
     chunk_object = "text_completion"
     id_prefix = "cmpl"
 
-    def __init__(self, tokens: TokenTable | None) -> None:
+    def __init__(self, tokens: TokenTable | None, end_ids: Set[int] = frozenset()) -> None:
         self._tokens = tokens
+        self._end_ids = end_ids
         self._offsets: dict[int, int] = {}
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -64,7 +65,7 @@ class TextCompletionFormat:
         offsets, offset = [], self._offsets.get(piece.index, 0)
         for id_, text in zip(piece.ids, texts, strict=True):
             offsets.append(offset)
-            if self._tokens is not None and self._tokens.token_bytes(id_):  # else only a name, and no text
+            if text_bytes(self._tokens, id_, self._end_ids):  # else only a name, and no text
                 offset += len(text)
         self._offsets[piece.index] = offset
         return {
@@ -95,8 +96,9 @@ class ChatCompletionFormat:
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
-    def __init__(self, tokens: TokenTable | None) -> None:
+    def __init__(self, tokens: TokenTable | None, end_ids: Set[int] = frozenset()) -> None:
         self._tokens = tokens
+        self._end_ids = end_ids
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The event that names the choice's role."""
@@ -128,9 +130,14 @@ class ChatCompletionFormat:
         }
 
     def _token(self, id_: int, logprob: float) -> dict[str, Any]:
-        data = b"" if self._tokens is None else self._tokens.token_bytes(id_)
+        data = text_bytes(self._tokens, id_, self._end_ids)
         text = token_text(self._tokens, id_)
         return {"token": text, "logprob": _finite(logprob), "bytes": list(data) if data else None}
+
+
+def text_bytes(tokens: TokenTable | None, id_: int, end_ids: Set[int]) -> bytes:
+    """The bytes that a token adds to the text: none for a special token or one that ends the request."""
+    return b"" if tokens is None or id_ in end_ids else tokens.token_bytes(id_)
 
 
 def token_text(tokens: TokenTable | None, id_: int) -> str:

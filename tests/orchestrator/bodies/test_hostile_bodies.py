@@ -19,6 +19,8 @@ from tests.orchestrator.loop_time import MOST_S, longest_callback
 
 CONTEXT = 131_072
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+ANSWERED = frozenset({200, 400, 404, 413})
+"""Statuses of an answer, and of the refusal of a body that is wrong."""
 USER = {"role": "user", "content": "x"}
 BAD = {"role": "robot", "content": 5}
 
@@ -102,7 +104,7 @@ async def check(front: Front, path: str, body: bytes) -> int:
     """The status of the answer, once no callback took long."""
     with longest_callback() as longest:
         status, said, _ = await asyncio.to_thread(send, front.http, path, body)
-    assert status in (200, 400, 404, 413), said
+    assert status in ANSWERED, said
     assert status == 200 or set(said["error"]) == {"message", "type", "param", "code"}
     assert status == 200 or len(json.dumps(said)) < 4_000
     assert longest.processor_s < MOST_S, f"{longest.processor_s * 1e3:.1f} ms in {longest.what}"
@@ -152,10 +154,11 @@ async def test_a_body_in_tiny_chunks_costs_little(world: World, table: TokenTabl
 
 async def test_a_stream_goes_on_beside_hostile_bodies(world: World, table: TokenTable) -> None:
     hostile = [(path, json.dumps(make(30_000)).encode()) for path, make in BODIES.values()]
-    async with front(world, table) as at:
+    async with front(world, table, max_streams=512) as at:  # beside a stream there is room for 256 prompts
         stream = at.client.stream(ids=[5, 6, 7], max_tokens=4_000)
         answering = asyncio.create_task(stream.completion())
-        statuses = [(await asyncio.to_thread(send, at.http, path, body))[0] for path, body in hostile]
+        answers = [(path, await asyncio.to_thread(send, at.http, path, body)) for path, body in hostile]
         answer = await answering
-    assert set(statuses) <= {200, 400, 404, 413, 429}, "429: 256 prompts beside the stream are one too many"
+    odd = [(path, status, said) for path, (status, said, _) in answers if status not in ANSWERED]
+    assert not odd
     assert list(answer.ids) == [next_id(position) for position in range(3, 4_003)]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.fleet.directory import Directory
+from orchestrator.fleet.directory import MAX_UNANSWERED, MAX_UNANSWERED_ELSEWHERE, Directory
 from outrider.wire.workers import BELIEVED_S, CONTRACT, WorkerEntry, WorkerState
 from speculative.errors import Overloaded
 
@@ -88,3 +88,42 @@ def test_there_is_room_for_so_many_and_those_that_are_in_stay() -> None:
         directory.heard(DRAFTER, 1.0)
     directory.learnt([DRAFTER], 1.0)
     assert directory.entries("verifier", "drafter") == [ENTRY]
+
+
+def drafters(count: int, host: str = "lies") -> list[WorkerEntry]:
+    return [replace(DRAFTER, address=f"{host}:{port}") for port in range(1, count + 1)]
+
+
+def test_an_announcer_of_false_addresses_is_bounded_and_leaves_room_for_others() -> None:
+    directory = Directory()
+    for entry in drafters(MAX_UNANSWERED):
+        assert directory.heard(entry, 0.0, "mad")
+    with pytest.raises(Overloaded, match=f"mad has announced {MAX_UNANSWERED} addresses"):
+        directory.heard(DRAFTER, 0.0, "mad")
+    assert not directory.heard(drafters(1)[0], 1.0, "mad"), "an address that is known is no further one"
+    assert directory.heard(DRAFTER, 1.0, "honest")
+
+
+def test_workers_that_have_answered_take_no_room_from_those_that_have_not() -> None:
+    directory = Directory()
+    for entry in drafters(MAX_UNANSWERED, "fine"):
+        directory.heard(entry, 0.0, "host")
+    directory.forget(0.1, lambda address: address.startswith("fine"))
+    for entry in drafters(MAX_UNANSWERED):
+        directory.heard(entry, 1.0, "host")
+    directory.heard(drafters(1, "fine")[0], 2.0, "host")
+    with pytest.raises(Overloaded):
+        directory.heard(DRAFTER, 2.0, "host")
+
+
+def test_a_flood_that_others_have_heard_is_taken_in_part_and_goes_on_as_workers_answer() -> None:
+    directory = Directory()
+    directory.heard(ENTRY, 0.0, "honest")
+    told = drafters(MAX_UNANSWERED_ELSEWHERE + 10)
+    for now in (0.0, 1.0):
+        directory.learnt(told, now)
+        assert len(directory) == 1 + MAX_UNANSWERED_ELSEWHERE
+    directory.forget(1.0, there)
+    directory.learnt(told, 2.0)
+    assert len(directory) == 1 + len(told)
+    assert ENTRY in directory.entries("verifier")

@@ -1,5 +1,7 @@
 """Which verifier a session goes to, without any connection."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.fleet.placement import (
@@ -11,7 +13,9 @@ from orchestrator.fleet.placement import (
     rank_verifiers,
     replace_sources,
     source_names,
+    useful_names,
 )
+from outrider.wire.names import MAX_SOURCES
 from speculative.errors import InvalidRequest
 
 LOCAL = ("lookup",)
@@ -150,3 +154,46 @@ def test_a_source_that_is_lost_gives_way_to_the_least_burdened_of_its_name(how: 
 def test_a_lost_source_without_another_is_kept_in_case_it_comes_back() -> None:
     assert replace_sources(CHOSEN, [drafting("b", up=False), drafting("a", up=False)]) == CHOSEN
     assert replace_sources(CHOSEN, []) == CHOSEN
+
+
+def many(count: int, name: str = "stranger") -> list[SourceInfo]:
+    return [drafting(f"s:{number}", name=f"{name}{number}") for number in range(count)]
+
+
+def test_a_request_that_names_no_source_gets_as_many_as_a_verifier_takes() -> None:
+    assert len(choose_sources(LOCAL, many(MAX_SOURCES - 1), ())) == MAX_SOURCES
+    chosen = [source.name for source in choose_sources(LOCAL, many(MAX_SOURCES + 40), ())]
+    assert chosen == ["lookup", *(f"stranger{number}" for number in range(MAX_SOURCES - 1))]
+
+
+def test_of_too_many_sources_those_that_have_drafted_well_and_answer_are_named() -> None:
+    good = replace(drafting("d", name="good"), proven=True)
+    lost = replace(drafting("l", name="lost", up=False), proven=True)
+    away = [replace(source, reachable=False) for source in many(3, "away")]
+    remote = [*away, *many(MAX_SOURCES - 2), lost, good]
+    assert useful_names(LOCAL, remote) == (
+        "lookup",
+        *(f"stranger{number}" for number in range(MAX_SOURCES - 2)),
+        "good",
+    )
+    assert useful_names((), [*away, lost]) == ("away0", "away1", "away2", "lost"), "where there is room"
+
+
+def test_a_worker_of_many_names_takes_no_other_worker_s_place() -> None:
+    greedy = [replace(drafting("g"), name=f"greedy{rank}", rank=rank) for rank in range(40)]
+    remote = [*greedy, drafting("a"), drafting("b", name="corpus")]
+    assert set(useful_names(LOCAL, remote)) == {
+        "lookup",
+        *(f"greedy{rank}" for rank in range(MAX_SOURCES - 3)),
+        "drafter",
+        "corpus",
+    }
+
+
+def test_any_of_too_many_sources_can_be_asked_for_but_not_too_many_at_once() -> None:
+    remote = many(40)
+    assert [source.name for source in choose_sources((), remote, ["stranger39"])] == ["stranger39"]
+    with pytest.raises(InvalidRequest, match=r"names 17 sources; name at most 16"):
+        choose_sources((), remote, [source.name for source in remote[:17]])
+    with pytest.raises(InvalidRequest, match=r"stranger15 and 24 more"):
+        choose_sources((), remote, ["dreams"])

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.wire.malformed import MALFORMED
+from outrider.wire.incoming.malformed import MALFORMED
 from tests.loop_time import longest_callback
 from tests.orchestrator.fronts import write_keys
 

@@ -203,6 +203,32 @@ async def test_log_probabilities_come_in_the_shape_of_conversations(world: World
     assert [top.logprob for top in logprobs.content[0].top_logprobs] == [-0.5]
 
 
+async def test_an_end_id_has_no_bytes_in_the_log_probabilities_of_a_conversation(
+    world: World, table: TokenTable
+) -> None:
+    last, likely = next_id(11), 2
+    asked: dict[str, Any] = {
+        "model": "toy",
+        "messages": HI,
+        "max_tokens": 2,
+        "logprobs": True,
+        "top_logprobs": 1,
+    }
+    async with asking(world, table, eos_ids=(last, likely)) as (client, _, _):
+        ended = await client.chat.completions.create(**asked)
+        ignoring = await client.chat.completions.create(**asked, extra_body={"ignore_eos": True})
+        stopping = await client.chat.completions.create(
+            **asked, extra_body={"ignore_eos": True, "stop_token_ids": [last]}
+        )
+    found = [answer.choices[0].logprobs for answer in (ended, ignoring, stopping)]
+    bytes_of = [[token.bytes for token in each.content or ()] for each in found if each is not None]
+    first, end = list(table.token_bytes(next_id(10))), list(table.token_bytes(last))
+    assert bytes_of == [[first, None], [first, end], [first, None]]
+    tops = [each.content[1].top_logprobs[0] for each in found if each is not None and each.content]
+    assert [top.bytes for top in tops] == [None, *[list(table.token_bytes(likely))] * 2]
+    assert [top.token for top in tops] == [table.token_bytes(likely).decode()] * 3
+
+
 async def test_every_parameter_reaches_the_verifier(world: World, table: TokenTable) -> None:
     extra = {
         "top_k": 5,

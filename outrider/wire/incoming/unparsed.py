@@ -16,8 +16,8 @@ import grpc.aio
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
-from outrider.wire.malformed import MALFORMED
-from outrider.wire.shape import SMALL_BYTES, Bounds, NotWireFormat, check_size, walk
+from outrider.wire.incoming.malformed import MALFORMED
+from outrider.wire.incoming.shape import SMALL_BYTES, Bounds, NotWireFormat, check_size, walk
 from speculative.errors import InvalidRequest
 
 M = TypeVar("M", bound=Message)

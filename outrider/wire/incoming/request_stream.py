@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
-from outrider.wire.unparsed import Unparsed
+from outrider.wire.incoming.unparsed import Unparsed
 
 SHARE = 0.25
 """Part of the event loop's time that one stream's requests may take for long."""

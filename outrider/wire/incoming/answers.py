@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from outrider.wire.malformed import MALFORMED
+from outrider.wire.incoming.malformed import MALFORMED
 
 
 class MalformedAnswer(grpc.aio.AioRpcError):
