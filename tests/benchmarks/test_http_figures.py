@@ -29,6 +29,7 @@ def test_a_benchmark_is_a_file_or_a_folder_that_python_runs() -> None:
         "determinism",
         "drafter_sim",
         "gpu_step",
+        "hostile",
         "http",
         "load",
         "offline",
