@@ -17,8 +17,6 @@ from speculative.errors import Overloaded
 
 MOST = 4096
 """The most workers in the directory; further ones are refused."""
-MOST_FROM_A_HOST = 256
-"""The most workers that announce themselves from one host: each is dialled."""
 MAX_UNANSWERED = 64
 """The most addresses of one announcer where no worker has answered yet; further ones are refused."""
 MAX_UNANSWERED_ELSEWHERE = 256
@@ -55,9 +53,9 @@ class Directory:
         """Take a worker's own announcement; returns whether it changes anything for placement.
 
         Raises Overloaded where the directory is full, where `announcer`, the host that the announcement came
-        from, has announced too many workers, or too many addresses at which nobody answers, and where a
-        worker of another role announced itself at the same address: a worker that takes over a port waits
-        until that announcement is no longer believed.
+        from, has announced too many addresses at which nobody answers, and where a worker of another role
+        announced itself at the same address: a worker that takes over a port waits until that announcement is
+        no longer believed.
         """
         before = self._known.get(entry.address)
         if before is not None and before.itself and before.until > now and before.entry.role != entry.role:
@@ -68,10 +66,6 @@ class Directory:
             )
         if before is None and len(self._known) >= self._most:
             raise Overloaded(f"{self._most} workers are registered, as many as there may be", BELIEVED_S)
-        if before is None and self._from_host(announcer) >= MOST_FROM_A_HOST:
-            raise Overloaded(
-                f"{MOST_FROM_A_HOST} workers announce themselves from {announcer}, as many as may", BELIEVED_S
-            )
         if before is None and self._unanswered(announcer) >= MAX_UNANSWERED:
             raise Overloaded(
                 f"{announcer or 'this host'} has announced {MAX_UNANSWERED} addresses at which no worker has "
@@ -82,9 +76,6 @@ class Directory:
         self._known[entry.address] = _Known(entry, now + BELIEVED_S, announcer, answered)
         self._fresh[entry.address] = entry
         return before is None or _kind(before.entry) != _kind(entry)
-
-    def _from_host(self, host: str) -> int:
-        return sum(it.announcer == host for it in self._known.values()) if host else 0
 
     def learnt(self, entries: Iterable[WorkerEntry], now: float) -> None:
         """Take entries that other orchestrators have heard.
