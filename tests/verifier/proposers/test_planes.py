@@ -1,26 +1,36 @@
 """A head's own keys and values in planes of the target's pool: its drafts are those of a fresh session."""
 
 import random
+import sys
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from attention_head import DEPTH, HEADS, LAYERS, WIDTH, AttentionHead, AttentionLayer
 from core_driver import GREEDY, SAMPLED, CoreDriver
+from harness import serving
 
 from outrider.lm.graphs import backend_choice
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import GuestRoom, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.outcome import OutcomeWants
+from outrider.lm.parallel.leader import _figures, follow_leader
+from outrider.lm.parallel.messages import RankEnd, RankHello, to_words
+from outrider.lm.parallel.rank_group import RankInfo, RankLost
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from speculative.params import SamplingParams
+from tests.conftest import TINY_VOCABULARY
 from tests.lm.families import VOCABULARY, model_of
 from verifier_service.engine.session import Session
+from verifier_service.loading import load_target
 from verifier_service.proposers.batched import BATCHED_PROPOSERS
 from verifier_service.sessions.request import SourceSet
+from verifier_service.settings import VerifierSettings
 
 HIDDEN = 32
 ROOM = GuestRoom(AttentionHead.needs.planes, len(LAYERS))
@@ -43,7 +53,8 @@ def target(blocks: int = 256, static: bool = False) -> PackedLM:
 BARE = target()
 
 
-def fresh(ids: Sequence[int]) -> list[tuple[int, ...]]:
+@cache
+def fresh(ids: tuple[int, ...]) -> list[tuple[int, ...]]:
     """What the layer says after these ids where nothing was computed before, and nothing kept."""
     table = BARE.table()
     outcome = BARE.forward([SequenceRows(table, ids[:-1], range(-1, len(ids) - 2), ())])
@@ -258,3 +269,53 @@ def test_memory_counts_the_planes_and_what_lies_beside_a_block() -> None:
     assert roomy.pool.layout.slot_bytes == bare.pool.layout.slot_bytes + more
     assert roomy.pool.max_slots * roomy.pool.layout.slot_bytes <= 2**20
     assert roomy.pool.max_slots < bare.pool.max_slots
+
+
+class ServedHead(AttentionHead):
+    """A head for the tiny model, made as the verifier makes it: without arguments."""
+
+    made: ClassVar[list["ServedHead"]] = []
+
+    def __init__(self) -> None:
+        super().__init__(AttentionLayer(TINY_VOCABULARY, HIDDEN))
+        self.made.append(self)
+
+
+async def test_a_verifier_loads_its_target_with_room_for_the_planes_of_its_proposers(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServedHead, "made", [])
+    monkeypatch.setitem(BATCHED_PROPOSERS, "head", "test_planes:ServedHead")
+    monkeypatch.setitem(sys.modules, "test_planes", sys.modules[__name__])
+    chosen = {"proposers": "head", "threads": 1, "kv_mb": 4}
+    lm = load_target(VerifierSettings(model=str(tiny_llama), **chosen))
+    assert lm.pool.layout.guests == len(AttentionHead.needs.planes)
+    async with serving(lm, prefix_cache=True, budget="fixed", **chosen) as verifier:
+        expected = (await verifier.generate(PROMPT, new=20)).ids
+        answer = await verifier.generate(PROMPT, new=20, sources=[("head", "")])
+        assert verifier.metric("proposers_muted") == 0
+    assert answer.ids == expected
+    (head,) = ServedHead.made
+    assert len(head.said) > 0
+
+
+class SaysHello:
+    """What another rank hears of a first rank with this model."""
+
+    info = RankInfo(1, 2, 1)
+
+    def __init__(self, lm: PackedLM) -> None:
+        self._words = to_words(RankHello(_figures(lm))) + to_words(RankEnd())
+
+    def receive(self) -> list[int]:
+        return self._words
+
+
+def test_ranks_that_differ_in_the_planes_of_guests_do_not_work_together() -> None:
+    planes = 2 * GuestRoom(((2, 8), (2, 8))).planes
+    guest = PackedLM(model_of("llama", num_hidden_layers=2), kv_mb=1, guest=GuestRoom(planes))
+    alike = PackedLM(model_of("llama", num_hidden_layers=4), kv_mb=1)
+    assert guest.pool.layout.planes == alike.pool.layout.planes
+    follow_leader(guest, SaysHello(guest))  # type: ignore[arg-type]
+    with pytest.raises(RankLost, match="another model or memory"):
+        follow_leader(guest, SaysHello(alike))  # type: ignore[arg-type]
