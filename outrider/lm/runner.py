@@ -23,7 +23,7 @@ from outrider.lm.device.layout import NO_ASKS, Asks
 from outrider.lm.device.outcome import DeviceOutcome
 from outrider.lm.features import FeatureTaps
 from outrider.lm.graphs.graph_runner import Computed, GraphRunner
-from outrider.lm.kv.pool import GuestRoom, SlotPool
+from outrider.lm.kv.pool import GuestRoom, KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.check import Trial
 from outrider.lm.load.layout import ModelShape, find_layout
@@ -89,9 +89,7 @@ class PackedLM:
         """Largest number of query heads that share a key head."""
         self.steps: GraphRunner | None = None
         """Runner of small passes of static shape on a GPU; None: all passes are ragged."""
-        layout = self.profile.layout(found.layout)
-        if guest is not None:
-            layout = layout.with_guest(guest, text.hidden_size)
+        layout = self._pool_layout(found.layout, guest)
         max_slots = kv_mb * 2**20 // layout.slot_bytes
         # On a GPU all storage exists from the start: growing would move the memory that captured graphs read.
         first = {} if self._device.type == "cpu" else {"initial_slots": max_slots}
@@ -291,6 +289,13 @@ class PackedLM:
     def find_layout(self) -> ModelShape:
         """Cache layout, logit width and windows of the model, found by sending one row through it."""
         return find_layout(self.run_on_device, self.model_type, self._device, self._layers)
+
+    def _pool_layout(self, found: KVLayout, guest: GuestRoom | None) -> KVLayout:
+        """The pool's layout for a model that caches as ``found``, with room for the guest if there is one."""
+        layout = self.profile.layout(found)
+        if guest is None:
+            return layout
+        return layout.with_guest(guest, self.model.config.get_text_config().hidden_size)
 
     def _kept(self, wanted: Sequence[int], rows: int) -> int | torch.Tensor:
         """The wanted rows as the model takes them: a number where they are the last rows, else indices."""
