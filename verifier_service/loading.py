@@ -6,6 +6,7 @@ from outrider.v1 import verifier_pb2
 from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.errors import ModelRefused
 from verifier_service.proposers import PROPOSERS
+from verifier_service.proposers.batched import guest_room
 from verifier_service.sessions.manager import Capacity
 from verifier_service.sessions.request import MAX_NODES, ServedModel
 from verifier_service.settings import VerifierSettings
@@ -25,6 +26,7 @@ def load_target(settings: VerifierSettings) -> PackedLM:
         threads=threads,
         kv_mb=settings.kv_mb,
         deterministic=settings.deterministic,
+        guest=guest_room(settings.proposers),
     )
 
 

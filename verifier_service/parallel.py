@@ -24,6 +24,7 @@ from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.settings import OF_THIS_PROCESS, as_variables
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
+from verifier_service.proposers.batched import guest_room
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
 
@@ -182,6 +183,7 @@ def _load_shard(settings: VerifierSettings, group: RankGroup) -> PackedLM:
             kv_mb=settings.kv_mb,
             rank_group=group,
             deterministic=settings.deterministic,
+            guest=guest_room(settings.proposers),
         )
     except ModelRefused as refusal:
         group.check_agreed(refusal)

@@ -29,7 +29,7 @@ class VerifierSettings(WorkerSettings):
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
     """Threads that compute a pass on the CPU; by default all cores but one."""
     kv_mb: Annotated[int, Field(ge=1)] = 1024
-    """Memory for the keys and values of all sessions, in MiB."""
+    """Memory for the keys and values of all sessions, and of proposers that keep some, in MiB."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes on this machine over which the target is split, each with a device of its own; torchrun can
     start them instead."""

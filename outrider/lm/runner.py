@@ -23,7 +23,7 @@ from outrider.lm.device.layout import NO_ASKS, Asks
 from outrider.lm.device.outcome import DeviceOutcome
 from outrider.lm.features import FeatureTaps
 from outrider.lm.graphs.graph_runner import Computed, GraphRunner
-from outrider.lm.kv.pool import SlotPool
+from outrider.lm.kv.pool import GuestRoom, KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.check import Trial
 from outrider.lm.load.layout import ModelShape, find_layout
@@ -47,12 +47,13 @@ class PackedLM:
         kv_mb: int = 1024,
         tokenizer: LoadedTokenizer | None = None,
         profile: Profile | None = None,
+        guest: GuestRoom | None = None,
     ) -> None:
         """Takes over ``model``: from now on it runs packed passes only.
 
-        ``kv_mb`` bounds the keys and values of all sessions together, in MiB. ``profile`` is the fast one by
-        default; the deterministic one holds once ``pack`` was called. Raises ModelRefused if not every layer
-        attends through the attention interface.
+        ``kv_mb`` bounds the keys and values of all sessions together, in MiB, and what a ``guest`` keeps
+        beside them. ``profile`` is the fast one by default; the deterministic one holds once ``pack`` was
+        called. Raises ModelRefused if not every layer attends through the attention interface.
         """
         text = model.config.get_text_config()
         self.model = model
@@ -88,7 +89,7 @@ class PackedLM:
         """Largest number of query heads that share a key head."""
         self.steps: GraphRunner | None = None
         """Runner of small passes of static shape on a GPU; None: all passes are ragged."""
-        layout = self.profile.layout(found.layout)
+        layout = self._pool_layout(found.layout, guest)
         max_slots = kv_mb * 2**20 // layout.slot_bytes
         # On a GPU all storage exists from the start: growing would move the memory that captured graphs read.
         first = {} if self._device.type == "cpu" else {"initial_slots": max_slots}
@@ -121,13 +122,14 @@ class PackedLM:
         kv_mb: int = 1024,
         rank_group: RankGroup | None = None,
         deterministic: bool = False,
+        guest: GuestRoom | None = None,
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
         ``threads`` sets torch's threads for the whole process. Each rank of a ``rank_group`` gets its part of
-        the model; all ranks make the same call. Raises InvalidRequest if there is no such model, ModelRefused
-        (naming the model type) if the model cannot be served exactly, or not to the bit under the
-        ``deterministic`` profile.
+        the model; all ranks make the same call. ``guest`` is the room beside the model's keys and values that
+        someone else wants. Raises InvalidRequest if there is no such model, ModelRefused (naming the model
+        type) if the model cannot be served exactly, or not to the bit under the ``deterministic`` profile.
         """
         profile: Profile = Deterministic() if deterministic else FastProfile()
         ranks = 1 if rank_group is None else rank_group.info.size
@@ -139,7 +141,7 @@ class PackedLM:
             rank_group.meet("loaded")
         name = Path(source).name if Path(source).is_dir() else source
         tokenizer = load_tokenizer(source)
-        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, profile=profile)
+        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, profile=profile, guest=guest)
         trial = Trial.of(lm) if check else None
         if profile.can_pack(model, ranks):
             lm.pack()
@@ -287,6 +289,13 @@ class PackedLM:
     def find_layout(self) -> ModelShape:
         """Cache layout, logit width and windows of the model, found by sending one row through it."""
         return find_layout(self.run_on_device, self.model_type, self._device, self._layers)
+
+    def _pool_layout(self, found: KVLayout, guest: GuestRoom | None) -> KVLayout:
+        """The pool's layout for a model that caches as ``found``, with room for the guest if there is one."""
+        layout = self.profile.layout(found)
+        if guest is None:
+            return layout
+        return layout.with_guest(guest, self.model.config.get_text_config().hidden_size)
 
     def _kept(self, wanted: Sequence[int], rows: int) -> int | torch.Tensor:
         """The wanted rows as the model takes them: a number where they are the last rows, else indices."""

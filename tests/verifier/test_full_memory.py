@@ -53,10 +53,10 @@ def test_what_is_cached_is_looked_through_once_for_many_blocks(
     monkeypatch.setattr(
         PrefixCache, "evict", lambda self, count, now: (asked.append(count), real(self, count, now))[1]
     )
-    blocks = [kv._pool.take(1)[0] for _ in range(100)]
+    blocks = [kv.pool.take(1)[0] for _ in range(100)]
     assert len(set(blocks)) == 100
     assert len(asked) < 10
-    kv._pool.check_integrity([blocks, kv.prefixes.held])
+    kv.pool.check_integrity([blocks, kv.prefixes.held])
 
 
 def test_a_session_that_there_is_no_room_for_is_looked_at_again_when_another_has_left(

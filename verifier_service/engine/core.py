@@ -375,30 +375,46 @@ class EngineCore:
         for entry in matched:
             with self.sessions.guarded(entry.session):
                 shown = self._commit(entry)
-                if entry.session.batched:
+                if shown is not None:
                     seen.append((entry.session, shown))
         if seen:
             with self._meter.proposing():
                 self.proposers.saw(seen, outcome.features)
 
-    def _commit(self, entry: _Matched) -> SeenRound:
-        """Commits what one session's rows brought; returns what a batched proposer is shown of it."""
-        session, step_rows, match, observed, first_row = entry
+    def _commit(self, entry: _Matched) -> SeenRound | None:
+        """Commits what one session's rows brought; returns what batched proposers are shown of it, if any."""
+        session, step_rows, match, observed, _ = entry
         first = session.cached
         if match is None:
             kept = session.skip(step_rows)
+            shown = self._shown(entry, first, kept, len(session.ids), ())
             self.sessions.skip(session, kept)
-            position = len(session.ids)
-            tokens: tuple[int, ...] = ()
         else:
             step = self.sessions.step
             done = session.commit(step_rows, match, step.sessions, step.number)
-            kept, position, tokens = done.path, done.position, done.tokens
-            observed = None if observed is None else observed.first(len(tokens))
+            observed = None if observed is None else observed.first(len(done.tokens))
             self.totals.scouts += len(step_rows.scouts.tokens)
+            # Before the commit: that may end the session, which gives its slots back.
+            shown = self._shown(entry, first, done.path, done.position, done.tokens, observed)
             self.sessions.commit(session, step_rows, done, observed)
-        rows = tuple([first_row + row for row in kept]) if session.batched else ()
-        return SeenRound(session.handle, position, tokens, observed, first, rows)
+        return shown
+
+    def _shown(
+        self,
+        entry: _Matched,
+        first: int,
+        kept: Sequence[int],
+        position: int,
+        tokens: tuple[int, ...],
+        observed: Observed | None = None,
+    ) -> SeenRound | None:
+        """What batched proposers are shown of one session's rows; None where none of them looks."""
+        session, planes = entry.session, self.proposers.has_planes
+        if not session.batched and not planes:
+            return None
+        rows = tuple([entry.first_row + row for row in kept])
+        runs = self.kv.runs(session, first, first + len(rows)) if planes else ()
+        return SeenRound(session.handle, position, tokens, observed, first, rows, runs)
 
     def _match_all(self, parts: Sequence[Part], outcome: PassOutcome) -> list[_Matched]:
         """What the target says about each session's rows."""

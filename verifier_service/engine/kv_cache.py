@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.kv.pool import SlotPool
+from outrider.lm.kv.pool import Run, SlotPool
 from outrider.lm.kv.table import SlotTable, blocks_for
 from outrider.lm.plan import SequenceRows
 from verifier_service.engine.prefix_cache import BlockHash, BlockHasher, PrefixCache
@@ -45,7 +45,8 @@ class KVCache:
 
     def __init__(self, pool: SlotPool, reuse: bool, lease_s: float) -> None:
         self.prefixes = PrefixCache(pool.blocks, BLOCK)
-        self._pool = pool
+        self.pool = pool
+        """Slots of all sessions."""
         self._reuse = reuse
         self._lease_s = lease_s
         self._hasher = BlockHasher(BLOCK)
@@ -62,12 +63,12 @@ class KVCache:
     @property
     def free(self) -> int:
         """Number of blocks that nobody holds."""
-        return self._pool.free_blocks
+        return self.pool.free_blocks
 
     @property
     def available(self) -> int:
         """Number of blocks that are free or can be evicted."""
-        return self._pool.free_blocks + self.prefixes.evictable
+        return self.pool.free_blocks + self.prefixes.evictable
 
     @property
     def running_slots(self) -> int:
@@ -97,12 +98,12 @@ class KVCache:
                 return False
             blocks = self.prefixes.match(hashes, len(session.ids), self._now)
         held = _CachedSession(
-            SlotTable(self._pool, session.slots), salt, hashes[: len(blocks)], hashes[len(blocks) :]
+            SlotTable(self.pool, session.slots), salt, hashes[: len(blocks)], hashes[len(blocks) :]
         )
         self._held[session.handle] = held
         for hash_ in held.coming:
             self._coming[hash_] = session.handle
-        if blocks and self._pool.has_room(blocks_for(session.slots)):
+        if blocks and self.pool.has_room(blocks_for(session.slots)):
             held.table.copy_of(blocks)
         else:
             held.table.adopt(blocks)
@@ -126,6 +127,14 @@ class KVCache:
             partial(session.asks, step_rows) if step_rows.final else None,
         )
 
+    def runs(self, session: Session, low: int, high: int) -> tuple[Run, ...]:
+        """The runs of slots that hold, or will hold, the session's positions `low` to `high - 1`."""
+        return tuple(self._held[session.handle].table.runs(low, high))
+
+    def block(self, session: Session, position: int) -> int:
+        """The block that holds this position of a session."""
+        return self._held[session.handle].table.blocks[position // BLOCK]
+
     def keep_rows(self, session: Session, path: Sequence[int]) -> None:
         """Keeps these rows of the last pass, which are committed now, and frees the others."""
         held = self._held[session.handle]
@@ -147,7 +156,7 @@ class KVCache:
 
     def check(self) -> None:
         """Raises AssertionError if a block is lost, or held by anyone but tables and prefix cache."""
-        self._pool.check_integrity([*(held.table.blocks for held in self._held.values()), self.prefixes.held])
+        self.pool.check_integrity([*(held.table.blocks for held in self._held.values()), self.prefixes.held])
         self.prefixes.check()
 
     def _is_coming(self, hashes: Sequence[BlockHash]) -> bool:

@@ -3,6 +3,10 @@
 A `Proposer` drafts for one session from its tokens in microseconds. A batched proposer may run a model, learn
 from what the target said, and read the target's hidden states. Its time is the engine's. So it drafts level
 by level, and the engine stops it where a deeper level is not worth its time (`price.py`).
+
+A proposer with a layer of attention of its own keeps keys and values in planes of the target's pool
+(`planes.py`). Slot i of a session holds what the layer computes of the pair (hidden state of position i - 1,
+token i). That depends on tokens up to i alone, as the block does: so blocks stay shareable.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,9 +15,11 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from outrider.lm.kv.pool import GuestRoom, Run
 from speculative.implementations import load_implementation
 from speculative.observed import Observed
 from speculative.params import SamplingParams
+from verifier_service.proposers.planes import ProposerPlanes
 
 BATCHED_PROPOSERS = {"bigram": "verifier_service.proposers.bigram:BigramProposer"}
 """Source name to "module:class" of a BatchedProposer, which is constructed without arguments, at load."""
@@ -29,6 +35,10 @@ class ProposerNeeds:
     """Layers whose hidden states are kept; -1 is the output of the last norm."""
     prompts: bool = False
     """Whether passes that only read a part of a prompt are shown as well."""
+    planes: tuple[tuple[int, int], ...] = ()
+    """(heads, width) of each plane that the proposer wants in the target's pool: two for each layer of
+    attention, its keys and its values. A proposer with planes needs `layers`; it is shown prompts as well,
+    and the passes of all sessions of the worker, since any session may begin with another's blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,8 @@ class ProposedSession:
     """The most tokens of the session, prompt and output."""
     params: SamplingParams
     seed: int
+    planes: ProposerPlanes | None = None
+    """The proposer's planes, the same for all sessions; None: the proposer wants none."""
 
 
 class SeenRound(NamedTuple):
@@ -64,6 +76,11 @@ class SeenRound(NamedTuple):
     """Position of the first token in `rows`."""
     rows: tuple[int, ...]
     """Rows of the pass whose tokens are committed positions now, in order of position; for `features`."""
+    runs: tuple[Run, ...] = ()
+    """Runs of slots of these positions, for a proposer with planes: write the pairs of all of them, now."""
+    before: Tensor | None = None
+    """Hidden states of the position before `first`, [layers, width], in the planes' dtype, for a proposer
+    with planes; None where `first` is 0."""
 
 
 class SeenPass(NamedTuple):
@@ -81,6 +98,11 @@ class DraftAsk(NamedTuple):
     handle: int
     node_limit: int
     """The most nodes that are of use, over all levels."""
+    runs: tuple[Run, ...] = ()
+    """Runs of slots of all tokens but the last, for a proposer with planes; `saw` has written them."""
+    before: Tensor | None = None
+    """Hidden states of the position before the last token, [layers, width], for a proposer with planes; with
+    the last token they make the first row to draft from."""
 
 
 class ScoutAsk(NamedTuple):
@@ -107,6 +129,9 @@ class DraftLevel(NamedTuple):
 
 class BatchedProposer(Protocol):
     """Drafts for all sessions that name it. The engine's thread alone calls it.
+
+    `needs` is an attribute of the class: a verifier, and each rank of one, sizes the target's pool by it
+    before anything is loaded.
 
     A call that raises, or that returns what is no draft, mutes the proposer for this worker; so do several
     calls that take long. No session ends. What takes long the first time belongs into the constructor.
@@ -137,7 +162,17 @@ def all_needs(proposers: Iterable[BatchedProposer]) -> ProposerNeeds:
         max((need.tops for need in needs), default=0),
         tuple(dict.fromkeys(layer for need in needs for layer in need.layers)),
         any(need.prompts for need in needs),
+        tuple(shape for need in needs for shape in need.planes),
     )
+
+
+def guest_room(names: Iterable[str]) -> GuestRoom | None:
+    """The room in the target's pool that these proposers want together; None where they want none.
+
+    Raises KeyError for an unknown name.
+    """
+    needs = all_needs(load_implementation(BATCHED_PROPOSERS, name) for name in names)
+    return GuestRoom(needs.planes, len(needs.layers)) if needs.planes else None
 
 
 def make_batched_proposer(name: str) -> BatchedProposer:

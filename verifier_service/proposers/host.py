@@ -6,10 +6,11 @@ error of a proposer reaches a session. The engine's thread waits for each call, 
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from outrider.lm.kv.pool import SlotPool
 from outrider.wire.status import peer_text
 from speculative.draft import Draft
 from speculative.errors import MalformedDraft
@@ -26,6 +27,7 @@ from verifier_service.proposers.batched import (
     SeenRound,
     all_needs,
 )
+from verifier_service.proposers.planes import LastFeatures, ProposerPlanes, RowsKept
 from verifier_service.proposers.price import ProposerPrice
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class _Hosted:
 
     name: str
     proposer: BatchedProposer
+    planes: ProposerPlanes | None = None
     price: ProposerPrice = field(default_factory=ProposerPrice)
     sessions: dict[int, Session] = field(default_factory=dict)
     slow_calls: int = 0
@@ -87,6 +90,8 @@ class ProposerHost:
         sessions: all sessions of the worker.
         counts: of drafted nodes, by source name.
         now_s: the time, in seconds; constant where nothing is measured.
+
+    Raises ValueError where the target's pool lacks the planes that the proposers need.
     """
 
     def __init__(
@@ -100,12 +105,20 @@ class ProposerHost:
         """Why a proposer is no longer called, by source name."""
         self.names = tuple(proposers)
         """Source names of all proposers."""
-        self._kept_layers = all_needs(proposers.values()).layers
-        self._hosted = [_Hosted(name, proposer) for name, proposer in proposers.items()]
+        needs = all_needs(proposers.values())
+        self._kept_layers = needs.layers
+        self._pool = sessions.kv.pool
+        self._last = LastFeatures(self._pool, len(needs.layers)) if needs.planes else None
+        self._hosted = _with_planes(proposers, self._pool)
         self._sessions = sessions
         self._counts = counts
         self.now_s = now_s
         """The time, in seconds."""
+
+    @property
+    def has_planes(self) -> bool:
+        """Whether a proposer keeps keys and values in the pool, and so has to see every pass."""
+        return any(hosted.planes is not None for hosted in self._live())
 
     def attend(self, ready: Sequence[Session]) -> None:
         """Tells the proposers which sessions have begun and which are over."""
@@ -116,8 +129,9 @@ class ProposerHost:
                         del hosted.sessions[handle]
                         hosted.proposer.close(handle)
                 for session in ready:
-                    if session.handle not in hosted.sessions and hosted.name in session.batched:
-                        self._open(hosted, session)
+                    self._meet(hosted, session)
+        if self._last is not None and self.has_planes:
+            self._begin(self._last, ready)
 
     def draft(self, ready: Sequence[Session], tokens_per_ms: float) -> None:
         """Has the proposers draft for sessions whose next pass commits.
@@ -129,24 +143,27 @@ class ProposerHost:
             asked = [
                 session
                 for session in ready
-                if hosted.name in session.batched and hosted.sessions.get(session.handle) is session
+                if hosted.name in session.batched
+                and hosted.sessions.get(session.handle) is session
+                and (hosted.planes is None or self._feature(session) is not None)
             ]
             if asked and hosted.price.begins(len(asked), tokens_per_ms):
                 self._offer(hosted, asked, self._grow(hosted, asked, tokens_per_ms))
 
     def saw(self, seen: Sequence[tuple[Session, SeenRound]], features: Tensor | None) -> None:
         """Shows the proposers what a pass did for the sessions that it told them of."""
-        for hosted in self._live():
-            needs = hosted.proposer.needs
-            rounds = [
-                shown
+        last = self._last if self.has_planes else None
+        if last is not None:
+            # Copies that commits put off would overwrite what is written now.
+            self._pool.settle()
+            seen = [
+                (session, shown._replace(before=last.at(shown.handle, shown.first - 1)))
                 for session, shown in seen
-                if hosted.sessions.get(session.handle) is session and (shown.tokens or needs.prompts)
             ]
-            if rounds:
-                with _Call(self, hosted) as call:
-                    hosted.proposer.saw(SeenPass(tuple(rounds), self._layers(features, needs.layers)))
-                hosted.price.saw(call.ms)
+        for hosted in self._live():
+            self._show(hosted, seen, features)
+        if last is not None and features is not None:
+            last.keep([RowsKept(one.handle, one.first, one.rows, one.runs) for _, one in seen], features)
 
     def mute(self, name: str, why: str) -> None:
         """Stops calling a proposer; its drafts so far stay what they are, drafts."""
@@ -155,8 +172,23 @@ class ProposerHost:
         self.muted[name] = why
         log.error("proposer muted: %s", peer_text(why), extra={"fields": {"source": name}})
 
+    def _show(
+        self, hosted: _Hosted, seen: Sequence[tuple[Session, SeenRound]], features: Tensor | None
+    ) -> None:
+        needs = hosted.proposer.needs
+        every = needs.prompts or hosted.planes is not None
+        rounds = [
+            shown._replace(before=self._layers(shown.before, needs.layers))
+            for session, shown in seen
+            if hosted.sessions.get(session.handle) is session and (shown.tokens or every)
+        ]
+        if rounds:
+            with _Call(self, hosted) as call:
+                hosted.proposer.saw(SeenPass(tuple(rounds), self._layers(features, needs.layers)))
+            hosted.price.saw(call.ms)
+
     def _layers(self, features: Tensor | None, layers: Sequence[int]) -> Tensor | None:
-        """The hidden states of one proposer's layers, out of those of all."""
+        """The hidden states of one proposer's layers, the first dimension, out of those of all."""
         if features is None or not layers:
             return None
         if tuple(layers) == self._kept_layers:
@@ -166,11 +198,33 @@ class ProposerHost:
     def _live(self) -> list[_Hosted]:
         return [hosted for hosted in self._hosted if hosted.name not in self.muted]
 
-    def _open(self, hosted: _Hosted, session: Session) -> None:
-        hosted.sessions[session.handle] = session
-        source_index = session.batched[hosted.name]
-        session.want_tops(source_index, hosted.proposer.needs.tops)
-        hosted.proposer.open(session.proposed())
+    def _meet(self, hosted: _Hosted, session: Session) -> None:
+        """Opens a session that names the proposer, or whose blocks the proposer has to fill."""
+        source_index = session.batched.get(hosted.name)
+        if source_index is not None and hosted.proposer.needs.tops:
+            session.want_tops(source_index, hosted.proposer.needs.tops)
+        if session.handle not in hosted.sessions and (source_index is not None or hosted.planes is not None):
+            hosted.sessions[session.handle] = session
+            hosted.proposer.open(replace(session.proposed(), planes=hosted.planes))
+
+    def _begin(self, last: LastFeatures, ready: Sequence[Session]) -> None:
+        """Finds the hidden states that the sessions of the next pass continue; forgets ended sessions'."""
+        last.keep_only({session.handle for session in self._sessions})
+        for session in ready:
+            if session.cached and last.at(session.handle, session.cached - 1) is None:
+                block = self._sessions.kv.block(session, session.cached - 1)
+                last.begin(session.handle, session.cached - 1, block)
+
+    def _feature(self, session: Session) -> Tensor | None:
+        """Hidden states of the position before a session's last token; None: yet to be computed."""
+        return None if self._last is None else self._last.at(session.handle, len(session.ids) - 2)
+
+    def _ask(self, hosted: _Hosted, session: Session) -> DraftAsk:
+        if hosted.planes is None:
+            return DraftAsk(session.handle, session.node_limit)
+        runs = self._sessions.kv.runs(session, 0, session.cached)
+        before = self._layers(self._feature(session), hosted.proposer.needs.layers)
+        return DraftAsk(session.handle, session.node_limit, runs, before)
 
     def _grow(self, hosted: _Hosted, asked: Sequence[Session], tokens_per_ms: float) -> list[_Growing]:
         """The drafts of these sessions, as deep as they pay; what was grown before a fault counts."""
@@ -178,8 +232,7 @@ class ProposerHost:
         gain: float | None = None
         level = 0
         with _Call(self, hosted):
-            asks = [DraftAsk(session.handle, session.node_limit) for session in asked]
-            levels = hosted.proposer.draft(asks)
+            levels = hosted.proposer.draft([self._ask(hosted, session) for session in asked])
         while hosted.name not in self.muted:
             if level and not hosted.price.pays(level, len(asked), tokens_per_ms, gain):
                 break
@@ -218,6 +271,20 @@ class ProposerHost:
                     self._counts[hosted.name].offer(len(fragment), offer)
                 if draft.scouts is not None:
                     session.want_scouts(draft.scouts)
+
+
+def _with_planes(proposers: Mapping[str, BatchedProposer], pool: SlotPool) -> list[_Hosted]:
+    """The proposers, each with its planes in the target's pool, which lie there in their order."""
+    wanted = [shape for proposer in proposers.values() for shape in proposer.needs.planes]
+    first = len(pool.layout.planes) - pool.layout.guests
+    if wanted and tuple(wanted) != pool.layout.planes[first:]:
+        raise ValueError(f"the target was loaded without room for the planes {wanted} of its proposers")
+    hosted = []
+    for name, proposer in proposers.items():
+        count = len(proposer.needs.planes)
+        hosted.append(_Hosted(name, proposer, ProposerPlanes(pool, first, count) if count else None))
+        first += count
+    return hosted
 
 
 class _Call:

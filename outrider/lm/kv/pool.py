@@ -3,11 +3,14 @@
 Storage is ``[planes, heads, slots, width]``; a layer has two planes, keys and values. Slots come in blocks,
 which sessions may share. A table's slots are few runs of slots; where they are one run, a layer attends over
 a view. The pool knows nothing about tokens, trees or positions.
+
+A guest, such as a drafting layer outside the model, may have planes of its own behind the model's. Copies,
+shared blocks, eviction and growth treat all planes alike.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,23 +26,47 @@ Run = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class GuestRoom:
+    """Room that a guest of the pool wants beside the model's keys and values."""
+
+    planes: tuple[tuple[int, int], ...] = ()
+    """(heads, width) of each plane; a layer of attention wants two, for its keys and for its values."""
+    features: int = 0
+    """Number of the model's hidden states that are kept for the last row of each block."""
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape, dtype and device of the keys and values that a model's layers cache."""
+    """Shape, dtype and device of the keys and values that a model's layers, and guests, cache."""
 
     planes: tuple[tuple[int, int], ...]
-    """(heads, width) of a layer's keys at ``2 * layer``, of its values at the next index."""
+    """(heads, width) of a layer's keys at ``2 * layer``, of its values at the next index; then guests'."""
     dtype: torch.dtype
     device: torch.device
+    guests: int = 0
+    """Number of planes, the last ones, that belong to guests."""
+    tail: int = 0
+    """Number of values that a guest keeps beside each block."""
 
     @property
     def layers(self) -> int:
-        """Number of layers that cache keys and values."""
-        return len(self.planes) // 2
+        """Number of the model's layers that cache keys and values."""
+        return (len(self.planes) - self.guests) // 2
 
     @property
     def slot_bytes(self) -> int:
-        """Size of one token's keys and values over all layers, in bytes."""
-        return sum(heads * width for heads, width in self.planes) * self.dtype.itemsize
+        """Size of one token's share of the storage, over all planes and with its part of a tail, in bytes."""
+        values = sum(heads * width for heads, width in self.planes) + -(-self.tail // BLOCK)
+        return values * self.dtype.itemsize
+
+    def with_guest(self, room: GuestRoom, width: int) -> "KVLayout":
+        """This layout with room for a guest; ``width`` is that of the model's hidden states."""
+        return replace(
+            self,
+            planes=self.planes + room.planes,
+            guests=self.guests + len(room.planes),
+            tail=self.tail + room.features * width,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +100,7 @@ class SlotPool:
         self.blocks = BlockAllocator(0)
         """Allocator of the blocks that have storage."""
         self._planes: list[torch.Tensor] = [torch.empty(0)] * len(layout.planes)
+        self._tails = torch.empty(0, layout.tail, dtype=layout.dtype, device=layout.device)
         self.grow(min(-(-initial_slots // BLOCK), self.max_blocks))
 
     @property
@@ -180,6 +208,22 @@ class SlotPool:
         taken, self.deferred = self.deferred, {}
         return taken
 
+    def tail(self, block: int) -> torch.Tensor:
+        """What is kept beside a block, ``[tail]``: a view."""
+        return self._tails[block]
+
+    @torch.inference_mode()
+    def write_tails(self, blocks: Sequence[int], tails: torch.Tensor) -> None:
+        """Keeps ``tails``, ``[blocks, tail]``, beside these blocks."""
+        (targets,) = transfer.indices([list(blocks)], self.layout.device)
+        self._tails.index_copy_(0, targets, tails.to(self._tails.dtype))
+
+    def copy_tails(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies what is kept beside the source blocks to the target blocks."""
+        if self.layout.tail and sources:
+            (found,) = transfer.indices([list(sources)], self.layout.device)
+            self.write_tails(targets, self._tails[found])
+
     def move(self, targets: torch.Tensor, sources: torch.Tensor) -> None:
         """Copies slots to slots, int64 indices on the device; all slots are read before any is written."""
         for group in self._groups:
@@ -203,6 +247,9 @@ class SlotPool:
             group.storage[:] = [new]
             for plane, view in zip(group.members, new.unbind(0), strict=True):
                 self._planes[plane] = view
+        tails = torch.empty(blocks, self.layout.tail, dtype=dtype, device=device)
+        tails[: len(self._tails)] = self._tails
+        self._tails = tails
         self.blocks.grow(blocks)
         self.grown(blocks)
 

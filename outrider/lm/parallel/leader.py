@@ -135,6 +135,8 @@ def _figures(lm: PackedLM) -> tuple[int, ...]:
         layout.slot_bytes,
         lm.pool.blocks.capacity,
         lm.pool.max_blocks,
+        layout.guests,
+        layout.tail,
         *(number for plane in layout.planes for number in plane),
     )
 

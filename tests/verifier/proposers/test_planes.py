@@ -1,0 +1,321 @@
+"""A head's own keys and values in planes of the target's pool: its drafts are those of a fresh session."""
+
+import random
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from attention_head import DEPTH, HEADS, LAYERS, WIDTH, AttentionHead, AttentionLayer
+from core_driver import GREEDY, SAMPLED, CoreDriver
+from harness import serving
+
+from outrider.lm.graphs import backend_choice
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import GuestRoom, SlotPool
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.outcome import OutcomeWants
+from outrider.lm.parallel.leader import _figures, follow_leader
+from outrider.lm.parallel.messages import RankEnd, RankHello, to_words
+from outrider.lm.parallel.rank_group import RankInfo, RankLost
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
+from speculative.params import SamplingParams
+from tests.conftest import TINY_VOCABULARY
+from tests.lm.families import VOCABULARY, model_of
+from verifier_service.engine.session import Session
+from verifier_service.loading import load_target
+from verifier_service.proposers.batched import BATCHED_PROPOSERS
+from verifier_service.sessions.request import SourceSet
+from verifier_service.settings import VerifierSettings
+
+HIDDEN = 32
+ROOM = GuestRoom(AttentionHead.needs.planes, len(LAYERS))
+LAYER = AttentionLayer(VOCABULARY, HIDDEN)
+PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=2 * BLOCK))
+NEW = 24
+
+
+def target(blocks: int = 256, static: bool = False) -> PackedLM:
+    lm = PackedLM(model_of("llama", max_position_embeddings=128), guest=ROOM)
+    # Storage that has to grow (not under captured steps), and may be scarce.
+    first = blocks if static else 4
+    lm.pool = SlotPool(lm.pool.layout, max_slots=blocks * BLOCK, initial_slots=first * BLOCK)
+    lm.wants = OutcomeWants(features=LAYERS)
+    if static:
+        backend_choice.use_graphs(lm, "gathered")
+    return lm
+
+
+BARE = target()
+
+
+@cache
+def fresh(ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """What the layer says after these ids where nothing was computed before, and nothing kept."""
+    table = BARE.table()
+    outcome = BARE.forward([SequenceRows(table, ids[:-1], range(-1, len(ids) - 2), ())])
+    BARE.release(table)
+    assert outcome.features is not None
+    with torch.inference_mode():
+        return LAYER.fresh(ids, outcome.features)
+
+
+def plain(prompt: Sequence[int], new: int = NEW, params: SamplingParams = GREEDY, seed: int = 0) -> list[int]:
+    driver = CoreDriver(BARE, reuse_prefixes=False)
+    session = driver.open(prompt, new, params, seed)
+    driver.run()
+    return driver.generated(session)
+
+
+class Decoding:
+    """Sessions with a head that also drafts what plain decoding gives."""
+
+    def __init__(self, lm: PackedLM | None = None, **limits: Any) -> None:
+        self.answers: dict[tuple[int, ...], list[int]] = {}
+        self.head = AttentionHead(LAYER, self.truth)
+        self.driver = CoreDriver(lm or target(), {"bigram": self.head}, **limits)
+
+    def truth(self, ids: tuple[int, ...]) -> int | None:
+        """The right token, two times out of three."""
+        for prompt, answer in self.answers.items():
+            place = len(ids) - len(prompt)
+            if ids[: len(prompt)] == prompt and ids[len(prompt) :] == tuple(answer[:place]):
+                return answer[place] if place < len(answer) and len(ids) % 3 else None
+        return None
+
+    def open(
+        self,
+        prompt: Sequence[int],
+        new: int = NEW,
+        params: SamplingParams = GREEDY,
+        seed: int = 0,
+        sources: Sequence[str] = ("bigram",),
+    ) -> Session:
+        self.answers[tuple(prompt)] = plain(prompt, new, params, seed)
+        return self.driver.open(prompt, new, params, seed, sources)
+
+    def run(self) -> None:
+        self.driver.run()
+
+    def check(self, *sessions: Session) -> None:
+        """Ids equal plain decoding's, and every draft so far equals a fresh session's."""
+        for session in sessions:
+            prompt = tuple(session.ids[: session._request.prompt_length])
+            assert self.driver.generated(session) == self.answers[prompt]
+        assert not self.driver.core.proposers.muted
+        self.check_drafts()
+
+    def check_drafts(self) -> None:
+        assert self.head.said
+        for ids, said in self.head.said:
+            assert said == fresh(ids)[: len(said)]
+        assert max(len(said) for _, said in self.head.said) == DEPTH
+        self.head.said.clear()
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_drafts_through_chunks_of_a_prompt_commits_and_rejected_branches(
+    params: SamplingParams, static: bool
+) -> None:
+    decoding = Decoding(target(static=static), prefill_chunk=7)
+    sessions = [
+        decoding.open(prompt, NEW, params, seed)
+        for seed, prompt in enumerate([PROMPT, PROMPT[3:], (1, 2, 3), (7,)])
+    ]
+    decoding.run()
+    decoding.check(*sessions)
+    counts = decoding.driver.core.counts["bigram"]
+    assert counts.accepted > NEW, "some branches are committed, from behind others"
+    assert counts.admitted > 2 * counts.accepted, "others are rejected"
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_drafts_behind_a_prefix_found_again_whose_next_id_is_another(
+    crowded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding = Decoding(target(blocks=14 if crowded else 256))
+    copied: list[int] = []
+    real = SlotTable.copy_of
+    monkeypatch.setattr(
+        SlotTable, "copy_of", lambda self, blocks: (copied.extend(blocks), real(self, blocks))[1]
+    )
+    first = decoding.open(PROMPT)
+    decoding.run()
+    decoding.check(first)
+    assert first.cached > 2 * BLOCK
+    before = decoding.head.written
+    others = [decoding.open((*PROMPT, next_id)) for next_id in (5, 6)]
+    decoding.run()
+    decoding.check(*others)
+    assert decoding.driver.core.kv.prefixes.counts.hit == 2 * len(PROMPT)
+    assert decoding.head.written - before < 2 * (NEW + 2), "the pairs of the prefix are not computed again"
+    assert bool(copied) is not crowded, "found blocks are shared where memory is short, else copied"
+
+
+def test_drafts_of_a_second_turn_and_of_a_session_that_found_all_but_its_last_id() -> None:
+    decoding = Decoding()
+    first = decoding.open(PROMPT)
+    decoding.run()
+    turn = (*PROMPT, *decoding.driver.generated(first), 9)
+    again = decoding.open(turn, 12)
+    only_last = decoding.open((*PROMPT, decoding.driver.generated(first)[0]), 12)
+    decoding.run()
+    decoding.check(first, again, only_last)
+
+
+def test_drafts_in_blocks_that_a_session_without_the_head_has_filled() -> None:
+    decoding = Decoding()
+    without = decoding.open(PROMPT, 2, sources=())
+    decoding.run()
+    assert not decoding.head.said
+    named = decoding.open((*PROMPT, 5))
+    decoding.run()
+    assert decoding.driver.core.kv.prefixes.counts.hit == len(PROMPT)
+    decoding.check(without, named)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("static", [False, True])
+def test_drafts_after_a_preemption(reuse: bool, static: bool) -> None:
+    decoding = Decoding(target(blocks=12, static=static), reuse_prefixes=reuse, prefill_chunk=20)
+    prompts = [tuple(random.Random(seed).choices(range(VOCABULARY), k=20)) for seed in range(4)]
+    sessions = [decoding.open(prompt, 36, SAMPLED, seed) for seed, prompt in enumerate(prompts)]
+    decoding.run()
+    assert decoding.driver.core.totals.preempted > 0
+    decoding.check(*sessions)
+
+
+@pytest.mark.parametrize("same_worker", [False, True])
+def test_drafts_after_a_takeover(same_worker: bool) -> None:
+    decoding = Decoding()
+    answer = plain(PROMPT)
+    first = decoding.open(PROMPT)
+    while len(first.ids) < len(PROMPT) + BLOCK + 3:
+        decoding.driver.step()
+    ids = tuple(first.ids)
+    decoding.check_drafts()
+    later = decoding if same_worker else Decoding()
+    if same_worker:
+        decoding.driver.core.sessions.park(first)
+    second = later.open(ids, len(PROMPT) + NEW - len(ids))
+    later.run()
+    later.check(second)
+    assert [*ids, *later.driver.generated(second)] == [*PROMPT, *answer]
+    hit = later.driver.core.kv.prefixes.counts.hit
+    assert hit == (3 * BLOCK if same_worker else 0)
+
+
+def test_drafts_of_a_session_that_names_the_head_late() -> None:
+    decoding = Decoding()
+    session = decoding.open(PROMPT, sources=())
+    for _ in range(4):
+        decoding.driver.step()
+    session.use_sources(SourceSet(("bigram",), frozenset({1}), frozenset()))
+    decoding.run()
+    decoding.check(session)
+
+
+class Dying(AttentionHead):
+    """Fails at its second pass."""
+
+    def saw(self, seen: Any) -> None:
+        if self.written:
+            raise ValueError("a head died")
+        super().saw(seen)
+
+
+def test_a_head_that_dies_leaves_ids_and_prefixes_as_they_are() -> None:
+    decoding = Decoding()
+    decoding.driver = CoreDriver(target(), {"bigram": Dying(LAYER)})
+    first = decoding.open(PROMPT)
+    decoding.run()
+    again = decoding.open((*PROMPT, 5))
+    decoding.run()
+    for session, prompt in ((first, PROMPT), (again, (*PROMPT, 5))):
+        assert decoding.driver.generated(session) == decoding.answers[prompt]
+    assert "a head died" in decoding.driver.core.proposers.muted["bigram"]
+    assert decoding.driver.core.kv.prefixes.counts.hit == len(PROMPT)
+
+
+def test_a_target_without_room_for_the_planes_is_refused() -> None:
+    with pytest.raises(ValueError, match="loaded without room for the planes"):
+        CoreDriver(PackedLM(model_of("llama")), {"bigram": AttentionHead(LAYER)})
+
+
+def test_two_heads_have_planes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BATCHED_PROPOSERS, "other", "attention_head:AttentionHead")
+    twice = GuestRoom(2 * ROOM.planes, ROOM.features)
+    lm = PackedLM(model_of("llama", max_position_embeddings=128), guest=twice)
+    lm.wants = OutcomeWants(features=LAYERS)
+    heads = {"bigram": AttentionHead(LAYER), "other": AttentionHead(AttentionLayer(VOCABULARY, HIDDEN, 9))}
+    driver = CoreDriver(lm, heads)
+    session = driver.open(PROMPT, NEW, sources=("bigram", "other"))
+    driver.run()
+    assert driver.generated(session) == plain(PROMPT)
+    assert not driver.core.proposers.muted
+    for ids, said in heads["bigram"].said:
+        assert said == fresh(ids)[: len(said)]
+
+
+def test_memory_counts_the_planes_and_what_lies_beside_a_block() -> None:
+    bare, roomy = PackedLM(model_of("llama"), kv_mb=1), PackedLM(model_of("llama"), kv_mb=1, guest=ROOM)
+    assert roomy.pool.layout.layers == bare.pool.layout.layers == 4
+    more = 4 * (2 * HEADS * WIDTH + len(LAYERS) * HIDDEN // BLOCK)
+    assert roomy.pool.layout.slot_bytes == bare.pool.layout.slot_bytes + more
+    assert roomy.pool.max_slots * roomy.pool.layout.slot_bytes <= 2**20
+    assert roomy.pool.max_slots < bare.pool.max_slots
+
+
+class ServedHead(AttentionHead):
+    """A head for the tiny model, made as the verifier makes it: without arguments."""
+
+    made: ClassVar[list["ServedHead"]] = []
+
+    def __init__(self) -> None:
+        super().__init__(AttentionLayer(TINY_VOCABULARY, HIDDEN))
+        self.made.append(self)
+
+
+async def test_a_verifier_loads_its_target_with_room_for_the_planes_of_its_proposers(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServedHead, "made", [])
+    monkeypatch.setitem(BATCHED_PROPOSERS, "head", "test_planes:ServedHead")
+    monkeypatch.setitem(sys.modules, "test_planes", sys.modules[__name__])
+    chosen = {"proposers": "head", "threads": 1, "kv_mb": 4}
+    lm = load_target(VerifierSettings(model=str(tiny_llama), **chosen))
+    assert lm.pool.layout.guests == len(AttentionHead.needs.planes)
+    async with serving(lm, prefix_cache=True, budget="fixed", **chosen) as verifier:
+        expected = (await verifier.generate(PROMPT, new=20)).ids
+        answer = await verifier.generate(PROMPT, new=20, sources=[("head", "")])
+        assert verifier.metric("proposers_muted") == 0
+    assert answer.ids == expected
+    (head,) = ServedHead.made
+    assert len(head.said) > 0
+
+
+class SaysHello:
+    """What another rank hears of a first rank with this model."""
+
+    info = RankInfo(1, 2, 1)
+
+    def __init__(self, lm: PackedLM) -> None:
+        self._words = to_words(RankHello(_figures(lm))) + to_words(RankEnd())
+
+    def receive(self) -> list[int]:
+        return self._words
+
+
+def test_ranks_that_differ_in_the_planes_of_guests_do_not_work_together() -> None:
+    planes = 2 * GuestRoom(((2, 8), (2, 8))).planes
+    guest = PackedLM(model_of("llama", num_hidden_layers=2), kv_mb=1, guest=GuestRoom(planes))
+    alike = PackedLM(model_of("llama", num_hidden_layers=4), kv_mb=1)
+    assert guest.pool.layout.planes == alike.pool.layout.planes
+    follow_leader(guest, SaysHello(guest))  # type: ignore[arg-type]
+    with pytest.raises(RankLost, match="another model or memory"):
+        follow_leader(guest, SaysHello(alike))  # type: ignore[arg-type]

@@ -1,0 +1,119 @@
+"""Keys and values of a batched proposer's own layers, in planes of the target's pool, and what they need.
+
+A proposer's layer pairs each token with the hidden state of the position before it. So whoever goes on with
+a session needs the hidden state of its last computed position: where a prompt goes on in the next pass, where
+a session begins with cached blocks, and where the proposer drafts. `LastFeatures` keeps these.
+"""
+
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.lm import transfer
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import Run, SlotPool
+
+
+class ProposerPlanes:
+    """The planes of one proposer in the target's pool.
+
+    Args:
+        pool: the target's.
+        first: index of the proposer's first plane among the pool's.
+        count: number of the proposer's planes.
+    """
+
+    def __init__(self, pool: SlotPool, first: int, count: int) -> None:
+        self._pool = pool
+        self._first = first
+        self._count = count
+
+    @torch.inference_mode()
+    def write(self, runs: Iterable[Run], values: Sequence[Tensor]) -> None:
+        """Stores rows in the slots of these runs.
+
+        Args:
+            runs: runs of slots, in order of the rows; those of several sessions may follow each other.
+            values: one tensor per plane, [heads, rows, width].
+        """
+        (slots,) = transfer.indices([_slots(runs)], self._pool.layout.device)
+        for plane, rows in zip(self._own(), values, strict=True):
+            plane.index_copy_(1, slots, rows.to(plane.dtype))
+
+    def read(self, runs: Sequence[Run]) -> list[Tensor]:
+        """The rows in the slots of these runs, one tensor per plane, [heads, rows, width].
+
+        There is at least one run; a single one gives views, which are valid until the next pass.
+        """
+        parts = [[plane[:, low:high] for low, high in runs] for plane in self._own()]
+        return [found[0] if len(found) == 1 else torch.cat(found, 1) for found in parts]
+
+    def _own(self) -> Sequence[Tensor]:
+        # Asked for each time: the pool moves its planes when it grows.
+        return self._pool.planes()[self._first : self._first + self._count]
+
+
+class RowsKept(NamedTuple):
+    """Rows of a pass that are committed positions of one session now."""
+
+    handle: int
+    first: int
+    """Position of the first row."""
+    rows: tuple[int, ...]
+    """Row of the pass, for each position."""
+    runs: tuple[Run, ...]
+    """Runs of slots of these positions."""
+
+
+class LastFeatures:
+    """Hidden states of each session's last computed position, and of the last position of each block.
+
+    The latter lie beside the block in the pool, so whoever begins with the block finds them. All are in the
+    pool's dtype.
+
+    Args:
+        pool: the target's, with room for them.
+        layers: number of layers whose hidden states a pass keeps.
+    """
+
+    def __init__(self, pool: SlotPool, layers: int) -> None:
+        self._pool = pool
+        self._layers = layers
+        self._last: dict[int, tuple[int, Tensor]] = {}
+
+    def at(self, handle: int, position: int) -> Tensor | None:
+        """Hidden states of a session's last computed position, [layers, width]; None: that is another."""
+        known, features = self._last.get(handle, (-1, None))
+        return features if known == position else None
+
+    def begin(self, handle: int, position: int, block: int) -> None:
+        """Notes that a session begins behind the end of a cached block, whose last position is `position`."""
+        self._last[handle] = position, self._pool.tail(block).view(self._layers, -1).clone()
+
+    def keep(self, kept: Sequence[RowsKept], features: Tensor) -> None:
+        """Keeps what the next pass needs of `features`, [layers, rows, width], which go with this pass."""
+        ends, blocks, handles = [], [], []
+        for entry in kept:
+            handles.append((entry.handle, entry.first + len(entry.rows) - 1, entry.rows[-1]))
+            slots = _slots(entry.runs)
+            for at, row in enumerate(entry.rows):
+                if (entry.first + at + 1) % BLOCK == 0:
+                    ends.append(row)
+                    blocks.append(slots[at] // BLOCK)
+        rows = [row for *_, row in handles] + ends
+        (there,) = transfer.indices([rows], features.device)
+        found = features.index_select(1, there).to(self._pool.layout.dtype)
+        for at, (handle, position, _) in enumerate(handles):
+            self._last[handle] = position, found[:, at]
+        if blocks:
+            self._pool.write_tails(blocks, found[:, len(handles) :].transpose(0, 1).flatten(1))
+
+    def keep_only(self, handles: Container[int]) -> None:
+        """Forgets the sessions that are not among these handles."""
+        self._last = {handle: last for handle, last in self._last.items() if handle in handles}
+
+
+def _slots(runs: Iterable[Run]) -> list[int]:
+    return [slot for low, high in runs for slot in range(low, high)]
