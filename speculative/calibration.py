@@ -7,13 +7,21 @@ know no text. Pure; knows nothing of trees.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 # Bins are narrow where precision matters: near 1, where chains are long.
 _EDGES: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _LEVELS: Final = 255
 _BIN: Final = tuple(bisect_right(_EDGES, level / _LEVELS) for level in range(_LEVELS + 1))
+
+
+class Estimated(Protocol):
+    """A drafted node, as far as calibration needs one."""
+
+    @property
+    def estimates(self) -> Mapping[int, float]:
+        """Each source's estimate of acceptance given the parent, by source index."""
 
 
 class Calibrator(Protocol):
@@ -25,6 +33,9 @@ class Calibrator(Protocol):
     def saw(self, source: int, estimate: float, hit: bool) -> None:
         """Learns from one node whose parent was committed; `hit`: the node's token was committed next."""
 
+    def followed(self, children: Mapping[int, Estimated], token: int) -> None:
+        """Learns from all drafted children of a committed id, by their tokens; `token` was committed next."""
+
 
 class Uncalibrated:
     """Returns estimates unchanged and learns nothing. A Calibrator."""
@@ -34,6 +45,9 @@ class Uncalibrated:
         return estimate
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
+        """Learns nothing."""
+
+    def followed(self, children: Mapping[int, Estimated], token: int) -> None:
         """Learns nothing."""
 
 
@@ -112,8 +126,18 @@ class SessionCalibrator:
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
         """Learns from one of the source's nodes; `hit`: the node's token was committed next."""
-        # As `Calibration.saw`, without its calls: every commit records dozens of nodes.
         kind = _BIN[int(estimate * _LEVELS)]
         for hits, tries, keep in self._evidence[source - 1]:
             hits[kind] = hits[kind] * keep + hit
             tries[kind] = tries[kind] * keep + 1.0
+
+    def followed(self, children: Mapping[int, Estimated], token: int) -> None:
+        """Learns from all drafted children of a committed id, by their tokens; `token` was committed next."""
+        # As `saw`, without a call for each: every commit records dozens of nodes.
+        evidence = self._evidence
+        for drafted, child in children.items():
+            for source, estimate in child.estimates.items():
+                kind = _BIN[int(estimate * _LEVELS)]
+                for hits, tries, keep in evidence[source - 1]:
+                    hits[kind] = hits[kind] * keep + (drafted == token)
+                    tries[kind] = tries[kind] * keep + 1.0

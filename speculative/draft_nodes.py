@@ -1,6 +1,6 @@
 """Drafted nodes of a session, and the likeliest of them in order; knows nothing of how they arrived."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
@@ -8,16 +8,30 @@ from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 
 
 class PoolNode:
-    """A drafted node, without a link to its parent: dropping a node then frees its subtree at once."""
+    """A drafted node, without a reference to its parent: dropping a node then frees its subtree at once."""
 
-    __slots__ = ("children", "estimates", "given_parent", "hash", "position", "source", "token")
+    __slots__ = (
+        "children",
+        "estimates",
+        "given_parent",
+        "hash",
+        "parent_hash",
+        "position",
+        "source",
+        "survival",
+        "token",
+    )
 
-    def __init__(self, token: int, position: int, hash_: int, given_parent: float, source: int) -> None:
+    def __init__(self, token: int, position: int, hash_: int, parent_hash: int, source: int) -> None:
         self.token = token
         self.position = position
         self.hash = hash_
-        self.given_parent = given_parent
+        self.parent_hash = parent_hash
+        """Hash of the parent, by which a ranking finds the parent's place."""
+        self.given_parent = 0.0
         """Calibrated probability of acceptance given the parent: the largest over the node's sources."""
+        self.survival = 1.0
+        """Calibrated probability that the path from the pool's root is accepted, once the pool has set it."""
         self.source = source
         """Index of the source that offered the node first; an accepted token counts for this source."""
         self.estimates: dict[int, float] = {}
@@ -25,24 +39,34 @@ class PoolNode:
         self.children: dict[int, PoolNode] = {}
         """Child nodes by token id."""
 
-    def estimated(self, source: int, estimate: float, worth: float) -> None:
-        """Records a source's estimate for this node; `worth` is the calibrated probability."""
+    def estimated(self, source: int, estimate: float, worth: float) -> bool:
+        """Records a source's estimate and its calibrated worth; returns whether `given_parent` rose."""
         self.estimates[source] = max(estimate, self.estimates.get(source, 0.0))
-        self.given_parent = max(self.given_parent, worth)
+        if worth <= self.given_parent:
+            return False
+        self.given_parent = worth
+        return True
 
 
-# A node, its survival, and its parent's index among the chosen ones.
-_Chosen: TypeAlias = tuple[PoolNode, float, int]
+# A node's order in a ranking, and the node. Ties in survival go to the shallower node, then to the smaller
+# hash: the order of arrival must not matter.
+_Ranked: TypeAlias = tuple[float, int, int, PoolNode]
 
 
 class RankedNodes:
-    """Drafted nodes, likeliest first. Survival never rises along a path, so the first n are always a tree."""
+    """Drafted nodes, likeliest first. Survival never rises along a path, so the first n are always a tree.
 
-    __slots__ = ("_chosen", "survivals")
+    Args:
+        root_hash: hash of the node below which all these nodes lie.
+        ranked: the nodes in order.
+    """
 
-    def __init__(self, chosen: Sequence[_Chosen]) -> None:
-        self._chosen = chosen
-        self.survivals = [survival for _, survival, _ in chosen]
+    __slots__ = ("_ranked", "_root_hash", "survivals")
+
+    def __init__(self, root_hash: int, ranked: Sequence[_Ranked]) -> None:
+        self._root_hash = root_hash
+        self._ranked = ranked
+        self.survivals = [entry[3].survival for entry in ranked]
         """Survival of each node, descending."""
 
     def tree(self, count: int) -> TokenTree:
@@ -50,50 +74,63 @@ class RankedNodes:
 
         Nodes are in depth-first order, the likeliest child first, so the rows of the best path lie together.
         """
-        chosen = self._chosen[:count]
-        return _depth_first(chosen) if chosen else EMPTY_TREE
+        ranked = self._ranked[:count]
+        return _depth_first(self._root_hash, ranked) if ranked else EMPTY_TREE
 
 
-NO_NODES = RankedNodes(())
+NO_NODES = RankedNodes(0, ())
+_SORTED = 4
+"""A pool of up to this many times the node limit is sorted whole, which is faster than a search by heap."""
 
 
-def rank_nodes(root: PoolNode, node_limit: int) -> RankedNodes:
-    """Ranks the `node_limit` nodes below `root` of the largest survival."""
-    if node_limit <= 0 or not root.children:
+def rank_nodes(root: PoolNode, nodes: Collection[PoolNode], node_limit: int) -> RankedNodes:
+    """Ranks the `node_limit` nodes of the largest survival; `nodes` are all nodes below `root`."""
+    if node_limit <= 0 or not nodes:
         return NO_NODES
-    # Ties go to the shallower node, then to the smaller hash: the order of arrival must not matter.
-    frontier = [(-n.given_parent, n.position, n.hash, n, ROOT) for n in root.children.values()]
+    if len(nodes) <= _SORTED * node_limit:
+        # A child ranks behind its parent, so the first nodes of all are what a search from the root finds.
+        ranked = sorted([(-node.survival, node.position, node.hash, node) for node in nodes])
+        return RankedNodes(root.hash, ranked[:node_limit])
+    frontier = [(-node.survival, node.position, node.hash, node) for node in root.children.values()]
     heapify(frontier)
-    chosen: list[_Chosen] = []
-    while frontier and len(chosen) < node_limit:
-        negative, position, _, node, parent = heappop(frontier)
-        index = len(chosen)
-        chosen.append((node, -negative, parent))
-        for child in node.children.values():
-            heappush(frontier, (negative * child.given_parent, position + 1, child.hash, child, index))
-    return RankedNodes(chosen)
+    found: list[_Ranked] = []
+    while frontier and len(found) < node_limit:
+        best = heappop(frontier)
+        found.append(best)
+        for child in best[3].children.values():
+            heappush(frontier, (-child.survival, child.position, child.hash, child))
+    return RankedNodes(root.hash, found)
 
 
-def _depth_first(chosen: Sequence[_Chosen]) -> TokenTree:
+def _depth_first(root_hash: int, ranked: Sequence[_Ranked]) -> TokenTree:
     """The tree of nodes that come likeliest first."""
-    # Children by parent, the root's last; the likeliest comes last, as the last one is taken first.
-    children: list[list[int]] = [[] for _ in range(len(chosen) + 1)]
-    for index in range(len(chosen) - 1, -1, -1):
-        children[chosen[index][2]].append(index)
+    # Children by the parent's hash; the likeliest comes last, as the last one is taken first.
+    below: dict[int, list[PoolNode]] = {}
+    for entry in reversed(ranked):
+        node = entry[3]
+        siblings = below.get(node.parent_hash)
+        if siblings is None:
+            below[node.parent_hash] = [node]
+        else:
+            siblings.append(node)
     tokens: list[int] = []
     parents: list[int] = []
     survivals: list[float] = []
     sources: list[int] = []
-    place = [ROOT] * (len(chosen) + 1)
-    left = children[ROOT]
+    children: dict[int, dict[int, int]] = {ROOT: {}}
+    place = {root_hash: ROOT}
+    left = below[root_hash]
     while left:
-        index = left.pop()
-        node, survival, parent = chosen[index]
-        place[index] = len(tokens)
+        node = left.pop()
+        own, parent = len(tokens), place[node.parent_hash]
         tokens.append(node.token)
-        parents.append(place[parent])
-        survivals.append(survival)
+        parents.append(parent)
+        survivals.append(node.survival)
         sources.append(node.source)
-        if below := children[index]:
-            left += below
-    return TokenTree(tuple(tokens), tuple(parents), tuple(survivals), tuple(sources))
+        children[parent][node.token] = own
+        further = below.get(node.hash)
+        if further is not None:
+            place[node.hash] = own
+            children[own] = {}
+            left += further
+    return TokenTree.trusted(tuple(tokens), tuple(parents), tuple(survivals), tuple(sources), children)

@@ -121,8 +121,11 @@ class DraftPool:
         self._ids = array("q", ids)
         self._hashes = array("Q", prefix_hashes(ids).tobytes())
         self._calibrator = calibrator
-        self._root = PoolNode(ROOT, len(self._ids) - 1, self._hashes[-1], 1.0, 0)
+        self._root = PoolNode(ROOT, len(self._ids) - 1, self._hashes[-1], 0, 0)
         self._by_hash: dict[int, PoolNode] = {}
+        """All drafted nodes; they lie below the root."""
+        self._outdated = False
+        """Whether nodes' survivals are to be worked out anew before they are ranked."""
         self._held: dict[int, int] = {}
         self._unanchored = UnanchoredFragments(unanchored_cap)
         self._ready: list[Fragment] = []
@@ -174,39 +177,55 @@ class DraftPool:
         Dropped are drafted nodes off the path and nodes of unanchored fragments that turn out stale.
         """
         stale_before = self.totals.stale
-        outrun = 0
-        for token in tokens:
-            self._calibrate_children(token)
-            child = self._root.children.pop(token, None)
-            outrun += self._forget(list(self._root.children.values()))
-            if child is None:
-                hash_ = extend(self._root.hash, token)
-                self._root = PoolNode(token, len(self._ids), hash_, 1.0, 0)
+        path = self._path(tokens)
+        off_path: list[PoolNode] = []
+        for depth, token in enumerate(tokens):
+            children, root = self._root.children, self._root
+            if children:
+                self._calibrator.followed(children, token)
+            if depth < len(path):
+                self._root = path[depth]
+                off_path += [node for node in children.values() if node is not self._root]
             else:
-                del self._by_hash[child.hash]
-                self._held[child.source] -= 1
-                self._root = child
+                self._root = PoolNode(token, len(self._ids), extend(root.hash, token), root.hash, 0)
             self._ids.append(token)
             self._hashes.append(self._root.hash)
+        outrun = self._forget(off_path, path) if len(path) == len(tokens) else self._forget_all(path)
         self.totals.outrun += outrun
         self._ready.extend(self._unanchored.take_up_to(self.length))
         while self._ready:
             self._place(self._ready.pop())
         return outrun + self.totals.stale - stale_before
 
+    def _path(self, tokens: Sequence[int]) -> list[PoolNode]:
+        """Drafted nodes that carry the first of these tokens, from the root's child down."""
+        path: list[PoolNode] = []
+        children = self._root.children
+        for token in tokens:
+            node = children.get(token)
+            if node is None:
+                break
+            path.append(node)
+            children = node.children
+        return path
+
     def rank(self, node_limit: int) -> RankedNodes:
         """The `node_limit` nodes of the largest survival, likeliest first; the first n are always a tree."""
-        return rank_nodes(self._root, node_limit)
+        if self._outdated:
+            self._work_out_survivals()
+        return rank_nodes(self._root, self._by_hash.values(), node_limit)
 
     def best_tree(self, node_limit: int) -> TokenTree:
         """The tree of the `node_limit` nodes of the largest survival."""
         return self.rank(node_limit).tree(node_limit)
 
-    def _calibrate_children(self, token: int) -> None:
-        saw = self._calibrator.saw
-        for drafted, child in self._root.children.items():
-            for source, estimate in child.estimates.items():
-                saw(source, estimate, drafted == token)
+    def _work_out_survivals(self) -> None:
+        self._root.survival, self._outdated = 1.0, False
+        left = [self._root]
+        for node in left:
+            for child in node.children.values():
+                child.survival = node.survival * child.given_parent
+                left.append(child)
 
     def _place(self, fragment: Fragment) -> Offer:
         base = self._find_base(fragment)
@@ -256,9 +275,7 @@ class DraftPool:
             else:
                 known = above.children.get(token)
                 if known is not None:
-                    known.estimated(
-                        fragment.source, estimate, self._calibrator.worth(fragment.source, estimate)
-                    )
+                    self._estimated(known, above, fragment.source, estimate)
                     place = known
                     drafted += 1
                 else:
@@ -287,22 +304,39 @@ class DraftPool:
         # Two paths with one hash are no accident; the node that has the hash already keeps it.
         if hash_ in self._by_hash:
             return _REFUSED
-        node = PoolNode(token, position, hash_, 0.0, source)
-        node.estimated(source, estimate, self._calibrator.worth(source, estimate))
+        node = PoolNode(token, position, hash_, above.hash, source)
+        self._estimated(node, above, source, estimate)
         above.children[token] = self._by_hash[hash_] = node
         self._held[source] = held + 1
         self._ready.extend(self._unanchored.take(hash_))
         return node
 
-    def _forget(self, left: list[PoolNode]) -> int:
-        """Forgets these nodes and their descendants; returns their number."""
+    def _estimated(self, node: PoolNode, above: PoolNode, source: int, estimate: float) -> None:
+        if node.estimated(source, estimate, self._calibrator.worth(source, estimate)) and node.children:
+            self._outdated = True
+        node.survival = above.survival * node.given_parent
+
+    def _forget(self, left: list[PoolNode], path: list[PoolNode]) -> int:
+        """Forgets committed nodes, and these others with their descendants; returns the others' number."""
         by_hash, held = self._by_hash, self._held
+        for node in path:
+            del by_hash[node.hash]
+            held[node.source] -= 1
         for node in left:
             del by_hash[node.hash]
             held[node.source] -= 1
             if node.children:
                 left.extend(node.children.values())
+        self._outdated = True
         return len(left)
+
+    def _forget_all(self, path: list[PoolNode]) -> int:
+        """Forgets every node, since the committed tokens left the drafts; returns the number off the path."""
+        outrun = len(self._by_hash) - len(path)
+        self._by_hash.clear()
+        self._held.clear()
+        self._outdated = False
+        return outrun
 
 
 def _share(survival: float, above: float) -> float:

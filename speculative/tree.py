@@ -55,6 +55,28 @@ class TokenTree:
                 raise MalformedDraft(f"node {node} repeats token {token} under parent {parent}")
         object.__setattr__(self, "_children", children)
 
+    @classmethod
+    def trusted(
+        cls,
+        tokens: tuple[int, ...],
+        parents: tuple[int, ...],
+        survival: tuple[float, ...],
+        sources: tuple[int, ...],
+        children: dict[int, dict[int, int]],
+    ) -> "TokenTree":
+        """A tree that is not checked, from nodes that were when they came; for every step of every session.
+
+        `children` holds the node index by token id of each node's children, by node.
+        """
+        tree = object.__new__(cls)
+        fill = object.__setattr__
+        fill(tree, "tokens", tokens)
+        fill(tree, "parents", parents)
+        fill(tree, "survival", survival)
+        fill(tree, "sources", sources)
+        fill(tree, "_children", children)
+        return tree
+
     def __len__(self) -> int:
         return len(self.tokens)
 

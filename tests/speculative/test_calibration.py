@@ -1,10 +1,11 @@
 """Survival estimates against what was accepted."""
 
+from collections.abc import Mapping
 from random import Random
 
 import pytest
 
-from speculative.calibration import Calibration, SessionCalibrator
+from speculative.calibration import Calibration, Estimated, SessionCalibrator
 from speculative.draft_pool import DraftPool
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
@@ -47,6 +48,17 @@ def test_a_session_leans_on_what_others_taught_and_then_on_itself() -> None:
     assert calibrator.worth(1, 0.8) > 0.8
 
 
+def test_the_children_of_a_committed_id_teach_what_each_would_alone() -> None:
+    together = SessionCalibrator([Calibration()])
+    pool = DraftPool(IDS, epoch=1, vocabulary_size=100, limit=50, calibrator=together)
+    pool.offer(Fragment(1, 1, len(IDS), prefix_hash(IDS), (1, 2, 3), (-1, -1, -1), (0.6, 0.3, 0.3)))
+    pool.commit([2])
+    alone = SessionCalibrator([Calibration()])
+    for estimate, hit in ((0.6, False), (0.3, True), (0.3, False)):
+        alone.saw(1, estimate, hit)
+    assert [together.worth(1, at) for at in (0.3, 0.6)] == [alone.worth(1, at) for at in (0.3, 0.6)]
+
+
 def test_a_source_that_joins_later_leaves_the_others_what_they_learnt() -> None:
     first, second = Calibration(), Calibration()
     calibrator = SessionCalibrator([first])
@@ -69,6 +81,11 @@ class Seen:
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
         self.learnt.append((source, estimate, hit))
+
+    def followed(self, children: Mapping[int, Estimated], token: int) -> None:
+        for drafted, child in children.items():
+            for source, estimate in child.estimates.items():
+                self.saw(source, estimate, drafted == token)
 
 
 IDS = [7, 8]

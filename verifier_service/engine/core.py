@@ -428,7 +428,7 @@ class EngineCore:
                 observed = None if match is None else session.observe(step_rows, match, digests)
                 matched.append(_Matched(session, step_rows, match, observed, first_row))
             wanted += step_rows.wanted
-            first_row += len(step_rows.tokens)
+            first_row += step_rows.row_count
         return matched
 
 

@@ -113,9 +113,10 @@ class KVCache:
     def need(self, session: Session, rows: int, nodes: int) -> Need:
         """Blocks that a session's step of `rows` uncomputed ids and `nodes` drafted nodes takes."""
         table = self._held[session.handle].table
-        bare = table.lacks(session.cached + rows)
-        drafted = table.lacks(session.cached + rows + nodes) - bare
-        return Need(session.handle, len(table.blocks), bare, drafted)
+        slots, held = session.cached + rows, len(table.blocks)
+        bare = max(0, blocks_for(slots) - held)
+        drafted = max(0, blocks_for(slots + nodes) - held) - bare
+        return Need(session.handle, held, bare, drafted)
 
     def sequence_rows(self, session: Session, step_rows: StepRows) -> SequenceRows:
         """A session's rows of a step, as the target takes them."""

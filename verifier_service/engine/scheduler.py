@@ -10,6 +10,7 @@ Pure: knows handles and numbers of blocks, nothing of sessions, memory or time.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,7 @@ class _Place:
     """Whether the session has decoded before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """Blocks that a running session's rows of the next step take."""
 
     handle: int

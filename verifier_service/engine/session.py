@@ -420,10 +420,16 @@ class Session:
 
     def _record_verified(self, tree: TokenTree, match: Match) -> None:
         """Records, for each remote source, which of its drafted tokens the target chose."""
-        if not self.latencies or not len(tree):
+        if not self.latencies or not tree.tokens:
             return
+        sources, latencies, children_of = tree.sources, self.latencies, tree.children
+        alone = sources.count(sources[0]) == len(sources)
         for node, following in zip((ROOT, *match.path), (*match.path, None), strict=True):
-            followed = None if following is None else tree.sources[following]
-            for source_index in {tree.sources[child] for child in tree.children(node).values()}:
-                if source_index in self.latencies:
-                    self.latencies[source_index].verified(source_index == followed)
+            children = children_of(node)
+            if not children:
+                continue
+            followed = None if following is None else sources[following]
+            # Most trees are of one source, and need no set of sources for each node.
+            for source_index in sources[:1] if alone else {sources[child] for child in children.values()}:
+                if source_index in latencies:
+                    latencies[source_index].verified(source_index == followed)

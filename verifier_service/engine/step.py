@@ -120,16 +120,22 @@ class StepRows(NamedTuple):
         return self.chain + self.tree.tokens + self.scouts.tokens
 
     @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return len(self.chain) + len(self.tree.tokens) + len(self.scouts.tokens)
+
+    @property
     def parents(self) -> tuple[int, ...]:
         """Row that each row continues; -1 is the last cached position."""
-        last = len(self.chain) - 1
-        below = (*self.tree.parents, *self.scouts.parents)
-        return (*range(-1, last), *[last if parent == ROOT else last + 1 + parent for parent in below])
+        rows = len(self.chain)
+        below = self.tree.parents + self.scouts.parents
+        # The root is -1, so it becomes the chain's last row like any other parent.
+        return (*range(-1, rows - 1), *[rows + parent for parent in below])
 
     @property
     def wanted(self) -> int:
         """Number of rows whose logits are needed."""
-        return 1 + len(self.tree) + len(self.scouts.tokens) if self.final else 0
+        return 1 + len(self.tree.tokens) + len(self.scouts.tokens) if self.final else 0
 
     @property
     def want(self) -> tuple[int, ...]:

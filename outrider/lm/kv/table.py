@@ -154,15 +154,14 @@ class SlotTable:
                 self._runs.append((low, low + BLOCK))
 
     def _check_chain(self, path: Sequence[int]) -> None:
-        above = -1
+        above, parents = -1, self.parents
+        count = len(parents)
         for node in path:
-            if not 0 <= node < self.nodes:
+            if not 0 <= node < count:
+                raise ValueError(f"node {node} of the path {list(path)} is not one of the {count} kept nodes")
+            if parents[node] != above:
                 raise ValueError(
-                    f"node {node} of the path {list(path)} is not one of the {self.nodes} kept nodes"
-                )
-            if self.parents[node] != above:
-                raise ValueError(
-                    f"node {node} of the path {list(path)} has parent {self.parents[node]}, not {above}"
+                    f"node {node} of the path {list(path)} has parent {parents[node]}, not {above}"
                 )
             above = node
 
@@ -181,11 +180,12 @@ class SlotTable:
 
         ``order`` ascends, so nodes only move down.
         """
-        still = 0
-        while still < len(order) and order[still] == still:
-            still += 1
-        if still == len(order):
+        # Nodes ascend, so the last one is in place only if all are.
+        if not order or order[-1] == len(order) - 1:
             return
+        still = 0
+        while order[still] == still:
+            still += 1
         at = self.slots(self.length, self.length + order[-1] + 1)
         self._pool.copy([at[old] for old in order[still:]], at[still : len(order)])
 
