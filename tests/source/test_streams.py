@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from outrider.source.events import Outgoing
-from outrider.source.streams import DraftOutbox
+from outrider.source.messages import outgoing_to_wire
+from outrider.source.streams import MOST_DRAFTS, MOST_REFUSALS, DraftOutbox
 from speculative.fragment import Fragment
 
 
@@ -54,3 +55,18 @@ async def test_a_closed_outbox_ends_its_reader() -> None:
     await asyncio.sleep(0)
     outbox.close()
     assert await reader is None
+
+
+async def test_many_refusals_go_out_in_several_messages_below_the_largest() -> None:
+    outbox = DraftOutbox()
+    ids = (1 << 20,) * 255
+    large = Fragment(1, 1 << 60, 1 << 20, 1 << 60, ids, (-1,) * len(ids), (0.5,) * len(ids))
+    outbox.put(Outgoing([(1 << 20, large)] * MOST_DRAFTS, [(n, "r" * 500) for n in range(MOST_REFUSALS)]))
+    sizes, aliases = [], list[int]()
+    while len(aliases) < MOST_REFUSALS:
+        taken = await outbox.take()
+        assert taken is not None
+        sizes.append(outgoing_to_wire(taken).ByteSize())
+        aliases += [alias for alias, _ in taken.refusals]
+    assert aliases == list(range(MOST_REFUSALS))
+    assert max(sizes) < 2**20
