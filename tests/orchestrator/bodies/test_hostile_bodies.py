@@ -19,7 +19,7 @@ from tests.orchestrator.front.test_http_refusals import send
 from tests.orchestrator.loop_time import MOST_S, longest_callback
 
 CONTEXT = 131_072
-BURST = 1_000
+BURST = 1_500
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "x"}
 BAD = {"role": "robot", "content": 5}
@@ -199,8 +199,6 @@ async def test_a_burst_of_connections_is_accepted_in_pieces(world: World, table:
             for _ in range(BURST):  # in one callback, so that the kernel holds them all
                 stack.enter_context(socket.create_connection((host, int(port)), timeout=5.0))
             watched = stack.enter_context(longest_callback())
-            await asyncio.sleep(0)  # ends the callback in which they were made
-            watched.processor_s = 0.0
             status, *_ = await asyncio.to_thread(send, at.http, "/health", b"", "GET")
     assert status == 200
-    assert watched.processor_s < MOST_S, f"{watched.processor_s * 1e3:.1f} ms in {watched.what}"
+    assert watched.processor_s < MOST_S / 2, f"{watched.processor_s * 1e3:.1f} ms in {watched.what}"
