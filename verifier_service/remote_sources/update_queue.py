@@ -202,7 +202,7 @@ class UpdateQueue:
 
     def _take_ends(self, room: "_Room") -> tuple[int, ...]:
         """Ends of sessions whose tokens have all been taken."""
-        taken, left = [], []
+        taken, left = list[int](), list[int]()
         for alias in self._end:
             ready = alias not in self._progress and room.take(_ID_BYTES)
             (taken if ready else left).append(alias)
