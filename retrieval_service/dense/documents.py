@@ -1,7 +1,7 @@
 """Reference documents of all tenants: added, removed and kept on disk while sessions copy from them."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class Documents:
             return self._counted(owner)
 
     @staticmethod
-    def charged(ids: Sequence[int]) -> int:
+    def charged(ids: Sized) -> int:
         """Tokens that a document counts as within the limits."""
         return max(LEAST_CHARGED, len(ids))
 
