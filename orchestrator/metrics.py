@@ -131,6 +131,21 @@ class RequestMeasure:
         self._last[choice] = now
 
 
+class BodyMetrics:
+    """Metrics of the processes that read large HTTP bodies."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.waiting = metrics.gauge("bodies_waiting", "Large HTTP bodies that wait for a process.")
+        self.seconds = metrics.histogram(
+            "body_seconds",
+            "Time from a large HTTP body's arrival until a process has read it, or it was refused.",
+            buckets=REQUEST_SECONDS,
+        )
+        self.ended = metrics.counter(
+            "body_processes_ended", "Processes that were replaced because of a body that they read."
+        )
+
+
 class StoreMetrics:
     """Metrics of the store: its cost on the way of tokens, and whether it works."""
 

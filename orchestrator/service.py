@@ -15,7 +15,7 @@ from orchestrator.front.cluster_quotas import ClusterQuotas
 from orchestrator.front.concurrency import ConcurrencyLimit
 from orchestrator.front.grpc import GenerationServer
 from orchestrator.front.tls import front_certificates, warn_of_open_doors
-from orchestrator.metrics import RequestMetrics, StoreMetrics, watch_fleet
+from orchestrator.metrics import BodyMetrics, RequestMetrics, StoreMetrics, watch_fleet
 from orchestrator.relay.epochs import Epochs
 from orchestrator.relay.relay import Relay
 from orchestrator.settings import FOR_NOTHING, NOWHERE, OrchestratorSettings
@@ -108,6 +108,7 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     store_metrics.watch(ledger)
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
     metrics = RequestMetrics(context.metrics, context.tracing)
+    body_metrics = BodyMetrics(context.metrics)
     limit = ConcurrencyLimit(relay, settings.max_streams)
     quotas = None
     if settings.api_keys_file is not None and isinstance(store, QuotaStore):
@@ -121,10 +122,14 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
         # Imported only here: an orchestrator without an HTTP front starts sooner and is smaller.
         from orchestrator.front.http.app import make_app
         from orchestrator.front.http.bodies.intake import BodyIntake
+        from orchestrator.front.http.bodies.pool import ReaderPool
         from orchestrator.front.http.completion_service import CompletionService
         from orchestrator.front.http.server import HttpServer
 
-        intake = BodyIntake(admission.targets, settings.max_streams, settings.max_message_mb * 2**20)
+        pool = ReaderPool(observe=body_metrics.seconds.observe, ended=body_metrics.ended.inc)
+        body_metrics.waiting.set_function(lambda: pool.waiting)
+        most_bytes = settings.max_message_mb * 2**20
+        intake = BodyIntake(admission.targets, settings.max_streams, most_bytes, pool)
         completions = CompletionService(fleet, admission, relay, metrics, limit, intake)
         http = HttpServer(
             make_app(completions, gate),

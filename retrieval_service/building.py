@@ -9,6 +9,8 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 60.0
 INCOMING = ".incoming-"
 IDS_AT_ONCE = 1 << 16
+BUILDS_OF_A_TENANT = 4
+"""Corpora of one tenant that are built over the wire at once."""
 
 
 class NoTokenizer(OutriderError):
@@ -54,12 +58,38 @@ def document_ids(document: retrieval_pb2.DocumentIds, tokens: TokenTable | None)
     return ids
 
 
+class SpoolRoom:
+    """Room on the disk for the documents of one tenant that are on their way into corpora. For any thread."""
+
+    def __init__(self, most_mb: int) -> None:
+        self.most_mb = most_mb
+        """MiB that all builds of the tenant may bring together."""
+        self._left = most_mb << 20
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Takes room for `size` bytes. Raises Overloaded where there is none."""
+        with self._lock:
+            if size > self._left:
+                raise Overloaded(
+                    f"the documents of the tenant's builds have more than {self.most_mb} MiB (ingest_mb); "
+                    "wait for other builds, or build several corpora",
+                    RETRY_AFTER_S,
+                )
+            self._left -= size
+
+    def give_back(self, size: int) -> None:
+        """Returns room that was taken."""
+        with self._lock:
+            self._left += size
+
+
 class Spool:
     """A temporary file of documents on their way into a corpus; a context manager removes it."""
 
-    def __init__(self, folder: Path, tokens: TokenTable, most_mb: int) -> None:
+    def __init__(self, folder: Path, tokens: TokenTable, room: SpoolRoom) -> None:
         self._tokens = tokens
-        self._most = most_mb << 20
+        self._room = room
         self._size = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = tempfile.TemporaryDirectory(prefix=INCOMING, dir=folder)
@@ -86,12 +116,15 @@ class Spool:
             self._file.close()
         self._folder.cleanup()
         os.close(self._lock)
+        self._room.give_back(self._size)
 
     def add(self, message: retrieval_pb2.BuildCorpusRequest) -> None:
         """Adds a document to the spool. Raises InvalidRequest, or Overloaded if there is too much text."""
         if message.HasField("ids"):
             self._write({"ids": document_ids(message.ids, self._tokens)})
         elif message.HasField("text"):
+            if not message.text:
+                raise InvalidRequest("a document has no text")
             for start in range(0, len(message.text), PIECE):
                 self._write({"text": message.text[start : start + PIECE]})
         else:
@@ -103,9 +136,8 @@ class Spool:
 
     def _write(self, document: dict[str, object]) -> None:
         line = json.dumps(document)
+        self._room.take(len(line))
         self._size += len(line)
-        if self._size > self._most:
-            raise Overloaded(f"the documents have more than {self._most >> 20} MiB", RETRY_AFTER_S)
         self._file.write(line + "\n")
 
 
@@ -130,10 +162,34 @@ def _locked(folder: Path) -> int:
 
 
 class Builds:
-    """The corpus builds under way, at most one for each corpus."""
+    """The corpus builds under way, at most one for each corpus and BUILDS_OF_A_TENANT for each tenant.
 
-    def __init__(self) -> None:
+    Args:
+        most_mb: documents that all builds of a tenant may bring together, in MiB.
+    """
+
+    def __init__(self, most_mb: int) -> None:
         self._paths: set[Path] = set()
+        self._most_mb = most_mb
+        self._rooms: dict[str | None, SpoolRoom] = {}
+        """By tenant, of the tenants that build now; None: public corpora."""
+        self._running: Counter[str | None] = Counter()
+
+    @contextlib.contextmanager
+    def room(self, owner: str | None) -> Iterator[SpoolRoom]:
+        """Room for the documents of one more build of this tenant. Raises Overloaded for a build too many."""
+        if self._running[owner] >= BUILDS_OF_A_TENANT:
+            raise Overloaded(
+                f"{BUILDS_OF_A_TENANT} corpora of the tenant are being built already; wait for one",
+                RETRY_AFTER_S,
+            )
+        self._running[owner] += 1
+        try:
+            yield self._rooms.setdefault(owner, SpoolRoom(self._most_mb))
+        finally:
+            self._running[owner] -= 1
+            if not self._running[owner]:
+                del self._running[owner], self._rooms[owner]
 
     @contextlib.contextmanager
     def only(self, path: Path) -> Iterator[None]:

@@ -23,7 +23,7 @@ from retrieval_service.corpus.index import CorpusIndex
 from retrieval_service.loading import Loaded, open_corpus
 from retrieval_service.settings import RetrievalSettings
 from retrieval_service.worker import RetrievalWorker
-from speculative.errors import InvalidRequest, OutriderError, Overloaded
+from speculative.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
 
 if TYPE_CHECKING:
     from retrieval_service.dense.documents import Documents
@@ -37,6 +37,8 @@ DOCUMENT_BOUNDS = Bounds(most_bytes=2**31)
 NAMES_BOUNDS = Bounds(most_bytes=2**31, most_fields=2**17)
 """Bounds of a list of documents' names."""
 FORGET_S = 60.0
+DOCUMENT_S = 60.0
+"""Seconds in which the next document of a stream has to come."""
 RETRY_AFTER_S = 60.0
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -90,7 +92,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     ) -> None:
         self._settings = settings
         self._ready = ready
-        self._builds = Builds()
+        self._builds = Builds(settings.ingest_mb)
 
     @guarded
     async def ListCorpora(
@@ -121,10 +123,11 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         path = loaded.store.path(key)
         with (
             self._builds.only(path),
+            self._builds.room(key.owner) as room,
             explained_disk_errors(f"corpus {key} is not built"),
-            Spool(loaded.store.root, tokens, self._settings.ingest_mb) as spool,
+            Spool(loaded.store.root, tokens, room) as spool,
         ):
-            async for message in requests:
+            async for message in in_time(requests):
                 await asyncio.to_thread(spool.add, await parsed(message, DOCUMENT_BOUNDS))
             await self._builds.run(path, spool, tokens, key.owner)
             return await _add(worker, loaded, key)
@@ -168,13 +171,16 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         documents = _documents(loaded)
         tenant: str | None = None
         group: list[tuple[str, Sequence[int]]] = []
-        count = 0
+        count = brought = 0
         try:
-            async for request in requests:
+            async for request in in_time(requests):
                 message = await parsed(request, DOCUMENT_BOUNDS)
                 tenant = checked_tenant(message.tenant) if tenant is None else tenant
                 name = _reference_name(message.reference.name)
-                group.append((name, await asyncio.to_thread(_reference_ids, message, loaded)))
+                ids = await asyncio.to_thread(_reference_ids, message, loaded)
+                brought += documents.charged(ids)
+                _check_brought(brought, self._settings.reference_tokens_of_tenant)
+                group.append((name, ids))
                 if len(group) >= ADDED_AT_ONCE:
                     count = await asyncio.to_thread(documents.add, scope(tenant), group)
                     group = []
@@ -226,6 +232,31 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         """Returns what the worker holds, of all tenants together; see retrieval.proto."""
         worker, _ = self._ready()
         return retrieval_pb2.StatsResponse(**await _in_worker(worker, worker.gauges))
+
+
+async def in_time(requests: AsyncIterator[T]) -> AsyncIterator[T]:
+    """The messages of a stream. Raises Unavailable where the caller sends none for DOCUMENT_S."""
+    arriving = aiter(requests)
+    while True:
+        try:
+            async with asyncio.timeout(DOCUMENT_S):
+                message = await anext(arriving)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise Unavailable(
+                f"no message came for {DOCUMENT_S:.0f} s: end the stream behind the last document"
+            ) from error
+        yield message
+
+
+def _check_brought(tokens: int, most: int) -> None:
+    if tokens > most:
+        raise Overloaded(
+            f"one call brings more than {most} tokens of references, all that a tenant may have "
+            "(reference_tokens_of_tenant)",
+            RETRY_AFTER_S,
+        )
 
 
 async def _in_worker(worker: RetrievalWorker, work: Callable[[], T]) -> T:
@@ -282,6 +313,8 @@ def _reference_ids(message: retrieval_pb2.AddReferencesRequest, loaded: Loaded) 
         return document_ids(message.reference.ids, loaded.tokens)
     if not message.reference.HasField("text"):
         raise InvalidRequest(f"reference {message.reference.name!r} has neither `text` nor `ids`")
+    if not message.reference.text:
+        raise InvalidRequest(f"reference {message.reference.name!r} has no text")
     return _tokens(loaded).encode(message.reference.text)
 
 

@@ -53,7 +53,7 @@ class RetrievalSettings(WorkerSettings):
     keep_s: Annotated[float, Field(ge=0)] = 10.0
     """How long a session is remembered after its stream broke, in seconds."""
     ingest_mb: Annotated[int, Field(ge=1)] = 4096
-    """Most text that one build over the wire may bring, in MiB."""
+    """Most text that all builds over the wire of one tenant may bring at once, in MiB."""
 
     @property
     def shape(self) -> DraftShape:

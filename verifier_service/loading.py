@@ -3,6 +3,7 @@
 from outrider.lm.runner import PackedLM
 from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2
+from outrider.wire.channel import least_message_mb
 from outrider.wire.workers import CONTRACT, WorkerState
 from speculative.errors import ModelRefused
 from verifier_service.proposers import PROPOSERS
@@ -36,12 +37,22 @@ def tokens_of(target: PackedLM) -> TokenTable | None:
 
 
 def served_model(settings: VerifierSettings, target: PackedLM, capacity: Capacity) -> ServedModel:
-    """The target as requests are checked against it. Raises ModelRefused where memory is too small for it."""
+    """The target as requests are checked against it.
+
+    Raises ModelRefused where `kv_mb` or `max_message_mb` is too small for it.
+    """
     max_length = min(target.max_length, capacity.longest(MAX_NODES))
     if max_length < 2:
         raise ModelRefused(
             f"kv_mb = {settings.kv_mb} gives {capacity.slots} KV slots, too few for one session of "
             f"{target.model_type}; give more",
+            target.model_type,
+        )
+    least_mb = least_message_mb(max_length, target.vocabulary_size)
+    if settings.max_message_mb < least_mb:
+        raise ModelRefused(
+            f"max_message_mb = {settings.max_message_mb} is too small for a context of {max_length} tokens; "
+            f"give {least_mb} or more, to every process of the deployment",
             target.model_type,
         )
     return ServedModel(

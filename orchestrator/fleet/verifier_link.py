@@ -25,6 +25,7 @@ from outrider.v1 import explain_pb2, verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
 from outrider.wire.codec import SessionKey, key_to_wire
+from outrider.wire.incoming.shape import BATCH_ENTRIES
 from outrider.wire.origin import current
 from outrider.wire.status import peer_text, rpc_errors
 from outrider.wire.tls import Certificates
@@ -309,7 +310,8 @@ class VerifierLink:
                 await self._changed.wait()
                 self._changed.clear()
                 changes, self._changes = self._changes, verifier_pb2.WatchRequest()
-                await call.write(changes)
+                for batch in _batches(changes):
+                    await call.write(batch)
 
     def _receive(self, response: verifier_pb2.WatchResponse) -> None:
         """Take one message of the stream: a beat, and what sessions committed."""
@@ -369,6 +371,18 @@ class VerifierLink:
 
     def _note(self, event: str, level: int, **fields: object) -> None:
         log.log(level, event, extra={"fields": {"peer": self.address, "sessions": self.sessions, **fields}})
+
+
+def _batches(changes: verifier_pb2.WatchRequest) -> Iterator[verifier_pb2.WatchRequest]:
+    """The changes in pieces: behind a broken stream they name every session.
+
+    A cursor takes some 1 KiB at most, most of that its session's name.
+    """
+    for at in range(0, len(changes.drop), BATCH_ENTRIES):
+        yield verifier_pb2.WatchRequest(drop=changes.drop[at : at + BATCH_ENTRIES])
+    most = BATCH_ENTRIES // 2
+    for at in range(0, len(changes.add), most):
+        yield verifier_pb2.WatchRequest(add=changes.add[at : at + most])
 
 
 def _cursor(reader: SessionReader) -> verifier_pb2.Cursor:

@@ -23,8 +23,8 @@ from speculative.errors import InvalidRequest
 LONGEST = 1 << 20
 """The longest session that a source follows where its profile says no other length, in tokens."""
 ATTACH_BOUNDS = Bounds(most_bytes=2**31, most_fields=2**17, most_numbers=2**24)
-"""Bounds of an AttachRequest, which may introduce all sessions of a verifier at once; the process's largest
-message bounds its bytes."""
+"""Bounds of an AttachRequest, which may introduce many sessions of a verifier; the process's largest message
+bounds its bytes."""
 MOST_AT_ONCE = 4096
 """The most follows, the most progresses and the most ends of one message."""
 

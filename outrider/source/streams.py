@@ -29,6 +29,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 MOST_DRAFTS = 512
 MOST_REFUSALS = 4096
+REFUSALS_AT_ONCE = 64
+"""Refusals of one message. With MOST_DRAFTS of the largest drafts the message stays below 1 MiB."""
 MOST_PENDING = 16_384
 """Events that may wait for the worker before reading pauses."""
 PENDING_PAUSE_S = 0.01
@@ -37,7 +39,7 @@ WEIGHT_PER_PAUSE = 1 << 16
 
 
 class DraftOutbox:
-    """Drafts and refusals that wait to be sent on one stream: all of them become the next message.
+    """Drafts and refusals that wait to be sent on one stream: they become the next message.
 
     Bounded: a peer that does not read costs the oldest drafts, which are the likeliest to be stale, and never
     the worker's time. Belongs to the event loop.
@@ -67,12 +69,13 @@ class DraftOutbox:
         self._changed.set()
 
     async def take(self) -> Outgoing | None:
-        """Waits for drafts or refusals and takes them all; None after `close`."""
+        """Waits for drafts or refusals and takes them, many refusals in pieces; None after `close`."""
         while not self._closed:
             if self._drafts or self._refusals:
-                taken = Outgoing(list(self._drafts), list(self._refusals))
+                most = min(REFUSALS_AT_ONCE, len(self._refusals))
+                refusals = [self._refusals.popleft() for _ in range(most)]
+                taken = Outgoing(list(self._drafts), refusals)
                 self._drafts.clear()
-                self._refusals.clear()
                 return taken
             self._changed.clear()
             await self._changed.wait()

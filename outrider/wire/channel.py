@@ -34,6 +34,19 @@ costs the loop 1 to 2 ms."""
 MOST_PENDING = 100_000
 """Largest number of calls that wait for a server to accept them."""
 
+FIXED_BYTES = 256 * 1024
+"""More bytes than all fields of a request take that do not grow with the context."""
+
+
+def least_message_mb(context: int, vocabulary_size: int) -> int:
+    """The least `max_message_mb`, in MiB, with which every request of one choice to this context arrives.
+
+    An Open has the context's tokens once, and up to as many tokens of a prediction.
+    """
+    id_bytes = max(1, -(-max(0, vocabulary_size - 1).bit_length() // 7))
+    return -(-(2 * context * id_bytes + FIXED_BYTES) // 2**20)
+
+
 Options = list[tuple[str, int | str]]
 
 

@@ -1,7 +1,7 @@
 """Reference documents of all tenants: added, removed and kept on disk while sessions copy from them."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from retrieval_service.dense.references import References
 from speculative.errors import Overloaded
 
 RETRY_AFTER_S = 60.0
+LEAST_CHARGED = 16
+"""Tokens that a document counts as at least: its name and its place take memory, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class Documents:
             self._library.add(owner, documents)
             return self._counted(owner)
 
+    @staticmethod
+    def charged(ids: Sized) -> int:
+        """Tokens that a document counts as within the limits."""
+        return max(LEAST_CHARGED, len(ids))
+
     def save(self) -> None:
         """Saves additions and removals to the folder, if there is one. Raises OSError."""
         if self._folder is not None:
@@ -89,8 +96,8 @@ class Documents:
         return before - left
 
     def _check_room(self, owner: str, documents: Sequence[tuple[str, Sequence[int]]]) -> None:
-        held = {one.name: len(one.ids) for one in self._library.documents(owner)}
-        own = sum((held | {name: len(ids) for name, ids in documents}).values())
+        held = {one.name: self.charged(one.ids) for one in self._library.documents(owner)}
+        own = sum((held | {name: self.charged(ids) for name, ids in documents}).values())
         others = sum(tokens for name, (_, tokens) in self._held.items() if name != owner)
         for tokens, most, whose in (
             (own, self._limits.tokens_of_tenant, "of one tenant"),
@@ -108,4 +115,4 @@ class Documents:
 
     def _count(self, owner: str) -> tuple[int, int]:
         documents = self._library.documents(owner)
-        return len(documents), sum(len(one.ids) for one in documents)
+        return len(documents), sum(self.charged(one.ids) for one in documents)

@@ -1,11 +1,22 @@
 """What waits for one stream: coalesced, bounded, never in the worker's way."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from outrider.source.events import Outgoing
-from outrider.source.streams import DraftOutbox
+from outrider.source.events import Event, Outgoing
+from outrider.source.messages import outgoing_to_wire
+from outrider.source.streams import (
+    MOST_DRAFTS,
+    MOST_PENDING,
+    MOST_REFUSALS,
+    PENDING_PAUSE_S,
+    AttachStreams,
+    DraftOutbox,
+)
+from outrider.v1 import draft_source_pb2
 from speculative.fragment import Fragment
 
 
@@ -54,3 +65,72 @@ async def test_a_closed_outbox_ends_its_reader() -> None:
     await asyncio.sleep(0)
     outbox.close()
     assert await reader is None
+
+
+async def test_many_refusals_go_out_in_several_messages_below_the_largest() -> None:
+    outbox = DraftOutbox()
+    ids = (1 << 20,) * 255
+    large = Fragment(1, 1 << 60, 1 << 20, 1 << 60, ids, (-1,) * len(ids), (0.5,) * len(ids))
+    outbox.put(Outgoing([(1 << 20, large)] * MOST_DRAFTS, [(n, "r" * 500) for n in range(MOST_REFUSALS)]))
+    sizes, aliases = [], list[int]()
+    while len(aliases) < MOST_REFUSALS:
+        taken = await outbox.take()
+        assert taken is not None
+        sizes.append(outgoing_to_wire(taken).ByteSize())
+        aliases += [alias for alias, _ in taken.refusals]
+    assert aliases == list(range(MOST_REFUSALS))
+    assert max(sizes) < 2**20
+
+
+ENDS = 1_000
+
+
+class Verifier:
+    """A verifier's end of Attach that always has one more message; `sent` counts those that were read."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    async def __aiter__(self) -> AsyncIterator[draft_source_pb2.AttachRequest]:
+        while True:
+            self.sent += 1
+            yield draft_source_pb2.AttachRequest(end=range(1, ENDS + 1))
+
+    def peer(self) -> str:
+        return "verifier"
+
+
+async def until_reading_pauses(verifier: Verifier) -> int:
+    """How many messages were read when no more are for a while."""
+    before = -1
+    async with asyncio.timeout(60):
+        while before != verifier.sent:
+            before = verifier.sent
+            await asyncio.sleep(20 * PENDING_PAUSE_S)
+    return before
+
+
+async def test_a_verifier_is_not_read_while_the_worker_is_behind() -> None:
+    events: list[Event] = []
+    verifier: Any = Verifier()
+    serving = AttachStreams(lambda dropped: None).attach(
+        verifier,
+        verifier,
+        events.append,
+        pending=lambda: len(events),
+        model="m",
+        tokenizer_digest="",
+        max_length=100,
+    )
+    responding = asyncio.create_task(anext(serving))
+    try:
+        read = await until_reading_pauses(verifier)
+        assert MOST_PENDING < len(events) <= MOST_PENDING + ENDS + 1, "one message more than may wait"
+        assert read == len(events) // (ENDS + 1)
+        del events[:]
+        assert await until_reading_pauses(verifier) == 2 * read, "reading goes on once the worker is even"
+        assert len(events) <= MOST_PENDING + ENDS + 1
+    finally:
+        responding.cancel()
+        await asyncio.gather(responding, return_exceptions=True)
+        await serving.aclose()

@@ -55,3 +55,14 @@ async def test_slots_for_less_than_one_session_are_refused() -> None:
     with pytest.raises(ModelRefused, match="kv_mb = 1 gives 128 KV slots, too few"):
         await service.start()
     await service.stop(0.0)
+
+
+async def test_a_message_limit_below_the_largest_open_of_the_context_is_refused() -> None:
+    target: Any = NgramLM(slots=2**21 + 4096, max_length=2**20)
+    service = VerifierServer(
+        VerifierSettings(model="unused", max_message_mb=1), lambda: target, Metrics("verifier"), print
+    )
+    told = r"max_message_mb = 1 is too small for a context of 1048576 tokens; give 3 or more"
+    with pytest.raises(ModelRefused, match=told):
+        await service.start()
+    await service.stop(0.0)

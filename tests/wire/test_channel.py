@@ -13,8 +13,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.v1 import generation_pb2, generation_pb2_grpc
-from outrider.wire.channel import PING_MS, channel_options, open_channel, server_options
+from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
+from outrider.wire.channel import (
+    DEFAULT_MESSAGE_MB,
+    PING_MS,
+    channel_options,
+    least_message_mb,
+    open_channel,
+    server_options,
+)
 from outrider.wire.status import rpc_errors
 from speculative.errors import InvalidRequest, OutriderError
 
@@ -136,3 +143,16 @@ def test_little_patience_means_frequent_pings() -> None:
     quick, usual = dict(channel_options(patience_ms=450)), dict(channel_options(patience_ms=10_000))
     assert (quick["grpc.keepalive_time_ms"], quick["grpc.keepalive_timeout_ms"]) == (450, 450)
     assert (usual["grpc.keepalive_time_ms"], usual["grpc.keepalive_timeout_ms"]) == (PING_MS, 10_000)
+
+
+@pytest.mark.parametrize("vocabulary", [100, 16_384, 16_385, 128_256, 2_097_152])
+@pytest.mark.parametrize("context", [512, 131_072, 1_000_000])
+def test_the_largest_open_of_a_context_fits_the_least_limit(context: int, vocabulary: int) -> None:
+    ids = [vocabulary - 1] * context
+    request = verifier_pb2.OpenRequest(ids=ids, prediction=ids[1:])
+    bytes_without_ids = 2**17
+    assert request.ByteSize() + bytes_without_ids <= least_message_mb(context, vocabulary) * 2**20
+
+
+def test_the_default_limit_holds_a_context_of_a_million_tokens() -> None:
+    assert least_message_mb(1_354_410, 128_256) <= DEFAULT_MESSAGE_MB < least_message_mb(1_354_411, 128_256)

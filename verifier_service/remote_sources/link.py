@@ -140,7 +140,7 @@ class SourceLink:
 
     def stream_opened(self) -> None:
         """Introduces every subscribed session to the source."""
-        self._queue = UpdateQueue()
+        self._queue = UpdateQueue(self._follow_bytes)
         self._tops = 0
         self._parting.clear()
         self._ended.clear()
@@ -244,6 +244,9 @@ class SourceLink:
             else:
                 decoded.append((subscription.view.handle, fragment))
         return decoded
+
+    def _follow_bytes(self, handle: int) -> int:
+        return (self._parting.get(handle) or self._subscriptions[handle]).follow_bytes
 
     def _by_alias(self, alias: int, queue: UpdateQueue) -> Subscription | None:
         handle = queue.handles.get(alias)

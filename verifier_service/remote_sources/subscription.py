@@ -10,6 +10,14 @@ from verifier_service.sessions.table import SessionView
 
 # A source may keep this many rounds' worth of nodes under way.
 _ROUNDS_AHEAD = 2
+ID_BYTES = 5
+"""The most bytes of a token id in a message."""
+BIAS_BYTES = 20
+"""The most bytes of an entry of `logit_bias` in a message."""
+STRING_BYTES = 8
+"""The most bytes before a string in a message."""
+FIXED_BYTES = 512
+"""The most bytes of a Follow's numbers and of its traceparent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,19 @@ class Subscription:
     def name(self) -> str:
         """The source's first name, for counts that belong to the source as a whole."""
         return self.names[0]
+
+    @property
+    def follow_bytes(self) -> int:
+        """The most bytes of the Follow message, with the session's tokens of this moment."""
+        request = self.view.request
+        params = request.params
+        texts = (*self.names, *request.corpora, self.model, self.tokenizer_digest, *request.key[:2])
+        return (
+            FIXED_BYTES
+            + ID_BYTES * (len(self.view.ids) + len(params.stop_ids))
+            + BIAS_BYTES * len(params.logit_bias)
+            + sum(len(text.encode()) + STRING_BYTES for text in texts)
+        )
 
     def message(self, alias: int, drafts: bool = True) -> draft_source_pb2.Follow:
         """The Follow message, with the session's tokens of this moment.

@@ -2,12 +2,15 @@
 
 Tokens of a session that were not sent yet are extended, never queued twice. While a source rests, its tokens
 are held, and a session that begins meanwhile is followed only once the source is awake. An alias is the
-link's own number for a session on one stream. Pure; knows nothing of streams or protobuf.
+link's own number for a session on one stream. Updates of many sessions are taken in batches, whose size gRPC
+and the source's event loop can bear. Pure; knows nothing of streams or protobuf.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from outrider.wire.incoming.shape import BATCH_BYTES, BATCH_ENTRIES
 from speculative.observed import Observed, OffPathRow, TopIds
 
 # A freed alias is used again only after this many others were freed: drafts that are still under way must not
@@ -18,6 +21,12 @@ _MOST_TOPS = 256
 """Unsent tokens of a session, counted from the last, that keep what the target found likeliest there."""
 _MOST_OFF_PATH = 512
 """Unsent rows off the path that are kept for a session, the latest ones."""
+_ENTRY_BYTES = 48
+"""The most bytes of a Progress without its tokens and rows."""
+_ID_BYTES = 5
+_TOP_BYTES = 6
+_ROW_BYTES = 16
+"""The bytes of a row off the path without its likeliest ids."""
 
 
 @dataclass(slots=True)
@@ -33,6 +42,13 @@ class UnsentTokens:
     """What the target found likeliest at the places of the last of them."""
     off_path: deque[OffPathRow] = field(default_factory=lambda: deque(maxlen=_MOST_OFF_PATH))
     """What the target said after other tokens."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that the tokens take as a Progress."""
+        tops = _TOP_BYTES * sum(len(top.ids) for top in self.tops)
+        rows = sum(_ROW_BYTES + 4 * len(row.top_ids) for row in self.off_path)
+        return _ENTRY_BYTES + _ID_BYTES * len(self.ids) + tops + rows
 
     def observe(self, said: Observed | None) -> None:
         """Adds what the target said about tokens that were just added; None: nothing is known of them."""
@@ -59,6 +75,8 @@ class NextUpdate:
 class UpdateQueue:
     """The state of one stream's next update. Every new stream starts with a new queue."""
 
+    follow_bytes: Callable[[int], int] = lambda handle: 0
+    """The most bytes of the Follow that introduces a session, by handle."""
     handles: dict[int, int] = field(default_factory=dict)
     """Session handle by alias, for the sessions that this stream follows."""
     _aliases: dict[int, int] = field(default_factory=dict)
@@ -163,14 +181,62 @@ class UpdateQueue:
     def take(self) -> NextUpdate | None:
         """Takes the next update from the queue; None for an empty queue.
 
-        The source reads progress first, then ends, then follows.
+        An update has BATCH_BYTES and BATCH_ENTRIES at most; an entry that is larger goes alone.
+
+        The source reads progress first, then ends, then follows. So do the batches: a session's tokens go out
+        before its end, and its Follow before anything else of that session.
         """
         if not (self._follow or self._progress or self._end):
             return None
-        update = NextUpdate(tuple(self._follow), self._progress, tuple(self._end))
+        room = _Room()
+        progress = {}
+        for alias, unsent in self._progress.items():
+            if not room.take(unsent.most_bytes):
+                break
+            progress[alias] = unsent
+        for alias in progress:
+            del self._progress[alias]
+        end = self._take_ends(room)
+        follow = self._take_follows(room)
+        return NextUpdate(follow, progress, end)
+
+    def _take_ends(self, room: "_Room") -> tuple[int, ...]:
+        """Ends of sessions whose tokens have all been taken."""
+        taken, left = list[int](), list[int]()
         for alias in self._end:
+            ready = alias not in self._progress and room.take(_ID_BYTES)
+            (taken if ready else left).append(alias)
+        self._end = left
+        for alias in taken:
             self.handles.pop(alias, None)
-        self._free.extend(self._end)
-        self._follow, self._progress = {}, {}
-        self._end, self._lessons = self._lessons, []
-        return update
+        self._free.extend(taken)
+        return tuple(taken)
+
+    def _take_follows(self, room: "_Room") -> tuple[int, ...]:
+        """Sessions to follow; the end of one that the source only learns from comes in the next update."""
+        taken = []
+        for alias in self._follow:
+            if not room.take(self.follow_bytes(self.handles[alias])):
+                break
+            taken.append(alias)
+        for alias in taken:
+            del self._follow[alias]
+        self._end += [alias for alias in self._lessons if alias not in self._follow]
+        self._lessons = [alias for alias in self._lessons if alias in self._follow]
+        return tuple(taken)
+
+
+class _Room:
+    """What still fits one update."""
+
+    def __init__(self) -> None:
+        self._bytes = BATCH_BYTES
+        self._entries = BATCH_ENTRIES
+
+    def take(self, size: int) -> bool:
+        """Takes the room of one entry; False where the update is full. An empty update takes any entry."""
+        if self._entries <= 0 or (self._bytes < size and self._entries < BATCH_ENTRIES):
+            return False
+        self._bytes -= size
+        self._entries -= 1
+        return True

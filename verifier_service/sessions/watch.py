@@ -8,6 +8,7 @@ message.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
 
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import (
@@ -18,7 +19,7 @@ from outrider.wire.codec import (
     token_logprob_to_wire,
     usage_to_wire,
 )
-from outrider.wire.incoming.shape import Bounds
+from outrider.wire.incoming.shape import BATCH_BYTES, BATCH_ENTRIES, Bounds
 from speculative.errors import InvalidRequest
 from speculative.stop import FinishReason
 from verifier_service.sessions.table import SessionTable, SessionView
@@ -209,19 +210,20 @@ class WatchReader:
 
     def _collect(self) -> verifier_pb2.WatchResponse:
         response = verifier_pb2.WatchResponse(beat=self._readers.beat)
-        count = 0
-        while self._updated and count < IDS_PER_MESSAGE:
+        count = size = 0
+        while self._updated and count < IDS_PER_MESSAGE and size < BATCH_BYTES:
             alias = self._updated.pop()
             if (cursor := self._cursors.get(alias)) and (committed := cursor.collect()):
                 response.committed.append(committed)
                 count += len(committed.ids) + 64
+                size += committed.ByteSize()
                 if cursor.behind:
                     self._later.add(alias)
-        response.committed.extend(self._notices.values())
-        self._notices.clear()
+        for alias in list(islice(self._notices, BATCH_ENTRIES)) if size < BATCH_BYTES else ():
+            response.committed.append(self._notices.pop(alias))
         self._updated |= self._later
         self._later.clear()
-        if self._updated:
+        if self._updated or self._notices:
             self._wake.set()
         return response
 

@@ -21,8 +21,12 @@ LEAST_CHUNK = 256
 """Bytes that chunks have on average, once there are many: each one costs as much as many bytes."""
 
 
+LARGEST_CHUNK = 1 << 30
+"""Bytes of a chunk, at most: the largest message that any setting allows."""
+
+
 class ChunkedConnection(h11.Connection):
-    """A connection's state, which refuses a body in many tiny chunks."""
+    """A connection's state, which refuses a body in many tiny chunks, or in one that no body can hold."""
 
     _chunks = 0
     _bytes = 0
@@ -35,6 +39,9 @@ class ChunkedConnection(h11.Connection):
             self._bytes += len(event.data)
             if self._chunks > MANY_CHUNKS and self._bytes < LEAST_CHUNK * self._chunks:
                 raise h11.RemoteProtocolError("the body comes in too many chunks that are too small")
+            # h11 tells nobody how much of a chunk is still to come.
+            if event.chunk_start and getattr(self._reader, "_bytes_in_chunk", 0) > LARGEST_CHUNK:
+                raise h11.RemoteProtocolError("a chunk of the body is larger than any body may be")
         elif isinstance(event, h11.Request):
             self._chunks = self._bytes = 0
         return event

@@ -25,6 +25,9 @@ from outrider.wire.tls import Certificates, Pem, load_pair
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+"""Connections that the kernel holds until they are accepted."""
+ACCEPTED_AT_ONCE = 16
+"""Connections that are accepted between two other callbacks of the loop: some 2 ms."""
 KEEP_ALIVE_S = 75
 MOST_CONNECTIONS = 10_000
 STOP_S = 1
@@ -34,7 +37,13 @@ ContextFactory = Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SS
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to the process."""
+    """A server that leaves signals to the process, and accepts a burst of connections in pieces."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer. asyncio has one number for the kernel's queue and for what it accepts at once."""
+        await super().startup(sockets)
+        for bound in sockets or ():
+            bound.listen(BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -77,7 +86,7 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                backlog=BACKLOG,
+                backlog=ACCEPTED_AT_ONCE,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=STOP_S,
             )

@@ -22,6 +22,11 @@ MOST_NUMBERS = 2 * 2**20
 """The most numbers in packed fields, all of them together: protobuf parses them in some 15 ms."""
 PIECE_BYTES = 256 * 1024
 """The least size of a piece that is parsed by itself, in bytes."""
+BATCH_BYTES = 512 * 1024
+"""Bytes after which a sender ends a message that speaks of many sessions; the rest goes into further ones. A
+single session may need a larger message."""
+BATCH_ENTRIES = 1024
+"""Sessions, cursors or refusals of one such message. Receivers take at least four times as many."""
 FIELDS_PER_PAUSE = 2048
 """Fields between two pauses of the walk: some 2 ms."""
 

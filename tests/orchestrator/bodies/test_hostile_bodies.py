@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.orchestrator.front.test_http_refusals import send
 from tests.orchestrator.loop_time import MOST_S, longest_callback
 
 CONTEXT = 131_072
+BURST = 1_500
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 ANSWERED = frozenset({200, 400, 404, 413})
 """Statuses of an answer, and of the refusal of a body that is wrong."""
@@ -90,6 +92,10 @@ BODIES: dict[str, tuple[str, Callable[[int], Any]]] = {
 }
 
 
+QUICK = ("negative ids", "texts and numbers in turn", "bad messages", "negative tokens")
+"""Those that once held the loop for longest, and one of each route."""
+
+
 def of_size(make: Callable[[int], Any], size: int) -> bytes:
     """A body of this kind with nearly so many bytes, and no more."""
     count = 256
@@ -111,16 +117,28 @@ async def check(front: Front, path: str, body: bytes) -> int:
     return status
 
 
+async def bodies_that_take_long(front: Front, kinds: Iterable[str], *sizes: int) -> dict[Any, str]:
+    """What is wrong, by the kind of a body and its bytes."""
+    wrong = {}
+    for what in kinds:
+        path, make = BODIES[what]
+        for size in sizes:
+            try:
+                await check(front, path, of_size(make, size))
+            except AssertionError as error:
+                wrong[what, size] = str(error)
+    return wrong
+
+
+async def test_a_body_of_each_route_takes_the_loop_for_no_long(world: World, table: TokenTable) -> None:
+    async with front(world, table) as at:
+        assert not await bodies_that_take_long(at, QUICK, LOOP_BYTES, 3 * LOOP_BYTES)
+
+
+@pytest.mark.slow
 async def test_no_body_takes_the_loop_for_long(world: World, table: TokenTable) -> None:
     async with front(world, table) as at:
-        wrong = {}
-        for what, (path, make) in BODIES.items():
-            for size in (LOOP_BYTES, 3 * LOOP_BYTES):
-                try:
-                    await check(at, path, of_size(make, size))
-                except AssertionError as error:
-                    wrong[what, size] = str(error)
-    assert not wrong
+        assert not await bodies_that_take_long(at, BODIES, LOOP_BYTES, 3 * LOOP_BYTES)
 
 
 @pytest.mark.slow
@@ -152,13 +170,38 @@ async def test_a_body_in_tiny_chunks_costs_little(world: World, table: TokenTabl
     assert longest.processor_s < MOST_S
 
 
-async def test_a_stream_goes_on_beside_hostile_bodies(world: World, table: TokenTable) -> None:
-    hostile = [(path, json.dumps(make(30_000)).encode()) for path, make in BODIES.values()]
+async def test_a_chunk_that_is_larger_than_any_body_is_refused_at_once(
+    world: World, table: TokenTable
+) -> None:
+    chunk = HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"f" * 17 + b"\r\n" + b" " * 1_000
+    async with front(world, table) as at, asyncio.timeout(20):
+        assert (await raw(at.http, chunk)).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "tokens"), [(QUICK, 400), pytest.param(tuple(BODIES), 4_000, marks=pytest.mark.slow)]
+)
+async def test_a_stream_goes_on_beside_hostile_bodies(
+    world: World, table: TokenTable, kinds: Sequence[str], tokens: int
+) -> None:
+    hostile = [(path, json.dumps(make(30_000)).encode()) for path, make in map(BODIES.__getitem__, kinds)]
     async with front(world, table, max_streams=512) as at:  # beside a stream there is room for 256 prompts
-        stream = at.client.stream(ids=[5, 6, 7], max_tokens=4_000)
+        stream = at.client.stream(ids=[5, 6, 7], max_tokens=tokens)
         answering = asyncio.create_task(stream.completion())
         answers = [(path, await asyncio.to_thread(send, at.http, path, body)) for path, body in hostile]
         answer = await answering
     odd = [(path, status, said) for path, (status, said, _) in answers if status not in ANSWERED]
     assert not odd
-    assert list(answer.ids) == [next_id(position) for position in range(3, 4_003)]
+    assert list(answer.ids) == [next_id(position) for position in range(3, 3 + tokens)]
+
+
+async def test_a_burst_of_connections_is_accepted_in_pieces(world: World, table: TokenTable) -> None:
+    async with front(world, table) as at:
+        host, port = at.http.removeprefix("http://").split(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(BURST):  # in one callback, so that the kernel holds them all
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=5.0))
+            watched = stack.enter_context(longest_callback())
+            status, *_ = await asyncio.to_thread(send, at.http, "/health", b"", "GET")
+    assert status == 200
+    assert watched.processor_s < MOST_S / 2, f"{watched.processor_s * 1e3:.1f} ms in {watched.what}"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,7 +29,9 @@ class Pool:
 
     def __init__(self) -> None:
         self._others = readers()
-        self.pool = ReaderPool()
+        self.seconds: list[float] = []
+        self.ended: list[None] = []
+        self.pool = ReaderPool(observe=self.seconds.append, ended=lambda: self.ended.append(None))
 
     def children(self) -> list[int]:
         """Process ids of this pool's readers; servers of other tests in this process may have their own."""
@@ -171,3 +174,21 @@ async def test_what_waits_when_the_pool_stops_is_told(pool: Pool) -> None:
     await pool.pool.stop()
     with pytest.raises(Unavailable, match="stopping"):
         await asking
+
+
+async def test_the_pool_says_how_long_bodies_took_how_many_wait_and_which_processes_ended(pool: Pool) -> None:
+    assert await pool.rendered("ok") == "ok"
+    assert (len(pool.seconds), pool.ended, pool.pool.waiting) == (1, [], 0)
+    hanging = [asyncio.create_task(pool.rendered(ENDLESS, f"{number}")) for number in range(4)]
+    await asyncio.sleep(0.1)
+    assert pool.pool.waiting == 2
+    for pid in children():
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(FieldRefused):
+        await hanging[0]
+    assert len(pool.ended) >= 1
+    assert pool.seconds[-1] >= 0.1
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+    assert len(pool.seconds) == 5

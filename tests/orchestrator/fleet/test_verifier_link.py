@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.fleet.verifier_link import VerifierLink
 from outrider.v1 import verifier_pb2
+from outrider.wire.codec import MAX_NAME, SessionKey
 from speculative.errors import StaleEpoch, Unavailable
 
 ANSWER = verifier_pb2.OpenResponse(source_names=["lookup"])
@@ -95,3 +96,31 @@ async def test_a_caller_that_goes_away_cancels_its_call() -> None:
         await task
     await asyncio.sleep(0)
     assert ended == ["call"]
+
+
+class Written:
+    """A Watch call that takes everything down."""
+
+    def __init__(self) -> None:
+        self.requests: list[verifier_pb2.WatchRequest] = []
+
+    async def write(self, request: verifier_pb2.WatchRequest) -> None:
+        self.requests.append(request)
+
+
+async def test_a_watch_that_names_very_many_sessions_does_so_in_several_messages() -> None:
+    link = await link_to(later)
+    wake, call = asyncio.Event(), Written()
+    keys = [SessionKey("t" * MAX_NAME, f"{number:0{MAX_NAME}}") for number in range(4_000)]
+    for reader in [link.read(key, 1 << 60, 1 << 20, wake) for key in keys[:2_000]]:
+        link.leave(reader)
+    expected = {link.read(key, 1 << 60, 1 << 20, wake).alias for key in keys[2_000:]}
+    writer = asyncio.create_task(link._send_changes(call))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert expected <= {cursor.alias for request in call.requests for cursor in request.add}
+    writer.cancel()
+    assert sum(len(request.drop) for request in call.requests) == 2_000
+    assert max(request.ByteSize() for request in call.requests) < 2**18
+    first_add = next(place for place, request in enumerate(call.requests) if request.add)
+    assert not [request for request in call.requests[first_add:] if request.drop], "drops come first"

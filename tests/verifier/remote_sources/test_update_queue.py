@@ -2,6 +2,7 @@
 
 import pytest
 
+from outrider.wire.incoming.shape import BATCH_BYTES, BATCH_ENTRIES
 from verifier_service.remote_sources.update_queue import UpdateQueue
 
 
@@ -156,3 +157,73 @@ def test_an_ended_session_leaves_nothing_held() -> None:
     queue.end(7)
     assert queue.take().progress == {}
     assert queue.take() is None
+
+
+def taken_apart(queue: UpdateQueue) -> list[tuple[list[int], list[int], list[int]]]:
+    """What the queue gives until it is empty: aliases of progress, of ends and of follows, by update."""
+    updates = []
+    while (update := queue.take()) is not None:
+        updates.append((list(update.progress), list(update.end), list(update.follow)))
+    return updates
+
+
+def test_many_long_sessions_are_followed_in_several_updates() -> None:
+    queue = UpdateQueue(lambda handle: BATCH_BYTES // 2)
+    for handle in range(5):
+        queue.follow(handle)
+    assert [follow for _, _, follow in taken_apart(queue)] == [[1, 2], [3, 4], [5]]
+
+
+def test_a_session_that_is_larger_than_an_update_goes_alone() -> None:
+    queue = UpdateQueue(lambda handle: 3 * BATCH_BYTES if handle == 1 else 10)
+    for handle in range(3):
+        queue.follow(handle)
+    assert [follow for _, _, follow in taken_apart(queue)] == [[1], [2], [3]]
+
+
+def test_an_update_has_no_more_entries_than_a_source_takes() -> None:
+    queue = UpdateQueue()
+    for handle in range(BATCH_ENTRIES + 1):
+        queue.follow(handle)
+    assert [len(follow) for _, _, follow in taken_apart(queue)] == [BATCH_ENTRIES, 1]
+    for handle in range(BATCH_ENTRIES + 1):
+        queue.end(handle)
+    assert [len(end) for _, end, _ in taken_apart(queue)] == [BATCH_ENTRIES, 1]
+
+
+def test_the_last_tokens_of_a_session_come_before_its_end() -> None:
+    queue = UpdateQueue()
+    for handle in range(3):
+        queue.follow(handle)
+    queue.take()
+    long = tuple(range(BATCH_BYTES // 8))
+    for handle in range(3):
+        queue.progress(handle, 3, long, 100)
+        assert queue.end(handle, flush=True)
+    updates = taken_apart(queue)
+    assert [progress for progress, _, _ in updates] == [[1], [2], [3]]
+    sent = set[int]()
+    for progress, end, _ in updates:
+        sent.update(progress)
+        assert sent >= set(end)
+    assert sorted(alias for _, end, _ in updates for alias in end) == [1, 2, 3]
+
+
+def test_a_lesson_ends_after_it_was_followed_also_where_follows_are_many() -> None:
+    queue = UpdateQueue(lambda handle: BATCH_BYTES)
+    for handle in range(3):
+        queue.follow(handle)
+        queue.end(handle, flush=True)
+    one_by_one = [[([], [], [alias]), ([], [alias], [])] for alias in (1, 2, 3)]
+    assert taken_apart(queue) == [update for pair in one_by_one for update in pair]
+
+
+def test_a_follow_that_waits_for_room_carries_the_tokens_that_come_meanwhile() -> None:
+    queue = UpdateQueue(lambda handle: BATCH_BYTES)
+    queue.follow(0)
+    queue.follow(1)
+    assert queue.take() is not None
+    assert queue.is_unannounced(1)
+    assert not queue.progress(1, 3, (10,), 100)
+    assert queue.progress(0, 3, (10,), 100)
+    assert taken_apart(queue) == [([1], [], []), ([], [], [2])]

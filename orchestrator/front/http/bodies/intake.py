@@ -25,14 +25,17 @@ class BodyIntake:
         targets: the models that are served now. Raises Unavailable where there is none.
         prompts: the most prompts of a body.
         most_bytes: the most bytes of a body, whatever is served.
+        pool: reads large bodies.
     """
 
-    def __init__(self, targets: Callable[[], Sequence[TargetModel]], prompts: int, most_bytes: int) -> None:
+    def __init__(
+        self, targets: Callable[[], Sequence[TargetModel]], prompts: int, most_bytes: int, pool: ReaderPool
+    ) -> None:
         self._targets = targets
         self._prompts = prompts
         self._most_bytes = most_bytes
         self._memory = BodyMemory(max(LEAST_MEMORY, 4 * most_bytes))
-        self._pool = ReaderPool()
+        self._pool = pool
 
     def start(self) -> None:
         """Begin to start the first process that reads bodies."""

@@ -9,7 +9,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,15 +135,29 @@ class ReaderPool:
 
     Args:
         count: the most processes.
+        observe: called with the seconds that a body took, from its place in the queue until it was read.
+        ended: called for each process that ended, or was ended, while it read a body or behind one.
     """
 
-    def __init__(self, count: int = READERS) -> None:
+    def __init__(
+        self,
+        count: int = READERS,
+        observe: Callable[[float], None] = lambda seconds: None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
         self._count = count
+        self._observe = observe
+        self._ended = ended
         self._queue: FairQueue[_Waiting] = FairQueue(WAITING, max(1, count - 1))
         self._ready: list[ReaderProcess] = []
         self._working: set[asyncio.Task[None]] = set()
         self._warming: asyncio.Task[None] | None = None
         self._stopped = False
+
+    @property
+    def waiting(self) -> int:
+        """How many bodies wait for a process; from any thread."""
+        return len(self._queue)
 
     def start(self) -> None:
         """Start a first process soon, so that few bodies wait for one, and the start of others goes first."""
@@ -167,6 +182,7 @@ class ReaderPool:
         Args:
             owner: whose turn the body takes.
         """
+        began = time.perf_counter()
         waiting = _Waiting(task, data, asyncio.get_running_loop().create_future())
         self._queue.put(owner, waiting)
         self._dispatch()
@@ -175,6 +191,8 @@ class ReaderPool:
                 return await waiting.result
         except TimeoutError:
             raise Overloaded("this orchestrator is too busy to read a large body", 1.0) from None
+        finally:
+            self._observe(time.perf_counter() - began)
 
     def _dispatch(self) -> None:
         while len(self._working) < self._count and not self._stopped and (taken := self._queue.take()):
@@ -222,6 +240,7 @@ class ReaderPool:
             if process.usable:
                 self._ready.append(process)
             else:
+                self._ended()
                 await process.close()
 
 

@@ -1,0 +1,113 @@
+"""A stream of documents without an end is refused, and holds up nobody else's."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from live_retrieval import LINE, Code, apart, refused, serving
+
+from outrider.v1 import retrieval_pb2
+from retrieval_service.building import BUILDS_OF_A_TENANT, INCOMING, Builds, SpoolRoom
+from speculative.errors import Overloaded
+
+Build = retrieval_pb2.BuildCorpusRequest
+
+
+def start(name: str, tenant: str = "a") -> Build:
+    return Build(start=retrieval_pb2.CorpusName(name=name, tenant=tenant))
+
+
+async def without_end(first: Build, document: Build) -> AsyncIterator[Build]:
+    yield first
+    while True:
+        yield document
+
+
+async def references(count: int, tokens: int) -> AsyncIterator[retrieval_pb2.AddReferencesRequest]:
+    """The same document again and again: it never takes more memory."""
+    for _ in range(count):
+        ids = retrieval_pb2.DocumentIds(ids=[5] * tokens)
+        yield retrieval_pb2.AddReferencesRequest(
+            tenant="a", reference=retrieval_pb2.Reference(name="same", ids=ids)
+        )
+
+
+async def test_an_endless_build_ends_at_the_most_text_of_a_tenant(tiny_llama: Path, tmp_path: Path) -> None:
+    async with serving(tiny_llama, tmp_path, ingest_mb=1) as live:
+        endless = without_end(start("x"), Build(text=LINE * 500))
+        error = await refused(live.retrieval.BuildCorpus(endless, timeout=100))
+        assert error.code() is Code.RESOURCE_EXHAUSTED
+        assert "more than 1 MiB (ingest_mb)" in str(error.details())
+        assert not list((tmp_path / "corpora").glob(f"{INCOMING}*")), "its documents are gone"
+        assert (await live.build("lines", LINE)).documents == 1
+
+
+@pytest.mark.parametrize("nothing", [Build(text=""), Build(ids=retrieval_pb2.DocumentIds()), Build()])
+async def test_an_endless_build_of_empty_documents_ends_at_the_first(
+    tiny_llama: Path, tmp_path: Path, nothing: Build
+) -> None:
+    async with serving(tiny_llama, tmp_path) as live:
+        error = await refused(live.retrieval.BuildCorpus(without_end(start("x"), nothing), timeout=100))
+        assert error.code() is Code.INVALID_ARGUMENT
+
+
+async def test_builds_of_a_tenant_are_bounded_and_other_tenants_build_beside_them(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_llama, tmp_path) as live:
+        begun = []
+        for number in range(BUILDS_OF_A_TENANT):
+            call = live.retrieval.BuildCorpus()
+            await call.write(start(f"{number}"))
+            await call.write(Build(text=LINE))
+            begun.append(call)
+        async with asyncio.timeout(60):
+            while len(list((tmp_path / "corpora").glob(f"{INCOMING}*"))) < BUILDS_OF_A_TENANT:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        messages = [start("more"), Build(text=LINE)]
+        error = await refused(live.retrieval.BuildCorpus(iter(messages), timeout=100))
+        assert error.code() is Code.RESOURCE_EXHAUSTED
+        assert f"{BUILDS_OF_A_TENANT} corpora of the tenant" in str(error.details())
+        assert (await live.build("lines", LINE)).documents == 1, "a public corpus is nobody's"
+        for call in begun:
+            call.cancel()
+
+
+def test_builds_of_one_tenant_share_its_room_and_give_it_back() -> None:
+    builds = Builds(most_mb=1)
+    with builds.room("a") as room:
+        room.take(600_000)
+        with builds.room("a") as same, pytest.raises(Overloaded, match="more than 1 MiB"):
+            same.take(600_000)
+        with builds.room("b") as others:
+            others.take(600_000)
+        room.give_back(600_000)
+        with builds.room("a") as same:
+            same.take(600_000)
+    assert SpoolRoom(1).most_mb == 1
+
+
+async def test_a_stream_that_says_nothing_more_is_given_up(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval_service.server.DOCUMENT_S", 0.1)
+    async with serving(tiny_llama, tmp_path) as live:
+        call = live.retrieval.BuildCorpus()
+        await call.write(start("x"))
+        with pytest.raises(grpc.aio.AioRpcError, match="no message came for 0 s"):
+            await asyncio.wait_for(call, 60)
+        assert (await live.build("x", LINE)).documents == 1
+
+
+async def test_one_call_brings_no_more_references_than_a_tenant_may_have(tiny_llama: Path) -> None:
+    flags = ("--embeddings", str(tiny_llama), "--reference-tokens-of-tenant", "2000")
+    async with apart(tiny_llama, *flags) as live:
+        error = await refused(live.retrieval.AddReferences(references(1000, 100), timeout=100))
+        assert error.code() is Code.RESOURCE_EXHAUSTED
+        assert "one call brings more than 2000 tokens" in str(error.details())
+        error = await refused(live.retrieval.AddReferences(references(1000, 1), timeout=100))
+        assert "one call brings more than 2000 tokens" in str(error.details()), "a short one counts, too"
+        added = await live.retrieval.AddReferences(references(5, 100), timeout=100)
+        assert added.documents == 1
