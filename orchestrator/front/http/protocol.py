@@ -39,7 +39,7 @@ class ChunkedConnection(h11.Connection):
         try:
             return self._next_event()
         except h11.RemoteProtocolError as error:
-            self.fault = str(error)
+            self.fault = str(error).partition(": bytearray")[0]  # the bytes may be another client's
             raise
 
     def _next_event(self) -> Any:
@@ -88,7 +88,10 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn = ChunkedConnection(h11.SERVER, self.config.h11_max_incomplete_event_size or MOST_HEADERS)
+        self._reading = ChunkedConnection(
+            h11.SERVER, self.config.h11_max_incomplete_event_size or MOST_HEADERS
+        )
+        self.conn = self._reading
         self._headers = _Timer()
         self._rest = _Timer()
         self._taking = _Timer()
@@ -131,7 +134,7 @@ class BoundedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP with an error in OpenAI's shape, where nothing was answered yet."""
-        msg = f"the bytes cannot be read as HTTP/1.1: {self.conn.fault}"
+        msg = f"the bytes cannot be read as HTTP/1.1: {self._reading.fault}"
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(openai_error(msg, "invalid_request_error")).encode()
             length = str(len(body)).encode()
