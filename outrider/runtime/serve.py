@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from outrider.runtime import gc_freeze
 from outrider.runtime.lifeline import die_with_parent
@@ -31,7 +31,8 @@ from outrider.runtime.stalls.watchdog import Watchdog
 from outrider.runtime.tracing import Tracing, open_tracing
 from outrider.wire.bind_errors import bind_failure
 from outrider.wire.channel import server_options
-from outrider.wire.status import error_object
+from outrider.wire.incoming.unparsed import unparsed
+from outrider.wire.status import error_object, guarded
 from speculative.errors import OutriderError
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,19 @@ class _Ending:
         self.requested.set()
 
 
+class _Health(health_aio.HealthServicer):  # type: ignore[misc]  # no types in the library
+    """gRPC's own health service, within the bounds of small messages."""
+
+    Check = guarded(health_aio.HealthServicer.Check)
+    Watch = guarded(health_aio.HealthServicer.Watch)
+
+
+class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # no types in the library
+    """gRPC's own reflection service, within the same bounds."""
+
+    ServerReflectionInfo = guarded(reflection.aio.ReflectionServicer.ServerReflectionInfo)
+
+
 async def serve(
     role: str,
     build: Build[Settings],
@@ -142,12 +156,11 @@ async def _serve(
     tracing = open_tracing(role, settings.trace_endpoint, settings.trace_sample)
     context = ServiceContext(settings, address, metrics, ending.fail, tracing=tracing)
     service = await build(context)
-    health = health_aio.HealthServicer()
+    health = _Health()
     names = (READY, *service.register(server))
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    reflection.enable_server_reflection(
-        (*names[1:], "grpc.health.v1.Health", reflection.SERVICE_NAME), server
-    )
+    health_pb2_grpc.add_HealthServicer_to_server(health, unparsed(server))
+    described = _Reflection((*names[1:], "grpc.health.v1.Health", reflection.SERVICE_NAME))
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, unparsed(server))
     ready = False
     await _set(health, names, ready)
     await server.start()

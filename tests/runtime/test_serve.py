@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -123,6 +124,24 @@ def test_reflection_lists_the_services(start_toy: StartToy) -> None:
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
     }
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["grpc.health.v1.Health/Check", "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"],
+)
+@pytest.mark.parametrize("sent", [b"\xff" * 50, b"\x0a\xff\xff\x04" + b"a" * 65_535])
+def test_what_health_and_reflection_cannot_read_is_refused_without_a_trace(
+    start_toy: StartToy, tmp_path: Path, method: str, sent: bytes
+) -> None:
+    toy = start_toy()
+    with grpc.insecure_channel(toy.address) as channel:
+        call = channel.stream_stream(f"/{method}")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(iter([sent]), timeout=10))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert health(toy.address, "") == SERVING
+    assert "Traceback" not in (tmp_path / "toy.log").read_text()
 
 
 @pytest.mark.parametrize("kind", ["random", "http/1", "half a preface", "frames after a preface", "tls"])

@@ -262,7 +262,7 @@ class GenerationFields(Fields):
     frequency_penalty: Number | None = None
     logit_bias: (
         Annotated[
-            dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Number],
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Number],
             BeforeValidator(_few_biases),
             Field(max_length=MAX_BIAS_ENTRIES),
         ]

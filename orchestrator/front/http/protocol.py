@@ -7,6 +7,7 @@ client that does not take its answer loses the connection, too.
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,20 +20,36 @@ from orchestrator.front.http.errors import openai_error
 MANY_CHUNKS = 256
 LEAST_CHUNK = 256
 """Bytes that chunks have on average, once there are many: each one costs as much as many bytes."""
-
+MOST_HEADERS = 16_384
+"""Bytes of a request's headers: h11 takes some 10 ms of processor time to read as many."""
 
 LARGEST_CHUNK = 1 << 30
 """Bytes of a chunk, at most: the largest message that any setting allows."""
 
+HEADERS_END = re.compile(rb"\n\r?\n")
+
 
 class ChunkedConnection(h11.Connection):
-    """A connection's state, which refuses a body in many tiny chunks, or in one that no body can hold."""
+    """A connection's state, which refuses long headers, many tiny chunks, and a chunk that no body holds."""
 
+    fault = ""
+    """Why the client's bytes were refused."""
     _chunks = 0
     _bytes = 0
 
     def next_event(self) -> Any:
         """The next event. Raises RemoteProtocolError."""
+        try:
+            return self._next_event()
+        except h11.RemoteProtocolError as error:
+            self.fault = str(error).partition(": bytearray")[0]  # the bytes may be another client's
+            raise
+
+    def _next_event(self) -> Any:
+        if self.their_state is h11.IDLE:  # h11 bounds headers only while they are incomplete
+            waiting, _ = self.trailing_data
+            if len(waiting) > MOST_HEADERS and HEADERS_END.search(waiting, 0, MOST_HEADERS) is None:
+                raise h11.RemoteProtocolError(f"the headers have more than {MOST_HEADERS} bytes")
         event = super().next_event()
         if isinstance(event, h11.Data):
             self._chunks += event.chunk_start
@@ -77,7 +94,10 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn = ChunkedConnection(h11.SERVER, self.config.h11_max_incomplete_event_size or 16_384)
+        self._reading = ChunkedConnection(
+            h11.SERVER, self.config.h11_max_incomplete_event_size or MOST_HEADERS
+        )
+        self.conn = self._reading
         self._headers = _Timer()
         self._rest = _Timer()
         self._taking = _Timer()
@@ -120,6 +140,7 @@ class BoundedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP with an error in OpenAI's shape, where nothing was answered yet."""
+        msg = f"the bytes cannot be read as HTTP/1.1: {self._reading.fault}"
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(openai_error(msg, "invalid_request_error")).encode()
             length = str(len(body)).encode()
@@ -127,6 +148,9 @@ class BoundedProtocol(H11Protocol):
             response = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")])
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # nothing that its handler sends can be written any more
+            self.cycle.message_event.set()
         self.transport.close()
 
     def _watch(self) -> None:

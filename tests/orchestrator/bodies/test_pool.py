@@ -182,7 +182,7 @@ async def test_the_pool_says_how_long_bodies_took_how_many_wait_and_which_proces
     hanging = [asyncio.create_task(pool.rendered(ENDLESS, f"{number}")) for number in range(4)]
     await asyncio.sleep(0.1)
     assert pool.pool.waiting == 2
-    for pid in children():
+    for pid in pool.children():
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(FieldRefused):
         await hanging[0]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import re
 import time
 from typing import Any
 
@@ -59,22 +60,31 @@ NOT_HTTP = {
     "two lengths": HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\n{}",
     "a negative length": HEAD + b"content-length: -1\r\n\r\n{}",
     "headers without an end": b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 40_000,
+    "many headers that end": b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
     "an unknown coding": HEAD + b"transfer-encoding: gzip\r\n\r\n{}",
     "no size of a chunk": HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+    "two lengths, and no chunks": HEAD
+    + b"content-length: %d\r\ntransfer-encoding: chunked\r\n\r\n" % len(BODY)
+    + BODY
+    + b"\r\n",
     "a space in the path": b"GET /a b HTTP/1.1\r\nhost: x\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("what", NOT_HTTP)
-async def test_what_is_no_http_is_refused_in_the_shape(world: World, table: TokenTable, what: str) -> None:
+async def test_what_is_no_http_is_refused_in_the_shape(
+    world: World, table: TokenTable, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with asking(world, table) as (_, verifier, front):
         answer = await raw(front.http, NOT_HTTP[what])
         error = said(answer)["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert error["type"] == "invalid_request_error"
+        assert re.fullmatch(r"the bytes cannot be read as HTTP/1\.1: .+", error["message"])
         status, *_ = await asyncio.to_thread(send, front.http, "/health", b"", "GET")
     assert status == 200
     assert not verifier.opened
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
 
 async def test_nothing_of_a_request_gets_into_a_header(world: World, table: TokenTable) -> None:

@@ -62,6 +62,7 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 101}, "presence_penalty"),
     ({"frequency_penalty": "x"}, "frequency_penalty"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"\u0663": 1}}, "logit_bias"),
     ({"logit_bias": {"96": 1}}, "logit_bias"),
     ({"logit_bias": {"9999999999": 1}}, "logit_bias"),
     ({"logit_bias": {"5": 101}}, "logit_bias"),
