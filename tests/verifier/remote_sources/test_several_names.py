@@ -1,7 +1,7 @@
 """A process of several names: counted by name, followed once, sent the end where it may learn from that."""
 
 import asyncio
-import itertools
+import random
 from typing import Any
 
 import pytest
@@ -13,20 +13,25 @@ from verifier_service.engine.step_cost import StepCostModel
 
 PROMPT = (1, 2, 3)
 NEW = 60
+MANY = 200
+"""Enough tokens for both names to have a draft accepted, also where few drafts come in time."""
 
 
-class InTurn:
-    """Gives drafts to the first and to the second name by turns."""
+class Drawn:
+    """Gives each draft to the first or the second name, drawn by lot.
+
+    By turns, one name could get all drafts that come too late: where every other draft is accepted.
+    """
 
     def __init__(self) -> None:
-        self._turns = itertools.cycle((0, 1))
+        self._lots = random.Random(0)
 
     def __call__(self, drafts: list[Draft]) -> bytes:
-        return bytes(next(self._turns) for _ in drafts)
+        return bytes(self._lots.randrange(2) for _ in drafts)
 
 
 async def oracle(verifier: Verifier) -> Oracle:
-    plain = await verifier.generate(PROMPT, new=NEW)
+    plain = await verifier.generate(PROMPT, new=MANY)
     return Oracle({PROMPT: plain.ids}, depth=1)
 
 
@@ -40,11 +45,11 @@ def target() -> NgramLM:
 async def test_each_draft_counts_for_the_name_that_sent_it(target: NgramLM) -> None:
     async with serving(target) as verifier:
         source = FakeSource(await oracle(verifier))
-        source.names = InTurn()
+        source.names = Drawn()
         async with running(source) as server:
             names = [("corpus", server.address), ("past", server.address)]
             hold_steps_for_drafts(verifier)
-            answer = await verifier.generate(PROMPT, new=NEW, sources=names)
+            answer = await verifier.generate(PROMPT, new=MANY, sources=names)
     assert answer.ids == source.behave.answers[PROMPT]  # type: ignore[attr-defined]
     assert set(answer.usage.accepted_by_source) == {"corpus", "past"}
     assert (source.streams, [list(one.sources) for one in source.follows]) == (1, [["corpus", "past"]])
