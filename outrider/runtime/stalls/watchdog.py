@@ -159,6 +159,6 @@ def _log(stall: Stall, others: int) -> None:
         "others": others,
     }
     told = {key: value for key, value in fields.items() if value not in ("", None)}
-    # A thread that computed nothing waited for a core or a lock: mostly the machine is busy, nothing is wrong.
+    # A thread that computed nothing waited for a core or a lock: the machine is busy, nothing is wrong.
     level = logging.WARNING if stall.processor_seconds >= LEAST_S else logging.INFO
     log.log(level, "the event loop stood still: every request of this process waited", extra={"fields": told})
