@@ -1,29 +1,50 @@
-"""How much processor time the event loop's thread spends in one callback."""
+"""Measures how long callbacks keep an event loop to themselves."""
 
-import asyncio.events
+import asyncio
+import gc
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+MOST_S = 0.020
+"""The most processor time of a callback before a request is admitted, in seconds."""
 
 
-class LongestCallback:
-    """The longest callback so far, in milliseconds of the thread's processor time."""
+@dataclass
+class Longest:
+    """The longest callback of an event loop."""
 
-    ms = 0.0
+    processor_s: float = 0.0
+    """Processor time of the loop's thread, which other processes on the machine do not change."""
+    what: str = ""
+
+    @property
+    def ms(self) -> float:
+        """The same processor time in ms."""
+        return self.processor_s * 1e3
 
 
 @contextmanager
-def longest_callback() -> Iterator[LongestCallback]:
-    """Measures every callback of this thread's event loop while the context lasts."""
-    longest, run = LongestCallback(), asyncio.events.Handle._run
+def longest_callback() -> Iterator[Longest]:
+    """Watches the callbacks of this thread's event loop."""
+    longest, thread, run = Longest(), threading.get_ident(), asyncio.Handle._run
 
-    def measured(handle: asyncio.events.Handle) -> None:
-        began = time.thread_time()
+    def measured(handle: asyncio.Handle) -> None:
+        if threading.get_ident() != thread:
+            run(handle)
+            return
+        what, began = repr(handle), time.thread_time()
         run(handle)
-        longest.ms = max(longest.ms, 1000 * (time.thread_time() - began))
+        if (took := time.thread_time() - began) > longest.processor_s:
+            longest.processor_s, longest.what = took, what
 
-    asyncio.events.Handle._run = measured  # type: ignore[method-assign]
+    gc.collect()
+    gc.freeze()  # what the tests before have left is none of the loop's work
     try:
-        yield longest
+        with mock.patch.object(asyncio.Handle, "_run", measured):
+            yield longest
     finally:
-        asyncio.events.Handle._run = run  # type: ignore[method-assign]
+        gc.unfreeze()

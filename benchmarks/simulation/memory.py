@@ -49,6 +49,9 @@ class ToyPool:
         for slot, row in zip(targets, [self.rows[slot] for slot in sources], strict=True):
             self.rows[slot] = row
 
+    def copy_tails(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies nothing: no proposer of a simulated verifier keeps hidden states beside blocks."""
+
     def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
         """Raises AssertionError if a block is lost, or held by others than these."""
         self.blocks.check(held)

@@ -276,8 +276,10 @@ class ProposerHost:
 def _with_planes(proposers: Mapping[str, BatchedProposer], pool: SlotPool) -> list[_Hosted]:
     """The proposers, each with its planes in the target's pool, which lie there in their order."""
     wanted = [shape for proposer in proposers.values() for shape in proposer.needs.planes]
+    if not wanted:
+        return [_Hosted(name, proposer, None) for name, proposer in proposers.items()]
     first = len(pool.layout.planes) - pool.layout.guests
-    if wanted and tuple(wanted) != pool.layout.planes[first:]:
+    if tuple(wanted) != pool.layout.planes[first:]:
         raise ValueError(f"the target was loaded without room for the planes {wanted} of its proposers")
     hosted = []
     for name, proposer in proposers.items():

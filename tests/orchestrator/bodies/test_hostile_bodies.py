@@ -12,11 +12,11 @@ import pytest
 
 from orchestrator.front.http.bodies.bounds import LOOP_BYTES
 from outrider.tokens import TokenTable
+from tests.loop_time import MOST_S, longest_callback
 from tests.orchestrator.conftest import Front, World, next_id
 from tests.orchestrator.front.test_http_abuse import HEAD, raw
 from tests.orchestrator.front.test_http_completions import PLAIN
 from tests.orchestrator.front.test_http_refusals import send
-from tests.orchestrator.loop_time import MOST_S, longest_callback
 
 CONTEXT = 131_072
 BURST = 1_500

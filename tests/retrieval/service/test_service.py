@@ -141,7 +141,7 @@ BAD = {
     "both public and somebody's": (("x", LINE), {"tenant": "a"}, Code.INVALID_ARGUMENT, "not both"),
     "nobody's": (("x", LINE), {"public": False}, Code.INVALID_ARGUMENT, "nobody's"),
     "no document": (("x",), {}, Code.INVALID_ARGUMENT, "nothing to index"),
-    "an empty document": (("x", ""), {}, Code.INVALID_ARGUMENT, "nothing to index"),
+    "an empty document": (("x", ""), {}, Code.INVALID_ARGUMENT, "a document has no text"),
 }
 
 
