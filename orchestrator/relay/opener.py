@@ -182,7 +182,7 @@ class Opener:
         An epoch that one verifier reports counts at the next verifier too, which may never have heard of the
         session. Raises OutriderError, also the one that ended the request meanwhile.
         """
-        messages = self._messages(plan.ids, sources, time_left, plan.recovered)
+        messages = await self._messages(plan.ids, sources, time_left, plan.recovered)
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
         known = max(plan.epoch, self._state.epoch)
         epoch = self._above(known) if known else self._epochs.next()
@@ -214,7 +214,7 @@ class Opener:
         self, placement: Placement, sources: Sequence[ChosenSource], ids: Mapping[int, Sequence[int]]
     ) -> None:
         """Give the choices in `ids` these sources; the choices stay where they are. Raises OutriderError."""
-        messages = self._messages(ids, sources, None, recovered=True)
+        messages = await self._messages(ids, sources, None, recovered=True)
         for message in messages:
             message.epoch = placement.epoch
         await asyncio.gather(*(placement.link.open(message, CHANGE_S) for message in messages))
@@ -253,18 +253,21 @@ class Opener:
             session = self._request.key.session
             raise Superseded(f"session {session!r} cannot be taken over: {error}") from error
 
-    def _messages(
+    async def _messages(
         self,
         ids: Mapping[int, Sequence[int]],
         sources: Sequence[ChosenSource],
         time_left: float | None,
         recovered: bool,
     ) -> list[verifier_pb2.OpenRequest]:
-        """One Open for each choice in `ids`, without an epoch."""
+        """One Open for each choice in `ids`, without an epoch; other requests go on between two of them."""
         request, speculation = self._request, self._request.speculation
         left_ms = 0 if time_left is None else min(MAX_MS, int(time_left * 1000) + DEADLINE_MARGIN_MS)
-        return [
-            verifier_pb2.OpenRequest(
+        messages: list[verifier_pb2.OpenRequest] = []
+        for choice, generated in ids.items():
+            if messages:
+                await asyncio.sleep(0)
+            message = verifier_pb2.OpenRequest(
                 key=key_to_wire(request.keys[choice]),
                 model=self._target.name,
                 ids=[*request.ids, *generated],
@@ -284,8 +287,8 @@ class Opener:
                 corpora=speculation.corpora,
                 prediction=speculation.prediction if speculation.enabled else (),
             )
-            for choice, generated in ids.items()
-        ]
+            messages.append(message)
+        return messages
 
 
 def _raise_first(errors: Sequence[BaseException]) -> NoReturn:

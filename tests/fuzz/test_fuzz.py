@@ -30,7 +30,7 @@ SECONDS = float(os.environ.get("FUZZ_SECONDS", "45"))
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 EXAMPLES = 25
 """Examples between two looks at the server; each is up to 192 inputs."""
-MOST_STALL_S = 0.1
+MOST_STALL_S = 0.2
 """Longest stall of the server's loop, in seconds of processor time, that inputs may cause together."""
 MOST_GAP_S = 5.0
 """Longest wait of a canary: far above what a busy machine does, far below what a blocked loop did."""
