@@ -155,6 +155,8 @@ def pack_linears(
             parent, name = parents[layer]
             setattr(parent, name, PackedLinear(layer, product, low, last=layer is layers[-1]))
             low += layer.out_features
+            # Else all weights would lie in memory twice until the last layer is packed.
+            layer.register_parameter("weight", None)
     return len(parents)
 
 

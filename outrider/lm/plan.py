@@ -89,14 +89,14 @@ class PackedRows:
         self.is_chain = depths == list(range(len(depths)))
         self.positions = [table.length + depth for depth in depths[kept:]]
 
-    def ancestor_bits(self, width: int) -> NDArray[np.uint8]:
-        """Which nodes each row may see (its ancestors and itself) as bits, uint8 ``[rows, width]``.
+    def ancestor_bits(self, width: int, since: int = 0) -> NDArray[np.uint8]:
+        """Which nodes from ``since`` on each row may see (ancestors and itself), uint8 ``[rows, width]``.
 
-        Bit ``j % 8`` of byte ``j // 8`` is node ``j``; ``width`` bytes hold at least all nodes.
+        Bit ``j % 8`` of byte ``j // 8`` is node ``since + j``; ``width`` bytes hold at least all of them.
         """
         # Python's integers are bit sets of any size, and far cheaper here than a row of an array per node.
-        seen: list[int] = []
-        for node, parent in enumerate(self.parents):
+        seen = [0] * since
+        for node, parent in enumerate(self.parents[since:]):
             own = 1 << node
             seen.append(seen[parent] | own if parent >= 0 else own)
         packed = b"".join([bits.to_bytes(width, "little") for bits in seen[self.table.nodes :]])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from transformers import PreTrainedModel
 
 from outrider.lm.attention.interface import SlotCache
+from outrider.lm.device.stacked import can_stack, stacked_on_gpu
 from outrider.lm.graphs.backend_choice import choose_backend
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.linear import can_pack, pack_linears
@@ -70,11 +71,14 @@ class FastProfile:
 
     def can_pack(self, model: PreTrainedModel, ranks: int) -> bool:
         """Whether `pack` applies: not over ranks, as tensor parallelism hooks the layers that it replaces."""
-        return ranks == 1 and can_pack(model)
+        return ranks == 1 and (can_pack(model) or can_stack(model))
 
     def pack(self, lm: "PackedLM") -> None:
-        """Lays out the weights of linear layers as oneDNN wants them for few rows in float32 on the CPU."""
-        pack_linears(lm.model, lm.find_layout)
+        """Stacks layers with one input; on the CPU, lays them out as oneDNN wants them for few rows."""
+        if lm.model.device.type == "cuda":
+            pack_linears(lm.model, lm.find_layout, stacked_on_gpu)
+        else:
+            pack_linears(lm.model, lm.find_layout)
 
     def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
         """Chooses between ragged passes and steps of static shape by measuring both."""

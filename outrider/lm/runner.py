@@ -6,6 +6,7 @@ the engine thread: no two threads may call it at a time.
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
@@ -20,10 +21,12 @@ from outrider.lm.attention.interface import ACTIVE, ATTENTION, PackedCache
 from outrider.lm.deterministic.profile import Deterministic
 from outrider.lm.device.digest import digester_for
 from outrider.lm.device.layout import NO_ASKS, Asks
+from outrider.lm.device.memory import chosen, first_pool, fit_pool
 from outrider.lm.device.outcome import DeviceOutcome
+from outrider.lm.device.placement import CPU_KV_MB, GpuOptions, find_device, keep_products_exact
 from outrider.lm.features import FeatureTaps
 from outrider.lm.graphs.graph_runner import Computed, GraphRunner
-from outrider.lm.kv.pool import GuestRoom, KVLayout, SlotPool
+from outrider.lm.kv.pool import GuestRoom, KVLayout
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.check import Trial
 from outrider.lm.load.layout import ModelShape, find_layout
@@ -35,6 +38,8 @@ from outrider.lm.profile import FastProfile, Profile
 from speculative.digest import RowAsk
 from speculative.errors import ModelRefused
 
+log = logging.getLogger(__name__)
+
 
 class PackedLM:
     """A causal language model and the KV slots of its sessions."""
@@ -44,16 +49,19 @@ class PackedLM:
         model: PreTrainedModel,
         *,
         name: str = "",
-        kv_mb: int = 1024,
+        kv_mb: int | None = CPU_KV_MB,
         tokenizer: LoadedTokenizer | None = None,
         profile: Profile | None = None,
         guest: GuestRoom | None = None,
+        gpu: GpuOptions | None = None,
     ) -> None:
         """Takes over ``model``: from now on it runs packed passes only.
 
         ``kv_mb`` bounds the keys and values of all sessions together, in MiB, and what a ``guest`` keeps
-        beside them. ``profile`` is the fast one by default; the deterministic one holds once ``pack`` was
-        called. Raises ModelRefused if not every layer attends through the attention interface.
+        beside them; None: CPU_KV_MB on the CPU, and on a GPU what is free until `fit_pool` sets the bound.
+        ``profile`` is the fast one by default; the deterministic one holds once ``pack`` was called. ``gpu``
+        says how passes run on a GPU. Raises ModelRefused if not every layer attends through the attention
+        interface.
         """
         text = model.config.get_text_config()
         self.model = model
@@ -73,6 +81,9 @@ class PackedLM:
         )
         """Context manager around the model's part of every pass; entered once the rows are checked."""
         self._device = model.device
+        self._on_device = transfer.current(model.device)
+        self.gpu = gpu or GpuOptions()
+        """How passes run on a GPU."""
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.config._attn_implementation = ATTENTION
         self._layers: int = text.num_hidden_layers
@@ -90,10 +101,7 @@ class PackedLM:
         self.steps: GraphRunner | None = None
         """Runner of small passes of static shape on a GPU; None: all passes are ragged."""
         layout = self._pool_layout(found.layout, guest)
-        max_slots = kv_mb * 2**20 // layout.slot_bytes
-        # On a GPU all storage exists from the start: growing would move the memory that captured graphs read.
-        first = {} if self._device.type == "cpu" else {"initial_slots": max_slots}
-        self.pool = SlotPool(layout, max_slots=max_slots, **first)
+        self.pool = first_pool(layout, kv_mb)
         self._mask_dtype = found.layout.dtype
         self.logits_dtype = found.logits_dtype
         """dtype of the logits on the device."""
@@ -119,36 +127,68 @@ class PackedLM:
         dtype: str = "float32",
         threads: int = 1,
         check: bool = True,
-        kv_mb: int = 1024,
+        kv_mb: int | None = CPU_KV_MB,
         rank_group: RankGroup | None = None,
         deterministic: bool = False,
         guest: GuestRoom | None = None,
+        gpu: GpuOptions | None = None,
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
-        ``threads`` sets torch's threads for the whole process. Each rank of a ``rank_group`` gets its part of
-        the model; all ranks make the same call. ``guest`` is the room beside the model's keys and values that
-        someone else wants. Raises InvalidRequest if there is no such model, ModelRefused (naming the model
-        type) if the model cannot be served exactly, or not to the bit under the ``deterministic`` profile.
+        ``device`` and ``dtype`` may be ``auto`` (`outrider.lm.device.placement`); without ``kv_mb`` keys and
+        values get the memory of a GPU that is free after a trial of the largest step. ``threads`` sets
+        torch's threads for the whole process. Each rank of a ``rank_group`` gets its part of the model; all
+        ranks make the same call. ``guest`` is the room beside the model's keys and values that someone else
+        wants.
+
+        Raises InvalidRequest if there is no such model or device, ModelRefused (naming the model type) if the
+        model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not as
+        ``gpu`` requires.
         """
         profile: Profile = Deterministic() if deterministic else FastProfile()
         ranks = 1 if rank_group is None else rank_group.info.size
-        profile.check_settings(device, threads, ranks)
+        where = find_device(device)
+        profile.check_settings(str(where), threads, ranks)
         torch.set_num_threads(threads)
         source = str(path_or_id)
-        model = load_model(source, device=device, dtype=dtype, ranks=ranks)
-        if rank_group is not None:
-            rank_group.meet("loaded")
-        name = Path(source).name if Path(source).is_dir() else source
-        tokenizer = load_tokenizer(source)
-        lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, profile=profile, guest=guest)
-        trial = Trial.of(lm) if check else None
-        if profile.can_pack(model, ranks):
-            lm.pack()
-        if trial is not None:
-            trial.verify(lm)
-        profile.settle(lm, trial, ranks)
+        with transfer.current(where):
+            if where.type == "cuda":
+                keep_products_exact()
+            model = load_model(source, device=str(where), dtype=dtype, ranks=ranks)
+            if rank_group is not None:
+                rank_group.meet("loaded")
+            name = Path(source).name if Path(source).is_dir() else source
+            tokenizer = load_tokenizer(source)
+            lm = cls(
+                model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, profile=profile, guest=guest, gpu=gpu
+            )
+            trial = Trial.of(lm) if check else None
+            if profile.can_pack(model, ranks):
+                lm.pack()
+            if trial is not None:
+                trial.verify(lm)
+            profile.settle(lm, trial, ranks)
+            if where.type == "cuda" and kv_mb is None:
+                fit_pool(lm, (lambda slots: slots) if rank_group is None else rank_group.least)
+        log.info("the model is loaded", extra={"fields": chosen(lm)})
         return lm
+
+    def capture_steps(self) -> None:
+        """Captures all sizes of static steps now, so that none is captured while sessions wait.
+
+        Does nothing where passes are ragged. Call it once `wants` is set. Raises ModelRefused where the
+        device has no memory for the largest step.
+        """
+        if self.steps is not None:
+            with torch.inference_mode(), self._on_device:
+                self.steps.capture_all(self.gpu.capture_s)
+
+    @property
+    def passes(self) -> str:
+        """How passes run: ``ragged``, ``static`` (operation by operation) or ``graphs`` (captured)."""
+        if self.steps is None:
+            return "ragged"
+        return "graphs" if self.steps.are_graphs else "static"
 
     def pack(self) -> None:
         """Replaces the linear layers by packed ones, as the profile has them; their own weights are freed."""
@@ -156,13 +196,14 @@ class PackedLM:
 
     @property
     def numerics(self) -> str:
-        """Device type, dtype and profile of the model's arithmetic.
+        """Device type, dtype and profile of the model's arithmetic; on a GPU also the kind of passes.
 
         Under the deterministic profile two models with the same string give the same bits: the string ends in
         a digest of logits, which depend on weights, kernels and their versions.
         """
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return f"{self._device.type} {dtype} {self.profile.label}".rstrip()
+        passes = "" if self._device.type == "cpu" else "ragged" if self.steps is None else "static"
+        return " ".join(part for part in (self._device.type, dtype, passes, self.profile.label) if part)
 
     def table(self, reserve: int = 0, room: int = 0) -> SlotTable:
         """A slot table for a new session: ``reserve`` slots at once, more as passes need them.
@@ -225,7 +266,7 @@ class PackedLM:
         """Runs one pass; where there are ``asks``, its digests are in the host's memory."""
         if not sequences:
             raise ValueError("a pass needs at least one sequence")
-        with torch.inference_mode():
+        with torch.inference_mode(), self._on_device:
             plan = PassPlan(sequences, self.pool, self._mask_dtype)
             self._check_sequences(sequences, plan)
             ids = list(chain.from_iterable(sequence.tokens for sequence in sequences))

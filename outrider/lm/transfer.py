@@ -1,11 +1,22 @@
 """Copies between host and device: a step's inputs go up in one copy, its digests come down in another."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 
 def pinned(size: int, device: torch.device) -> torch.Tensor:
     """A host buffer of ``size`` bytes, pinned for a GPU so that the device copies it by itself."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the thread's current one while entered: Triton, streams and graphs take no other.
+
+    Can be entered again and again, one time after another.
+    """
+    is_gpu = device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.device(device) if is_gpu else nullcontext()
 
 
 def device_side(host: torch.Tensor, device: torch.device) -> torch.Tensor:

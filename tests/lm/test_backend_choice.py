@@ -11,6 +11,7 @@ from outrider.lm.graphs.capture import eager
 from outrider.lm.load.check import Trial
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
+from speculative.errors import ModelRefused
 from tests.lm.families import logits_of, model_of
 
 
@@ -58,6 +59,36 @@ def test_a_kernel_that_is_wrong_or_fails_leaves_passes_ragged_and_says_why(
     assert why in caplog.text
     trial.verify(lm)
     assert lm.pool.used_slots == 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"), [("wrong", "differs from its own eager"), ("failing", "OSError: no compiler")]
+)
+def test_where_graphs_are_required_a_kernel_that_is_wrong_or_fails_refuses_the_model(
+    lm: PackedLM, monkeypatch: pytest.MonkeyPatch, kernel: str, why: str
+) -> None:
+    monkeypatch.setitem(backend_choice.KERNELS, kernel, f"{__name__}:{kernel}")
+
+    with pytest.raises(ModelRefused, match=f"llama .*{why}.*cuda_graphs = prefer"):
+        backend_choice.require_graphs(lm, Trial.of(lm), kernel, eager)
+
+    assert lm.passes == "ragged"
+    assert lm.pool.used_slots == 0
+
+
+def test_where_graphs_are_required_passes_are_steps_without_being_timed(lm: PackedLM) -> None:
+    backend_choice.require_graphs(lm, Trial.of(lm), "gathered", eager)
+
+    assert lm.passes == "static"
+
+
+def test_without_triton_graphs_that_are_required_refuse_the_model(
+    lm: PackedLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_choice, "find_spec", lambda name: None)
+
+    with pytest.raises(ModelRefused, match="Triton is not installed"):
+        backend_choice.require_graphs(lm, None, "triton", eager)
 
 
 def test_both_ways_are_timed_without_leaving_anything_behind(lm: PackedLM) -> None:

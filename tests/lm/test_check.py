@@ -25,6 +25,45 @@ def test_a_model_that_is_served_rightly_passes_and_is_left_as_it_was() -> None:
     assert lm.model.config._attn_implementation == interface.ATTENTION
 
 
+@pytest.mark.parametrize(("dtype", "much"), [(torch.bfloat16, 0.4), (torch.float16, 0.1)])
+def test_in_half_precision_the_difference_of_whole_rows_decides(
+    dtype: torch.dtype, much: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    lm = PackedLM(model_of("llama").to(dtype))
+    trial = Trial.of(lm)
+    trial.verify(lm)
+    (said,) = [record.__dict__["fields"] for record in caplog.records if "differ from" in record.message]
+    assert 0 < said["row"] < said["row_accepted"]
+    assert said["logit"] < said["logit_accepted"]
+
+    expected = list(trial.expected)
+    one = expected[0].clone()
+    one[3, 7] += much * float(one[3].std())
+    Trial(trial.sessions, (one, *expected[1:]), trial.own).verify(lm)
+    row = expected[0].clone()
+    row[3] += 0.2 * row[3].std() * torch.randn(len(row[3]), generator=torch.Generator().manual_seed(1))
+    with pytest.raises(ModelRefused, match=r"and by 0\.\d+ of a row"):
+        Trial(trial.sessions, (row, *expected[1:]), trial.own).verify(lm)
+
+
+def test_a_model_that_differs_from_itself_by_its_batch_is_given_that_much(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lm = PackedLM(model_of("llama").to(torch.bfloat16))
+    trial = Trial.of(lm)
+    row = trial.expected[0].clone()
+    row[3] += 0.1 * row[3].std() * torch.randn(len(row[3]), generator=torch.Generator().manual_seed(1))
+    expected = (row, *trial.expected[1:])
+
+    with pytest.raises(ModelRefused):
+        Trial(trial.sessions, expected, 0.001).verify(lm)
+    Trial(trial.sessions, expected, 0.04).verify(lm)
+    row[3] *= 2
+    with pytest.raises(ModelRefused):
+        Trial(trial.sessions, expected, 10.0).verify(lm)
+
+
 def refused(lm: PackedLM, match: str) -> None:
     with pytest.raises(ModelRefused, match=match) as found:
         check_pass(lm)

@@ -1,5 +1,6 @@
 """Steps of static shape against ragged passes, and what they ask of a device."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 
@@ -11,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outrider.lm import transfer
 from outrider.lm.attention.interface import AttentionParams
 from outrider.lm.attention.metadata import AttentionMetadata
-from outrider.lm.attention.partition import BUCKETS
+from outrider.lm.attention.shapes import BUCKETS
 from outrider.lm.device.digest import RowDigester
+from outrider.lm.device.placement import GpuOptions
 from outrider.lm.graphs import backend_choice
 from outrider.lm.graphs.capture import Run, eager
 from outrider.lm.kv.blocks import BLOCK
@@ -21,6 +23,7 @@ from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from speculative.digest import RowAsk
+from speculative.errors import ModelRefused
 from tests.lm.families import LENGTH, VOCABULARY, logits_of, model_of, twin_of
 from tests.lm.test_runner import Driven, in_pieces, way
 
@@ -96,7 +99,7 @@ def test_a_pass_of_more_rows_than_the_largest_size_goes_the_ragged_way() -> None
     assert [shape.rows for shape in runner.shapes] == [BUCKETS[-1], 64]
 
 
-def test_a_session_with_more_nodes_than_a_mask_has_bits_goes_the_ragged_way() -> None:
+def test_a_session_with_more_branching_nodes_than_a_mask_has_bits_goes_the_ragged_way() -> None:
     static = PackedLM(model_of("llama", max_position_embeddings=1024))
     runner = backend_choice.use_graphs(static, "gathered")
     table = static.table()
@@ -106,6 +109,73 @@ def test_a_session_with_more_nodes_than_a_mask_has_bits_goes_the_ragged_way() ->
     assert logits_of(static, [SequenceRows(table, [2], [255], [0])]).isfinite().all()
     assert table.nodes == 257
     assert runner.shapes == shapes
+
+
+def test_a_prompts_chunk_of_any_size_is_a_step_also_beside_trees_and_with_a_tree_of_its_own() -> None:
+    model = model_of("mistral", max_position_embeddings=2048)
+    static, ragged = PackedLM(twin_of(model)), PackedLM(model)
+    runner = backend_choice.use_graphs(static, "gathered")
+    dice = random.Random(5)
+    chunk = [dice.randrange(VOCABULARY) for _ in range(700)]
+    # A pending row with a tree of 256 nodes is the most that a request may ask for.
+    tree = [-1, *(dice.randrange(row) for row in range(1, 257))]
+    tail = [-1, *range(300), *(dice.randrange(300, 310 + row) for row in range(8))]
+    found = []
+    for lm in (static, ragged):
+        first, second, third = (lm.table() for _ in range(3))
+        lm.forward([SequenceRows(first, chunk, range(-1, 699), ())])
+        first.commit(range(700))
+        sequences = [
+            SequenceRows(first, chunk[:600], range(-1, 599), [0, 599]),
+            SequenceRows(second, chunk[:257], tree, range(257)),
+            SequenceRows(third, chunk[: len(tail)], tail, range(290, len(tail))),
+        ]
+        found.append(logits_of(lm, sequences))
+
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert [shape.rows for shape in runner.shapes] == [768, 1280]
+
+
+def test_once_all_sizes_are_captured_no_step_captures_another_however_few_there_was_time_for() -> None:
+    model = model_of("llama", num_hidden_layers=1)
+    lm, plain = PackedLM(twin_of(model)), PackedLM(model)
+    lm.gpu = GpuOptions(max_rows=320)
+    captured: list[Run] = []
+
+    def capture(run: Run) -> Run:
+        captured.append(run)
+        return run
+
+    runner = backend_choice.use_graphs(lm, "gathered", capture)
+    seconds = itertools.count(step=10.0)
+    runner.capture_all(100.0, lambda: next(seconds))
+    few = {shape.rows for shape in runner.shapes}
+    assert few >= {1, 4, 16, 64, 256, 320}
+    assert runner.shapes[0].rows == 320
+    assert few < set(BUCKETS)
+    before = len(captured)
+    dice = random.Random(2)
+    for rows in (1, 2, 5, 17, 70, 130, 300):
+        tree = [dice.randrange(-1, row) for row in range(rows)]
+        own, other = lm.table(), plain.table()
+        found, expected = (
+            logits_of(each, [SequenceRows(table, [3] * rows, tree, range(rows))])
+            for each, table in ((lm, own), (plain, other))
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        lm.release(own)
+    assert len(captured) == before
+
+
+def test_a_device_without_memory_for_the_largest_step_refuses_the_model_by_name() -> None:
+    lm = PackedLM(model_of("llama", num_hidden_layers=1))
+
+    def full(run: Run) -> Run:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    backend_choice.use_graphs(lm, "gathered", full)
+    with pytest.raises(ModelRefused, match=f"llama .* a step of {BUCKETS[-1]} rows; give it less kv_mb"):
+        lm.capture_steps()
 
 
 class Operations(TorchDispatchMode):
@@ -264,12 +334,13 @@ def attend_everything(
     groups = query.shape[1] // keys.shape[0]
     at = torch.arange(LENGTH + BLOCK)
     tile = metadata.row_tile.long().clamp_min(0)
-    table, length = metadata.tiles[tile, 2].long(), metadata.tiles[tile, 3].long()
+    table, base = metadata.tiles[tile, 2].long(), metadata.tiles[tile, 3].long()
     page = metadata.tables[(table[:, None] + at // BLOCK).clamp_max(len(metadata.tables) - 1)].long()
     slots = (page * BLOCK + at % BLOCK).clamp(0, keys.shape[1] - 1)
-    node = (at[None] - length[:, None]).clamp(0, 255)
+    node = (at[None] - base[:, None]).clamp(0, 255)
     bits = (metadata.masks.gather(1, node // 32) >> (node % 32)) & 1
-    allowed = torch.where(at < length[:, None], at >= metadata.first[:, None], bits == 1)
+    trunk = (at >= metadata.first[:, None]) & (at < metadata.upto[:, None])
+    allowed = torch.where(at < base[:, None], trunk, bits == 1)
     chosen, mixed = (
         plane[:, slots].permute(1, 0, 2, 3).repeat_interleave(groups, dim=1) for plane in (keys, values)
     )

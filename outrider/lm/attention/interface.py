@@ -193,7 +193,9 @@ def _attend_plain(
     keys, values = visible.views[plane], visible.views[plane + 1]
     _, heads, rows, width = query.shape
     groups = heads // keys.shape[1]
-    if groups == 1 or rows > _GROUPED_ROWS or visible.causal:
+    # On a GPU no fused kernel takes grouped heads and a mask; stacked, every kernel takes them.
+    stacked = groups > 1 and not visible.causal and (rows <= _GROUPED_ROWS or query.is_cuda)
+    if not stacked:
         return scaled_dot_product_attention(
             query,
             keys,

@@ -1,8 +1,9 @@
 """Partition of a step's rows among the programs of an attention kernel. Pure: numbers, no tensors.
 
 Rows of one session make tiles, which read the session's slots once for all their rows. Where there are too
-few tiles to keep a device busy, the slots of a tile are cut into items. The largest number of items depends
-on the number of rows alone, so that a captured graph fits every step of its size.
+few tiles to keep a device busy, or one session's past is far longer than the others', the slots of a tile are
+cut into items. The largest number of items depends on the number of rows alone, so that a captured graph fits
+every step of its size.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.lm.attention.metadata import MOST_NODES, SPLIT_ITEMS, WORDS
+from outrider.lm.attention.metadata import SPLIT_ITEMS, WORDS
 from outrider.lm.plan import PackedRows
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
-"""Row counts to which steps are padded. Beyond some hundred rows a GPU is bound by computation, and padding
-costs its share."""
+Ints = NDArray[np.int64]
 
 _LEAST_SLOTS = 128
 """Smallest number of slots in an item: cutting finer costs more than it saves."""
@@ -24,91 +23,108 @@ _LEAST_SLOTS = 128
 _STEP = 64
 """Items begin at multiples of this number of slots from the first, so that the kernel's loop runs full."""
 
-_SMALL, _LARGE = 16, 64
-"""Number of queries in a small and in a large tile: rows times query heads that share a key head."""
-
-
-@dataclass(frozen=True, slots=True)
-class GraphShape:
-    """The static shape of a step; each shape has one captured graph."""
-
-    rows: int
-    """Number of rows with padding: one of BUCKETS."""
-    tile_rows: int
-    """Largest number of rows in a tile."""
-
-    @property
-    def items(self) -> int:
-        """Number of items with padding."""
-        return items_of(self.rows)
-
 
 def items_of(rows: int) -> int:
-    """Largest number of items in a step of ``rows`` rows: at least one per tile, whatever the tiles are."""
-    return max(rows, SPLIT_ITEMS)
+    """Largest number of items in a step of ``rows`` rows, whatever its tiles are; see `cut`."""
+    return rows + SPLIT_ITEMS
 
 
-def graph_shape(rows: Sequence[PackedRows], groups: int) -> GraphShape:
-    """The smallest shape that holds the rows of a pass; ``groups`` query heads share a key head."""
-    count = rows[-1].high
-    longest = max(each.high - each.low for each in rows)
-    small = max(1, _SMALL // groups)
-    tile = small if longest <= small else max(1, _LARGE // groups)
-    return GraphShape(next(bucket for bucket in BUCKETS if bucket >= count), tile)
+def trunk_of(rows: PackedRows) -> int:
+    """Number of leading nodes of a session, a chain, that all its later nodes descend from."""
+    parents = rows.parents
+    if rows.is_chain:
+        return len(parents)
+    fork = next(node for node, parent in enumerate(parents) if parent != node - 1)
+    return min(parents[fork:]) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Rows ``[low, high)`` of the pass, all of one session."""
-
-    rows: PackedRows
-    low: int
-    high: int
-
-
-def tiles_of(rows: Sequence[PackedRows], tile_rows: int) -> list[Tile]:
-    """Cuts each session's rows into tiles of at most ``tile_rows`` rows."""
-    return [
-        Tile(each, low, min(low + tile_rows, each.high))
-        for each in rows
-        for low in range(each.low, each.high, tile_rows)
-    ]
-
-
-def first_seen(rows: PackedRows, window: int | None) -> list[int]:
-    """For each row the first committed position within the sliding window."""
-    if window is None:
-        return [0] * len(rows.positions)
-    return [max(0, position + 1 - window) for position in rows.positions]
-
-
-def node_masks(rows: PackedRows, window: int | None) -> NDArray[np.int32]:
-    """Node masks ``[rows, WORDS]``: bit ``j`` of a row is set if the row may see node ``j`` of its session.
+def branch_masks(rows: PackedRows, trunk: int, window: int | None) -> NDArray[np.int32]:
+    """Masks over branching nodes, ``[rows, WORDS]``: bit ``j`` of a row is node ``trunk + j`` of its session.
 
     A row sees itself and its ancestors within the window.
     """
-    packed = rows.ancestor_bits(MOST_NODES // 8)
+    packed = rows.ancestor_bits(4 * WORDS, trunk)
     if window is not None and max(rows.depths) >= window:
         depths = np.asarray(rows.depths)
-        near = depths[None, :] > depths[rows.table.nodes :, None] - window
+        near = depths[None, trunk:] > depths[rows.table.nodes :, None] - window
         bits = np.packbits(near, axis=1, bitorder="little")
         packed = packed.copy()
         packed[:, : bits.shape[1]] &= bits
     return packed.view("<i4").reshape(-1, WORDS)
 
 
-def cut(spans: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """Cuts the slots ``[low, high)`` of every tile into items: at most SPLIT_ITEMS, or one per tile.
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """A pass's rows and their tiles, in order of sessions; all arrays are int64."""
 
-    Returns the items (tile, low, high), tile by tile, and the number of items of each tile.
+    sessions: Ints
+    """``[sessions, 4]``: the first row, the row behind the last, committed length, number of kept nodes."""
+    base: Ints
+    """``[sessions]``: slot of the first branching node."""
+    upto: Ints
+    """``[rows]``: the slot behind the last one of committed positions and trunk that each row sees."""
+    of_tile: Ints
+    """``[tiles]``: session of each tile."""
+    low: Ints
+    """``[tiles]``: first row of each tile."""
+    high: Ints
+    """``[tiles]``: the row behind each tile's last."""
+
+    @classmethod
+    def of(cls, rows: Sequence[PackedRows], tile_rows: int) -> "RowTiles":
+        """Cuts each session's rows into tiles of at most ``tile_rows`` rows."""
+        sessions = np.array([(each.low, each.high, each.table.length, each.table.nodes) for each in rows])
+        lows, highs, lengths, kept = sessions.T
+        trunks = np.array([trunk_of(each) for each in rows])
+        counts = highs - lows
+        of_row = np.repeat(np.arange(len(rows)), counts)
+        seen = np.arange(highs[-1]) + (kept - lows)[of_row] + 1
+        tiles = -(-counts // tile_rows)
+        of_tile = np.repeat(np.arange(len(rows)), tiles)
+        low = lows[of_tile] + (np.arange(len(of_tile)) - (np.cumsum(tiles) - tiles)[of_tile]) * tile_rows
+        return cls(
+            sessions,
+            lengths + trunks,
+            lengths[of_row] + np.minimum(seen, trunks[of_row]),
+            of_tile,
+            low,
+            np.minimum(low + tile_rows, highs[of_tile]),
+        )
+
+    def row_tile(self) -> Ints:
+        """``[rows]``: tile of each row."""
+        return np.repeat(np.arange(len(self.low)), self.high - self.low)
+
+    def spans(self, first: Ints) -> tuple[Ints, Ints]:
+        """For each tile the first slot that its rows see, and the slot behind the last.
+
+        ``first`` is, for each row, the first slot of committed positions and trunk within the window.
+        """
+        lows, _, lengths, kept = self.sessions[self.of_tile].T
+        end = lengths + kept + self.high - lows
+        begin = np.minimum.reduceat(first, self.low)
+        # A branching node may lie before the slot that equals its place in the window.
+        base = self.base[self.of_tile]
+        return np.where(end > base, np.minimum(begin, base), begin), end
+
+
+def cut(begin: Ints, end: Ints) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cuts the slots from ``begin`` to ``end`` of every tile into items.
+
+    Tiles that are cut have at most SPLIT_ITEMS items together, which come first. Returns the items,
+    ``[items, 3]`` (tile, first slot, slot behind the last), and for each tile its first item and the number
+    of its items, ``[tiles, 2]``.
     """
-    spare = SPLIT_ITEMS - len(spans)
-    slots = sum(high - low for low, high in spans)
-    chunk = max(_LEAST_SLOTS, -(-slots // spare)) if spare > 0 else max(high - low for low, high in spans)
-    chunk = -(-chunk // _STEP) * _STEP
-    items = [
-        (tile, start, min(start + chunk, high))
-        for tile, (low, high) in enumerate(spans)
-        for start in range(low, high, chunk)
-    ]
-    return items, [-(-(high - low) // chunk) for low, high in spans]
+    slots = end - begin
+    # Of a tile that is cut, n times as long as an item, there are fewer than 2 n items.
+    spare = max(SPLIT_ITEMS - len(slots), SPLIT_ITEMS // 2)
+    size = max(_LEAST_SLOTS, -(-int(slots.sum()) // spare))
+    size = -(-size // _STEP) * _STEP
+    counts = -(-slots // size)
+    order = np.argsort(counts == 1, kind="stable")
+    of_item = np.repeat(order, counts[order])
+    spans = np.empty((len(slots), 2), np.int64)
+    spans[order, 0] = np.cumsum(counts[order]) - counts[order]
+    spans[:, 1] = counts
+    start = begin[of_item] + (np.arange(len(of_item)) - spans[of_item, 0]) * size
+    return np.stack((of_item, start, np.minimum(start + size, end[of_item])), axis=1), spans

@@ -1,7 +1,8 @@
-"""Chooses how a model's passes run: ragged or with static shapes, by measuring both at load.
+"""Chooses how a model's passes run: ragged, or as steps of static shape captured as graphs.
 
-On the CPU passes are always ragged. On a GPU they are steps of static shape with the Triton kernel if Triton
-is installed, the kernel passes the check at load, and such steps are faster.
+On the CPU passes are ragged. On a GPU they are steps of static shape with the Triton kernel, where the kernel
+passes the check at load. Whether a model is refused that cannot run so is the caller's choice
+(`outrider.lm.device.placement.GpuOptions`).
 """
 
 import logging
@@ -16,7 +17,9 @@ import torch
 from outrider.lm.attention.metadata import Attend
 from outrider.lm.graphs.capture import Capture, CudaGraphs, eager
 from outrider.lm.graphs.graph_runner import GraphRunner
+from outrider.lm.load.source import first_line
 from outrider.lm.plan import SequenceRows
+from speculative.errors import ModelRefused
 from speculative.implementations import load_implementation
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ def use_graphs(lm: "PackedLM", kernel: str, capture: Capture = eager) -> GraphRu
         digester=lm.digester,
         attend=attend,
         capture=capture,
+        max_rows=lm.gpu.max_rows,
     )
     return lm.steps
 
@@ -71,16 +75,40 @@ def use_ragged(lm: "PackedLM") -> None:
 
 
 def choose_backend(lm: "PackedLM", trial: "Trial | None") -> None:
-    """Chooses between ragged passes and static steps for a model that passed ``trial``, the check at load."""
-    if lm.pool.layout.device.type != "cuda":
+    """Chooses between ragged passes and static steps for a model that passed ``trial``, the check at load.
+
+    Raises ModelRefused where graphs are required and the model cannot run as graphs.
+    """
+    mode = lm.gpu.cuda_graphs
+    if lm.pool.layout.device.type != "cuda" or mode == "off":
         return
-    # Products in float32 stay float32: TF32 keeps ten bits of them.
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    if lm.pool.layout.dtype not in _DTYPES or find_spec("triton") is None:
-        log.info("passes are ragged: there is no Triton here, or no kernel for the model's dtype")
-        return
-    compare_backends(lm, trial, "triton", CudaGraphs())
+    if mode == "require":
+        require_graphs(lm, trial, "triton", CudaGraphs())
+    elif lacking := _lacking(lm):
+        log.warning("passes are ragged, which is slow on a GPU: %s", lacking)
+    else:
+        compare_backends(lm, trial, "triton", CudaGraphs())
+
+
+def require_graphs(lm: "PackedLM", trial: "Trial | None", kernel: str, capture: Capture) -> None:
+    """Makes passes static steps. Raises ModelRefused where they fail, are wrong, or cannot be captured."""
+    why = _lacking(lm) if kernel == "triton" else ""
+    if not why:
+        try:
+            use_graphs(lm, kernel, capture)
+            if trial is not None:
+                trial.verify(lm)
+            why = capture.refusal if isinstance(capture, CudaGraphs) else ""
+        except Exception as error:
+            # Errors of compilers and drivers have no common class.
+            why = f"{type(error).__name__}: {first_line(error)}"
+    if why:
+        use_ragged(lm)
+        raise ModelRefused(
+            f"{lm.model_type} is not served: its passes cannot run as CUDA graphs ({why}); "
+            "cuda_graphs = prefer serves it several times slower",
+            lm.model_type,
+        )
 
 
 def compare_backends(lm: "PackedLM", trial: "Trial | None", kernel: str, capture: Capture) -> None:
@@ -95,7 +123,7 @@ def compare_backends(lm: "PackedLM", trial: "Trial | None", kernel: str, capture
             trial.verify(lm)
         static_ms = step_ms(lm)
     except Exception as error:
-        # Errors of compilers and drivers have no common class; ragged passes need neither.
+        # As above; ragged passes need neither compiler nor graphs.
         use_ragged(lm)
         log.warning("passes are ragged: steps of static shape fail with %s", error)
         return
@@ -103,6 +131,13 @@ def compare_backends(lm: "PackedLM", trial: "Trial | None", kernel: str, capture
         use_ragged(lm)
     named = {"static": static_ms, "ragged": ragged_ms, "chosen": "ragged" if lm.steps is None else "static"}
     log.info("ways of a step were measured", extra={"fields": named})
+
+
+def _lacking(lm: "PackedLM") -> str:
+    """What is missing for static steps on a GPU; empty where nothing is."""
+    if lm.pool.layout.dtype not in _DTYPES:
+        return f"the kernel does not compute in {str(lm.pool.layout.dtype).removeprefix('torch.')}"
+    return "" if find_spec("triton") else "Triton is not installed; a CUDA build of torch brings it"
 
 
 def step_ms(lm: "PackedLM") -> dict[str, float]:

@@ -2,10 +2,13 @@
 
 Rows are padded to a few sizes, and all inputs and results lie at fixed addresses. So a step is one copy up,
 one replay and one copy of digests down, however many sessions share the step. Logits and hidden states stay
-in buffers that all sizes share, until the next step. Passes beyond the largest size (long chunks of a prompt)
-and sessions with very many nodes run as ragged passes (`outrider.lm.attention`).
+in buffers that all sizes share, until the next step. Digests are graphs of their own, as their number depends
+on the wanted rows alone. Passes beyond the largest size and sessions with very many branching nodes run as
+ragged passes (`outrider.lm.attention`).
 """
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,15 +16,28 @@ import torch
 
 from outrider.lm.attention.interface import AttentionParams, PackedCache
 from outrider.lm.attention.metadata import Attend, AttentionMetadata
-from outrider.lm.attention.partition import BUCKETS, GraphShape, graph_shape
+from outrider.lm.attention.shapes import (
+    BUCKETS,
+    GraphShape,
+    all_shapes,
+    graph_shape,
+    padded,
+    smallest_holding,
+)
 from outrider.lm.device.digest import RowDigester
 from outrider.lm.device.layout import ASK_WORDS, NO_ASKS, Asks, DigestLevel
 from outrider.lm.features import FeatureTaps
-from outrider.lm.graphs.capture import Capture, Run
+from outrider.lm.graphs.capture import Capture, CudaGraphs, Run
 from outrider.lm.graphs.inputs import GraphInputs
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
 from outrider.lm.plan import PassPlan
+from speculative.errors import ModelRefused
+
+log = logging.getLogger(__name__)
+
+_PROGRESS_S = 5.0
+"""Seconds between two reports of progress while sizes are captured."""
 
 RunOnDevice = Callable[[PackedCache, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """The model's forward: cache, ids and positions ``[1, rows]``, wanted row indices, to logits."""
@@ -72,7 +88,7 @@ class PagedCache(PackedCache):
 
 
 class GraphRunner:
-    """Runs passes as steps of static shape, each size captured on first use.
+    """Runs passes as steps of static shape, each size captured by `capture_all`, else on first use.
 
     Args:
         run: the model's forward.
@@ -87,6 +103,7 @@ class GraphRunner:
         digester: makes the digests of wanted rows; None: the host reads the logits themselves.
         attend: attention kernel of a step.
         capture: how a step is repeated: eagerly, or as a CUDA graph.
+        max_rows: largest number of rows of a step; a pass of more rows is ragged.
     """
 
     def __init__(
@@ -104,6 +121,7 @@ class GraphRunner:
         digester: RowDigester | None,
         attend: Attend,
         capture: Capture,
+        max_rows: int = BUCKETS[-1],
     ) -> None:
         self._run = run
         self._model_type = model_type
@@ -112,15 +130,16 @@ class GraphRunner:
         self._attend = attend
         self._capture = capture
         device = pool.layout.device
-        blocks = min(BUCKETS[-1] * (-(-max_length // BLOCK)), 8 * pool.max_blocks)
+        self._max_rows = rows = padded(min(max_rows, BUCKETS[-1]))
         self._taps = taps
         self._digester = digester
-        self._captured: dict[tuple[GraphShape, DigestLevel], Run] = {}
+        self._captured: dict[GraphShape, Run] = {}
+        self._digesting: dict[tuple[int, DigestLevel], Run] = {}
         self._captured_slots = pool.slots
+        self._is_complete = False
         # No two steps are in flight, so all sizes share the results' memory.
-        rows = BUCKETS[-1]
         with torch.inference_mode():
-            self._inputs = GraphInputs(windows, blocks, device)
+            self._inputs = GraphInputs(rows, windows, rows * -(-max_length // BLOCK), device)
             self._logits = torch.empty(rows, vocabulary_size, dtype=dtype, device=device)
             self._features: torch.Tensor | None = None
             self._digests: torch.Tensor | None = None
@@ -128,18 +147,63 @@ class GraphRunner:
                 words = digester.capacity.words(DigestLevel.SAMPLED)
                 self._digests = torch.empty(rows, words, dtype=torch.int32, device=device)
                 self._inputs.add_asks(ASK_WORDS + digester.capacity.named)
-        self._undigested: set[tuple[GraphShape, DigestLevel]] = set()
+        self._undigested: set[tuple[int, DigestLevel]] = set()
         pool.deferred = {}
 
     @property
     def shapes(self) -> list[GraphShape]:
-        """Shapes that have been captured, at any level of digests."""
-        return list(dict.fromkeys(shape for shape, _ in self._captured))
+        """Shapes that have been captured."""
+        return list(self._captured)
+
+    @property
+    def max_rows(self) -> int:
+        """Largest number of rows of a step."""
+        return self._max_rows
+
+    @property
+    def are_graphs(self) -> bool:
+        """Whether steps run as captured graphs, not operation by operation."""
+        return isinstance(self._capture, CudaGraphs) and not self._capture.refusal
 
     def recapture(self) -> None:
-        """Captures every size anew on its next use: what passes keep has changed."""
+        """Captures every size anew on its next use: what passes keep, or where slots lie, has changed."""
         self._captured.clear()
         self._features = None
+        self._is_complete = False
+
+    def capture_all(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Captures the sizes of steps and digests, so that no step captures one while sessions wait.
+
+        After ``limit_s`` seconds sizes that a step can do without are left out: such a step is padded to the
+        next size captured. Raises ModelRefused where the device has no memory for the largest step.
+        """
+        began = said = clock()
+        needed, finer = all_shapes(self._max_rows, self._groups)
+        for number, shape in enumerate((*needed, *finer)):
+            now = clock()
+            if number >= len(needed) and now - began > limit_s:
+                log.warning(
+                    "%d of %d sizes of steps were captured within capture_s = %g; steps of other sizes are "
+                    "padded to these", number, len(needed) + len(finer), limit_s,
+                )  # fmt: skip
+                break
+            if now - said > _PROGRESS_S:
+                said = now
+                log.info("%d of %d sizes of steps are captured", number, len(needed) + len(finer))
+            self._inputs.fill_padding(shape, self._pool.scratch)
+            try:
+                self.replay(shape)
+                for level in DigestLevel if self._digester is not None else ():
+                    self._digest(shape.wanted, level)
+            except torch.OutOfMemoryError as error:
+                raise ModelRefused(
+                    f"{self._model_type} is not served: its device has no memory left for a step of "
+                    f"{shape.rows} rows; give it less kv_mb ({str(error).partition(chr(10))[0]})",
+                    self._model_type,
+                ) from error
+        self._is_complete = True
+        took = {"sizes": len(self._captured), "seconds": round(clock() - began, 1)}
+        log.info("sizes of steps were captured", extra={"fields": took})
 
     def fits(self, plan: PassPlan) -> bool:
         """Whether this pass can run as a step of static shape, and so as a captured graph."""
@@ -157,7 +221,7 @@ class GraphRunner:
         self, plan: PassPlan, ids: Sequence[int], wanted: Sequence[int], asks: Asks = NO_ASKS
     ) -> GraphShape:
         """Works out the step's inputs on the host and sends them to the device; returns the step's shape."""
-        shape = graph_shape(plan.rows, self._groups)
+        shape = self._shape_of(plan, len(wanted))
         self._inputs.fill(plan, shape, ids, wanted, self._pool.scratch)
         copies = self._inputs.send(self._pool.take_deferred())
         if copies is not None:
@@ -167,37 +231,45 @@ class GraphRunner:
         return shape
 
     def replay(self, shape: GraphShape, level: DigestLevel = DigestLevel.PLAIN) -> None:
-        """Runs the step of this shape with the inputs that were sent last, as a captured graph."""
+        """Runs the step of this shape, and its digests, with the inputs that were sent last."""
         if self._captured_slots != self._pool.slots:
             # The pool has grown, so the slots lie at other addresses now.
-            self._captured.clear()
+            self.recapture()
             self._captured_slots = self._pool.slots
-        if (shape, level) not in self._captured:
-            self._captured[shape, level] = self._capture(self._step_of(shape, level))
-        self._captured[shape, level]()
+        if shape not in self._captured:
+            self._captured[shape] = self._capture(self._step_of(shape))
+        self._captured[shape]()
+        if self._digester is not None:
+            self._digest(shape.wanted, level)
 
     def results(self, shape: GraphShape, level: DigestLevel, rows: int, wanted: int) -> Computed:
         """Results of the last step, of ``rows`` rows in all: views of the runner's buffers."""
         features = None if self._features is None else self._features[:, :rows]
         digests = None
-        made = self._digests is not None and (shape, level) not in self._undigested
+        made = (shape.wanted, level) not in self._undigested
         if self._digester is not None and self._digests is not None and made:
             digests = self._digests[:wanted, : self._digester.capacity.words(level)]
         return Computed(self._logits[:wanted], features, digests)
 
-    def _step_of(self, shape: GraphShape, level: DigestLevel) -> Run:
+    def _shape_of(self, plan: PassPlan, wanted: int) -> GraphShape:
+        """The smallest shape for the pass; of those captured, once all that are needed have been."""
+        shape = graph_shape(plan.rows, wanted, self._groups)
+        if not self._is_complete or shape in self._captured:
+            return shape
+        return smallest_holding(shape, self._captured) or shape
+
+    def _step_of(self, shape: GraphShape) -> Run:
         inputs, rows = self._inputs, shape.rows
         ids, positions = inputs.ids.device[None, :rows], inputs.positions.device[None, :rows]
-        slots, wanted = inputs.slots.device[:rows], inputs.wanted.device[:rows]
+        slots, wanted = inputs.slots.device[:rows], inputs.wanted.device[: shape.wanted]
         metadata = inputs.metadata(shape)
 
         def step() -> None:
             cache = PagedCache(self._model_type, self._pool, slots, metadata, self._attend)
             logits = self._run(cache, ids, positions, wanted)
             cache.finish(self._pool.layout.layers)
-            self._logits[:rows].copy_(logits)
+            self._logits[: shape.wanted].copy_(logits)
             self._keep_features(rows)
-            self._digest(shape, level)
 
         return step
 
@@ -206,16 +278,28 @@ class GraphRunner:
         if found is None:
             return
         if self._features is None or self._features.shape[0] != found.shape[0]:
-            self._features = found.new_empty(found.shape[0], BUCKETS[-1], found.shape[2])
+            self._features = found.new_empty(found.shape[0], self._max_rows, found.shape[2])
         self._features[:, :rows].copy_(found)
 
-    def _digest(self, shape: GraphShape, level: DigestLevel) -> None:
-        """Digests the step's rows; a step whose digests find no memory goes without them from then on."""
-        if self._digester is None or self._digests is None or (shape, level) in self._undigested:
-            return
-        rows = shape.rows
-        found = self._digester.try_compute(self._logits[:rows], self._inputs.asks.device[:rows], level)
-        if found is None:
-            self._undigested.add((shape, level))
-        else:
-            self._digests[:rows, : found.shape[1]].copy_(found)
+    def _digest(self, wanted: int, level: DigestLevel) -> None:
+        """Digests ``wanted`` rows; once digests have found no memory, such a step goes without them."""
+        digest = self._digesting.get((wanted, level))
+        if digest is None:
+            digest = self._digesting[wanted, level] = self._capture(self._digests_of(wanted, level))
+        digest()
+
+    def _digests_of(self, wanted: int, level: DigestLevel) -> Run:
+        digester, made = self._digester, self._digests
+        assert digester is not None
+        assert made is not None
+
+        def digest() -> None:
+            if (wanted, level) in self._undigested:
+                return
+            found = digester.try_compute(self._logits[:wanted], self._inputs.asks.device[:wanted], level)
+            if found is None:
+                self._undigested.add((wanted, level))
+            else:
+                made[:wanted, : found.shape[1]].copy_(found)
+
+        return digest

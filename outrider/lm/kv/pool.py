@@ -230,6 +230,12 @@ class SlotPool:
             storage = group.storage[0]
             storage.index_copy_(2, targets, storage.index_select(2, sources))
 
+    def fit(self, max_slots: int) -> None:
+        """Sets the bound of the storage, and allocates all of it; what has storage already stays."""
+        self.max_blocks = max(self.blocks.capacity, max_slots // BLOCK)
+        if self.max_blocks > self.blocks.capacity:
+            self.grow(self.max_blocks)
+
     def check_integrity(self, held: Iterable[Sequence[int]] = ()) -> None:
         """Raises AssertionError unless ``held``, lists of blocks, name every holder (default: no holder)."""
         self.blocks.check(held)

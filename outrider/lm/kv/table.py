@@ -5,6 +5,7 @@ node ``j`` lies at slot ``length + j``. Only full blocks of committed positions 
 writes to blocks that this table alone holds.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from outrider.lm.kv.blocks import BLOCK
@@ -14,7 +15,7 @@ from outrider.lm.kv.pool import Run, SlotPool
 class SlotTable:
     """Cached positions and kept drafted rows of one session."""
 
-    __slots__ = ("_pool", "_room", "_runs", "blocks", "depths", "length", "parents")
+    __slots__ = ("_pool", "_room", "_runs", "block_words", "blocks", "depths", "length", "parents")
 
     def __init__(self, pool: SlotPool, room: int = 0) -> None:
         """Starts without blocks. ``room`` is the number of slots that the session may come to need in all."""
@@ -23,6 +24,8 @@ class SlotTable:
         self._runs: list[Run] = []
         self.blocks: list[int] = []
         """Block indices of the table, in order of position."""
+        self.block_words = array("i")
+        """The same indices as int32 words, which a step copies to its device as they are."""
         self.length = 0
         """Number of committed positions whose keys and values the table holds."""
         self.parents: list[int] = []
@@ -140,12 +143,14 @@ class SlotTable:
         """Returns the blocks to the pool and empties the table."""
         self._pool.blocks.give(self.blocks)
         self.blocks.clear()
+        self.block_words = array("i")
         self._runs.clear()
         self.drop_nodes()
         self.length = 0
 
     def _add(self, blocks: Sequence[int]) -> None:
         self.blocks.extend(blocks)
+        self.block_words.extend(blocks)
         for block in blocks:
             low = block * BLOCK
             if self._runs and self._runs[-1][1] == low:

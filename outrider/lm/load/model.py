@@ -22,6 +22,7 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
+from outrider.lm.device.placement import AUTO, DTYPES, find_dtype
 from outrider.lm.load.source import ModelSource, first_line
 from outrider.tokens import ChatTemplate
 from speculative.errors import InvalidRequest, ModelRefused
@@ -41,12 +42,6 @@ _LENGTH_FIELDS = (
     "seq_length",
     "n_ctx",
 )
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +62,18 @@ def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTr
     ``source`` is a folder, or an id, ORG/NAME or ORG/NAME@REVISION. Quantised weights are read by the library
     that the model's configuration names.
 
+    ``dtype`` may be ``auto``: the checkpoint's on a GPU, float32 on a CPU.
+
     Raises InvalidRequest if there is no model at ``source`` or the dtype is unknown, ModelRefused (naming the
     model type) for a kind of model that cannot be served.
     """
-    if dtype not in _DTYPES:
-        raise InvalidRequest(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
+    if dtype not in (AUTO, *DTYPES):
+        raise InvalidRequest(f"dtype {dtype!r} is not one of {', '.join((AUTO, *DTYPES))}")
     transformers_logging.disable_progress_bar()
     where = ModelSource.of(source)
     config = _config(where)
     where.check_whole()
+    stored = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     split: dict[str, Any] = {}
     if ranks > 1:
         check_split(config, ranks)
@@ -90,7 +88,7 @@ def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTr
         model, report = load(
             where.name,
             config=config,
-            dtype=_DTYPES[dtype],
+            dtype=DTYPES[find_dtype(dtype, torch.device(device), stored)],
             attn_implementation="eager",
             trust_remote_code=False,
             output_loading_info=True,

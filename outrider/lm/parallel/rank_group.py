@@ -59,14 +59,17 @@ class RankInfo:
         return cls(int(rank), int(size), int(local))
 
     def device(self, asked: str) -> str:
-        """Name of this rank's torch device. Raises InvalidRequest where transformers takes another kind."""
+        """Name of this rank's torch device; ``auto`` is the kind that transformers takes.
+
+        Raises InvalidRequest for another kind.
+        """
         found = torch.accelerator.current_accelerator()
         kind = "cpu" if found is None else found.type
-        if asked != kind:
+        if asked not in ("auto", kind):
             raise InvalidRequest(
                 f"device = {asked!r}: {self.size} ranks run on {kind!r} here, one device each"
             )
-        return asked if asked == "cpu" else f"{asked}:{self.local_rank}"
+        return kind if kind == "cpu" else f"{kind}:{self.local_rank}"
 
 
 class RankGroup:
@@ -130,6 +133,15 @@ class RankGroup:
             self.meet("refused", timedelta(seconds=self.timeout_s))
         except RankLost:
             raise self.lost("while the model was checked a rank", refusal) from refusal
+
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers; every rank calls this. Raises RankLost."""
+        found = torch.tensor([number])
+        try:
+            dist.all_reduce(found, dist.ReduceOp.MIN, group=self._orders)
+        except RuntimeError as error:
+            raise self.lost("a rank", error) from error
+        return int(found)
 
     def broadcast(self, words: Sequence[int]) -> None:
         """Sends a message of rank 0 to all others. Raises RankLost, naming a rank that does not take it."""

@@ -21,7 +21,7 @@ def attend_gathered(
     rows, heads, width = query.shape
     scale = width**-0.5 if params.scaling is None else params.scaling
     output = query.new_zeros(rows, heads, values.shape[2])
-    for (low, count, table, length), (item, items) in zip(
+    for (low, count, table, base), (item, items) in zip(
         metadata.tiles.tolist(), metadata.spans.tolist(), strict=True
     ):
         if not items:
@@ -34,7 +34,7 @@ def attend_gathered(
             query[part].transpose(0, 1).float(),
             keys[:, slots].float(),
             values[:, slots].float(),
-            _allowed(metadata.masks[part], metadata.first[part], at, length),
+            _allowed(metadata.masks[part], metadata.first[part], metadata.upto[part], at, base),
             scale,
             params,
         )
@@ -42,11 +42,13 @@ def attend_gathered(
     return output
 
 
-def _allowed(masks: torch.Tensor, first: torch.Tensor, at: torch.Tensor, length: int) -> torch.Tensor:
+def _allowed(
+    masks: torch.Tensor, first: torch.Tensor, upto: torch.Tensor, at: torch.Tensor, base: int
+) -> torch.Tensor:
     """Which slots each row may see: bool ``[rows, slots]``."""
-    node = (at - length).clamp_min(0)
+    node = (at - base).clamp_min(0)
     bits = (masks[:, node // 32] >> (node % 32)) & 1
-    return torch.where(at < length, at >= first[:, None], bits == 1)
+    return torch.where(at < base, (at >= first[:, None]) & (at < upto[:, None]), bits == 1)
 
 
 def _attend(

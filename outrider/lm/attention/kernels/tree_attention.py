@@ -36,7 +36,7 @@ def attend_tiles(
     padded, value_padded = (max(_LEAST, triton.next_power_of_2(size)) for size in (width, value_width))
     items = len(metadata.items)
     output = query.new_empty(rows, heads, value_width)
-    # Only items of tiles that were cut leave partial results, and then there are few tiles.
+    # Only items of tiles that were cut leave partial results; such items come first.
     parts = query.new_empty(SPLIT_ITEMS, key_heads, side, value_padded, dtype=torch.float32)
     norms = query.new_empty(SPLIT_ITEMS, key_heads, side, 2, dtype=torch.float32)
     sinks = query if params.sinks is None else params.sinks
@@ -49,7 +49,8 @@ def attend_tiles(
     }
     _attend_item[(items, key_heads)](
         query, keys, values, output, parts, norms, sinks,
-        metadata.items, metadata.tiles, metadata.spans, metadata.first, metadata.masks, metadata.tables,
+        metadata.items, metadata.tiles, metadata.spans, metadata.first, metadata.upto, metadata.masks,
+        metadata.tables,
         width**-0.5 if params.scaling is None else params.scaling, params.softcap or 1.0,
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
         values.stride(0), values.stride(1), output.stride(0), output.stride(1),
@@ -79,21 +80,23 @@ def _vectors(starts, alive, column, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _allowed(mask_of_row, alive, since, at, end, length):
+def _allowed(mask_of_row, alive, since, upto, at, end, base, MASKED: tl.constexpr):
     """Which rows see which slots ``at`` of their session.
 
-    A row sees committed slots since its window began, and the nodes of its mask.
+    A row sees the slots of committed positions and trunk from ``since`` to ``upto``. Where ``MASKED``, slots
+    from ``base`` on are branching nodes, of which a row sees those in its mask.
     """
     inside = at < end
-    node = tl.maximum(at - length, 0)
-    word = tl.load(
-        mask_of_row[:, None] + (node // 32)[None, :],
-        mask=alive[:, None] & (inside & (at >= length))[None, :],
-        other=0,
-    )
-    bit = (word >> (node % 32)[None, :]) & 1
-    committed = (at < length)[None, :] & (at[None, :] >= since[:, None])
-    return alive[:, None] & inside[None, :] & (committed | (bit == 1))
+    seen = (at[None, :] >= since[:, None]) & (at[None, :] < upto[:, None])
+    if MASKED:
+        node = tl.maximum(at - base, 0)
+        word = tl.load(
+            mask_of_row[:, None] + (node // 32)[None, :],
+            mask=alive[:, None] & (inside & (at >= base))[None, :],
+            other=0,
+        )
+        seen = seen | (((word >> (node % 32)[None, :]) & 1) == 1)
+    return seen & inside[None, :]
 
 
 @triton.jit
@@ -109,9 +112,32 @@ def _mix(scores, value, best, total, mixed):
 
 
 @triton.jit
+def _turn(
+    rows, keys, values, table, mask_of_row, alive, since, upto, start, end, base,
+    best, total, mixed,
+    scale, softcap, key_slot, value_slot, column, value_column,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
+    HAS_CAP: tl.constexpr, WIDEN: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Attention of a tile's queries over ``KEYS`` slots from ``start``, added to the running softmax."""
+    at = start + tl.arange(0, KEYS)
+    slot = tl.load(table + at // PAGE, mask=at < end, other=0).to(tl.int64) * PAGE + at % PAGE
+    key = _vectors(keys + slot * key_slot, at < end, column, WIDTH)
+    value = _vectors(values + slot * value_slot, at < end, value_column, VALUE_WIDTH)
+    if WIDEN:
+        key, value = key.to(tl.float32), value.to(tl.float32)
+    scores = tl.dot(rows, tl.trans(key), input_precision="ieee") * scale
+    if HAS_CAP:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    allowed = _allowed(mask_of_row, alive, since, upto, at, end, base, MASKED)
+    scores = tl.where(allowed, scores, float("-inf"))
+    return _mix(scores, value, best, total, mixed)
+
+
+@triton.jit
 def _attend_item(
     query, keys, values, output, parts, norms, sinks,
-    items, tiles, spans, first, masks, tables,
+    items, tiles, spans, first, upto, masks, tables,
     scale, softcap,
     query_row, query_head, key_head, key_slot,
     value_head, value_slot, output_row, output_head,
@@ -132,7 +158,7 @@ def _attend_item(
     low = tl.load(tiles + tile * 4)
     count = tl.load(tiles + tile * 4 + 1)
     table = tables + tl.load(tiles + tile * 4 + 2)
-    length = tl.load(tiles + tile * 4 + 3)
+    base = tl.load(tiles + tile * 4 + 3)
     lane = tl.arange(0, SIDE)
     alive = lane // GROUPS < count
     row = low + lane // GROUPS
@@ -141,25 +167,32 @@ def _attend_item(
     value_column = tl.arange(0, VALUE_PADDED)
     rows = _vectors(query + row.to(tl.int64) * query_row + query_at * query_head, alive, column, WIDTH)
     since = tl.load(first + row, mask=alive, other=0)
+    until = tl.load(upto + row, mask=alive, other=0)
+    mask_of_row = masks + row * MASK_WORDS
+    # One plane of a large pool has more elements than an int32 counts.
+    keys += head.to(tl.int64) * key_head
+    values += head.to(tl.int64) * value_head
     best = tl.full([SIDE], float("-inf"), tl.float32)
     total = tl.zeros([SIDE], tl.float32)
     mixed = tl.zeros([SIDE, VALUE_PADDED], tl.float32)
     if WIDEN:
         rows = rows.to(tl.float32)
-    for start in range(begin, end, KEYS):
-        at = start + tl.arange(0, KEYS)
-        slot = tl.load(table + at // PAGE, mask=at < end, other=0).to(tl.int64) * PAGE + at % PAGE
-        key = _vectors(keys + head * key_head + slot * key_slot, at < end, column, WIDTH)
-        there = values + head * value_head + slot * value_slot
-        value = _vectors(there, at < end, value_column, VALUE_WIDTH)
-        if WIDEN:
-            key, value = key.to(tl.float32), value.to(tl.float32)
-        scores = tl.dot(rows, tl.trans(key), input_precision="ieee") * scale
-        if HAS_CAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        allowed = _allowed(masks + row * MASK_WORDS, alive, since, at, end, length)
-        scores = tl.where(allowed, scores, float("-inf"))
-        best, total, mixed = _mix(scores, value, best, total, mixed)
+    # Masks are read in the last turns alone, which reach the branching nodes.
+    plain = begin + tl.maximum(tl.minimum(end, base) - begin, 0) // KEYS * KEYS
+    for start in range(begin, plain, KEYS):
+        best, total, mixed = _turn(
+            rows, keys, values, table, mask_of_row, alive, since, until, start, end, base,
+            best, total, mixed,
+            scale, softcap, key_slot, value_slot, column, value_column,
+            WIDTH, VALUE_WIDTH, KEYS, PAGE, HAS_CAP, WIDEN, False,
+        )  # fmt: skip
+    for start in range(plain, end, KEYS):
+        best, total, mixed = _turn(
+            rows, keys, values, table, mask_of_row, alive, since, until, start, end, base,
+            best, total, mixed,
+            scale, softcap, key_slot, value_slot, column, value_column,
+            WIDTH, VALUE_WIDTH, KEYS, PAGE, HAS_CAP, WIDEN, True,
+        )  # fmt: skip
     if tl.load(spans + tile * 2 + 1) == 1:
         if HAS_SINKS:
             sink = tl.load(sinks + query_at, mask=alive, other=0.0).to(tl.float32)
