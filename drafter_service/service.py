@@ -41,7 +41,7 @@ def _make_worker(
         max_length=drafter.abilities.max_length,
         max_sessions=settings.max_sessions,
         grace_s=settings.keep_s,
-        numerics=f"{settings.device} {settings.dtype}",
+        numerics=drafter.numerics,
         noun="drafter",
     )
     return DrafterWorker(

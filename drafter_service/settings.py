@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from drafter_service.draft_tree import Growth
-from outrider.runtime.settings import WorkerSettings
+from outrider.runtime.model_settings import ModelSettings
 from outrider.runtime.threads import default_threads
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest
@@ -27,25 +27,17 @@ def _source_name(name: str) -> str:
         raise ValueError(str(error)) from error
 
 
-class DrafterSettings(WorkerSettings):
+class DrafterSettings(ModelSettings):
     """Flags of `outrider serve drafter`, variables OUTRIDER_DRAFTER__FIELD."""
 
     role: ClassVar[str] = "drafter"
 
-    model: str
-    """The model that drafts: a Hugging Face folder or id."""
     name: Annotated[str, AfterValidator(_source_name)] = "drafter"
     """This source's name in usage and metrics; 1 to 64 printable characters, no comma, not `target`."""
     drafter: DrafterKind = "causal_lm"
     """The kind of drafter: an entry of drafter_service.settings.DRAFTERS."""
-    device: str = "cpu"
-    """The torch device."""
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """Number format of weights and passes."""
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
     """Threads of one pass on the CPU; by default all cores but one."""
-    kv_mb: Annotated[int, Field(ge=1)] = 1024
-    """Most memory for keys and values of all sessions, in MiB."""
     max_sessions: Annotated[int, Field(ge=1)] = 256
     """Most sessions followed at a time."""
     keep_s: Annotated[float, Field(ge=0)] = 10.0
@@ -63,6 +55,11 @@ class DrafterSettings(WorkerSettings):
     """Nodes expanded in one pass, shared by the sessions; each gets at least one."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 256
     """Most committed tokens read in one pass; the rest of a prompt waits for the next one."""
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows of one pass: committed tokens, and nodes of all sessions."""
+        return self.prefill_chunk + max(self.nodes_per_pass, self.max_sessions)
 
     @property
     def growth(self) -> Growth:

@@ -1,5 +1,6 @@
 """Loads the target of a verifier, and describes the target to orchestrators and peers."""
 
+from outrider.lm.device.placement import GpuOptions, kv_mb_of
 from outrider.lm.runner import PackedLM
 from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2
@@ -25,9 +26,19 @@ def load_target(settings: VerifierSettings) -> PackedLM:
         device=settings.device,
         dtype=settings.dtype,
         threads=threads,
-        kv_mb=settings.kv_mb,
+        kv_mb=kv_mb_of(settings.kv_mb),
         deterministic=settings.deterministic,
         guest=guest_room(settings.proposers),
+        gpu=gpu_options(settings),
+    )
+
+
+def gpu_options(settings: VerifierSettings) -> GpuOptions:
+    """How the target's passes run on a GPU."""
+    return GpuOptions(
+        cuda_graphs=settings.cuda_graphs,
+        memory_utilization=settings.gpu_memory_utilization,
+        capture_s=settings.capture_s,
     )
 
 
@@ -75,7 +86,7 @@ def description_of(
     ranks: int,
 ) -> verifier_pb2.VerifierDescription:
     """The answer to Describe. `ranks` is the number of processes that the target is split over."""
-    numerics = target.numerics if settings.deterministic else f"{settings.device} {settings.dtype}"
+    numerics = target.numerics
     return verifier_pb2.VerifierDescription(
         model=served.model,
         max_length=served.max_length,

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from outrider.lm.device.placement import kv_mb_of
 from outrider.lm.parallel.leader import Leader, follow_leader
 from outrider.lm.parallel.rank_group import RankGroup, RankInfo, RankLost
 from outrider.lm.runner import PackedLM
@@ -24,6 +25,7 @@ from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.settings import OF_THIS_PROCESS, as_variables
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
+from verifier_service.loading import gpu_options
 from verifier_service.proposers.batched import guest_room
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
@@ -180,10 +182,11 @@ def _load_shard(settings: VerifierSettings, group: RankGroup) -> PackedLM:
             device=group.info.device(settings.device),
             dtype=settings.dtype,
             threads=settings.threads,
-            kv_mb=settings.kv_mb,
+            kv_mb=kv_mb_of(settings.kv_mb),
             rank_group=group,
             deterministic=settings.deterministic,
             guest=guest_room(settings.proposers),
+            gpu=gpu_options(settings),
         )
     except ModelRefused as refusal:
         group.check_agreed(refusal)

@@ -34,7 +34,7 @@ from verifier_service.grammar.grammars import Grammars
 from verifier_service.loading import description_of, served_model, state_of, tokens_of
 from verifier_service.observe.metrics import VerifierCollector
 from verifier_service.observe.session_trace import SessionTracer
-from verifier_service.proposers.batched import all_needs, make_batched_proposer
+from verifier_service.proposers.batched import ProposerNeeds, all_needs, make_batched_proposer
 from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.remote_sources.stream import LinkLimits, link_limits_from
 from verifier_service.sessions.manager import Capacity, SessionManager
@@ -108,6 +108,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         beats = asyncio.create_task(self._beat_while_loading(), name="beats")
         try:
             target = await asyncio.to_thread(self._load)
+            proposers = {name: make_batched_proposer(name) for name in self._settings.proposers}
+            await asyncio.to_thread(_prepare, target, all_needs(proposers.values()))
             costs = await asyncio.to_thread(self._measure, target)
             tokens = await asyncio.to_thread(tokens_of, target)
             weights = await asyncio.to_thread(weights_digest, self._settings.model)
@@ -116,16 +118,11 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
         self._describe(target, tokens, weights)
-        proposers = {name: make_batched_proposer(name) for name in self._settings.proposers}
-        needs = all_needs(proposers.values())
-        target.wants = OutcomeWants(needs.tops, needs.layers)
         self._engine = EngineThread(
             target, _engine_limits(self._settings), self._publish, self._fail, costs, proposers
         )
         self._metrics.registry.register(
-            VerifierCollector(
-                self._engine, self._sources, self._table, target.pool, target.transfers, self._served.model
-            )
+            VerifierCollector(self._engine, self._sources, self._table, target, self._served.model)
         )
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
         self._engine.start()
@@ -272,6 +269,12 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             await asyncio.sleep(_SWEEP_S)
             self._ready().sweep(self._settings.orphan_grace_s, self._settings.lease_s)
             await self._sources.close_idle()
+
+
+def _prepare(target: PackedLM, needs: ProposerNeeds) -> None:
+    """Sets what passes give beside digests, and captures steps with it: none is captured while serving."""
+    target.wants = OutcomeWants(needs.tops, needs.layers)
+    target.capture_steps()
 
 
 def _engine_limits(settings: VerifierSettings) -> EngineLimits:

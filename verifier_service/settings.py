@@ -4,32 +4,25 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from outrider.runtime.settings import Names, WorkerSettings
+from outrider.runtime.model_settings import ModelSettings
+from outrider.runtime.settings import Names
 from outrider.runtime.threads import default_threads
 from verifier_service.proposers.batched import BATCHED_PROPOSERS
 from verifier_service.sessions.request import MAX_NODES
 
 
-class VerifierSettings(WorkerSettings):
+class VerifierSettings(ModelSettings):
     """Flags of `outrider serve verifier`, variables OUTRIDER_VERIFIER__FIELD."""
 
     role: ClassVar[str] = "verifier"
 
-    model: str
-    """The target: a Hugging Face folder or id."""
     model_name: Annotated[str, Field(max_length=256)] = ""
     """The target's name in requests; by default the folder's name or the id."""
-    device: str = "cpu"
-    """The torch device that computes the target."""
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """The floating-point type that the target computes in."""
     deterministic: bool = False
     """Whether each row of logits depends bit for bit on weights and tokens alone, whatever else the pass
     computes; uses one thread."""
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
     """Threads that compute a pass on the CPU; by default all cores but one."""
-    kv_mb: Annotated[int, Field(ge=1)] = 1024
-    """Memory for the keys and values of all sessions, and of proposers that keep some, in MiB."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes on this machine over which the target is split, each with a device of its own; torchrun can
     start them instead."""

@@ -22,11 +22,13 @@ class Drafter(Protocol):
         model: the model's name, for people.
         tokenizer_digest: digest of the tokenizer's id -> token map; empty without a tokenizer.
         abilities: the model's sizes.
+        numerics: device, dtype and kind of the model's arithmetic.
     """
 
     model: str
     tokenizer_digest: str
     abilities: Abilities
+    numerics: str
 
     def open(self, reserve: int) -> Cache:
         """Opens an empty cache with room for `reserve` tokens. Raises Overloaded without enough memory."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from drafter_service.session import Abilities, Cache, PassRows
 from drafter_service.settings import DrafterSettings
+from outrider.lm.device.placement import GpuOptions, kv_mb_of
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
@@ -21,6 +22,7 @@ class CausalLMDrafter:
         tokens = None if lm.tokenizer_json is None else TokenTable.from_json(lm.tokenizer_json)
         self.lm = lm
         self.model = lm.name
+        self.numerics = lm.numerics
         self.tokenizer_digest = "" if tokens is None else tokens.digest
         self.abilities = Abilities(
             width=lm.vocabulary_size,
@@ -37,8 +39,15 @@ class CausalLMDrafter:
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.threads,
-            kv_mb=settings.kv_mb,
+            kv_mb=kv_mb_of(settings.kv_mb),
+            gpu=GpuOptions(
+                cuda_graphs=settings.cuda_graphs,
+                memory_utilization=settings.gpu_memory_utilization,
+                capture_s=settings.capture_s,
+                max_rows=settings.most_rows,
+            ),
         )
+        lm.capture_steps()
         return cls(lm)
 
     def open(self, reserve: int) -> SlotTable:

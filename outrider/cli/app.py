@@ -60,6 +60,7 @@ class LogLevel(StrEnum):
 class Dtype(StrEnum):
     """Number formats in which models compute."""
 
+    AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
@@ -103,10 +104,8 @@ def up(
         int | None,
         typer.Option(min=1, help="Compute threads of the verifier, and of the drafter. Default: by cores."),
     ] = None,
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Number format of the models. Default: float32.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Torch device. Default: cpu.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Number format of the models. Default: auto.")] = None,
+    device: Annotated[str | None, typer.Option(help="Torch device. Default: auto.")] = None,
     retrieval: Annotated[
         str | None, typer.Option(help="`none` starts no retrieval worker. Default: start one.")
     ] = None,

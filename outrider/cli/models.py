@@ -37,9 +37,9 @@ def check_models(
     prompts: Annotated[int, typer.Option(min=1, max=1000, help="Continue at most this many prompts.")] = 8,
     tokens: Annotated[int, typer.Option(min=2, max=4096, help="Tokens to generate for each prompt.")] = 48,
     dtype: Annotated[
-        str, typer.Option(help="Number format: float32, bfloat16, float16 or float64.")
-    ] = "float32",
-    device: Annotated[str, typer.Option(help="Torch device.")] = "cpu",
+        str, typer.Option(help="Number format: auto, float32, bfloat16, float16 or float64.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="Torch device, such as auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: by cores.")] = None,
     json_: Json = False,
 ) -> None:

@@ -15,8 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.kv.pool import SlotPool
-from outrider.lm.outcome import TransferCounts
+from outrider.lm.runner import PackedLM
 from outrider.runtime.metrics import MODEL, PREFIX
 from speculative.choice import Fallback
 from verifier_service.engine.stats import Samples, SourceCounts
@@ -46,8 +45,7 @@ class VerifierCollector(Collector):
         engine: counts and times steps.
         sources: links to the sources outside this worker.
         table: of the sessions.
-        pool: of the KV slots.
-        transfers: counts what passes copied from the target's device.
+        target: the model, with its KV slots, its kind of passes and what they copied from its device.
         model: the target's name in requests, which becomes a label.
     """
 
@@ -56,16 +54,14 @@ class VerifierCollector(Collector):
         engine: EngineThread,
         sources: SourcePool,
         table: SessionTable,
-        pool: SlotPool,
-        transfers: TransferCounts,
+        target: PackedLM,
         model: str = "",
     ) -> None:
         self._engine = engine.core
         self._timings = engine.timings
         self._sources = sources
         self._table = table
-        self._pool = pool
-        self._transfers = transfers
+        self._target = target
         self._model = model
 
     def describe(self) -> Iterator[Metric]:
@@ -110,7 +106,7 @@ class VerifierCollector(Collector):
             yield family
 
     def _cache(self) -> Iterator[Metric]:
-        slots = self._pool.max_slots
+        slots = self._target.pool.max_slots
         yield self._gauge(
             "kv_cache_usage_perc",
             "Share of the KV slots that running sessions hold; 1 is all.",
@@ -206,7 +202,7 @@ class VerifierCollector(Collector):
         for name in self._engine.proposers.names:
             muted.add_metric((name,), float(name in self._engine.proposers.muted))
         yield from (fallbacks, muted)
-        transfers = self._transfers
+        transfers = self._target.transfers
         yield CounterMetricFamily(
             f"{OWN}rows_fetched",
             "Rows of logits that were copied from the device because their digests did not suffice.",
@@ -222,6 +218,16 @@ class VerifierCollector(Collector):
         yield down
 
     def _steps(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily(
+            f"{OWN}passes_info",
+            "How the target's passes run, as labels; the value is 1.",
+            labels=("device", "dtype", "passes"),
+        )
+        layout, model = self._target.pool.layout, self._target.model
+        info.add_metric(
+            (str(layout.device), str(model.dtype).removeprefix("torch."), self._target.passes), 1.0
+        )
+        yield info
         timings = self._timings
         parts = {
             "forward": timings.forward,

@@ -141,6 +141,10 @@ def _workers_in_reach(metrics: str) -> set[str]:
         connection.close()
 
 
+GPU_SHARES = {"verifier": "0.72", "drafter": "0.2"}
+"""Shares of a GPU's memory that verifier and drafter may take where both compute on it."""
+
+
 class Stack:
     """All services of one machine. Call `start`, `wait_ready`, then `check` repeatedly; always `close`."""
 
@@ -249,6 +253,8 @@ class Stack:
     def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:
         overrides = options.overrides
         decided = {"threads": str(threads), "dtype": options.dtype, "device": options.device}
+        if options.models()[1] and options.device_of("verifier") == options.device_of("drafter"):
+            decided["gpu_memory_utilization"] = GPU_SHARES[name]
         flags = [*self._addresses(name, overrides), "--model", model]
         flags += overrides.flags(name, decided | {"log_level": options.log_level})
         if "threads" not in overrides.by_flag and overrides.text(name, "threads").isdecimal():

@@ -41,10 +41,10 @@ class UpSettings(RoleSettings):
     """host:port of OpenAI's API over HTTP; port 0 picks a free port."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """Compute threads of the verifier, and of the drafter. Default: from the number of cores."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format in which the models compute."""
-    device: str = "cpu"
-    """Torch device of the models, such as cpu or cuda."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format in which the models compute; auto: the checkpoint's on a GPU, float32 on a CPU."""
+    device: str = "auto"
+    """Torch device of the models, such as cpu or cuda; auto: cuda where there is a GPU, else cpu."""
     retrieval: Literal["", "none"] = ""
     """`none`: start no retrieval worker; left out or empty: start one."""
     corpus: Names = ()
@@ -96,8 +96,8 @@ class StackOptions:
     bind: str = "127.0.0.1:0"
     http_bind: str = "127.0.0.1:0"
     threads: int | None = None
-    dtype: str = "float32"
-    device: str = "cpu"
+    dtype: str = "auto"
+    device: str = "auto"
     log_level: str = "warning"
     retrieval: bool = True
     corpora: tuple[str, ...] = ()
@@ -115,6 +115,11 @@ class StackOptions:
         if self.drafter:
             return target, _folder_or_id("" if self.drafter == "none" else self.drafter)
         return target, str(embedded("drafter"))
+
+    def device_of(self, role: str) -> str:
+        """The torch device that a model's service is asked to compute on."""
+        by_flag = "device" in self.overrides.by_flag
+        return self.device if by_flag else self.overrides.text(role, "device") or self.device
 
     def thread_counts(self, with_drafter: bool) -> tuple[int, int]:
         """Compute threads of verifier and drafter; one core stays free where there are several."""

@@ -63,6 +63,7 @@ class FakeDrafter:
 
     model = "fake"
     tokenizer_digest = ""
+    numerics = "numpy float32"
 
     def __init__(self, *, room: int = 1 << 20, max_length: int = 200, sharpness: float = 2.0) -> None:
         self.abilities = Abilities(width=WIDTH, bound=WIDTH, max_length=max_length)

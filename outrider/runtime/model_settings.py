@@ -1,0 +1,31 @@
+"""Settings of the services that compute with a model: where, in which numbers, and with how much memory."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from outrider.runtime.settings import WorkerSettings
+
+
+class ModelSettings(WorkerSettings):
+    """Base of the settings of verifier and drafter."""
+
+    role: ClassVar[str] = "model"
+
+    model: str
+    """The model: a Hugging Face folder or id."""
+    device: str = "auto"
+    """The torch device that computes, such as cpu, cuda or cuda:1; auto: cuda where there is a GPU, else cpu.
+    """
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    """The number format to compute in; auto: the checkpoint's on a GPU, float32 on a CPU."""
+    kv_mb: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Memory for keys and values of all sessions, in MiB; auto: what is left of a GPU after the weights and a
+    trial of the largest step, 1024 on a CPU."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.92
+    """The share of a GPU's memory that this process may take where kv_mb is auto."""
+    cuda_graphs: Literal["require", "prefer", "off"] = "require"
+    """Whether a model that cannot run as CUDA graphs on a GPU is refused (require) or served several times
+    slower (prefer); off: no model runs as graphs. A target split over ranks always runs without graphs."""
+    capture_s: Annotated[float, Field(ge=0, le=3600)] = 120.0
+    """Seconds after which sizes of steps that can be padded to others are left without a CUDA graph."""
