@@ -80,7 +80,7 @@ def test_who_needs_no_torch_is_built_without(role: str) -> None:
 def test_torch_comes_from_where_the_builder_says() -> None:
     text = stages()["build-torch"]
     assert "ARG TORCH_INDEX_URL=\n" in text
-    assert '${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch' in text
+    assert '${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} torch' in text
 
 
 def test_the_context_is_what_is_installed() -> None:
