@@ -180,7 +180,7 @@ class PackedLM:
         device has no memory for the largest step.
         """
         if self.steps is not None:
-            with torch.inference_mode(), self._on_device:
+            with self._on_device:
                 self.steps.capture_all(self.gpu.capture_s)
 
     @property

@@ -109,7 +109,7 @@ def test_a_model_that_is_refused_at_load_is_reported_with_the_reason(
 @pytest.mark.parametrize(
     ("flags", "status", "says"),
     [
-        (("--dtype", "int3"), 1, "dtype 'int3' is not one of float32"),
+        (("--dtype", "int3"), 1, "dtype 'int3' is not one of auto, float32"),
         (("--text", "/nowhere"), 2, "there is no text '/nowhere'"),
         (("--threads", "0"), 2, "--threads"),
         (("--device", "abacus"), 1, "abacus"),

@@ -325,6 +325,14 @@ def test_a_setting_reaches_its_process_as_it_was_written(value: object, text: st
     assert variables(containers["verifier"])["OUTRIDER_VERIFIER__IT"] == text
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_on_a_gpu_keys_and_values_get_what_weights_and_steps_leave(name: str) -> None:
+    for role, _, container in workloads(example(name)):
+        settings = read_settings(settings_class(role), [], variables(container))
+        if "GPU" in str(container["resources"]).upper():
+            assert (settings.kv_mb, settings.cuda_graphs) == ("auto", "require")  # type: ignore[attr-defined]
+
+
 def test_gpus_are_asked_for_by_the_name_that_is_given() -> None:
     limits = {role: container["resources"]["limits"] for role, _, container in workloads(example("gpu"))}
     assert limits["verifier"]["nvidia.com/gpu"] == 1

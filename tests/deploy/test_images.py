@@ -83,6 +83,13 @@ def test_torch_comes_from_where_the_builder_says() -> None:
     assert '${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} torch' in text
 
 
+def test_whatever_computes_has_a_compiler_for_a_gpus_kernels_unless_the_builder_says_otherwise() -> None:
+    found = re.search(r'^ARG PACKAGES="([^"]*)"$', stages()["runtime-torch"], flags=re.MULTILINE)
+    assert found is not None
+    assert {"gcc", "libc6-dev"} <= set(found[1].split())
+    assert all(f"FROM runtime-torch AS {role}\n" in DOCKERFILE for role in ("verifier", "drafter"))
+
+
 def test_the_context_is_what_is_installed() -> None:
     lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     kept = {line.removeprefix("!") for line in lines if line.startswith("!")}

@@ -184,7 +184,7 @@ def profile_steps(target: PackedLM) -> StepCostModel:
         for table in tables:
             _extend(target, table, context)
         sizes = [rows for rows in PROFILED if rows <= longest - context]
-        for rows in sizes if target.steps is not None else ():
+        for rows in sizes if target.passes != "ragged" else ():
             # A size may be captured, and its kernels compiled, as it first occurs.
             _pass_ms(target, tables[:1], rows)
         return _measured(target, tables, sizes, min(_DEEP, longest // 2))

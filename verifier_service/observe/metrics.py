@@ -221,12 +221,9 @@ class VerifierCollector(Collector):
         info = GaugeMetricFamily(
             f"{OWN}passes_info",
             "How the target's passes run, as labels; the value is 1.",
-            labels=("device", "dtype", "passes"),
+            labels=("numerics", "passes"),
         )
-        layout, model = self._target.pool.layout, self._target.model
-        info.add_metric(
-            (str(layout.device), str(model.dtype).removeprefix("torch."), self._target.passes), 1.0
-        )
+        info.add_metric((self._target.numerics, self._target.passes), 1.0)
         yield info
         timings = self._timings
         parts = {

@@ -171,6 +171,7 @@ class GraphRunner:
         self._features = None
         self._is_complete = False
 
+    @torch.inference_mode()
     def capture_all(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Captures the sizes of steps and digests, so that no step captures one while sessions wait.
 

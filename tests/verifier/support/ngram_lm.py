@@ -41,6 +41,8 @@ class NgramLM:
 
     model_type = "ngram"
     name = "ngram"
+    numerics = "numpy float32"
+    passes = "ragged"
     tokenizer_json: str | None = None
     chat: ChatTemplate | None = None
 
@@ -68,6 +70,9 @@ class NgramLM:
         self.before_forward: Callable[[], None] = lambda: None
         self._seed = seed
         self._known: dict[tuple[int, ...], NDArray[np.float32]] = {}
+
+    def capture_steps(self) -> None:
+        """Does nothing: there are no steps of static shape."""
 
     def table(self, reserve: int = 0) -> SlotTable:
         table = SlotTable(self.pool, reserve)
