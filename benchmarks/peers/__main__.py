@@ -74,8 +74,10 @@ class PeersBench:
         }
         for repeat in range(self.settings.repeats):
             for at, done in runs.items():
+                began = time.perf_counter()
                 done += self._repeat(at, repeat)
-            print(f"repeat {repeat + 1} of {self.settings.repeats}", file=sys.stderr)
+                took = time.perf_counter() - began
+                print(f"repeat {repeat + 1} of {self.settings.repeats}, {at}: {took:.1f} s", file=sys.stderr)
         return runs
 
     def warm_up(self) -> None:

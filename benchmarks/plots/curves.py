@@ -17,6 +17,8 @@ class Curve:
     y: tuple[float, ...]
     is_reference: bool = False
     """Whether the line is something to compare with, and is drawn dashed."""
+    colour_of: str = ""
+    """Label of the line whose colour this line shares; empty: a colour of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ def _vocabulary(result: Result) -> tuple[Panel, ...]:
         theirs = result.get("generate_tokens_per_second", {}).get(size, {})
         for head in next(iter(ours.values())):
             curves = [_by_number(arm, heads[head]) for arm, heads in ours.items()]
-            curves += [_by_number(f"generate, {arm}", heads[head], True) for arm, heads in theirs.items()]
+            curves += [
+                _by_number(f"generate, {arm}", heads[head], True, arm) for arm, heads in theirs.items()
+            ]
             panels.append(_over_streams(f"{int(size):,} ids, {head} head", "tokens/s", curves))
     return tuple(panels)
 
@@ -121,10 +125,12 @@ def _over_streams(title: str, y_label: str, curves: Iterable[Curve]) -> Panel:
     return Panel(title, "streams", y_label, tuple(curves), is_log_x=True)
 
 
-def _by_number(label: str, values: Mapping[str, float], is_reference: bool = False) -> Curve:
+def _by_number(
+    label: str, values: Mapping[str, float], is_reference: bool = False, colour_of: str = ""
+) -> Curve:
     """A curve of values whose keys are numbers, in the numbers' order."""
     ordered = sorted((float(number), value) for number, value in values.items())
-    return Curve(label, tuple(x for x, _ in ordered), tuple(y for _, y in ordered), is_reference)
+    return Curve(label, tuple(x for x, _ in ordered), tuple(y for _, y in ordered), is_reference, colour_of)
 
 
 _PANELS: Mapping[str, Callable[[Result], tuple[Panel, ...]]] = {

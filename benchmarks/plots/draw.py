@@ -37,7 +37,8 @@ def draw(chart: Chart, file: Path) -> None:
     from matplotlib.figure import Figure
 
     # Text stays text: small files, and words that can be searched.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "outrider", "font.size": 9}):
+    small = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "svg.hashsalt": "outrider"}
+    with matplotlib.rc_context({**small, "font.size": 9, "lines.linewidth": 1.2}):
         figure = Figure(figsize=(PANEL_WIDTH * len(chart.panels), PANEL_HEIGHT), layout="constrained")
         figure.suptitle(chart.title, fontsize=8)
         for axes, panel in zip(
@@ -48,9 +49,11 @@ def draw(chart: Chart, file: Path) -> None:
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
+    colours: dict[str, str] = {}
     for curve in panel.curves:
+        colour = colours.setdefault(curve.colour_of or curve.label, f"C{len(colours)}")
         style = "--" if curve.is_reference else "-"
-        axes.plot(curve.x, curve.y, style, marker="o", markersize=3, linewidth=1.2, label=curve.label)
+        axes.plot(curve.x, curve.y, style, color=colour, marker="o", markersize=3, label=curve.label)
     if panel.is_log_x:
         axes.set_xscale("log", base=2)
     if panel.is_log_x or all(isinstance(x, float) for curve in panel.curves for x in curve.x):

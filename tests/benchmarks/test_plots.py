@@ -66,7 +66,7 @@ def test_the_vocabulary_benchmark_is_drawn_by_vocabulary_and_head_with_generate_
     assert panel.title == "4,096 ids, flat head"
     assert panel.curves == (
         Curve("greedy", (1.0, 8.0), (20.0, 50.0)),
-        Curve("generate, greedy", (1.0,), (10.0,), is_reference=True),
+        Curve("generate, greedy", (1.0,), (10.0,), is_reference=True, colour_of="greedy"),
     )
 
 
