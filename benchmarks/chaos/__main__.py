@@ -105,7 +105,7 @@ def is_well(fields: dict[str, Any], streams: int) -> bool:
 
 def parse() -> argparse.Namespace:
     """Parses the flags; the figures in the docs have the default flags."""
-    parser = command_line("chaos", __doc__)
+    parser = command_line("chaos", __doc__, is_curve=True)
     parser.add_argument(
         "--seconds", type=float, default=600.0, help="seconds of faults, without start and end"
     )
@@ -137,7 +137,9 @@ def main() -> None:
         raise SystemExit(f"chaos: {'; '.join(map(repr, failed.exceptions))}") from failed
     if fields is None:
         raise SystemExit(INTERRUPTED)
-    print_result("chaos", settings_of(settings, "check"), started, fields | {"processes": ROLES})
+    print_result(
+        "chaos", settings_of(settings, "check"), started, fields | {"processes": ROLES}, settings.plot
+    )
     if settings.check and not is_well(fields, settings.streams):
         raise SystemExit("chaos: not every stream gave its golden output once; see differences and errors")
 

@@ -101,7 +101,7 @@ def _summary(
 
 def parse() -> argparse.Namespace:
     """Parses the flags; the figures in the docs have the default flags."""
-    parser = command_line("load", __doc__)
+    parser = command_line("load", __doc__, is_curve=True)
     parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
     parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter")
     parser.add_argument(
@@ -136,7 +136,7 @@ def main() -> None:
     with running(models, cached={}) as by_name:
         fields |= second_turn_figures(batches, by_name["cached"], settings.history, settings.prompts)
     fields["threads"] = {"verifier": 1, "drafter": 1, "orchestrator": 1}
-    print_result("load", settings_of(settings), started, fields)
+    print_result("load", settings_of(settings), started, fields, settings.plot)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ PAST_COUNTS = (0, 100, 1000)
 
 def parse() -> argparse.Namespace:
     """Parses the flags; the figures in the docs have the default flags."""
-    parser = command_line("retrieval", __doc__)
+    parser = command_line("retrieval", __doc__, is_curve=True)
     parser.add_argument("--tokens", type=int, default=10_000_000, help="tokens of the synthetic corpus")
     parser.add_argument("--vocabulary", type=int, default=50_000, help="vocabulary of the synthetic corpus")
     parser.add_argument(
@@ -82,7 +82,7 @@ def main() -> None:
         fields["arctic_inference"] = measure_apart("arctic", settings.insert_tokens)
         fields |= acceptance(settings, folder)
     shown = {key: str(value) for key, value in settings_of(settings).items()}
-    print_result("retrieval", shown, started, fields)
+    print_result("retrieval", shown, started, fields, settings.plot)
 
 
 if __name__ == "__main__":

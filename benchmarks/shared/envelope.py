@@ -13,21 +13,34 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plots.curves import chart_of
+from benchmarks.plots.draw import draw, svg_path
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = REPOSITORY / "models"
 ALWAYS_JSON = "accepted for symmetry; the last line is always JSON"
 
 
-def command_line(name: str, description: str | None, json_help: str = ALWAYS_JSON) -> argparse.ArgumentParser:
-    """A parser for `outrider bench NAME` with the --json flag, which every benchmark accepts."""
+def command_line(
+    name: str, description: str | None, json_help: str = ALWAYS_JSON, *, is_curve: bool = False
+) -> argparse.ArgumentParser:
+    """A parser for `outrider bench NAME` with the --json flag, which every benchmark accepts.
+
+    Args:
+        is_curve: whether the benchmark's result can be drawn, and the parser has the --plot flag.
+    """
     parser = argparse.ArgumentParser(prog=f"outrider bench {name}", description=description)
     parser.add_argument("--json", action="store_true", help=json_help)
+    if is_curve:
+        parser.add_argument(
+            "--plot", type=svg_path, metavar="FILE.svg", help="draw the result too; needs the extra [plot]"
+        )
     return parser
 
 
 def settings_of(flags: argparse.Namespace, *left_out: str) -> dict[str, Any]:
-    """The flags' values by name for the envelope, without --json and the names in `left_out`."""
-    return {key: value for key, value in vars(flags).items() if key not in ("json", *left_out)}
+    """The flags' values by name for the envelope, without --json, --plot and the names in `left_out`."""
+    return {key: value for key, value in vars(flags).items() if key not in ("json", "plot", *left_out)}
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -54,11 +67,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def print_result(name: str, settings: dict[str, Any], started: float, fields: dict[str, Any]) -> None:
+def print_result(
+    name: str, settings: dict[str, Any], started: float, fields: dict[str, Any], plot: Path | None = None
+) -> None:
     """Prints the envelope and a benchmark's fields as the last line of stdout.
 
     Args:
         started: the time.perf_counter() reading at which the benchmark began.
+        plot: the SVG file that the result is drawn to; None: no file.
     """
     envelope = {
         "name": name,
@@ -68,6 +84,8 @@ def print_result(name: str, settings: dict[str, Any], started: float, fields: di
         "seconds": round(time.perf_counter() - started, 1),
     }
     print(json.dumps(envelope | fields), flush=True)
+    if plot is not None:
+        draw(chart_of(envelope | fields), plot)
 
 
 def _git(*arguments: str) -> str:

@@ -26,9 +26,9 @@ STOP_S = 15.0
 class UpServices:
     """A running `outrider up`: one verifier, at most one drafter, one orchestrator, each a process."""
 
-    def __init__(self, target: str, drafter: str, **variables: str) -> None:
+    def __init__(self, target: str, drafter: str, *, threads: int = 1, **variables: str) -> None:
         """Starts the services with `variables` in their environment and returns when they are ready."""
-        command = [sys.executable, "-m", "outrider.cli", "up", "--json", "--threads", "1"]
+        command = [sys.executable, "-m", "outrider.cli", "up", "--json", "--threads", str(threads)]
         # Benchmarks repeat requests, and past outputs would remember them.
         command += ["--target", target, "--drafter", drafter, "--retrieval", "none"]
         self._process = subprocess.Popen(
@@ -87,8 +87,9 @@ class UpServices:
 class HfPeer:
     """A process that decodes with transformers; see hf_peer.py."""
 
-    def __init__(self, target: str, drafter: str | None) -> None:
+    def __init__(self, target: str, drafter: str | None, *, ignore_eos: bool = False) -> None:
         command = module_command("shared.hf_peer", target, *([drafter] if drafter else []))
+        command += ["--ignore-eos"] if ignore_eos else []
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
             command,

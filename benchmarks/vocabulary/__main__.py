@@ -164,7 +164,7 @@ def parse() -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
 
-    parser = command_line("vocabulary", __doc__)
+    parser = command_line("vocabulary", __doc__, is_curve=True)
     parser.add_argument("--ids", type=numbers, default=[4096, 128256], help="vocabularies, comma-separated")
     parser.add_argument(
         "--streams", type=numbers, default=[1, 8, 32], help="streams at once, comma-separated"
@@ -199,7 +199,7 @@ def main() -> None:
             by_vocabulary[str(vocabulary)] = fields_of_vocabulary(by_head, not settings.no_generate)
     fields = {"nucleus": nucleus} | by_field(by_vocabulary)
     fields["threads"] = {"verifier": 1, "orchestrator": 1, "hf": 1}
-    print_result("vocabulary", settings_of(settings), started, fields)
+    print_result("vocabulary", settings_of(settings), started, fields, settings.plot)
 
 
 if __name__ == "__main__":
