@@ -29,6 +29,10 @@ OWN = f"{PREFIX}orchestrator_"
 STORE_SECONDS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
+ACCEPTANCE_LENGTHS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0)
+"""Bounds of the histogram's buckets: 1 is plain decoding, 17 the most of a round with 16 nodes."""
+
+
 class RequestMetrics:
     """Counters and histograms of requests, by model; `begin` measures and traces one request."""
 
@@ -56,6 +60,12 @@ class RequestMetrics:
             "e2e_request_latency_seconds",
             "Time from a request's beginning to its end.",
             buckets=REQUEST_SECONDS,
+        )
+        self.acceptance_length = metrics.histogram(
+            "acceptance_length",
+            "Tokens for each round of the target, of each choice that ended.",
+            labels=(MODEL,),
+            buckets=ACCEPTANCE_LENGTHS,
         )
         self.recoveries = metrics.histogram(
             "recovery_seconds",
@@ -117,6 +127,9 @@ class RequestMeasure:
             self._metrics.recoveries.observe(event.silent_s)
         elif isinstance(event, Finished):
             self._outcome = event.reason.value
+            if event.usage.rounds:
+                length = event.usage.completion_tokens / event.usage.rounds
+                self._metrics.acceptance_length.labels(self._model).observe(length)
 
     def _delivered(self, choice: int, count: int) -> None:
         now, metrics = time.perf_counter(), self._metrics

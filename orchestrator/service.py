@@ -108,7 +108,6 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     store_metrics.watch(ledger)
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
     metrics = RequestMetrics(context.metrics, context.tracing)
-    body_metrics = BodyMetrics(context.metrics)
     limit = ConcurrencyLimit(relay, settings.max_streams)
     quotas = None
     if settings.api_keys_file is not None and isinstance(store, QuotaStore):
@@ -119,29 +118,42 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     server = GenerationServer(fleet, admission, relay, metrics, limit, gate)
     http = None
     if settings.http_bind is not None:
-        # Imported only here: an orchestrator without an HTTP front starts sooner and is smaller.
-        from orchestrator.front.http.app import make_app
-        from orchestrator.front.http.bodies.intake import BodyIntake
-        from orchestrator.front.http.bodies.pool import ReaderPool
-        from orchestrator.front.http.completion_service import CompletionService
-        from orchestrator.front.http.server import HttpServer
-
-        pool = ReaderPool(observe=body_metrics.seconds.observe, ended=body_metrics.ended.inc)
-        body_metrics.waiting.set_function(lambda: pool.waiting)
-        most_bytes = settings.max_message_mb * 2**20
-        intake = BodyIntake(admission.targets, settings.max_streams, most_bytes, pool)
-        completions = CompletionService(fleet, admission, relay, metrics, limit, intake)
-        http = HttpServer(
-            make_app(completions, gate),
-            intake,
-            settings.http_bind,
-            front_certificates(settings),
-            settings.max_connections,
-        )
-        context.also["http"] = http.url
+        http = _http_server(settings.http_bind, context, fleet, admission, relay, metrics, limit, gate)
     return OrchestratorService(
         fleet, ledger, SharedLoad(fleet, store), server, limit, http, relay, registry, quotas
     )
+
+
+def _http_server(
+    bind: str,
+    context: ServiceContext[OrchestratorSettings],
+    fleet: Fleet,
+    admission: Admission,
+    relay: Relay,
+    metrics: RequestMetrics,
+    limit: ConcurrencyLimit,
+    gate: Gate,
+) -> "HttpServer":
+    """The HTTP front, bound. An orchestrator without this front starts sooner and is smaller."""
+    from orchestrator.front.http.app import make_app
+    from orchestrator.front.http.bodies.intake import BodyIntake
+    from orchestrator.front.http.bodies.pool import ReaderPool
+    from orchestrator.front.http.completion_service import CompletionService
+    from orchestrator.front.http.server import HttpServer
+    from orchestrator.front.http.translate import AnswerDefaults
+
+    settings, body_metrics = context.settings, BodyMetrics(context.metrics)
+    pool = ReaderPool(observe=body_metrics.seconds.observe, ended=body_metrics.ended.inc)
+    body_metrics.waiting.set_function(lambda: pool.waiting)
+    intake = BodyIntake(admission.targets, settings.max_streams, settings.max_message_mb * 2**20, pool)
+    defaults = AnswerDefaults(
+        settings.default_max_tokens, settings.chat_max_tokens, settings.generation_config == "auto"
+    )
+    completions = CompletionService(fleet, admission, relay, metrics, limit, intake, defaults)
+    app = make_app(completions, gate, settings.http_origins)
+    http = HttpServer(app, intake, bind, front_certificates(settings), settings.max_connections)
+    context.also["http"] = http.url
+    return http
 
 
 def _store(settings: OrchestratorSettings) -> SessionStore:

@@ -1,16 +1,19 @@
 """Settings of the orchestrator."""
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from outrider.runtime.problems import Together
-from outrider.runtime.settings import TLS, Address, File, Peers, ServiceSettings
+from outrider.runtime.settings import TLS, Address, File, Names, Peers, ServiceSettings
 
 FRONT = Together(("front_cert", "front_key"), more=("front_client_ca",))
 NOWHERE = "store is redis, but nobody says where: give --redis-url-file or --redis-url"
 FOR_NOTHING = "a Redis URL is given, but store is memory; give --store redis, too"
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
+"""What a browser sends as a page's origin, without a path."""
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -59,6 +62,14 @@ class OrchestratorSettings(ServiceSettings):
     """The most requests at once; further ones are refused with a time to try again."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 128
     """Tokens to generate where a request names no limit; fewer where the context leaves fewer."""
+    chat_max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The same for chat over HTTP. Default: as many tokens as the context has room for."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """How requests over HTTP sample where they do not say so: as the model's generation_config.json says
+    (auto), or with temperature 1 and nothing else (none). Requests over gRPC always get the latter."""
+    http_origins: Names = ()
+    """Origins of web pages that may call the HTTP API from a browser, such as https://chat.example, separated
+    by commas; * is any origin. Default: only pages of the API's own address."""
     silent_s: Annotated[float, Field(gt=0)] = 0.75
     """How long a verifier may show no sign of life, in seconds, until it is given up and its requests go on
     elsewhere; three times as long where no other verifier could take them."""
@@ -72,6 +83,16 @@ class OrchestratorSettings(ServiceSettings):
         """Messages about a store without its address, or an address without its store."""
         if (self.store == "redis") != (self.redis_url is not None):
             yield NOWHERE if self.store == "redis" else FOR_NOTHING
+
+    @field_validator("http_origins")
+    @classmethod
+    def _origins(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in given:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is not an origin: give scheme, host and port, such as https://chat.example"
+                )
+        return given
 
     @field_validator("verifier")
     @classmethod

@@ -63,6 +63,7 @@ class TokenTable:
         self._tokenizer = tokenizer
         self._ids: dict[int, str] = {id_: token for token, id_ in tokenizer.get_vocab().items()}
         added = tokenizer.get_added_tokens_decoder()
+        self._added = frozenset(token.content for token in added.values())
         self._special = frozenset(id_ for id_, token in added.items() if token.special)
         self._to_bytes = _decoder_of(tokenizer)
         self._known: dict[int, bytes] = {}
@@ -121,6 +122,11 @@ class TokenTable:
         if token is None or id_ in self._special:
             return b""
         return self._to_bytes(token) if self._to_bytes else self._by_difference(id_)
+
+    @property
+    def added_tokens(self) -> frozenset[str]:
+        """Texts of the tokens that were added to the vocabulary: each stands for itself in every text."""
+        return self._added
 
     @property
     def special_ids(self) -> frozenset[int]:

@@ -22,6 +22,8 @@ class UsageCount:
     """Number of nodes offered, admitted or not, by source name."""
     source_names: tuple[str, ...] = ()
     """Names by source index: index 0 is the target itself, index k is source_names[k - 1]."""
+    cached_tokens: int = 0
+    """Number of prompt tokens whose keys and values were cached when the request began."""
     replay_identical: bool = False
     """Whether every verifier of the same numerics gives the same ids."""
 

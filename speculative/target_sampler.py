@@ -93,5 +93,10 @@ class TargetSampler:
             history = self._history.with_path(path_tokens)
             processed = process_logits(digest.full(), self._params, history, self._allowed(path_tokens))
             return token_logprob(processed, token, asked.top_logprobs)
-        found = digest_logprob(digest, token, asked.top_logprobs)
-        return token_logprob(digest.full(), token, asked.top_logprobs) if found is None else found
+        return raw_logprob(digest, token, asked.top_logprobs)
+
+
+def raw_logprob(digest: RowDigest, token: int, top: int) -> TokenLogprob:
+    """Log-probabilities of a token and of the `top` likeliest ids, from unprocessed logits."""
+    found = digest_logprob(digest, token, top)
+    return token_logprob(digest.full(), token, top) if found is None else found

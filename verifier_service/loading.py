@@ -1,17 +1,22 @@
 """Loads the target of a verifier, and describes the target to orchestrators and peers."""
 
+import logging
+
 from outrider.lm.device.placement import GpuOptions, kv_mb_of
 from outrider.lm.runner import PackedLM
 from outrider.tokens import TokenTable
-from outrider.v1 import verifier_pb2
+from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.channel import least_message_mb
+from outrider.wire.codec import sampling_from_wire
 from outrider.wire.workers import CONTRACT, WorkerState
-from speculative.errors import ModelRefused
+from speculative.errors import InvalidRequest, ModelRefused
 from verifier_service.proposers import PROPOSERS
 from verifier_service.proposers.batched import guest_room
 from verifier_service.sessions.manager import Capacity
 from verifier_service.sessions.request import MAX_NODES, ServedModel
 from verifier_service.settings import VerifierSettings
+
+log = logging.getLogger(__name__)
 
 
 def load_target(settings: VerifierSettings) -> PackedLM:
@@ -101,6 +106,7 @@ def description_of(
         chat_template=_chat_to_wire(target),
         contract=CONTRACT,
         weights_digest=weights_digest,
+        sampling_defaults=_defaults_to_wire(target),
     )
 
 
@@ -115,6 +121,21 @@ def state_of(description: verifier_pb2.VerifierDescription, sessions: int, step_
         sessions=sessions,
         step_s=step_s,
     )
+
+
+def _defaults_to_wire(target: PackedLM) -> common_pb2.Sampling:
+    """The generation config's sampling parameters, without those that no request could have."""
+    message = common_pb2.Sampling()
+    for name, value in target.sampling_defaults.items():
+        given = common_pb2.Sampling()
+        try:
+            setattr(given, name, value)
+            sampling_from_wire(given, target.vocabulary_size)
+        except (InvalidRequest, TypeError, ValueError) as error:
+            log.warning("generation_config ignored", extra={"fields": {"field": name, "why": str(error)}})
+        else:
+            message.MergeFrom(given)
+    return message
 
 
 def _chat_to_wire(target: PackedLM) -> verifier_pb2.ChatTemplate | None:

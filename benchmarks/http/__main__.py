@@ -120,6 +120,7 @@ def count_scenarios(target: str, drafter: str) -> dict[str, Any] | None:
         return None
     import openai
 
+    import benchmarks.http.program_scenarios  # noqa: F401  # adds its scenarios
     from benchmarks.http.openai_scenarios import SCENARIOS, play, play_async
 
     async def play_once_async(url: str, model: str, name: str) -> None:

@@ -277,8 +277,8 @@ def speculation_is_reported_on_request(model: str) -> Steps:
     extra = {"per_request_spec_decode_metrics": "detailed", "ignore_eos": True}
     answer = yield text(model, max_tokens=60, extra_body=extra)
     speculation = answer.model_extra["metrics"]["speculative_decoding"]
-    accepted = answer.usage.completion_tokens_details.accepted_prediction_tokens
-    assert speculation["num_accepted_draft_tokens"] == accepted == sum(speculation["per_step_accepted"])
+    accepted = speculation["num_accepted_draft_tokens"]
+    assert accepted == sum(speculation["per_step_accepted"])
     assert speculation["num_draft_tokens"] >= accepted
     events = yield text(
         model, max_tokens=60, stream=True, stream_options={"include_usage": True}, extra_body=extra
@@ -346,6 +346,8 @@ def both_names_of_the_limit_are_taken(model: str) -> Steps:
     arguments = {"model": model, "messages": HI, "max_completion_tokens": 5, "temperature": 0}
     new = yield Call("chat.completions.create", arguments)
     assert old.choices[0].message.content == new.choices[0].message.content
+    both = yield chat(model, max_tokens=5, max_completion_tokens=5)
+    assert both.choices[0].message.content == old.choices[0].message.content
     both = yield chat(model, max_completion_tokens=5)
     refused(both, openai.BadRequestError, "max_tokens")
 
@@ -447,7 +449,8 @@ def what_is_out_of_range_is_refused_by_name(model: str) -> Steps:
 
 @scenario
 def what_is_not_supported_is_refused_by_name(model: str) -> Steps:
-    for name, value in {"tools": [], "user": "me", "store": True, "modalities": ["text"]}.items():
+    tool = {"type": "function", "function": {"name": "now"}}
+    for name, value in {"tools": [tool], "modalities": ["audio"], "reasoning_effort": "low"}.items():
         error = yield chat(model, **{name: value})
         refused(error, openai.BadRequestError, name)
     error = yield text(model, suffix="x")

@@ -3,11 +3,11 @@
 Requests are checked against the description, and sessions are placed by it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outrider.tokens import ChatTemplate, TokenTable
-from outrider.v1 import verifier_pb2
+from outrider.v1 import common_pb2, verifier_pb2
 
 
 class ModelIdentity(NamedTuple):
@@ -42,6 +42,8 @@ class TargetModel:
     """Digest of the weights; empty: unknown."""
     eos_ids: frozenset[int] = frozenset()
     """The model's end-of-sequence ids."""
+    sampling_defaults: common_pb2.Sampling = field(default_factory=common_pb2.Sampling, hash=False)
+    """The parameters that the checkpoint's generation config sets."""
 
     @property
     def identity(self) -> ModelIdentity:
@@ -64,6 +66,7 @@ def target_from_wire(message: verifier_pb2.VerifierDescription, tokens: TokenTab
         chat=chat,
         weights_digest=message.weights_digest,
         eos_ids=frozenset(message.eos_ids),
+        sampling_defaults=message.sampling_defaults,
     )
 
 

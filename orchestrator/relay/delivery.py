@@ -44,6 +44,14 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Event: tokens of the prompt have their log-probabilities, in the order of the prompt."""
+
+    choice: int
+    logprobs: tuple[common_pb2.TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """The verifier was lost and another has the choices. The client hears nothing of this event."""
 
@@ -63,7 +71,7 @@ class Finished:
     message: str
 
 
-Event = Started | Delivered | Recovered | Finished
+Event = Started | Scored | Delivered | Recovered | Finished
 
 
 @dataclass(slots=True)
@@ -91,11 +99,15 @@ class Delivery:
         prompt_length: number of tokens of the prompt.
         text: turns generated tokens into text; None: the client is sent token ids alone.
         have: generated token ids that the client has from an earlier stream.
+        score: whether the prompt's tokens come, too, with their log-probabilities.
     """
 
-    def __init__(self, prompt_length: int, text: TextStream | None, have: Sequence[int] = ()) -> None:
+    def __init__(
+        self, prompt_length: int, text: TextStream | None, have: Sequence[int] = (), *, score: bool = False
+    ) -> None:
         self.ids = list(have)
         """Generated token ids that the client has."""
+        self._scored = 1 if score else prompt_length  # nothing comes before the first token to score it
         self._prompt_length = prompt_length
         self._text = text
         self._here = PlacementCost()
@@ -106,8 +118,29 @@ class Delivery:
 
     @property
     def position(self) -> int:
-        """Number of tokens that the client has, prompt included."""
-        return self._prompt_length + len(self.ids)
+        """Number of tokens that the client has, prompt included; fewer until the prompt is scored."""
+        return self._scored + len(self.ids)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether tokens of the prompt are still to be scored."""
+        return self._scored < self._prompt_length
+
+    def take_scores(
+        self, position: int, logprobs: Sequence[common_pb2.TokenLogprob]
+    ) -> tuple[common_pb2.TokenLogprob, ...]:
+        """Log-probabilities of the prompt's tokens among committed ones, as far as they are new.
+
+        Raises ValueError where they leave a gap.
+
+        Args:
+            position: absolute position of the first token; below the prompt's end.
+        """
+        if position > self._scored:
+            raise ValueError(f"scores start at {position}, but the client has {self._scored}")
+        fresh = tuple(logprobs[self._scored - position : self._prompt_length - position])
+        self._scored += len(fresh)
+        return fresh
 
     def take(
         self,

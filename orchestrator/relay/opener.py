@@ -140,6 +140,8 @@ class OpenPlan:
     """Whether a verifier had admitted the sessions before."""
     moving: bool = False
     """Whether another verifier keeps the sessions until this one has them."""
+    scoring: frozenset[int] = frozenset()
+    """Choices whose prompt is to be scored."""
 
 
 class Opener:
@@ -182,7 +184,7 @@ class Opener:
         An epoch that one verifier reports counts at the next verifier too, which may never have heard of the
         session. Raises OutriderError, also the one that ended the request meanwhile.
         """
-        messages = await self._messages(plan.ids, sources, time_left, plan.recovered)
+        messages = await self._messages(plan, sources, time_left)
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
         known = max(plan.epoch, self._state.epoch)
         epoch = self._above(known) if known else self._epochs.next()
@@ -214,7 +216,7 @@ class Opener:
         self, placement: Placement, sources: Sequence[ChosenSource], ids: Mapping[int, Sequence[int]]
     ) -> None:
         """Give the choices in `ids` these sources; the choices stay where they are. Raises OutriderError."""
-        messages = await self._messages(ids, sources, None, recovered=True)
+        messages = await self._messages(OpenPlan(ids, recovered=True), sources, None)
         for message in messages:
             message.epoch = placement.epoch
         await asyncio.gather(*(placement.link.open(message, CHANGE_S) for message in messages))
@@ -254,17 +256,13 @@ class Opener:
             raise Superseded(f"session {session!r} cannot be taken over: {error}") from error
 
     async def _messages(
-        self,
-        ids: Mapping[int, Sequence[int]],
-        sources: Sequence[ChosenSource],
-        time_left: float | None,
-        recovered: bool,
+        self, plan: OpenPlan, sources: Sequence[ChosenSource], time_left: float | None
     ) -> list[verifier_pb2.OpenRequest]:
-        """One Open for each choice in `ids`, without an epoch; other requests go on between two of them."""
+        """One Open for each choice of the plan, without an epoch; other requests go on between two."""
         request, speculation = self._request, self._request.speculation
         left_ms = 0 if time_left is None else min(MAX_MS, int(time_left * 1000) + DEADLINE_MARGIN_MS)
         messages: list[verifier_pb2.OpenRequest] = []
-        for choice, generated in ids.items():
+        for choice, generated in plan.ids.items():
             if messages:
                 await asyncio.sleep(0)
             message = verifier_pb2.OpenRequest(
@@ -281,11 +279,12 @@ class Opener:
                 node_limit=speculation.node_limit,
                 sources=[verifier_pb2.Source(name=source.name, address=source.address) for source in sources],
                 logprobs=None if request.logprobs is None else logprobs_to_wire(request.logprobs),
-                recovered=recovered,
+                recovered=plan.recovered,
                 grammar=None if request.grammar is None else grammar_to_wire(request.grammar),
                 learn=speculation.learn,
                 corpora=speculation.corpora,
                 prediction=speculation.prediction if speculation.enabled else (),
+                score_prompt=choice in plan.scoring,
             )
             messages.append(message)
         return messages

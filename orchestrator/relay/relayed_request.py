@@ -17,7 +17,15 @@ from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.placement import ChosenSource
 from orchestrator.fleet.target_model import TargetModel
 from orchestrator.fleet.verifier_link import VerifierLost
-from orchestrator.relay.delivery import Delivered, Delivery, Event, Finished, Recovered, Started
+from orchestrator.relay.delivery import (
+    Delivered,
+    Delivery,
+    Event,
+    Finished,
+    Recovered,
+    Scored,
+    Started,
+)
 from orchestrator.relay.opener import Opener, OpenPlan, Placement
 from orchestrator.relay.request_state import RecoveryPauses, RequestDeadline, RequestState
 from orchestrator.store.ledger import Ledger, Whereabouts
@@ -73,7 +81,7 @@ class RelayedRequest:
         """The latest epoch under which the request was opened; 0: none yet."""
         self._numerics: set[str] = set()  # of all verifiers that had the request
         self._unfinished = {
-            choice: Delivery(len(request.ids), _text_of(request, target), have)
+            choice: Delivery(len(request.ids), _text_of(request, target), have, score=request.score_prompt)
             for choice, have in enumerate(request.have or ((),) * request.choices)
             if choice not in request.ended
         }
@@ -102,7 +110,7 @@ class RelayedRequest:
         """
         resumes = self._request.have is not None
         self._opener.heard_of(known.epoch)
-        placement = await self._open(OpenPlan(self._generated(), self._request.seen_epoch, resumes), known)
+        placement = await self._open(self._plan(self._request.seen_epoch, recovered=resumes), known)
         first: Event = Started(placement.epoch, placement.source_names)
         try:
             async with aclosing(self._across_verifiers(placement, first)) as events:
@@ -172,7 +180,7 @@ class RelayedRequest:
         Where no other verifier takes the sessions, they go on where they are.
         """
         began = time.monotonic()
-        plan = OpenPlan(self._generated(), placement.epoch, recovered=True, moving=True)
+        plan = self._plan(placement.epoch, recovered=True, moving=True)
         try:
             async with asyncio.timeout(MOVE_S):
                 if await self._ledger.is_cancelled(self._request.key, placement.epoch, self._request.mark):
@@ -192,8 +200,16 @@ class RelayedRequest:
         _raise_for(committed, placement.link.address)
         delivery = self._unfinished[choice]
         events: list[Event] = []
+        prompt = 0
+        if self._request.score_prompt:  # the prompt's own tokens come first
+            prompt = min(len(committed.ids), max(0, len(self._request.ids) - committed.position))
+        if prompt and (scores := delivery.take_scores(committed.position, committed.logprobs)):
+            events.append(Scored(choice, scores))
         delta = delivery.take(
-            committed.position, tuple(committed.ids), committed.token_sources, committed.logprobs
+            committed.position + prompt,
+            tuple(committed.ids[prompt:]),
+            committed.token_sources[prompt:],
+            committed.logprobs,
         )
         delivery.costs(committed.rounds, committed.admitted)
         if delta is not None:
@@ -213,6 +229,11 @@ class RelayedRequest:
     def _generated(self) -> dict[int, list[int]]:
         """Generated token ids that the client has, by choice; the lists grow."""
         return {choice: delivery.ids for choice, delivery in self._unfinished.items()}
+
+    def _plan(self, epoch: int, *, recovered: bool, moving: bool = False) -> OpenPlan:
+        """The choices as they are to be opened now."""
+        scoring = frozenset(choice for choice, it in self._unfinished.items() if it.scoring)
+        return OpenPlan(self._generated(), epoch, recovered, moving, scoring)
 
     async def _open(self, plan: OpenPlan, known: Whereabouts) -> Placement:
         """Open the request on the first verifier that takes it, or raise the last verifier's error."""
@@ -256,7 +277,7 @@ class RelayedRequest:
             if self._state.error is not None:
                 raise self._state.error
             try:
-                plan = OpenPlan(self._generated(), placement.epoch, recovered=True)
+                plan = self._plan(placement.epoch, recovered=True)
                 return await self._open(plan, Whereabouts())
             except (Unavailable, Overloaded) as refusal:
                 pause_s = pauses.next_s()

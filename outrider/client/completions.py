@@ -51,6 +51,8 @@ class Usage:
     """How often the request moved to another verifier because it had lost its own."""
     replay_identical: bool = False
     """Whether every verifier with the same numerics generates these tokens; see docs/exactness.md."""
+    cached_tokens: int = 0
+    """Prompt tokens that the verifier had cached; of several choices, those of the first."""
 
     @property
     def acceptance_length(self) -> float:
@@ -249,6 +251,7 @@ def _usage(usage: common_pb2.Usage) -> Usage:
         accepted_by_source=dict(usage.accepted_by_source),
         recoveries=usage.recoveries,
         replay_identical=usage.replay_identical,
+        cached_tokens=usage.cached_tokens,
     )
 
 
@@ -265,4 +268,5 @@ def _total(usages: Sequence[Usage]) -> Usage:
         accepted_by_source=accepted,
         recoveries=sum(usage.recoveries for usage in usages),
         replay_identical=all(usage.replay_identical for usage in usages),
+        cached_tokens=usages[0].cached_tokens,
     )

@@ -30,7 +30,14 @@ from outrider.lm.kv.pool import GuestRoom, KVLayout
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.check import Trial
 from outrider.lm.load.layout import ModelShape, find_layout
-from outrider.lm.load.model import LoadedTokenizer, end_ids, load_model, load_tokenizer, longest_context
+from outrider.lm.load.model import (
+    LoadedTokenizer,
+    end_ids,
+    load_model,
+    load_tokenizer,
+    longest_context,
+    sampling_defaults,
+)
 from outrider.lm.outcome import MOST_TOP, HostOutcome, Outcome, OutcomeWants, TransferCounts
 from outrider.lm.parallel.rank_group import RankGroup
 from outrider.lm.plan import PassPlan, SequenceRows
@@ -68,6 +75,8 @@ class PackedLM:
         self.name = name
         self.model_type: str = model.config.model_type
         self.eos_ids = end_ids(model)
+        self.sampling_defaults = sampling_defaults(model)
+        """Sampling parameters that the checkpoint's generation config sets, by name."""
         self.tokenizer_json = None if tokenizer is None else tokenizer.json
         """The tokenizer beside the model as ``tokenizers`` JSON, or None."""
         self.chat = None if tokenizer is None else tokenizer.chat

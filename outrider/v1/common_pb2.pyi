@@ -395,6 +395,7 @@ class Usage(_message.Message):
     ADMITTED_FIELD_NUMBER: _builtins.int
     RECOVERIES_FIELD_NUMBER: _builtins.int
     REPLAY_IDENTICAL_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt; at least 1."""
     completion_tokens: _builtins.int
@@ -411,6 +412,10 @@ class Usage(_message.Message):
     """Which promise held. True: replay-identical; any verifier of the same VerifierDescription.numerics gives
     these very tokens, however its passes are packed. False: prefix-safe; tokens that were sent never change,
     but a near tie may fall the other way if it is computed again.
+    """
+    cached_tokens: _builtins.int
+    """Tokens of the prompt whose keys and values were cached when the session began, so that no pass computed
+    them; for a choice that moved, on its last verifier.
     """
     @_builtins.property
     def accepted_by_source(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -433,10 +438,11 @@ class Usage(_message.Message):
         admitted: _builtins.int = ...,
         recoveries: _builtins.int = ...,
         replay_identical: _builtins.bool = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_source", b"accepted_by_source", "admitted", b"admitted", "completion_tokens", b"completion_tokens", "drafted_by_source", b"drafted_by_source", "prompt_tokens", b"prompt_tokens", "recoveries", b"recoveries", "replay_identical", b"replay_identical", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_source", b"accepted_by_source", "admitted", b"admitted", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_by_source", b"drafted_by_source", "prompt_tokens", b"prompt_tokens", "recoveries", b"recoveries", "replay_identical", b"replay_identical", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

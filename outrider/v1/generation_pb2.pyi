@@ -234,7 +234,7 @@ class Speculation(_message.Message):
     """
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the sources to draft from, as Model.sources lists them; default all."""
+        """Names of the sources to draft from, as Model.sources lists them; at most 16, default: the 16 most useful."""
 
     @_builtins.property
     def corpora(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

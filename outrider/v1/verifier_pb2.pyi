@@ -51,6 +51,7 @@ class VerifierDescription(_message.Message):
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     CONTRACT_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name for OpenRequest.model."""
     max_length: _builtins.int
@@ -88,6 +89,12 @@ class VerifierDescription(_message.Message):
     def chat_template(self) -> Global___ChatTemplate:
         """How a conversation becomes a prompt; unset if the tokenizer has no chat template."""
 
+    @_builtins.property
+    def sampling_defaults(self) -> _common_pb2.Sampling:
+        """How the target's generation config says to sample, where a request does not: temperature, top_k, top_p,
+        min_p and repetition_penalty, each only if the config has it. Sessions never take these by themselves.
+        """
+
     def __init__(
         self,
         *,
@@ -104,10 +111,11 @@ class VerifierDescription(_message.Message):
         chat_template: Global___ChatTemplate | None = ...,
         contract: _builtins.int = ...,
         weights_digest: _builtins.str = ...,
+        sampling_defaults: _common_pb2.Sampling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "contract", b"contract", "eos_ids", b"eos_ids", "local_sources", b"local_sources", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "model_type", b"model_type", "node_limit", b"node_limit", "numerics", b"numerics", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "contract", b"contract", "eos_ids", b"eos_ids", "local_sources", b"local_sources", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "model_type", b"model_type", "node_limit", b"node_limit", "numerics", b"numerics", "sampling_defaults", b"sampling_defaults", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,6 +227,7 @@ class OpenRequest(_message.Message):
     LEARN_FIELD_NUMBER: _builtins.int
     CORPORA_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    SCORE_PROMPT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of this placement; the highest wins. Upper 44 bits milliseconds, lower 20 random."""
     model: _builtins.str
@@ -241,6 +250,10 @@ class OpenRequest(_message.Message):
     """
     learn: _builtins.bool
     """See Follow.learn."""
+    score_prompt: _builtins.bool
+    """Whether the prompt is scored: its ids from position 1 on are committed like generated ids, each with its
+    Logprobs, and a Cursor may have any position from 1 on. Needs logprobs; excludes speculate. Default false.
+    """
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:
         """The session to open."""
@@ -303,10 +316,11 @@ class OpenRequest(_message.Message):
         learn: _builtins.bool = ...,
         corpora: _abc.Iterable[_builtins.str] | None = ...,
         prediction: _abc.Iterable[_builtins.int] | None = ...,
+        score_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "grammar", b"grammar", "key", b"key", "logprobs", b"logprobs", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "corpora", b"corpora", "epoch", b"epoch", "grammar", b"grammar", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prediction", b"prediction", "prompt_length", b"prompt_length", "recovered", b"recovered", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "corpora", b"corpora", "epoch", b"epoch", "grammar", b"grammar", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prediction", b"prediction", "prompt_length", b"prompt_length", "recovered", b"recovered", "sampling", b"sampling", "score_prompt", b"score_prompt", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_limit: _TypeAlias = _typing.Literal["node_limit"]  # noqa: Y015
     _WhichOneofArgType__node_limit: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit"]  # noqa: Y015

@@ -218,6 +218,7 @@ def usage_to_wire(usage: UsageCount) -> common_pb2.Usage:
         drafted_by_source=usage.drafted,
         admitted=usage.admitted,
         replay_identical=usage.replay_identical,
+        cached_tokens=usage.cached_tokens,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+import benchmarks.http.program_scenarios  # noqa: F401  # adds its scenarios
 from benchmarks.http import openai_scenarios as scenarios
 from tests.integration.live import Up, start_up
 

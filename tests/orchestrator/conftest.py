@@ -79,6 +79,10 @@ class FakeVerifier(VerifierServicer):
     numerics: str = "toy"
     contract: int = 0
     weights: str = ""
+    samples: dict[str, Any] = field(default_factory=dict)
+    """How its generation config says to sample."""
+    cached: int = 0
+    """How many tokens of each prompt it says it had cached."""
     max_length: int = MAX_LENGTH
     draining: bool = False
     """Whether its beats say so; it refuses new sessions then."""
@@ -105,6 +109,7 @@ class FakeVerifier(VerifierServicer):
             numerics=self.numerics,
             contract=self.contract,
             weights_digest=self.weights,
+            sampling_defaults=common_pb2.Sampling(**self.samples),
             chat_template=verifier_pb2.ChatTemplate(source=self.chat, tokens={"eos_token": "<eos>"})
             if self.chat
             else None,
@@ -132,7 +137,8 @@ class FakeVerifier(VerifierServicer):
         self.highest = request.epoch
         self.metadata.append(dict(context.invocation_metadata()))
         self.opened.append(request)
-        self.sessions[key_from_wire(request.key)] = Session(request, len(request.ids))
+        begun = 1 if request.score_prompt else len(request.ids)
+        self.sessions[key_from_wire(request.key)] = Session(request, begun)
         return verifier_pb2.OpenResponse(source_names=[source.name for source in request.sources])
 
     @guarded
@@ -181,8 +187,9 @@ class FakeVerifier(VerifierServicer):
                     cursors.pop(alias, None)
 
     def id_at(self, session: Session, position: int) -> int:
-        """The id that the target chooses for a session at a position."""
-        return next_id(position)
+        """The id that a session has at a position: its prompt's, or what the target chooses."""
+        ids = session.message.ids
+        return ids[position] if position < len(ids) else next_id(position)
 
     def _decode(self, session: Session) -> None:
         if session.finished is None:
@@ -223,6 +230,10 @@ class FakeVerifier(VerifierServicer):
             committed.usage.admitted = committed.usage.completion_tokens if self.drafts else 0
             committed.usage.rounds = committed.usage.completion_tokens
             committed.usage.replay_identical = True
+            committed.usage.cached_tokens = self.cached
+            if self.drafts and session.message.sources:
+                drafted = committed.usage.drafted_by_source
+                drafted[session.message.sources[0].name] = committed.usage.completion_tokens
             if self.accepts:
                 committed.usage.accepted_by_source[self.accepts] = 1
             del cursors[cursor.alias]

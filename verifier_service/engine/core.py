@@ -29,6 +29,7 @@ from verifier_service.engine.messages import (
     StepReport,
     Update,
 )
+from verifier_service.engine.prompt_scorer import PromptScores, scored_at_once
 from verifier_service.engine.scheduler import Scheduler
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
@@ -112,6 +113,8 @@ class _Matched(NamedTuple):
     observed: Observed | None
     first_row: int
     """The session's first row in the pass."""
+    scores: PromptScores | None = None
+    """Scores of the prompt's tokens, where the request asks for them."""
 
 
 class EngineCore:
@@ -267,7 +270,8 @@ class EngineCore:
     def _schedule(self, ready: list[Session]) -> _Plan:
         """Uncomputed ids that the step computes of each session, and whether it may admit drafts."""
         nodes = [session.likely_nodes for session in ready]
-        sizes = schedule_rows([session.uncomputed for session in ready], nodes, self._chunk(ready))
+        rows = schedule_rows([session.uncomputed for session in ready], nodes, self._chunk(ready))
+        sizes = [scored_at_once(session.scorer, size) for session, size in zip(ready, rows, strict=True)]
         taking = [(session.uncomputed, size) for session, size in zip(ready, sizes, strict=True)]
         depth = sum(size * session.cached for session, size in zip(ready, sizes, strict=True)) / sum(sizes)
         drafts = self._budget.may_pay(taking, [session.node_limit for session in ready], depth)
@@ -383,8 +387,10 @@ class EngineCore:
 
     def _commit(self, entry: _Matched) -> SeenRound | None:
         """Commits what one session's rows brought; returns what batched proposers are shown of it, if any."""
-        session, step_rows, match, observed, _ = entry
+        session, step_rows, match, observed, _, scores = entry
         first = session.cached
+        if scores is not None:
+            self.sessions.scored(session, scores)
         if match is None:
             kept = session.skip(step_rows)
             shown = self._shown(entry, first, kept, len(session.ids), ())
@@ -422,16 +428,20 @@ class EngineCore:
         wanted = first_row = 0
         choices = self.totals.choices
         for session, step_rows in parts:
-            digests = _digests(outcome, wanted + 1)
+            scored = step_rows.scored
+            digests = _digests(outcome, wanted + len(scored) + 1)
             with self.sessions.guarded(session):
+                scores = None
+                if session.scorer is not None and scored:
+                    scores = session.scorer.score(scored, session.cached, _digests(outcome, wanted))
                 match = session.match(step_rows, digests, choices) if step_rows.final else None
                 observed = None if match is None else session.observe(step_rows, match, digests)
-                matched.append(_Matched(session, step_rows, match, observed, first_row))
+                matched.append(_Matched(session, step_rows, match, observed, first_row, scores))
             wanted += step_rows.wanted
             first_row += step_rows.row_count
         return matched
 
 
-def _digests(outcome: PassOutcome, after_root: int) -> Callable[[int], RowDigest]:
-    """Digest by node, -1 the root; `after_root` is the number of the wanted row behind the root's."""
-    return lambda node: outcome.digest(after_root + node)
+def _digests(outcome: PassOutcome, first: int) -> Callable[[int], RowDigest]:
+    """Digests of wanted rows, counted from `first`; a node counts from the row behind the root's."""
+    return lambda index: outcome.digest(first + index)

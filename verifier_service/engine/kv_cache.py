@@ -92,7 +92,8 @@ class KVCache:
         salt = self._hasher.salt(session.key.tenant)
         hashes: list[BlockHash] = []
         blocks: list[int] = []
-        if self._reuse:
+        # A prompt that is scored is computed from its first token on: cached blocks hold no logits.
+        if self._reuse and (session.scorer is None or session.scorer.done):
             self._hasher.extend(hashes, session.ids[:-1], salt)
             if self._is_coming(hashes):
                 return False
@@ -125,7 +126,7 @@ class KVCache:
             step_rows.tokens,
             step_rows.parents,
             step_rows.want,
-            partial(session.asks, step_rows) if step_rows.final else None,
+            partial(session.asks, step_rows) if step_rows.wanted else None,
         )
 
     def runs(self, session: Session, low: int, high: int) -> tuple[Run, ...]:

@@ -26,6 +26,7 @@ from speculative.stop import StopChecker, cut_at_stop
 from speculative.target_sampler import TargetSampler
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_service.engine.observing import Observer
+from verifier_service.engine.prompt_scorer import scorer_of
 from verifier_service.engine.source_policy import Reputations, SourceLatency, SourceThrottle, StepValue
 from verifier_service.engine.step import Round, Scouts, StepRows, scouts_behind
 from verifier_service.proposers import ActiveProposer, ProposerInit, make_proposer
@@ -79,6 +80,8 @@ class Session:
         self._epoch = request.epoch
         self._params = request.params
         self._logprobs = request.logprobs
+        self.scorer = scorer_of(request)
+        """Scores the prompt's tokens as they are computed; None where the request does not ask for it."""
         self._stop_checker = stop_checker
         self._grammar = grammar
         self._history = History.of(self.ids, request.prompt_length)
@@ -95,6 +98,8 @@ class Session:
         self._usage = usage or UsageCount(
             prompt_tokens=request.prompt_length, replay_identical=request.replay_identical
         )
+        self._fresh = usage is None
+        """Whether the session has not begun: what it finds cached then is other sessions' work."""
         self._drafted_before = dict(self._usage.drafted)
         self._throttles: dict[int, SourceThrottle] = {}
         self._heard: set[int] = set()
@@ -167,6 +172,9 @@ class Session:
     def resume_at(self, cached: int) -> None:
         """Sets how many leading ids have their keys and values in memory."""
         self.cached = cached
+        if self._fresh:
+            self._fresh = False
+            self._usage.cached_tokens = min(cached, self._request.prompt_length)
         self._ranking = None
 
     def name_of(self, source_index: int) -> str:
@@ -298,7 +306,8 @@ class Session:
             most = min(scouts, self.node_limit - len(tree))
             behind = scouts_behind(tree, self._scouts.tokens, self._scouts.parents, most, depth)
         self._brought = nodes + len(behind.tokens)
-        return StepRows(chain, tree, end == len(self.ids), len(ranking.survivals), behind)
+        scored = range(0) if self.scorer is None else self.scorer.rows(self.cached, end)
+        return StepRows(chain, tree, end == len(self.ids), len(ranking.survivals), behind, scored)
 
     def match(
         self, step_rows: StepRows, digests: Callable[[int], RowDigest], counts: ChoiceCounts | None = None
@@ -317,7 +326,10 @@ class Session:
         return target.with_logprobs(match, self._logprobs)
 
     def asks(self, step_rows: StepRows) -> list[RowAsk]:
-        """What `match` will ask of each wanted row: a target on a device has to know ahead."""
+        """What will be asked of each wanted row: a target on a device has to know ahead."""
+        scores = [] if self.scorer is None else self.scorer.asks(step_rows.scored, self.cached)
+        if not step_rows.final:
+            return scores
         params, logprobs = self._params, self._logprobs
         top = max(self.tops, params.top_k, 0 if logprobs is None else logprobs.top_logprobs)
         temperature = 0.0 if params.greedy else params.temperature
@@ -325,7 +337,7 @@ class Session:
         depths = [0]
         for parent in (*step_rows.tree.parents, *step_rows.scouts.parents):
             depths.append(depths[parent + 1] + 1)
-        return [
+        return scores + [
             RowAsk(self._request.seed, len(self.ids) + depth, temperature, named, params.top_p < 1, top)
             for depth in depths
         ]

@@ -13,6 +13,7 @@ from speculative.observed import Observed
 from speculative.stop import FinishReason
 from verifier_service.engine.kv_cache import KVCache
 from verifier_service.engine.messages import Finish, Offers, Strike, Update
+from verifier_service.engine.prompt_scorer import PromptScores
 from verifier_service.engine.scheduler import Scheduler, fit, may_start
 from verifier_service.engine.session import Session
 from verifier_service.engine.stats import CountsByName, EngineTotals, Phases
@@ -164,6 +165,20 @@ class SessionPool:
         """Keeps the rows of a step that only read a part of the session's prompt."""
         self.kv.keep_rows(session, kept)
         self._prompt_passes[session.handle] = self._prompt_passes.get(session.handle, 0) + 1
+
+    def scored(self, session: Session, scores: PromptScores) -> None:
+        """Adds the update of a part of a prompt that was scored: its tokens count as committed."""
+        none = bytes(len(scores.tokens))
+        self.updates.append(
+            Update(
+                session.handle,
+                scores.position,
+                scores.tokens,
+                none,
+                session.prefix_hash,
+                logprobs=scores.logprobs,
+            )
+        )
 
     def commit(
         self, session: Session, step_rows: StepRows, done: Round, observed: Observed | None = None

@@ -113,6 +113,8 @@ class StepRows(NamedTuple):
     candidates: int = 0
     """Drafted nodes that the step could have admitted."""
     scouts: Scouts = Scouts()
+    scored: range = range(0)
+    """Rows of the chain whose logits score the prompt's next token."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -135,13 +137,13 @@ class StepRows(NamedTuple):
     @property
     def wanted(self) -> int:
         """Number of rows whose logits are needed."""
-        return 1 + len(self.tree.tokens) + len(self.scouts.tokens) if self.final else 0
+        return len(self.scored) + (1 + len(self.tree.tokens) + len(self.scouts.tokens) if self.final else 0)
 
     @property
     def want(self) -> tuple[int, ...]:
-        """Rows whose logits are needed: the chain's last one, every node and every scout, or none."""
+        """Rows whose logits are needed: scored ones, and the chain's last one, every node and every scout."""
         first = len(self.chain) - 1
-        return tuple(range(first, first + self.wanted))
+        return (*self.scored, *range(first, first + self.wanted - len(self.scored)))
 
 
 class Round(NamedTuple):

@@ -207,7 +207,9 @@ class SessionManager:
     def _resume(self, view: SessionView) -> None:
         """Runs a parked session again because somebody reads it; the engine starts from its tokens alone."""
         if (usage := view.parked) is not None:
-            request = replace(view.request, ids=tuple(view.ids))
+            request = replace(view.request, ids=tuple(view.ids), score_from=None)
+            if len(view.ids) < request.prompt_length:
+                request = replace(view.request, score_from=len(view.ids))
             self._table.resume(view)
             self._run(view, request, self._stop_checker(request), usage)
 

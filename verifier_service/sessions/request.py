@@ -108,6 +108,9 @@ class SessionRequest:
     """Names of the corpora that sources may draft from; empty: all corpora of the tenant."""
     prediction: tuple[int, ...] = ()
     """Token ids that the output may resemble."""
+    score_from: int | None = None
+    """Position of the first token of the prompt that is to be scored: committed with its log-probabilities.
+    None: the prompt is not scored."""
 
 
 def open_bounds(served: ServedModel) -> Bounds:
@@ -137,6 +140,8 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: ServedModel) ->
     if asked > MAX_NODES:
         raise InvalidRequest(f"node_limit is {asked}; it may be 0 to {MAX_NODES}")
     speculates = message.speculate and asked > 0
+    if message.score_prompt:
+        _check_scoring(message)
     return SessionRequest(
         key=key,
         epoch=message.epoch,
@@ -157,6 +162,7 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: ServedModel) ->
         learn=message.learn,
         corpora=checked_corpora(message.corpora),
         prediction=_prediction(message, served),
+        score_from=1 if message.score_prompt else None,
     )
 
 
@@ -176,6 +182,18 @@ def _check_ids(ids: tuple[int, ...], message: verifier_pb2.OpenRequest, served: 
         raise InvalidRequest(
             f"limit is {message.limit}; after a prompt of {message.prompt_length} ids it must be "
             f"{message.prompt_length + 1} to {served.max_length}, the most that {served.model} takes here"
+        )
+
+
+def _check_scoring(message: verifier_pb2.OpenRequest) -> None:
+    """Raises InvalidRequest where a prompt cannot be scored as this Open asks."""
+    if not message.HasField("logprobs"):
+        raise InvalidRequest("score_prompt is true without logprobs; give both")
+    if message.speculate:
+        raise InvalidRequest("score_prompt is true beside speculate; give one of them")
+    if len(message.ids) > message.prompt_length:
+        raise InvalidRequest(
+            f"score_prompt is true, but {len(message.ids) - message.prompt_length} ids are generated already"
         )
 
 

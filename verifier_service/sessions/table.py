@@ -51,6 +51,8 @@ class SessionView:
     while the session runs."""
     ids: list[int] = field(init=False)
     """All committed tokens, from the prompt on."""
+    opened: int = field(init=False)
+    """Number of tokens that were committed when the session opened."""
     token_sources: bytearray = field(init=False)
     """The source index of each token; 0 for tokens of the target itself and for those that came with Open."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -72,6 +74,9 @@ class SessionView:
 
     def __post_init__(self) -> None:
         self.ids = list(self.request.ids)
+        if self.request.score_from is not None:
+            del self.ids[self.request.score_from :]  # the engine commits the others with their scores
+        self.opened = len(self.ids)
         self.token_sources = bytearray(len(self.ids))
 
     @property
@@ -96,8 +101,7 @@ class SessionView:
 
     def logprobs_between(self, start: int, end: int) -> list[TokenLogprob]:
         """Log-probabilities of the tokens at positions `start` to `end`; tokens of the Open have none."""
-        opened = len(self.request.ids)
-        return self.logprobs[max(0, start - opened) : max(0, end - opened)]
+        return self.logprobs[max(0, start - self.opened) : max(0, end - self.opened)]
 
     def add_cursor(self, cursor: ViewCursor) -> None:
         """Adds a reader's cursor: the session is read from now on."""

@@ -1,12 +1,13 @@
 """Accumulates the answers to a body, of every prompt and choice: events in, pieces and usage out. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.admitted_request import AdmittedRequest
-from orchestrator.relay.delivery import Delivered, Event, Finished
+from orchestrator.relay.delivery import Delivered, Delta, Event, Finished, Scored, Started
 from outrider.v1 import common_pb2
+from outrider.wire.names import PREDICTION
 from speculative.errors import OutriderError, Unavailable
 from speculative.stop import FinishReason
 
@@ -21,25 +22,45 @@ class Piece:
     """Index of the choice among the choices of all prompts."""
     text: str
     ids: tuple[int, ...] = ()
-    logprobs: tuple[common_pb2.TokenLogprob, ...] = ()
-    """Log-probabilities, one entry per token, where the body asks for them."""
+    logprobs: tuple[common_pb2.TokenLogprob | None, ...] = ()
+    """Log-probabilities, one entry per token, where the body asks for them; None for a
+    prompt's first token."""
     finish: str | None = None
     """stop or length in the choice's last piece; None in all others."""
+    first: bool = False
+    """Whether this is the choice's first piece."""
 
 
 @dataclass(slots=True)
 class _Choice:
     pieces: list[Piece] = field(default_factory=list)
     token_sources: bytearray = field(default_factory=bytearray)
+    """Index of the source of each token; 0 stands for the target itself."""
+    scored: int = 0
+    """Number of the prompt's tokens that have their log-probabilities."""
     usage: common_pb2.Usage | None = None
+    """What the choice cost; None while the choice is generated."""
 
 
 class AnswerAccumulator:
-    """The answers of all choices of a body's requests; `add` every event of each request."""
+    """The answers of all choices of a body's requests; `add` every event of each request.
 
-    def __init__(self, requests: Sequence[AdmittedRequest]) -> None:
+    Args:
+        echoed: the text of each request's prompt, with which its answers begin; empty: they begin without.
+        silent: whether the answers have no generated tokens, but the prompt alone.
+    """
+
+    def __init__(
+        self, requests: Sequence[AdmittedRequest], echoed: Sequence[str] = (), *, silent: bool = False
+    ) -> None:
         self._requests = requests
+        self._echoed = echoed
+        self._silent = silent
         self._choices = [_Choice() for request in requests for _ in range(request.choices)]
+        self._prompt_tokens = sum(len(request.ids) for request in requests)
+        self._tokens = self._predicted = 0
+        self._prediction_index: dict[int, int] = {}
+        """Index of the source that drafts from the client's prediction, by the request's index."""
 
     def add(self, place: int, event: Event) -> Piece | None:
         """The piece that an event adds; None for an event without text.
@@ -49,37 +70,67 @@ class AnswerAccumulator:
         Args:
             place: index of the event's request.
         """
-        if not isinstance(event, Delivered | Finished):
+        if isinstance(event, Started) and PREDICTION in event.source_names:
+            self._prediction_index[place] = event.source_names.index(PREDICTION) + 1
+        if not isinstance(event, Scored | Delivered | Finished):
             return None
         index = place * self._requests[0].choices + event.choice
         choice = self._choices[index]
-        if isinstance(event, Delivered):
-            piece = Piece(index, event.delta.text, event.delta.ids, event.delta.logprobs)
-            choice.token_sources += event.delta.token_sources
-        else:
-            piece = Piece(index, event.text, finish=_reason(event))
+        echoed = "" if choice.pieces or not self._echoed else self._echoed[place]
+        if isinstance(event, Scored):
+            piece = self._scored(index, choice, event)
+        elif isinstance(event, Finished):
+            piece = Piece(index, "" if self._silent else event.text, finish=_reason(event))
             choice.usage = event.usage
+        elif self._silent:
+            return None
+        else:
+            piece = Piece(index, event.delta.text, event.delta.ids, event.delta.logprobs)
+            self._count(place, choice, event.delta)
+        piece = replace(piece, text=echoed + piece.text, first=not choice.pieces)
         choice.pieces.append(piece)
         return piece
+
+    def _scored(self, index: int, choice: _Choice, event: Scored) -> Piece:
+        """The piece of a prompt's tokens; the first piece has the first token, which nothing comes before."""
+        prompt = self._requests[index // self._requests[0].choices].ids
+        start = choice.scored
+        choice.scored += len(event.logprobs)
+        if not start:
+            choice.scored += 1
+            return Piece(index, "", prompt[: choice.scored], (None, *event.logprobs))
+        return Piece(index, "", prompt[start : choice.scored], event.logprobs)
+
+    def _count(self, place: int, choice: _Choice, delta: Delta) -> None:
+        choice.token_sources += delta.token_sources
+        self._tokens += len(delta.ids)
+        if place in self._prediction_index:
+            self._predicted += delta.token_sources.count(self._prediction_index[place])
 
     def whole(self) -> list[Piece]:
         """The whole text of every choice, once all have ended."""
         return [_joined(choice.pieces) for choice in self._choices]
 
     def usage(self) -> dict[str, Any]:
-        """The usage in OpenAI's fields; a prompt with several choices counts once."""
-        prompt = sum(len(request.ids) for request in self._requests)
-        completion = sum(len(piece.ids) for choice in self._choices for piece in choice.pieces)
-        accepted, admitted = self._accepted(), self._admitted()
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
+        """The usage so far in OpenAI's fields; a prompt with several choices counts once."""
+        usage: dict[str, Any] = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._tokens,
+            "total_tokens": self._prompt_tokens + self._tokens,
             "completion_tokens_details": {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": max(0, admitted - accepted),
+                "accepted_prediction_tokens": self._predicted,
+                "rejected_prediction_tokens": max(0, self._offered_by_prediction() - self._predicted),
             },
         }
+        first = [choice.usage for choice in self._choices[:: self._requests[0].choices]]
+        if None not in first:  # what was cached is known when the choice ends
+            cached = sum(usage.cached_tokens for usage in first if usage is not None)
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        return usage
+
+    def _offered_by_prediction(self) -> int:
+        ended = (choice.usage for choice in self._choices if choice.usage is not None)
+        return sum(usage.drafted_by_source.get(PREDICTION, 0) for usage in ended)
 
     def metrics(self, *, detailed: bool) -> dict[str, Any]:
         """Speculative-decoding metrics of all choices together, in vLLM's fields.
@@ -126,6 +177,7 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
         tuple(id_ for piece in pieces for id_ in piece.ids),
         tuple(entry for piece in pieces for entry in piece.logprobs),
         pieces[-1].finish,
+        first=True,
     )
 
 

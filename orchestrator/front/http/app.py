@@ -1,12 +1,14 @@
 """The routes of the HTTP API."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 import outrider
 from orchestrator.fleet.target_model import TargetModel
@@ -15,23 +17,41 @@ from orchestrator.front.http.bodies.bounds import BodyKind
 from orchestrator.front.http.completion_service import CompletionService
 from orchestrator.front.http.errors import error_response, on_error, on_http_error
 from orchestrator.front.http.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from orchestrator.front.http.middleware import AuthMiddleware, FramingMiddleware
+from orchestrator.front.http.middleware import AuthMiddleware, FramingMiddleware, OriginMiddleware
+from orchestrator.front.http.reference_page import reference_page
 from orchestrator.front.http.responses import CompletionResponse
 from orchestrator.front.http.tokenizing import TokenizeResponse
 from speculative.errors import OutriderError, Unavailable
 
+SHOWN_TO_PAGES = ["x-request-id", "retry-after", "retry-after-ms"]
+"""Headers of responses that web pages may read."""
 
-def make_app(service: CompletionService, gate: Gate) -> FastAPI:
-    """The application. Every response that reports an error has OpenAI's shape."""
+
+def make_app(service: CompletionService, gate: Gate, origins: Sequence[str] = ()) -> FastAPI:
+    """The application. Every response that reports an error has OpenAI's shape.
+
+    Args:
+        origins: origins of web pages that may call the API from a browser.
+    """
     app = FastAPI(title="Outrider", version=outrider.__version__, docs_url=None, redoc_url=None)
     app.include_router(_completions(service))
     app.include_router(_models(service))
     app.include_router(_tokenizing(service))
+    app.include_router(_documents(app))
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(OutriderError, on_error)
     app.add_exception_handler(Exception, on_error)
     app.add_middleware(AuthMiddleware, gate=gate)
-    app.add_middleware(FramingMiddleware)  # the last one is the first to see a request
+    app.add_middleware(FramingMiddleware)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=SHOWN_TO_PAGES,
+        )
+    app.add_middleware(OriginMiddleware, origins=frozenset(origins))  # the last one sees a request first
     _describe(app)
     return app
 
@@ -76,6 +96,17 @@ def _models(service: CompletionService) -> APIRouter:
     async def version() -> dict[str, str]:
         """The version of this server."""
         return {"version": outrider.__version__}
+
+    return router
+
+
+def _documents(app: FastAPI) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        """The description of this API for readers."""
+        return HTMLResponse(reference_page(app.openapi()))
 
     return router
 

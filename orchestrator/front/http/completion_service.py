@@ -20,6 +20,7 @@ from orchestrator.front.http.bodies.intake import BodyIntake
 from orchestrator.front.http.bodies.reading import Prompt, ReadBody
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import ChatFields, CompletionFields, GenerationFields
+from orchestrator.front.http.fill_in_middle import fill_in_middle
 from orchestrator.front.http.openai_format import ChatCompletionFormat, CompletionFormat, TextCompletionFormat
 from orchestrator.front.reservation import Reservation, reserved
 from orchestrator.metrics import RequestMetrics
@@ -71,12 +72,14 @@ class CompletionService:
         metrics: RequestMetrics,
         limit: ConcurrencyLimit,
         intake: BodyIntake,
+        defaults: translate.AnswerDefaults,
     ) -> None:
         self._fleet = fleet
         self._admission = admission
         self._relay = relay
         self._metrics = metrics
         self._limit = limit
+        self._defaults = defaults
         self._long_texts = asyncio.Semaphore(1)
         self.intake = intake
         """Receives and reads the bodies."""
@@ -143,17 +146,20 @@ class CompletionService:
         seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed % 2**64
         name = f"{kind.id_prefix}-{secrets.token_hex(12)}"
         prediction = await prediction_ids(read.prediction, target)
-        default, tenant = self._admission.default_max_tokens, caller.tenant()
+        tenant = caller.tenant()
         requests = []
-        for index, prompt in enumerate(read.prompts):
+        for index, text in enumerate(read.prompts):
+            prompt = _before(text, read.suffix, target) if read.suffix else text
             ids = await self.token_ids(prompt, target, add_special=not read.rendered)
             session = f"{name}-{index}"
-            requests.append(translate.admitted(body, ids, target, seed, tenant, session, default, prediction))
+            requests.append(
+                translate.admitted(body, ids, target, seed, tenant, session, self._defaults, prediction)
+            )
             await asyncio.sleep(0)  # others have their turn between two prompts
         format_ = kind(target.tokens, requests[0].params.end_ids(target.eos_ids))
-        return CompletionJob(
-            body, caller, target, format_, tuple(requests), AnswerAccumulator(requests), seed, name
-        )
+        echoed = [_text(prompt, target) for prompt in read.prompts] if translate.echoes(body) else ()
+        answers = AnswerAccumulator(requests, echoed, silent=translate.prompt_alone(body))
+        return CompletionJob(body, caller, target, format_, tuple(requests), answers, seed, name)
 
     async def _answer(self, request: AdmittedRequest, job: CompletionJob) -> AsyncGenerator[Event, None]:
         with self._metrics.begin() as measure:
@@ -163,6 +169,23 @@ class CompletionService:
                 async for event in events:
                     measure.note(event)
                     yield event
+
+
+def _before(prompt: Prompt, suffix: str, target: TargetModel) -> str:
+    """The prompt whose answer stands between this text and the suffix. Raises FieldRefused."""
+    if not isinstance(prompt, str):
+        raise FieldRefused("suffix", "suffix is given beside a prompt of token ids; give the prompt as text")
+    added = frozenset[str]() if target.tokens is None else target.tokens.added_tokens
+    return fill_in_middle(prompt, suffix, added)
+
+
+def _text(prompt: Prompt, target: TargetModel) -> str:
+    """The text of a prompt that is to be echoed. Raises FieldRefused."""
+    if isinstance(prompt, str):
+        return prompt
+    if target.tokens is None:
+        raise FieldRefused("echo", f"echo cannot be used: model {target.name!r} has no tokenizer")
+    return b"".join(map(target.tokens.token_bytes, prompt)).decode("utf-8", "replace")
 
 
 class _End:

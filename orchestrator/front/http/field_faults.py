@@ -7,17 +7,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.front.http.fields import TOO_MANY, UNKNOWN_FIELD
+from orchestrator.front.http.fields import NOT_SUPPORTED, TOO_MANY, UNKNOWN_FIELD
 from speculative.errors import InvalidRequest
 
 MOST_QUOTED = 80
 """The most characters of a value that a refusal quotes."""
 # What a field of several types takes; the library reports a fault for each of the types.
 _TAKES = {
-    "prompt": "a string, a list of strings, a list of token ids or a list of such lists, of at least one",
+    "prompt": "a string, a list of strings, a list of token ids or a list of such lists, and no list empty",
     "stop": "a string or a list of strings",
     "content": "a string, or a list of parts of type text",
-    "echo": "false",
     "best_of": "1",
     "strict": "true",
     "json_object": "true",
@@ -42,7 +41,7 @@ def field_refused(error: ValidationError) -> FieldRefused:
 
 
 def quoted(value: object) -> str:
-    """A client's value as Python writes it, cut to some 80 characters without writing all of it."""
+    """A client's value as a reader of JSON knows it, cut to some 80 characters without writing all of it."""
     text = _QUOTES.repr(value)
     return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}..."
 
@@ -52,9 +51,10 @@ def _refused(
 ) -> FieldRefused:
     if kind == UNKNOWN_FIELD:
         name = _shortened(details["name"])
-        place = f"{place}.{name}" if (place := _place(parts)) else name
-        return FieldRefused(place, f"{place or 'a field without a name'} is not supported here; leave it out")
+        return _not_supported(f"{place}.{name}" if (place := _place(parts)) else name)
     place = _place(parts)
+    if kind == NOT_SUPPORTED:
+        return _not_supported(place)
     if not parts:
         return FieldRefused(None, "the body must be a JSON object, sent as application/json")
     if kind == "missing":
@@ -64,6 +64,10 @@ def _refused(
     last = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
     wanted = f"it must be {_TAKES[last]}" if last in _TAKES and kind != "string_too_long" else why
     return FieldRefused(place, f"{place} is {quoted(value)}: {wanted}")
+
+
+def _not_supported(place: str) -> FieldRefused:
+    return FieldRefused(place, f"{place or 'a field without a name'} is not supported here; leave it out")
 
 
 def _without_tags(parts: Sequence[str | int]) -> list[str | int]:
@@ -87,8 +91,18 @@ def _shortened(name: str) -> str:
     return name if len(name) <= MOST_QUOTED else f"{name[:MOST_QUOTED]}..."
 
 
+class _JsonWords(Repr):
+    """Writes values with JSON's words for what Python calls None, True and False."""
+
+    def repr_NoneType(self, value: None, level: int) -> str:  # the library calls it by the type
+        return "null"
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return "true" if value else "false"
+
+
 def _quotes() -> Repr:
-    made = Repr()
+    made = _JsonWords()
     made.maxlevel, made.maxstring, made.maxother, made.maxlong = 3, MOST_QUOTED, MOST_QUOTED, MOST_QUOTED
     return made
 

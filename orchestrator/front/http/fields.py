@@ -19,6 +19,7 @@ from pydantic import (
     FailFast,
     Field,
     Tag,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -42,6 +43,7 @@ class _UntilFault(FailFast):
 
 UNTIL_FAULT = _UntilFault()
 UNKNOWN_FIELD = "unknown_field"
+NOT_SUPPORTED = "not_supported"
 TOO_MANY = "too_many"
 
 
@@ -71,10 +73,31 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _nothing(value: Any) -> None:
+    """None, if the value asks for nothing: null, or an empty list."""
+    if value is not None and value != []:
+        raise PydanticCustomError(NOT_SUPPORTED, "not supported")
+
+
+def _text_alone(value: Any) -> Any:
+    """The value, if it asks for text and for nothing else."""
+    if value not in (None, ["text"]):
+        raise PydanticCustomError(NOT_SUPPORTED, "not supported")
+    return value
+
+
 def _few_biases(value: Any) -> Any:
-    """The value, unless it is a table with more entries than may be: the library would check them all."""
-    if isinstance(value, dict) and len(value) > MAX_BIAS_ENTRIES:
+    """The table of biases, unless an entry is written so that two entries could name one token.
+
+    Refuses a table with too many entries at once: the library would check each entry.
+    """
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_BIAS_ENTRIES:
         raise PydanticCustomError(TOO_MANY, "too many entries", {"max_length": MAX_BIAS_ENTRIES})
+    for name in value:
+        if name.startswith("0") and name != "0":
+            raise ValueError("give token ids without leading zeros")
     return value
 
 
@@ -104,8 +127,15 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 OnlyTrue = Annotated[Literal[True], BeforeValidator(_truth)]
-OnlyFalse = Annotated[Literal[False], BeforeValidator(_truth)]
 OnlyOne = Annotated[Literal[1], BeforeValidator(_whole)]
+OnlyNothing = Annotated[
+    None,
+    BeforeValidator(_nothing),
+    WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}),
+]
+"""A field of OpenAI's that this server does not support: null or an empty list asks for nothing."""
+Ignored = Any
+"""A field that cannot change the text: the server does not look at the value."""
 
 
 Ids = Annotated[list[Id], UNTIL_FAULT]
@@ -155,6 +185,10 @@ class StreamOptions(Fields):
 
     include_usage: bool | None = None
     """Whether one more event, with the usage, comes before the end of the stream."""
+    continuous_usage_stats: bool | None = None
+    """Whether every event has the usage up to this event."""
+    include_obfuscation: Ignored = None
+    """Accepted and ignored."""
 
 
 class SpeculationFields(Fields):
@@ -163,7 +197,7 @@ class SpeculationFields(Fields):
     enabled: bool | None = None
     """Whether sources draft at all; default true."""
     sources: Names | None = None
-    """Names of the sources to draft from; default all."""
+    """Names of the sources to draft from, at most 16; default: the sources that the server chooses."""
     nodes: Whole | None = None
     """The most drafted tokens that one round verifies; 0 is plain decoding."""
     learn: bool | None = None
@@ -181,6 +215,8 @@ class JsonSchema(Fields):
     """The schema that the text has to match."""
     strict: OnlyTrue | None = None
     """The schema is enforced in any case."""
+    description: Ignored = None
+    """Accepted and ignored."""
 
 
 class TextFormat(Fields):
@@ -244,7 +280,32 @@ def joined(content: str | Sequence[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-class GenerationFields(Fields):
+class IgnoredFields(Fields):
+    """Fields that cannot change the text: programs send them to OpenAI, and the server ignores them."""
+
+    user: Ignored = None
+    """Accepted and ignored."""
+    metadata: Ignored = None
+    """Accepted and ignored."""
+    store: Ignored = None
+    """Accepted and ignored: the server stores no answers."""
+    service_tier: Ignored = None
+    """Accepted and ignored."""
+    safety_identifier: Ignored = None
+    """Accepted and ignored."""
+    prompt_cache_key: Ignored = None
+    """Accepted and ignored: prompts are cached by what they hold."""
+    prompt_cache_options: Ignored = None
+    """Accepted and ignored."""
+    prompt_cache_retention: Ignored = None
+    """Accepted and ignored."""
+
+
+IGNORED = frozenset(IgnoredFields.names) | {"parallel_tool_calls"}
+"""Names of the body's fields whose values nobody looks at."""
+
+
+class GenerationFields(IgnoredFields):
     """Fields of text and chat completions alike."""
 
     model: Name | None = None
@@ -297,7 +358,10 @@ class CompletionFields(GenerationFields):
 
     logprobs: Top | None = None
     """How many of the likeliest tokens to return beside each generated token."""
-    echo: OnlyFalse | None = None
+    echo: bool | None = None
+    """Whether the answer begins with the prompt; with logprobs, the prompt's tokens have theirs, too."""
+    suffix: Text | None = None
+    """Text that follows the answer: the model fills the gap between the prompt and this text."""
     best_of: OnlyOne | None = None
 
 
@@ -316,11 +380,20 @@ class Message(Fields):
     """Parts are joined by line ends."""
     name: Text | None = None
     """A name for chat templates that use one."""
+    reasoning_content: Text | None = None
+    """What the assistant thought before the content, for chat templates that use it."""
+    annotations: Ignored = None
+    """Accepted and ignored."""
+    refusal: OnlyNothing = None
+    audio: OnlyNothing = None
+    function_call: OnlyNothing = None
+    tool_calls: OnlyNothing = None
 
     def plain(self) -> dict[str, str]:
         """The message as a chat template takes it."""
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": joined(self.content), **named}
+        found = {"name": self.name, "reasoning_content": self.reasoning_content}
+        given = {name: value for name, value in found.items() if value is not None}
+        return {"role": self.role, "content": joined(self.content), **given}
 
 
 Messages = Annotated[list[Message], Field(min_length=1), UNTIL_FAULT]
@@ -334,6 +407,19 @@ class ChatFields(GenerationFields):
     logprobs: bool | None = None
     top_logprobs: Top | None = None
     """Needs logprobs."""
+    parallel_tool_calls: Ignored = None
+    """Accepted and ignored."""
+    modalities: Annotated[list[Literal["text"]] | None, BeforeValidator(_text_alone)] = None
+    """Kinds of output: text alone."""
+    tools: OnlyNothing = None
+    tool_choice: OnlyNothing = None
+    functions: OnlyNothing = None
+    function_call: OnlyNothing = None
+    audio: OnlyNothing = None
+    reasoning_effort: OnlyNothing = None
+    verbosity: OnlyNothing = None
+    web_search_options: OnlyNothing = None
+    moderation: OnlyNothing = None
 
 
 class ChatRequest(ChatFields):

@@ -8,13 +8,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.front.auth import DEFAULT_TENANT, Caller, Gate
 from orchestrator.front.http.errors import error_response
-from orchestrator.front.http.field_faults import FieldRefused
+from orchestrator.front.http.field_faults import FieldRefused, quoted
 from outrider.wire.keys import HEADER
 from outrider.wire.origin import REQUEST_KEY, arrived, origin_of
-from speculative.errors import OutriderError
+from speculative.errors import OutriderError, PermissionDenied
 
-OPEN_PATHS = frozenset({"/health", "/version"})
-"""Paths that need no key, for probes."""
+OPEN_PATHS = frozenset({"/health", "/version", "/docs", "/openapi.json"})
+"""Paths that need no key: for probes, and for browsers, which cannot send a key for a page."""
 
 
 class RequestIdMiddleware:
@@ -64,6 +64,43 @@ class FramingMiddleware:
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class OriginMiddleware:
+    """Refuses requests of web pages that are not allowed to call the API.
+
+    A browser sends some requests of any page to any address, and only hides the responses from the page:
+    without this check every page could have a server on its reader's machine compute.
+
+    Args:
+        origins: origins of pages that may call; * is any.
+    """
+
+    def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            origin = headers.get("origin")
+            if origin is not None and not self._allows(origin, headers.get("host", "")):
+                await error_response(_not_allowed(origin))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _allows(self, origin: str, host: str) -> bool:
+        """Whether pages of this origin may call; those of the API's own address always may."""
+        own = origin.partition("://")[2].lower() == host.lower() != ""
+        return own or origin in self._origins or "*" in self._origins
+
+
+def _not_allowed(origin: str) -> PermissionDenied:
+    return PermissionDenied(
+        f"pages of {quoted(origin)} may not call this server; start the orchestrator with "
+        "--http-origins and this origin to allow it"
+    )
 
 
 class AuthMiddleware:

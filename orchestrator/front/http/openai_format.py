@@ -21,9 +21,6 @@ class CompletionFormat(Protocol):
     id_prefix: str
     """The beginning of the answer's id."""
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """A choice as a stream opens it, before any of its text; None: the format has no such event."""
-
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """A choice in an event of a stream."""
 
@@ -42,10 +39,6 @@ class TextCompletionFormat:
         self._tokens = tokens
         self._end_ids = end_ids
         self._offsets: dict[int, int] = {}
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """No event: a text begins with its first piece."""
-        return None
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """A choice in an event, in the same format as in a whole answer."""
@@ -70,9 +63,10 @@ class TextCompletionFormat:
         self._offsets[piece.index] = offset
         return {
             "tokens": texts,
-            "token_logprobs": [_finite(entry.logprob) for entry in piece.logprobs],
+            "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in piece.logprobs],
             "top_logprobs": [
-                self._likeliest(text, entry) for text, entry in zip(texts, piece.logprobs, strict=True)
+                None if entry is None else self._likeliest(text, entry)
+                for text, entry in zip(texts, piece.logprobs, strict=True)
             ],
             "text_offset": offsets,
         }
@@ -100,15 +94,14 @@ class ChatCompletionFormat:
         self._tokens = tokens
         self._end_ids = end_ids
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The event that names the choice's role."""
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
     def chunk(self, piece: Piece) -> dict[str, Any]:
-        """A choice in an event of a stream."""
-        delta = {"content": piece.text} if piece.text or piece.ids else {}
-        return {"index": piece.index, "delta": delta, **self._ending(piece)}
+        """A choice in an event of a stream; the choice's first event names the role, too.
+
+        Clients take the first event for the first token: an event with the role alone would come too soon.
+        """
+        role = {"role": "assistant"} if piece.first else {}
+        text = {"content": piece.text} if piece.text or piece.ids or piece.first else {}
+        return {"index": piece.index, "delta": role | text, **self._ending(piece)}
 
     def whole(self, piece: Piece) -> dict[str, Any]:
         """A choice in a whole answer."""
@@ -118,7 +111,8 @@ class ChatCompletionFormat:
     def _ending(self, piece: Piece) -> dict[str, Any]:
         logprobs = None
         if piece.logprobs:
-            content = [self._logprob(id_, each) for id_, each in zip(piece.ids, piece.logprobs, strict=True)]
+            entries = zip(piece.ids, piece.logprobs, strict=True)
+            content = [self._logprob(id_, entry) for id_, entry in entries if entry is not None]
             logprobs = {"content": content, "refusal": None}
         return {"logprobs": logprobs, "finish_reason": piece.finish}
 

@@ -17,8 +17,9 @@ from orchestrator.front.http.bodies.memory import HeldMemory
 from orchestrator.front.http.body_response import BodyResponse
 from orchestrator.front.http.completion_service import CompletionJob, CompletionService
 from orchestrator.front.http.errors import describe_error
+from orchestrator.front.http.event_stream import EventStream
+from orchestrator.front.http.fields import StreamOptions
 from orchestrator.front.http.json_pieces import json_bytes, json_in_pieces
-from orchestrator.front.http.translate import wants_usage
 from orchestrator.front.reservation import Reservation
 
 LONG_ANSWER = 256
@@ -60,55 +61,40 @@ class _Answer:
         return Response(body, media_type="application/json")
 
     async def stream(self, send: Send) -> Response | None:
-        """Send the stream. Errors after its first event are events, too.
+        """Send the stream. Errors after its beginning are events, too.
 
         Returns None: nothing is left to send.
         """
-        begun = False
-        async with aclosing(self._events()) as chunks:
+        async with EventStream(send) as stream, aclosing(self._events()) as chunks:
             try:
                 async for chunk in chunks:
-                    if not begun:
-                        begun = True
-                        await send(_START)
-                    await _send(send, chunk)
-                await _send(send, b"[DONE]")
+                    await stream.send(chunk)
+                await stream.send(b"[DONE]")
             except Exception as error:
-                if not begun:
+                if not stream.begun:
                     raise
-                await _send(send, json_bytes(describe_error(error)[1]))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await stream.send(json_bytes(describe_error(error)[1]))
+            await stream.end()
         return None
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        """Yield an event for each message of each choice, and those that open and end the stream."""
+        """Yield an event for each message of each choice, and the event with the usage."""
         job = self._job
         head = _head(job, job.format.chunk_object)
-        if wants_usage(job.body):
+        asked = job.body.stream_options or StreamOptions()
+        if asked.include_usage:
             head["usage"] = None
         begun = json_bytes(head)[:-1] + b',"choices":['
-        opened = set[int]()
         async with aclosing(self._service.events(job)) as events:
             async for place, event in events:
-                if place not in opened:  # the first event of a request says that all of its choices are open
-                    opened.add(place)
-                    async for choice in self._openings(place):
-                        yield begun + choice + b"]}"
-                if (piece := job.answers.add(place, event)) is not None:
-                    yield begun + await self._choice(piece, whole=False) + b"]}"
-        if wants_usage(job.body):
+                if (piece := job.answers.add(place, event)) is None:
+                    continue
+                if asked.continuous_usage_stats:
+                    begun = json_bytes(head | {"usage": job.answers.usage()})[:-1] + b',"choices":['
+                yield begun + await self._choice(piece, whole=False) + b"]}"
+        if asked.include_usage:
             last = {"choices": [], "usage": job.answers.usage()}
             yield json_bytes(head | last | _metrics(job))
-
-    async def _openings(self, place: int) -> AsyncGenerator[bytes, None]:
-        job = self._job
-        count = job.requests[place].choices
-        for index in range(place * count, (place + 1) * count):
-            choice = job.format.opening(index)
-            if choice is None and job.body.return_token_ids:
-                choice = job.format.chunk(Piece(index, ""))
-            if choice is not None:
-                yield await self._with_prompt(json_bytes(choice), index)
 
     async def _choice(self, piece: Piece, *, whole: bool) -> bytes:
         """A choice as JSON."""
@@ -118,9 +104,8 @@ class _Answer:
         choice = await asyncio.to_thread(form, piece) if long else form(piece)
         if self._job.body.return_token_ids:
             choice["token_ids"] = piece.ids
-        if not whole:
-            return json_bytes(choice)
-        return await self._with_prompt(await json_in_pieces(choice), piece.index)
+        written = await json_in_pieces(choice) if whole else json_bytes(choice)
+        return await self._with_prompt(written, piece.index) if piece.first else written
 
     async def _with_prompt(self, choice: bytes, index: int) -> bytes:
         """A choice's JSON with the prompt's token ids, where the body asks for them."""
@@ -130,21 +115,6 @@ class _Answer:
         if place not in self._prompts:
             self._prompts[place] = await json_in_pieces(self._job.requests[place].ids)
         return choice[:-1] + b',"prompt_token_ids":' + self._prompts[place] + b"}"
-
-
-_START = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ],
-}
-
-
-async def _send(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
 
 
 def _head(job: CompletionJob, object_: str) -> dict[str, Any]:

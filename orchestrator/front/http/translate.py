@@ -4,6 +4,7 @@ So one set of checks serves both fronts.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.admitted_request import AdmittedRequest
@@ -26,6 +27,32 @@ from speculative.errors import InvalidRequest
 from speculative.grammar import Grammar, GrammarKind
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerDefaults:
+    """What a body that leaves a field out gets over HTTP, where the server decides."""
+
+    max_tokens: int
+    """The most tokens of a completed text."""
+    chat_max_tokens: int | None
+    """The most tokens of a chat answer; None: as many as the context has room for."""
+    generation_config: bool
+    """Whether the model's own generation config says how to sample."""
+
+    def limit(self, body: GenerationFields, target: TargetModel) -> int:
+        """The most tokens of an answer to this body; the context may have room for fewer."""
+        if not isinstance(body, ChatFields):
+            return self.max_tokens
+        return target.max_length if self.chat_max_tokens is None else self.chat_max_tokens
+
+    def sampling(self, asked: common_pb2.Sampling, target: TargetModel) -> common_pb2.Sampling:
+        """The parameters that a body asks for, and the model's own where the body asks for none."""
+        merged = common_pb2.Sampling()
+        if self.generation_config:
+            merged.CopyFrom(target.sampling_defaults)
+        merged.MergeFrom(asked)
+        return merged
+
+
 def check_together(body: GenerationFields) -> None:
     """Check that no field is given without the field that gives it a meaning. Raises FieldRefused."""
     if body.stream_options is not None and not body.stream:
@@ -36,11 +63,17 @@ def check_together(body: GenerationFields) -> None:
             "per_request_spec_decode_metrics",
             "per_request_spec_decode_metrics is sent with the usage; give stream_options.include_usage: true",
         )
+    if isinstance(body, CompletionFields) and body.echo:
+        for other, given in (("suffix", body.suffix), ("return_token_ids", body.return_token_ids)):
+            if given:
+                raise FieldRefused("echo", f"echo is given beside {other}; give one of them")
     if isinstance(body, ChatFields):
         if body.top_logprobs is not None and not body.logprobs:
             raise FieldRefused("top_logprobs", "top_logprobs is given without logprobs: true")
-        if None not in (body.max_tokens, body.max_completion_tokens):
-            raise FieldRefused("max_tokens", "max_tokens is given beside max_completion_tokens; give one")
+        if None not in (both := (body.max_tokens, body.max_completion_tokens)) and both[0] != both[1]:
+            raise FieldRefused(
+                "max_tokens", f"max_tokens is {both[0]} and max_completion_tokens is {both[1]}; give one"
+            )
 
 
 def wants_usage(body: GenerationFields) -> bool:
@@ -55,7 +88,7 @@ def admitted(
     seed: int,
     tenant: str,
     session: str,
-    default: int,
+    defaults: AnswerDefaults,
     prediction: Sequence[int] = (),
 ) -> AdmittedRequest:
     """The request for one prompt of the body, checked. Raises InvalidRequest.
@@ -63,11 +96,33 @@ def admitted(
     Args:
         ids: token ids of the prompt.
         session: the name of the request's session.
-        default: max_tokens where the body leaves it out.
+        defaults: what fields that the body leaves out stand for.
         prediction: token ids of the client's prediction.
     """
     start = _start(body, seed, tenant, session)
-    return admit(start, session_key(start), ids, target, default, prediction)
+    start.sampling.CopyFrom(defaults.sampling(start.sampling, target))
+    request = admit(start, session_key(start), ids, target, defaults.limit(body, target), prediction)
+    if not scores_prompt(body):
+        return request
+    return replace(request, score_prompt=True, speculation=replace(request.speculation, enabled=False))
+
+
+def echoes(body: GenerationFields) -> bool:
+    """Whether the answer begins with the prompt."""
+    return isinstance(body, CompletionFields) and bool(body.echo)
+
+
+def scores_prompt(body: GenerationFields) -> bool:
+    """Whether the prompt's tokens have log-probabilities, too."""
+    return isinstance(body, CompletionFields) and bool(body.echo) and body.logprobs is not None
+
+
+def prompt_alone(body: GenerationFields) -> bool:
+    """Whether the client wants the prompt back, and no token behind it.
+
+    One token is generated all the same, and dropped: the prompt's last row is computed in any case.
+    """
+    return echoes(body) and body.max_tokens == 0
 
 
 def renamed(error: InvalidRequest, body: GenerationFields | None) -> InvalidRequest:
@@ -105,7 +160,7 @@ def _start(body: GenerationFields, seed: int, tenant: str, session: str) -> gene
 def _max_tokens(body: GenerationFields) -> int | None:
     if isinstance(body, ChatFields) and body.max_completion_tokens is not None:
         return body.max_completion_tokens
-    return body.max_tokens
+    return 1 if prompt_alone(body) else body.max_tokens
 
 
 def _sampling(body: GenerationFields) -> common_pb2.Sampling:

@@ -34,6 +34,7 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "spiece.model",
 )
+_SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LENGTH_FIELDS = (
     "max_position_embeddings",
     "n_positions",
@@ -198,6 +199,16 @@ def end_ids(model: PreTrainedModel) -> tuple[int, ...]:
     if ids is None:
         return ()
     return tuple(sorted({ids} if isinstance(ids, int) else set(ids)))
+
+
+def sampling_defaults(model: PreTrainedModel) -> dict[str, float]:
+    """Sampling parameters that the generation config sets, by the names of SamplingParams; possibly none.
+
+    The values are the checkpoint's own, and may be out of range.
+    """
+    generation = getattr(model, "generation_config", None)
+    found = {name: getattr(generation, name, None) for name in _SAMPLING_FIELDS}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
 def longest_context(config: PreTrainedConfig) -> int:

@@ -57,6 +57,7 @@ class NgramLM:
         self.vocabulary_size = vocabulary_size
         self.max_length = max_length
         self.eos_ids = eos_ids
+        self.sampling_defaults: dict[str, float] = {}
         self.pool = SlotPool(LAYOUT, max_slots=slots)
         self.forward_calls = 0
         self.wants = OutcomeWants()

@@ -59,7 +59,7 @@ class BodyBounds:
         ids, text = self.context * ID_BYTES, self.text_bytes * ESCAPED
         match kind:
             case BodyKind.COMPLETION:
-                needed = self.prompts * max(ids, text) + text + FIELD_BYTES
+                needed = self.prompts * max(ids, text) + 2 * text + FIELD_BYTES
             case BodyKind.CHAT:
                 needed = text + self.context * MESSAGE_BYTES + text + FIELD_BYTES
             case BodyKind.TOKENIZE:

@@ -55,7 +55,7 @@ def task_from_head(data: bytes) -> BodyTask:
 
 def answer(value: object, read: ReadBody) -> Iterator[bytes]:
     """The message that hands back a body, in parts."""
-    texts = [*read.prompts, read.prediction]
+    texts = [*read.prompts, read.prediction, read.suffix]
     packed = [text.encode() if isinstance(text, str) else text.tobytes() for text in texts]
     parts = [[isinstance(text, str), len(data)] for text, data in zip(texts, packed, strict=True)]
     fields = small_fields(value)
@@ -85,9 +85,11 @@ def read_from_parts(
     Args:
         parts: what follows the fields; texts are decoded.
     """
-    *prompts, prediction = (part if isinstance(part, str) else _ids(part) for part in parts)
+    *prompts, prediction, suffix = (part if isinstance(part, str) else _ids(part) for part in parts)
     assert isinstance(prediction, str)
-    return ReadBody(read_fields(task.kind, fields), tuple(prompts), prediction, bool(head["rendered"]))
+    assert isinstance(suffix, str)
+    asked = read_fields(task.kind, fields)
+    return ReadBody(asked, tuple(prompts), prediction, suffix, rendered=bool(head["rendered"]))
 
 
 def _ids(data: bytes) -> "array[int]":

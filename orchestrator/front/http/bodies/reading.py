@@ -6,6 +6,7 @@ back the prompts in packed form and the other fields, few bytes, as JSON.
 """
 
 import json
+import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from typing import Any, TypeAlias, TypeVar
 from pydantic import ValidationError
 
 from orchestrator.front.http.bodies.bounds import LOOP_BYTES, BodyBounds, BodyKind
-from orchestrator.front.http.field_faults import FieldRefused, field_refused, quoted
+from orchestrator.front.http.field_faults import FieldRefused, field_refused
 from orchestrator.front.http.fields import (
+    IGNORED,
     ChatFields,
     ChatRequest,
     CompletionFields,
@@ -52,8 +54,8 @@ _FIELDS: dict[BodyKind, type[BodyFields]] = {
     BodyKind.TOKENIZE: TokenizeFields,
     BodyKind.DETOKENIZE: DetokenizeFields,
 }
-_APART = frozenset(("prompt", "messages", "tokens", "prediction"))
-"""Fields that are read apart from the others, as they may be large."""
+_APART = frozenset(("prompt", "messages", "tokens", "prediction", "suffix")) | IGNORED
+"""Fields that are not handed on with the others, which are small: they go apart, or nobody reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class ReadBody:
     prompts: tuple[Prompt, ...]
     prediction: str = ""
     """Text that the answer may resemble; empty: the client predicts nothing."""
-
+    suffix: str = ""
+    """Text that follows the answer; empty: none does."""
     rendered: bool = False
     """Whether the prompt is a conversation, rendered by the model's chat template."""
 
@@ -82,8 +85,11 @@ def parse_json(data: bytes | bytearray) -> object:
         raise FieldRefused(None, f"the body is no JSON: {error}") from None
     except RecursionError:
         raise FieldRefused(None, "the body is no JSON that can be read: it is nested too deeply") from None
-    except ValueError as error:  # no text in UTF-8, or a number of thousands of digits
-        raise FieldRefused(None, f"the body is no JSON: {quoted(str(error))}") from None
+    except UnicodeDecodeError as error:
+        raise FieldRefused(None, f"the body is not UTF-8: see byte {error.start}") from None
+    except ValueError:
+        most = sys.get_int_max_str_digits()
+        raise FieldRefused(None, f"the body has a number of more than {most} digits") from None
 
 
 def read_value(kind: BodyKind, value: object, bounds: BodyBounds, render: Render) -> ReadBody:
@@ -101,7 +107,9 @@ def read_value(kind: BodyKind, value: object, bounds: BodyBounds, render: Render
     if isinstance(request, ChatRequest):
         text = _rendered(request.model, request.messages, True, bounds, render)
         return ReadBody(request, (text,), prediction, rendered=True)
-    return ReadBody(request, _prompts(request.prompt, bounds), prediction)
+    suffix = request.suffix or ""
+    check_text("suffix", "suffix", suffix, bounds)
+    return ReadBody(request, _prompts(request.prompt, bounds), prediction, suffix)
 
 
 def small_fields(value: object) -> bytes:

@@ -1,7 +1,8 @@
 """Renders conversations as prompts, by the chat templates of the served models. Pure.
 
-A template is a program that came with a model. The sandbox keeps a template from everything but the messages;
-the process around this module bounds its time and its memory, and may be killed.
+A template is a program that came with a model, written for transformers: it finds the filters, functions and
+tags here that transformers offers. The sandbox keeps a template from everything but the messages; the process
+around this module bounds its time and its memory, and may be killed.
 """
 
 import json
@@ -11,9 +12,13 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.runtime import Context
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from orchestrator.front.http.field_faults import FieldRefused
 
@@ -36,7 +41,9 @@ def render_conversation(
     pieces, length = [], 0
     try:
         for piece in _compiled(source).generate(
-            messages=[dict(message) for message in messages],
+            messages=[_with_reasoning(message) for message in messages],
+            tools=None,
+            documents=None,
             add_generation_prompt=add_generation_prompt,
             **tokens,
         ):
@@ -69,18 +76,80 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+class _Generation(Extension):
+    """The tags `generation` and `endgeneration`, around what an assistant wrote: they change no text."""
+
+    tags = {"generation"}  # noqa: RUF012  # the library's own type
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+
+    def _inside(self, caller: Macro) -> str:
+        return str(caller())
+
+
+class _Namespace(Namespace):
+    """A namespace of a template's variables, whose names cannot reach into Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, args = args[0], args[1:]  # a variable may be called self
+        variables = dict(*args, **kwargs)
+        for name in variables:
+            _check_variable(name)
+        Namespace.__init__(self, variables)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_variable(name)
+        super().__setitem__(name, value)
+
+
+class _Dict:
+    """The function `dict` of templates, without the type's other attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """A dict with these keys and one value."""
+        return dict.fromkeys(*args)
+
+
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> jinja2.Template:
-    """The compiled template, with the filters and functions that templates of published tokenizers expect."""
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
+    """The compiled template, with the filters, functions and tags that transformers offers."""
+    extensions = [_Generation, loopcontrols]
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions, autoescape=False)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
     return environment.from_string(source)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _with_reasoning(message: Mapping[str, str]) -> dict[str, str]:
+    """The message, its reasoning also under the other name that published templates read."""
+    reasoning = message.get("reasoning_content")
+    return dict(message) if reasoning is None else {"thinking": reasoning, **message}
+
+
+def _check_variable(name: str) -> None:
+    if name.startswith("_"):
+        raise SecurityError(f"a namespace has no variable {name!r}: no name begins with an underscore")
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

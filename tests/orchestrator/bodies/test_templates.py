@@ -1,0 +1,53 @@
+"""Chat templates render as transformers renders them."""
+
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from orchestrator.front.http.bodies.templates import render_conversation
+from orchestrator.front.http.field_faults import FieldRefused
+
+MESSAGES = [
+    {"role": "system", "content": "Be <kind> & \u00e9."},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "ho", "reasoning_content": "hm"},
+    {"role": "user", "content": "and?"},
+]
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+EACH = "{% for m in messages %}"
+TEMPLATES = [
+    EACH + "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    EACH + "{{ m | tojson(sort_keys=true) }}{{ m | tojson(ensure_ascii=true, indent=2) }}{% endfor %}",
+    "{{ messages | tojson(separators=(',', ':')) }}",
+    "{% if tools is defined and tools %}x{% endif %}{% if tools is none and documents is none %}y{% endif %}",
+    EACH + "{% if loop.index > 2 %}{% break %}{% endif %}{{ bos_token + m.content | trim }}{% endfor %}",
+    "{% set ns = namespace(n=0, self=1) %}" + EACH + "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    EACH + "{{ m.reasoning_content or '' }}{{ m.thinking or '' }}{% endfor %}",
+    "{% set d = dict(a=1, **{'b': 2}) %}{{ d | tojson }}{% if add_generation_prompt %}a:{% endif %}",
+    "   {% for m in messages %}\n  {{ m.role }}\n{% endfor %}\n",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_template_renders_as_transformers_renders_it(template: str, follows: bool) -> None:
+    conversations: list[Any] = [MESSAGES]
+    (theirs,), _ = render_jinja_template(
+        conversations, chat_template=template, add_generation_prompt=follows, **TOKENS
+    )
+    assert render_conversation(template, TOKENS, MESSAGES, add_generation_prompt=follows) == theirs
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ dict.__subclasses__() }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ messages[0].update({}) }}",
+    ],
+)
+def test_a_template_reaches_nothing_of_python(template: str) -> None:
+    with pytest.raises(FieldRefused, match="chat template"):
+        render_conversation(template, TOKENS, MESSAGES)
