@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from drafter_service.draft_tree import Growth
-from outrider.runtime.model_settings import ModelSettings
+from outrider.model_settings import ModelSettings
 from outrider.runtime.threads import default_threads
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest

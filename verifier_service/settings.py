@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from outrider.runtime.model_settings import ModelSettings
+from outrider.model_settings import ModelSettings
 from outrider.runtime.settings import Names
 from outrider.runtime.threads import default_threads
 from verifier_service.proposers.batched import BATCHED_PROPOSERS

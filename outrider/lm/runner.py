@@ -59,9 +59,8 @@ class PackedLM:
 
         ``kv_mb`` bounds the keys and values of all sessions together, in MiB, and what a ``guest`` keeps
         beside them; None: CPU_KV_MB on the CPU, and on a GPU what is free until `fit_pool` sets the bound.
-        ``profile`` is the fast one by default; the deterministic one holds once ``pack`` was called. ``gpu``
-        says how passes run on a GPU. Raises ModelRefused if not every layer attends through the attention
-        interface.
+        ``profile`` is the fast one by default; the deterministic one holds once ``pack`` was called. Raises
+        ModelRefused if not every layer attends through the attention interface.
         """
         text = model.config.get_text_config()
         self.model = model
@@ -80,8 +79,7 @@ class PackedLM:
             nullcontext()
         )
         """Context manager around the model's part of every pass; entered once the rows are checked."""
-        self._device = model.device
-        self._on_device = transfer.current(model.device)
+        self._device, self._on_device = model.device, transfer.current(model.device)
         self.gpu = gpu or GpuOptions()
         """How passes run on a GPU."""
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
