@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from drafter_service.draft_tree import Growth
-from outrider.runtime.model_settings import ModelSettings
-from outrider.runtime.threads import default_threads
+from outrider.model_settings import ModelSettings
+from outrider.runtime.settings import CacheDir, default_cache_dir
+from outrider.runtime.threads import Threads
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest
 
@@ -36,8 +37,12 @@ class DrafterSettings(ModelSettings):
     """This source's name in usage and metrics; 1 to 64 printable characters, no comma, not `target`."""
     drafter: DrafterKind = "causal_lm"
     """The kind of drafter: an entry of drafter_service.settings.DRAFTERS."""
-    threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
-    """Threads of one pass on the CPU; by default all cores but one."""
+    threads: Threads = "auto"
+    """Threads of one pass on the CPU. auto: a measurement at load chooses as few as are fast, at most all
+    cores but one, or OMP_NUM_THREADS."""
+    cache_dir: CacheDir = Field(default_factory=default_cache_dir)
+    """Folder that keeps for later starts what was measured at load; none: nothing is kept. Default: outrider
+    in the user's cache folder."""
     max_sessions: Annotated[int, Field(ge=1)] = 256
     """Most sessions followed at a time."""
     keep_s: Annotated[float, Field(ge=0)] = 10.0

@@ -2,6 +2,7 @@
 
 from outrider.lm.device.placement import GpuOptions, kv_mb_of
 from outrider.lm.runner import PackedLM
+from outrider.runtime.threads import most_threads
 from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2
 from outrider.wire.channel import least_message_mb
@@ -19,16 +20,16 @@ def load_target(settings: VerifierSettings) -> PackedLM:
 
     The deterministic profile computes on one thread; settings that ask for more threads are refused.
     """
-    chosen = "threads" in settings.model_fields_set
-    threads = settings.threads if chosen or not settings.deterministic else 1
     return PackedLM.load(
         settings.model,
         device=settings.device,
         dtype=settings.dtype,
-        threads=threads,
+        threads=threads_of(settings),
+        fewer_threads=settings.threads == "auto",
         kv_mb=kv_mb_of(settings.kv_mb),
         deterministic=settings.deterministic,
         guest=guest_room(settings.proposers),
+        cache_dir=settings.cache_dir,
         gpu=gpu_options(settings),
     )
 
@@ -40,6 +41,13 @@ def gpu_options(settings: VerifierSettings) -> GpuOptions:
         memory_utilization=settings.gpu_memory_utilization,
         capture_s=settings.capture_s,
     )
+
+
+def threads_of(settings: VerifierSettings) -> int:
+    """Compute threads of one rank; under `auto` the most that a measurement may choose."""
+    if settings.threads != "auto":
+        return settings.threads
+    return 1 if settings.deterministic else max(1, most_threads() // settings.ranks)
 
 
 def tokens_of(target: PackedLM) -> TokenTable | None:

@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from outrider.runtime.model_settings import ModelSettings
-from outrider.runtime.settings import Names
-from outrider.runtime.threads import default_threads
+from outrider.model_settings import ModelSettings
+from outrider.runtime.settings import CacheDir, Names, default_cache_dir
+from outrider.runtime.threads import Threads
 from verifier_service.proposers.batched import BATCHED_PROPOSERS
 from verifier_service.sessions.request import MAX_NODES
 
@@ -21,8 +21,12 @@ class VerifierSettings(ModelSettings):
     deterministic: bool = False
     """Whether each row of logits depends bit for bit on weights and tokens alone, whatever else the pass
     computes; uses one thread."""
-    threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
-    """Threads that compute a pass on the CPU; by default all cores but one."""
+    threads: Threads = "auto"
+    """Threads that compute a pass on the CPU. auto: a measurement at load chooses as few as are fast, at most
+    all cores but one, or OMP_NUM_THREADS."""
+    cache_dir: CacheDir = Field(default_factory=default_cache_dir)
+    """Folder that keeps for later starts what was measured at load; none: nothing is kept. Default: outrider
+    in the user's cache folder."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes on this machine over which the target is split, each with a device of its own; torchrun can
     start them instead."""

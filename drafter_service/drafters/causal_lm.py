@@ -12,6 +12,7 @@ from outrider.lm.device.placement import GpuOptions, kv_mb_of
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
+from outrider.runtime.threads import most_threads
 from outrider.tokens import TokenTable
 
 
@@ -38,8 +39,10 @@ class CausalLMDrafter:
             settings.model,
             device=settings.device,
             dtype=settings.dtype,
-            threads=settings.threads,
+            threads=most_threads() if settings.threads == "auto" else settings.threads,
+            fewer_threads=settings.threads == "auto",
             kv_mb=kv_mb_of(settings.kv_mb),
+            cache_dir=settings.cache_dir,
             gpu=GpuOptions(
                 cuda_graphs=settings.cuda_graphs,
                 memory_utilization=settings.gpu_memory_utilization,

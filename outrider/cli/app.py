@@ -102,7 +102,7 @@ def up(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Compute threads of the verifier, and of the drafter. Default: by cores."),
+        typer.Option(min=1, help="Compute threads of the verifier, and of the drafter. Default: measured."),
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Number format of the models. Default: auto.")] = None,
     device: Annotated[str | None, typer.Option(help="Torch device. Default: auto.")] = None,

@@ -4,11 +4,15 @@ The fast profile below is the default. `outrider.lm.deterministic.profile` is th
 so that a row of logits is the same, bit for bit, whatever else its pass computes.
 """
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from transformers import PreTrainedModel
 
 from outrider.lm.attention.interface import SlotCache
+from outrider.lm.autotune.products import TunedProducts
+from outrider.lm.autotune.times_file import TimesFile
 from outrider.lm.device.stacked import can_stack, stacked_on_gpu
 from outrider.lm.graphs.backend_choice import choose_backend
 from outrider.lm.kv.pool import KVLayout, SlotPool
@@ -57,10 +61,17 @@ class Profile(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class FastProfile:
     """The fastest passes that are right up to rounding. A Profile."""
 
-    label = ""
+    cache_dir: Path | None = None
+    """Folder that keeps measured times of kernels for later processes; None: they stay in this process."""
+
+    @property
+    def label(self) -> str:
+        """Empty: this is the default arithmetic."""
+        return ""
 
     def check_settings(self, device: str, threads: int, ranks: int) -> None:
         """Accepts every device, thread count and rank count."""
@@ -74,11 +85,11 @@ class FastProfile:
         return ranks == 1 and (can_pack(model) or can_stack(model))
 
     def pack(self, lm: "PackedLM") -> None:
-        """Stacks layers with one input; on the CPU, lays them out as oneDNN wants them for few rows."""
+        """Stacks layers with one input; on the CPU, chooses kernels by measuring."""
         if lm.model.device.type == "cuda":
             pack_linears(lm.model, lm.find_layout, stacked_on_gpu)
         else:
-            pack_linears(lm.model, lm.find_layout)
+            pack_linears(lm.model, lm.find_layout, TunedProducts(TimesFile(self.cache_dir)))
 
     def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
         """Chooses between ragged passes and steps of static shape by measuring both."""

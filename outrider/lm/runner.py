@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from outrider.lm import transfer
 from outrider.lm.attention.interface import ACTIVE, ATTENTION, PackedCache
+from outrider.lm.autotune.threads import measure_threads
 from outrider.lm.deterministic.profile import Deterministic
 from outrider.lm.device.digest import digester_for
 from outrider.lm.device.layout import NO_ASKS, Asks
@@ -59,9 +60,8 @@ class PackedLM:
 
         ``kv_mb`` bounds the keys and values of all sessions together, in MiB, and what a ``guest`` keeps
         beside them; None: CPU_KV_MB on the CPU, and on a GPU what is free until `fit_pool` sets the bound.
-        ``profile`` is the fast one by default; the deterministic one holds once ``pack`` was called. ``gpu``
-        says how passes run on a GPU. Raises ModelRefused if not every layer attends through the attention
-        interface.
+        ``profile`` is the fast one by default; the deterministic one holds once ``pack`` was called. Raises
+        ModelRefused if not every layer attends through the attention interface.
         """
         text = model.config.get_text_config()
         self.model = model
@@ -80,8 +80,7 @@ class PackedLM:
             nullcontext()
         )
         """Context manager around the model's part of every pass; entered once the rows are checked."""
-        self._device = model.device
-        self._on_device = transfer.current(model.device)
+        self._device, self._on_device = model.device, transfer.current(model.device)
         self.gpu = gpu or GpuOptions()
         """How passes run on a GPU."""
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -126,26 +125,29 @@ class PackedLM:
         device: str = "cpu",
         dtype: str = "float32",
         threads: int = 1,
+        fewer_threads: bool = False,
         check: bool = True,
         kv_mb: int | None = CPU_KV_MB,
         rank_group: RankGroup | None = None,
         deterministic: bool = False,
         guest: GuestRoom | None = None,
+        cache_dir: Path | None = None,
         gpu: GpuOptions | None = None,
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
         ``device`` and ``dtype`` may be ``auto`` (`outrider.lm.device.placement`); without ``kv_mb`` keys and
         values get the memory of a GPU that is free after a trial of the largest step. ``threads`` sets
-        torch's threads for the whole process. Each rank of a ``rank_group`` gets its part of the model; all
-        ranks make the same call. ``guest`` is the room beside the model's keys and values that someone else
-        wants.
+        torch's threads for the whole process; with ``fewer_threads``, a measurement on the CPU may lower the
+        number. Each rank of a ``rank_group`` gets its part of the model; all ranks make the same call.
+        ``guest`` is the room beside the model's keys and values that someone else wants. ``cache_dir`` is the
+        folder that keeps measured times of kernels; None: they stay in this process.
 
         Raises InvalidRequest if there is no such model or device, ModelRefused (naming the model type) if the
         model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not as
         ``gpu`` requires.
         """
-        profile: Profile = Deterministic() if deterministic else FastProfile()
+        profile: Profile = Deterministic() if deterministic else FastProfile(cache_dir)
         ranks = 1 if rank_group is None else rank_group.info.size
         where = find_device(device)
         profile.check_settings(str(where), threads, ranks)
@@ -163,6 +165,8 @@ class PackedLM:
                 model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, profile=profile, guest=guest, gpu=gpu
             )
             trial = Trial.of(lm) if check else None
+            if fewer_threads and ranks == 1 and where.type == "cpu":
+                measure_threads(lm, threads)
             if profile.can_pack(model, ranks):
                 lm.pack()
             if trial is not None:

@@ -114,7 +114,9 @@ def test_a_session_with_more_branching_nodes_than_a_mask_has_bits_goes_the_ragge
 def test_a_prompts_chunk_of_any_size_is_a_step_also_beside_trees_and_with_a_tree_of_its_own() -> None:
     model = model_of("mistral", max_position_embeddings=2048)
     static, ragged = PackedLM(twin_of(model)), PackedLM(model)
-    runner = backend_choice.use_graphs(static, "gathered")
+    backend_choice.use_graphs(static, "gathered")
+    ragged_passes: list[int] = []
+    static._run_ragged = lambda *_: ragged_passes.append(1)  # type: ignore[assignment, method-assign]
     dice = random.Random(5)
     chunk = [dice.randrange(VOCABULARY) for _ in range(700)]
     # A pending row with a tree of 256 nodes is the most that a request may ask for.
@@ -133,7 +135,7 @@ def test_a_prompts_chunk_of_any_size_is_a_step_also_beside_trees_and_with_a_tree
         found.append(logits_of(lm, sequences))
 
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-    assert [shape.rows for shape in runner.shapes] == [768, 1280]
+    assert not ragged_passes
 
 
 def test_once_all_sizes_are_captured_no_step_captures_another_however_few_there_was_time_for() -> None:

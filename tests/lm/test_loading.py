@@ -108,7 +108,7 @@ def test_an_id_that_is_not_in_the_local_cache_is_named_without_network(
 
 
 def test_an_unknown_dtype_is_named(tiny_llama: Path) -> None:
-    with pytest.raises(InvalidRequest, match="dtype 'int3' is not one of float32, bfloat16"):
+    with pytest.raises(InvalidRequest, match="dtype 'int3' is not one of auto, float32, bfloat16"):
         PackedLM.load(tiny_llama, dtype="int3")
 
 

@@ -41,6 +41,7 @@ LAYERS = {
             "uvloop",
         ),
     ),
+    "outrider.model_settings": Layer(("outrider.runtime",), ("pydantic",)),
     "outrider.announcing": Layer(("speculative", "outrider.wire", "outrider.runtime", "outrider.v1"), RPC),
     "outrider.source": Layer(
         (
@@ -92,12 +93,18 @@ LAYERS = {
         ("huggingface_hub",),
     ),
     "verifier_service": Layer(
-        (*SHARED, "outrider.announcing", "outrider.lm", "verifier_service.grammar"),
+        (
+            *SHARED,
+            "outrider.announcing",
+            "outrider.model_settings",
+            "outrider.lm",
+            "verifier_service.grammar",
+        ),
         (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
     ),
     "verifier_service.grammar": Layer(("speculative", "outrider.tokens"), ("numpy", "llguidance")),
     "drafter_service": Layer(
-        (*SHARED, "outrider.announcing", "outrider.source", "outrider.lm"),
+        (*SHARED, "outrider.announcing", "outrider.model_settings", "outrider.source", "outrider.lm"),
         (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
     ),
     "retrieval_service": Layer(

@@ -252,13 +252,16 @@ class Stack:
 
     def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:
         overrides = options.overrides
-        decided = {"threads": str(threads), "dtype": options.dtype, "device": options.device}
+        decided = {"dtype": options.dtype, "device": options.device}
+        if options.threads is not None:
+            decided["threads"] = str(threads)
         if options.models()[1] and options.device_of("verifier") == options.device_of("drafter"):
             decided["gpu_memory_utilization"] = GPU_SHARES[name]
         flags = [*self._addresses(name, overrides), "--model", model]
         flags += overrides.flags(name, decided | {"log_level": options.log_level})
         if "threads" not in overrides.by_flag and overrides.text(name, "threads").isdecimal():
             threads = int(overrides.text(name, "threads"))
+        # A service that measures how many threads to use takes this variable as a bound.
         env = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **overrides.environment()}
         if Path(model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"

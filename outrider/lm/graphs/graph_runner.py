@@ -137,18 +137,22 @@ class GraphRunner:
         self._digesting: dict[tuple[int, DigestLevel], Run] = {}
         self._captured_slots = pool.slots
         self._is_complete = False
+        self._undigested: set[tuple[int, DigestLevel]] = set()
+        self._features: torch.Tensor | None = None
+        self._digests: torch.Tensor | None = None
         # No two steps are in flight, so all sizes share the results' memory.
         with torch.inference_mode():
             self._inputs = GraphInputs(rows, windows, rows * -(-max_length // BLOCK), device)
             self._logits = torch.empty(rows, vocabulary_size, dtype=dtype, device=device)
-            self._features: torch.Tensor | None = None
-            self._digests: torch.Tensor | None = None
             if digester is not None:
-                words = digester.capacity.words(DigestLevel.SAMPLED)
-                self._digests = torch.empty(rows, words, dtype=torch.int32, device=device)
-                self._inputs.add_asks(ASK_WORDS + digester.capacity.named)
-        self._undigested: set[tuple[int, DigestLevel]] = set()
+                self._make_room_for_digests(digester)
         pool.deferred = {}
+
+    def _make_room_for_digests(self, digester: RowDigester) -> None:
+        words = digester.capacity.words(DigestLevel.SAMPLED)
+        device = self._pool.layout.device
+        self._digests = torch.empty(self._max_rows, words, dtype=torch.int32, device=device)
+        self._inputs.add_asks(ASK_WORDS + digester.capacity.named)
 
     @property
     def shapes(self) -> list[GraphShape]:

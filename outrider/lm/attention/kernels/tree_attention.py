@@ -145,18 +145,13 @@ def _attend_item(
     HAS_SINKS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
     MASK_WORDS: tl.constexpr, PAGE: tl.constexpr, HAS_CAP: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one item and key head: a tile's queries over one span of its session's slots.
-
-    ``WIDEN`` converts operands to float32, because the interpreter multiplies bfloat16 by its bits.
-    """
+    """Attention of one item and key head: a tile's queries over one span of its session's slots."""
     item, head = tl.program_id(0), tl.program_id(1)
     tile = tl.load(items + item * 3)
-    begin = tl.load(items + item * 3 + 1)
-    end = tl.load(items + item * 3 + 2)
+    begin, end = tl.load(items + item * 3 + 1), tl.load(items + item * 3 + 2)
     if begin >= end:
         return
-    low = tl.load(tiles + tile * 4)
-    count = tl.load(tiles + tile * 4 + 1)
+    low, count = tl.load(tiles + tile * 4), tl.load(tiles + tile * 4 + 1)
     table = tables + tl.load(tiles + tile * 4 + 2)
     base = tl.load(tiles + tile * 4 + 3)
     lane = tl.arange(0, SIDE)
@@ -175,21 +170,19 @@ def _attend_item(
     best = tl.full([SIDE], float("-inf"), tl.float32)
     total = tl.zeros([SIDE], tl.float32)
     mixed = tl.zeros([SIDE, VALUE_PADDED], tl.float32)
-    if WIDEN:
+    if WIDEN:  # the interpreter multiplies bfloat16 by its bits
         rows = rows.to(tl.float32)
     # Masks are read in the last turns alone, which reach the branching nodes.
     plain = begin + tl.maximum(tl.minimum(end, base) - begin, 0) // KEYS * KEYS
     for start in range(begin, plain, KEYS):
         best, total, mixed = _turn(
-            rows, keys, values, table, mask_of_row, alive, since, until, start, end, base,
-            best, total, mixed,
+            rows, keys, values, table, mask_of_row, alive, since, until, start, end, base, best, total, mixed,
             scale, softcap, key_slot, value_slot, column, value_column,
             WIDTH, VALUE_WIDTH, KEYS, PAGE, HAS_CAP, WIDEN, False,
         )  # fmt: skip
     for start in range(plain, end, KEYS):
         best, total, mixed = _turn(
-            rows, keys, values, table, mask_of_row, alive, since, until, start, end, base,
-            best, total, mixed,
+            rows, keys, values, table, mask_of_row, alive, since, until, start, end, base, best, total, mixed,
             scale, softcap, key_slot, value_slot, column, value_column,
             WIDTH, VALUE_WIDTH, KEYS, PAGE, HAS_CAP, WIDEN, True,
         )  # fmt: skip
