@@ -9,7 +9,7 @@ FUZZ_SECONDS ?= 14400
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-slow kernel-check lint proto proto-check bench simulate chaos chaos-check fuzz fuzz-check clean
+.PHONY: help run test test-slow kernel-check gpu-proof lint proto proto-check bench simulate chaos chaos-check fuzz fuzz-check clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -27,6 +27,9 @@ test-slow: ## Those that take long: more than five seconds each
 
 kernel-check: ## The GPU kernel's tests on the CPU, in Triton's interpreter
 	@scripts/kernel-check
+
+gpu-proof: ## All that shows the GPU path right without a GPU: replays, counts, every kernel for four architectures
+	@GPU_PROOF=1 KERNEL_TESTS=tests/gpu scripts/kernel-check -rP
 
 lint: ## Lint, format, types
 	@scripts/setup test

@@ -1,10 +1,12 @@
-"""Milliseconds of one step on a GPU beside its memory bandwidth's bound, and whether ids stay the same.
+"""Milliseconds of one step on a GPU beside the least that its memory and arithmetic allow, and equal ids.
 
-Times steps of several sessions and trees on an 8B-shaped Llama with random bfloat16 weights, and compares
-them with the time that reading the weights, keys and values takes at the measured copy bandwidth. Then
-compares the greedy ids of a small model through trees with its plain ones, in float32 without TF32 and in
-bfloat16. Run as `outrider bench gpu-step --json`; `--device cpu --tiny` runs the same code small.
-docs/figures.md says what each field means.
+Times steps of several sessions and trees on an 8B-shaped Llama with random bfloat16 weights: a session has a
+pending row and a tree below it, sessions differ in length, and every step follows a commit that moved keys
+and values. The floor is the larger of two times: that of the bytes that a step must move at the measured
+copy bandwidth, and that of its products at the measured rate of a large product. Then compares the greedy
+ids of a small model through trees with its plain ones, in float32 without TF32 and in bfloat16. Run as
+`outrider bench gpu-step --json`; `--device cpu --tiny` runs the same code small. docs/figures.md says what
+each field means.
 """
 
 import argparse
@@ -12,195 +14,230 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.shared.envelope import command_line, print_result
+from benchmarks.shared.random_llama import (
+    EIGHT_BILLION,
+    PREFILL_CHUNK,
+    TINY,
+    LlamaSize,
+    TimedDevice,
+    packed_llama,
+    prefilled,
+    random_llama,
+    static_steps,
+)
 from outrider.lm import transfer
 from outrider.lm.device.layout import DigestLevel
-from outrider.lm.graphs.backend_choice import use_graphs, use_ragged
-from outrider.lm.graphs.capture import CudaGraphs
+from outrider.lm.graphs.backend_choice import use_ragged
 from outrider.lm.graphs.graph_runner import GraphRunner
-from outrider.lm.kv.table import SlotTable
+from outrider.lm.outcome import Outcome
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.runner import PackedLM
+from speculative.choice import choose_token
+from speculative.digest import RowAsk
+from speculative.history import History
+from speculative.noise import PositionNoise
+from speculative.params import SamplingParams
 
-WARM_UP = 3
-PREFILL_CHUNK = 256
 TREE_NODES = 8
 """Nodes of a drafted tree where ids are compared: a chain of four, each node after a wrong sibling."""
+VISITED = 4
+"""Rows of each session whose token is chosen in a timed step: the pending row and three accepted nodes."""
+MOVED = 3
+"""Slots of each session that a commit moves before a timed step."""
+TEMPERATURE = 0.8
+HISTORY = History.of([1], 1)
 
 
 @dataclass(frozen=True, slots=True)
-class BenchSize:
-    """The dimensions of a model, and the batches and trees that are timed on it."""
+class BenchPlan:
+    """A model, and the batches and trees that are timed on it."""
 
-    hidden: int
-    layers: int
-    heads: int
-    key_heads: int
-    intermediate: int
-    vocabulary: int
+    model: LlamaSize
     context: int
+    """Mean number of committed tokens of a session; sessions have 50 to 150 % of it."""
     batches: tuple[int, ...]
     trees: tuple[int, ...]
+    """Nodes of each session's tree; the session's pending row comes on top."""
+    prompt: int
+    """Rows of a prompt's chunk in the steps that carry one."""
     copied_mb: int
+    product_width: int
     tokens: int
     """Tokens generated per prompt where ids are compared."""
 
 
-EIGHT_BILLION = BenchSize(4096, 32, 32, 8, 14336, 128256, 1024, (1, 8, 32), (1, 8, 32, 64), 2048, 256)
-TINY = BenchSize(64, 2, 4, 2, 128, 512, 64, (1, 2), (1, 4), 8, 24)
-SMALL = BenchSize(512, 8, 8, 4, 1376, 4096, 0, (), (), 0, 0)
+FULL = BenchPlan(EIGHT_BILLION, 1024, (1, 8, 32), (0, 8, 32, 64), PREFILL_CHUNK, 2048, 8192, 256)
+SMALL = BenchPlan(TINY, 64, (1, 2), (0, 4), 16, 8, 64, 24)
+COMPARED = LlamaSize(512, 8, 8, 4, 1376, 4096)
 """Dimensions of the model whose ids are compared."""
 
 
-class TimedDevice:
-    """A device whose work is timed."""
+class Floor(NamedTuple):
+    """The least time of a step in milliseconds, by what bounds it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.is_gpu = name.startswith("cuda")
+    bytes_ms: float
+    arithmetic_ms: float
 
-    def settle(self) -> None:
-        """Waits until the device has finished all work."""
-        if self.is_gpu:
-            torch.cuda.synchronize()
+    @property
+    def ms(self) -> float:
+        """The larger of the two times."""
+        return max(self)
 
-    def ms(self, once: Callable[[], object], repeats: int) -> float:
-        """Median milliseconds of `once`, from an idle device to an idle device."""
-        times = []
-        for turn in range(WARM_UP + repeats):
-            self.settle()
-            began = time.perf_counter()
-            once()
-            self.settle()
-            if turn >= WARM_UP:
-                times.append((time.perf_counter() - began) * 1e3)
-        return median(times)
-
-    def copied_bytes_per_second(self, megabytes: int, repeats: int) -> float:
-        """Copy bandwidth: bytes that a large copy reads and writes, per second."""
-        source = torch.randint(127, (megabytes * 2**20,), dtype=torch.uint8, device=self.name)
-        target = torch.empty_like(source)
-        return 2 * source.numel() / (self.ms(lambda: target.copy_(source), repeats) / 1e3)
+    @property
+    def bound(self) -> str:
+        """What bounds the step: bytes or arithmetic."""
+        return "bytes" if self.bytes_ms >= self.arithmetic_ms else "arithmetic"
 
 
-def build(size: BenchSize, device: str, dtype: torch.dtype, seed: int = 0) -> LlamaForCausalLM:
-    """A Llama of this size with random weights, created on the device that runs it."""
-    config = LlamaConfig(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.key_heads,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-    )
-    config._attn_implementation = "eager"
-    before = torch.get_default_dtype()
-    torch.manual_seed(seed)
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            model = LlamaForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(before)
-    return model.requires_grad_(False)
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The least time of a step of one model on one device.
 
+    Args:
+        size: dimensions of the model.
+        value_bytes: bytes of one weight, key or value.
+        bytes_per_second: measured copy bandwidth.
+        operations_per_second: measured rate of a large product.
+    """
 
-def static_steps(lm: PackedLM, device: TimedDevice) -> GraphRunner:
-    """Makes a model run in static steps: captured with the Triton kernel on a GPU, plain torch elsewhere."""
-    return use_graphs(lm, "triton", CudaGraphs()) if device.is_gpu else use_graphs(lm, "gathered")
+    size: LlamaSize
+    value_bytes: int
+    bytes_per_second: float
+    operations_per_second: float
 
+    @property
+    def multiplied(self) -> int:
+        """Number of weights that every row is multiplied with: all but the embedding and the norms."""
+        size = self.size
+        attention = size.hidden * size.head_width * 2 * (size.heads + size.key_heads)
+        layer = attention + 3 * size.hidden * size.intermediate
+        return size.layers * layer + size.hidden * size.vocabulary
 
-def prefilled(lm: PackedLM, prompt: Sequence[int]) -> SlotTable:
-    """The slot table of a new session that has committed this prompt."""
-    table = lm.table(reserve=len(prompt) + PREFILL_CHUNK)
-    for low in range(0, len(prompt), PREFILL_CHUNK):
-        part = prompt[low : low + PREFILL_CHUNK]
-        lm.forward([SequenceRows(table, part, range(-1, len(part) - 1), ())])
-        table.commit(range(len(part)))
-    return table
+    def floor(self, contexts: Sequence[int], rows: Sequence[int]) -> Floor:
+        """The floor of a step that computes ``rows`` rows of sessions with ``contexts`` committed tokens.
+
+        Weights and each session's context are read once; each row reads its embedding, and its keys and
+        values are written and read.
+        """
+        size, count = self.size, sum(rows)
+        values = self.multiplied + size.token_values * (sum(contexts) + 2 * count) + size.hidden * count
+        seen = sum(new * (old + new) for old, new in zip(contexts, rows, strict=True))
+        products = 2 * self.multiplied * count + 4 * size.layers * size.hidden * seen
+        return Floor(
+            values * self.value_bytes / self.bytes_per_second * 1e3,
+            products / self.operations_per_second * 1e3,
+        )
 
 
 class StepBench:
-    """Times steps of a model: in all, by part, and the least time that the memory bandwidth allows."""
+    """Times steps of a model: in all, by part, and beside their floor."""
 
-    def __init__(self, size: BenchSize, device: TimedDevice, dtype: torch.dtype, repeats: int) -> None:
-        self._size, self._device, self._repeats = size, device, repeats
-        slots = max(size.batches) * (size.context + PREFILL_CHUNK + 16)
-        head = size.hidden // size.heads
-        self._slot_bytes = 2 * size.layers * size.key_heads * head * dtype.itemsize
-        self._lm = PackedLM(build(size, device.name, dtype), kv_mb=slots * self._slot_bytes // 2**20 + 1)
-        embedded = self._lm.model.get_input_embeddings().weight
-        weights = sum(each.numel() * each.element_size() for each in self._lm.model.parameters())
-        self.weight_bytes = weights - embedded.numel() * embedded.element_size()
-        self.bandwidth = device.copied_bytes_per_second(size.copied_mb, repeats)
+    def __init__(self, plan: BenchPlan, device: TimedDevice, dtype: torch.dtype, repeats: int) -> None:
+        self._plan, self._device, self._repeats = plan, device, repeats
+        most, size = max(plan.batches), plan.model
+        lengths = [plan.context // 2 + plan.context * at // max(1, most - 1) for at in range(most)]
+        room = sum(lengths) + (most + 1) * (max(plan.trees) + 2 * PREFILL_CHUNK)
+        self.lm = packed_llama(random_llama(size, device.name, dtype), size, room)
+        self.roofline = Roofline(
+            size,
+            dtype.itemsize,
+            device.copied_bytes_per_second(plan.copied_mb, repeats),
+            device.operations_per_second(plan.product_width, dtype, repeats),
+        )
         generator = torch.Generator().manual_seed(1)
         self._tables = [
-            prefilled(self._lm, torch.randint(size.vocabulary, (size.context,), generator=generator).tolist())
-            for _ in range(max(size.batches))
+            prefilled(self.lm, torch.randint(size.vocabulary, (length,), generator=generator).tolist())
+            for length in lengths
         ]
+        self._reading = self.lm.table(reserve=plan.prompt)
 
     def rows(self) -> list[dict[str, Any]]:
         """One result row per batch and tree."""
-        return [self._row(batch, tree) for batch in self._size.batches for tree in self._size.trees]
+        return [self.row(batch, tree) for batch in self._plan.batches for tree in self._plan.trees]
 
-    def _row(self, batch: int, tree: int) -> dict[str, Any]:
-        use_ragged(self._lm)
-        ragged_ms = self._device.ms(self._pass(batch, tree), self._repeats)
-        steps = static_steps(self._lm, self._device)
-        step_ms = self._device.ms(self._pass(batch, tree), self._repeats)
-        # A session's context is read once; each row reads an embedding and writes keys and values.
-        read = self.weight_bytes + batch * (self._size.context + tree) * self._slot_bytes
-        written = batch * tree * (self._slot_bytes + self._embedding_bytes())
-        floor_ms = (read + written) / self.bandwidth * 1e3
+    def row(self, batch: int, tree: int) -> dict[str, Any]:
+        """Times of one batch and tree, and their floor."""
+        ms = self._device.ms
+        use_ragged(self.lm)
+        ragged_ms = ms(self._step(batch, tree, 0.0), self._repeats)
+        steps = static_steps(self.lm, self._device)
+        step_ms, sampled_ms = (
+            ms(self._step(batch, tree, temperature), self._repeats) for temperature in (0.0, TEMPERATURE)
+        )
+        with_prompt_ms = ms(self._step(batch, tree, 0.0, with_prompt=True), self._repeats)
+        contexts, rows = [table.length for table in self._chosen(batch)], [tree + 1] * batch
+        floor = self.roofline.floor(contexts, rows)
+        prompt_floor = self.roofline.floor([*contexts, 0], [*rows, self._plan.prompt])
         return {
             "batch": batch,
             "tree": tree,
             "step_ms": round(step_ms, 3),
-            "floor_ms": round(floor_ms, 4),
-            "over_floor": round(step_ms / floor_ms, 3),
+            "sampled_ms": round(sampled_ms, 3),
+            "floor_ms": round(floor.ms, 4),
+            "floor_by": floor.bound,
+            "over_floor": round(step_ms / floor.ms, 3),
+            "sampled_over_floor": round(sampled_ms / floor.ms, 3),
+            "with_prompt_ms": round(with_prompt_ms, 3),
+            "with_prompt_floor_ms": round(prompt_floor.ms, 4),
             "ragged_ms": round(ragged_ms, 3),
             **self._parts(steps, batch, tree),
         }
 
-    def _embedding_bytes(self) -> int:
-        return self._size.hidden * self._lm.model.dtype.itemsize
+    def _chosen(self, batch: int) -> list[Any]:
+        """The tables of a batch: spread over all lengths."""
+        most = len(self._tables)
+        return [self._tables[(2 * at + 1) * most // (2 * batch)] for at in range(batch)]
 
-    def _shares(self, batch: int, tree: int) -> list[SequenceRows]:
-        parents = [(row + 1) // 2 - 1 for row in range(tree)]
-        return [SequenceRows(table, range(tree), parents, range(tree)) for table in self._tables[:batch]]
+    def _shares(self, batch: int, tree: int, temperature: float) -> list[SequenceRows]:
+        parents = [-1, *((node + 1) // 2 for node in range(tree))]
+        rows = range(tree + 1)
+        asks = [RowAsk(7, row, temperature) for row in rows]
+        return [SequenceRows(table, rows, parents, rows, lambda: asks) for table in self._chosen(batch)]
 
-    def _pass(self, batch: int, tree: int) -> Callable[[], None]:
-        shares = self._shares(batch, tree)
+    def _step(
+        self, batch: int, tree: int, temperature: float, with_prompt: bool = False
+    ) -> Callable[[], None]:
+        """One step with all that serving does to the device: a pass, chosen tokens, and moved slots."""
+        shares = self._shares(batch, tree, temperature)
+        moved = min(MOVED, tree)
+        given = list(shares)
+        if with_prompt:
+            count = self._plan.prompt
+            given.append(SequenceRows(self._reading, [1] * count, range(-1, count - 1), ()))
+        params = SamplingParams(temperature=temperature)
 
         def once() -> None:
-            self._lm.forward(shares)
+            choose_all(self.lm.forward(given), batch, tree, params)
             for share in shares:
-                share.table.drop_nodes()
+                table = share.table
+                if moved:
+                    # What a commit of nodes beside the first branch moves.
+                    low, high = table.length, table.length + tree + 1
+                    self.lm.pool.copy(table.slots(high - moved, high), table.slots(low, low + moved))
+                table.drop_nodes()
+            self._reading.drop_nodes()
 
         return once
 
     @torch.inference_mode()
     def _parts(self, steps: GraphRunner, batch: int, tree: int) -> dict[str, float]:
-        """Milliseconds of a step's three parts, each timed alone."""
-        lm, device, repeats = self._lm, self._device, self._repeats
-        shares = self._shares(batch, tree)
-        ids, wanted = [row for share in shares for row in share.tokens], range(batch * tree)
+        """Milliseconds of a greedy step's three parts, each timed alone."""
+        lm, device, repeats = self.lm, self._device, self._repeats
+        shares = self._shares(batch, tree, 0.0)
+        ids, wanted = [row for share in shares for row in share.tokens], range(batch * (tree + 1))
 
         def prepare() -> None:
             steps.prepare(PassPlan(shares, lm.pool, lm.model.dtype), ids, wanted)
 
         def fetch() -> None:
-            digests = steps.results(shape, DigestLevel.PLAIN, batch * tree, batch * tree).digests
+            digests = steps.results(shape, DigestLevel.PLAIN, len(ids), len(ids)).digests
             if digests is not None:
                 transfer.download(digests)
 
@@ -212,13 +249,22 @@ class StepBench:
         }
 
 
+def choose_all(outcome: Outcome, batch: int, tree: int, params: SamplingParams) -> None:
+    """Chooses the tokens of the rows that each session visits."""
+    for session in range(batch):
+        for row in range(min(VISITED, tree + 1)):
+            digest = outcome.digest(session * (tree + 1) + row)
+            noise = PositionNoise(7, row, digest.vocabulary_size) if params.temperature else None
+            choose_token(digest, params, HISTORY, noise)
+
+
 class TreeExactness:
     """Compares greedy ids of a small model, decoded plainly and through trees with wrong branches."""
 
-    def __init__(self, device: TimedDevice, dtype: torch.dtype, size: BenchSize) -> None:
-        self._lm = PackedLM(build(size, device.name, dtype, seed=2), kv_mb=256)
+    def __init__(self, device: TimedDevice, dtype: torch.dtype, size: LlamaSize) -> None:
+        self.lm = PackedLM(random_llama(size, device.name, dtype, seed=2), kv_mb=256)
         self._vocabulary = size.vocabulary
-        static_steps(self._lm, device)
+        static_steps(self.lm, device)
 
     def compare(self, prompts: int, tokens: int) -> dict[str, Any]:
         """Whether all ids are the same, and the margin of plain logits at each prompt's first difference."""
@@ -241,19 +287,19 @@ class TreeExactness:
         }
 
     def _decode_plain(self, prompt: Sequence[int], count: int) -> tuple[list[int], list[NDArray[np.float32]]]:
-        table = prefilled(self._lm, prompt[:-1])
+        table = prefilled(self.lm, prompt[:-1])
         ids, rows = [prompt[-1]], []
         for _ in range(count):
-            logits = self._lm.forward([SequenceRows(table, ids[-1:], [-1], [0])]).row(0)
+            logits = self.lm.forward([SequenceRows(table, ids[-1:], [-1], [0])]).row(0)
             table.commit([0])
             rows.append(logits.copy())
             ids.append(int(logits.argmax()))
-        self._lm.release(table)
+        self.lm.release(table)
         return ids[1:], rows
 
     def _decode_trees(self, prompt: Sequence[int], plain: Sequence[int]) -> list[int]:
         """Ids decoded through trees whose right branch holds the plainly decoded ids."""
-        table = prefilled(self._lm, prompt[:-1])
+        table = prefilled(self.lm, prompt[:-1])
         ids = [prompt[-1]]
         while len(ids) <= len(plain):
             right = plain[len(ids) - 1 : len(ids) - 1 + TREE_NODES // 2]
@@ -262,7 +308,7 @@ class TreeExactness:
                 tokens += [(token + 1) % self._vocabulary, token]
                 parents += [parent, parent]
                 parent = len(tokens) - 1
-            logits = self._lm.forward([SequenceRows(table, tokens, parents, range(len(tokens)))]).rows()
+            logits = self.lm.forward([SequenceRows(table, tokens, parents, range(len(tokens)))]).rows()
             path = [0]
             while True:
                 ids.append(int(logits[path[-1]].argmax()))
@@ -272,7 +318,7 @@ class TreeExactness:
                     break
                 path += match
             table.keep(path)
-        self._lm.release(table)
+        self.lm.release(table)
         return ids[1 : 1 + len(plain)]
 
 
@@ -294,26 +340,25 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("highest")
     started = time.perf_counter()
-    size, device = TINY if settings.tiny else EIGHT_BILLION, TimedDevice(settings.device)
-    compared = TINY if settings.tiny else SMALL
+    plan, device = SMALL if settings.tiny else FULL, TimedDevice(settings.device)
+    compared = TINY if settings.tiny else COMPARED
     exact = {
-        name: TreeExactness(device, dtype, compared).compare(settings.prompts, size.tokens)
+        name: TreeExactness(device, dtype, compared).compare(settings.prompts, plan.tokens)
         for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
     }
-    steps = StepBench(size, device, torch.bfloat16, settings.repeats)
+    steps = StepBench(plan, device, torch.bfloat16, settings.repeats)
     rows = steps.rows()
-    print(f"{'batch':>6}{'tree':>6}{'ms':>10}{'floor':>10}{'/ floor':>9}{'ragged':>10}", file=sys.stderr)
+    columns = ("batch", "tree", "step_ms", "sampled_ms", "floor_ms", "floor_by", "over_floor", "ragged_ms")
+    print("".join(f"{name:>12}" for name in columns), file=sys.stderr)
     for row in rows:
-        print(
-            f"{row['batch']:>6}{row['tree']:>6}{row['step_ms']:>10.3f}{row['floor_ms']:>10.4f}"
-            f"{row['over_floor']:>9.2f}{row['ragged_ms']:>10.3f}",
-            file=sys.stderr,
-        )
+        print("".join(f"{row[name]:>12}" for name in columns), file=sys.stderr)
+    roofline = steps.roofline
     fields = {
         "device": torch.cuda.get_device_name() if device.is_gpu else "cpu",
-        "model": asdict(size) | {"dtype": "bfloat16"},
-        "copy_gb_per_second": round(steps.bandwidth / 1e9, 3),
-        "weight_bytes": steps.weight_bytes,
+        "model": asdict(plan) | {"dtype": "bfloat16"},
+        "copy_gb_per_second": round(roofline.bytes_per_second / 1e9, 3),
+        "product_tflops": round(roofline.operations_per_second / 1e12, 4),
+        "weight_bytes": roofline.multiplied * roofline.value_bytes,
         "steps": rows,
         "exactness": exact,
     }

@@ -1,0 +1,124 @@
+"""Compiles the attention kernels for one GPU architecture, and prints what each variant takes.
+
+Run as `python -m tests.gpu.compile_kernels 90`: one JSON line per variant. Needs Triton, whose wheel brings
+ptxas, and no GPU.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource, compile
+
+from outrider.lm.attention.kernels import tree_attention
+from outrider.lm.attention.metadata import WORDS
+from outrider.lm.kv.blocks import BLOCK
+
+DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+WIDTHS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))
+"""Widths of keys and of values."""
+GROUPS = (1, 4, 8)
+SIDES = (16, 64)
+"""Queries in a small and in a large tile."""
+_FLOATS = ("scale", "softcap")
+_INDICES = ("items", "tiles", "spans", "first", "upto", "masks", "tables", "row_tile")
+
+
+def variants() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Kernel, dtype and constants of every variant; caps and sinks take turns over them."""
+    for at, ((dtype, size), (width, value_width), groups, side) in enumerate(
+        product(DTYPES.items(), WIDTHS, GROUPS, SIDES)
+    ):
+        padded, value_padded = (triton.next_power_of_2(each) for each in (width, value_width))
+        shape = {
+            "GROUPS": groups,
+            "VALUE_WIDTH": value_width,
+            "VALUE_PADDED": value_padded,
+            "SIDE": side,
+            "HAS_SINKS": at % 3 == 0,
+        }
+        item = {
+            "WIDTH": width,
+            "PADDED": padded,
+            "KEYS": tree_attention._keys_at_once(padded, size),
+            "MASK_WORDS": WORDS,
+            "PAGE": BLOCK,
+            "HAS_CAP": at % 2 == 0,
+            "WIDEN": False,
+        }
+        yield "_attend_item", dtype, shape | item
+        if groups == 4:
+            yield "_join_items", dtype, shape
+
+
+def compiled(kernel: str, dtype: str, constants: dict[str, Any], architecture: int) -> dict[str, Any]:
+    """What one variant takes: shared memory, registers, spilled bytes, and the kinds of its products."""
+    function = getattr(tree_attention, kernel)
+    names = [parameter.name for parameter in function.params]
+    kinds = dict.fromkeys(("query", "keys", "values", "output", "sinks"), "*" + dtype)
+    kinds |= dict.fromkeys(("parts", "norms"), "*fp32") | dict.fromkeys(_FLOATS, "fp32")
+    kinds |= dict.fromkeys(_INDICES, "*i32") | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds.get(name, "i32") for name in names}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    # As in service: tensors lie at multiples of 16 bytes, and widths and strides are multiples of 16.
+    aligned = {
+        (at,): [["tt.divisibility", 16]]
+        for at, name in enumerate(names)
+        if signature[name][0] == "*" or (signature[name] == "i32" and name != "key_heads")
+    }
+    source = ASTSource(function, signature, values, aligned)
+    found = compile(source, target=GPUTarget("cuda", architecture, 32))
+    ptx = found.asm["ptx"]
+    return {
+        "kernel": kernel,
+        "dtype": dtype,
+        "width": constants.get("WIDTH"),
+        "groups": constants["GROUPS"],
+        "side": constants["SIDE"],
+        "shared": found.metadata.shared,
+        **resources(ptx, architecture),
+        "wgmma": "wgmma" in ptx or "tcgen05.mma" in ptx,
+        "mma": "mma.sync" in ptx,
+        "tf32": "tf32" in ptx,
+    }
+
+
+def resources(ptx: str, architecture: int) -> dict[str, int]:
+    """Registers of a thread and bytes that it spills, as ptxas counts them."""
+    ptxas = get_ptxas(architecture).path
+    target = re.search(r"\.target (\S+?)(?:,|\s)", ptx)
+    assert target is not None
+    with tempfile.TemporaryDirectory() as there:
+        path = Path(there, "kernel.ptx")
+        path.write_text(ptx)
+        command = [
+            ptxas,
+            "-v",
+            f"--gpu-name={target[1]}",
+            str(path),
+            "-o",
+            str(path.with_suffix(".cubin")),
+        ]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", told)))
+    return {"registers": max(map(int, re.findall(r"Used (\d+) registers", told))), "spilled": spilled}
+
+
+def main() -> None:
+    """Compiles all variants for the architecture named; `--few` a few of them."""
+    architecture, few = int(sys.argv[1]), "--few" in sys.argv
+    for kernel, dtype, constants in list(variants())[:: 36 if few else 1]:
+        print(json.dumps(compiled(kernel, dtype, constants, architecture)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
