@@ -9,7 +9,7 @@ import openai
 
 from benchmarks.http.openai_scenarios import HI, Call, Steps, chat, refused, scenario, text, written
 
-LONG = "def add(a, b):\n    return a + b\n" * 8
+LONG = "def add(a, b):\n    return a + b\n" * 3
 
 
 @scenario

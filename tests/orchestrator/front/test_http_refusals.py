@@ -243,13 +243,12 @@ async def test_unknown_models_paths_and_methods_have_the_shape_too(world: World,
 
 async def test_a_full_front_says_when_to_come_back(world: World, table: TokenTable) -> None:
     async with asking(world, table, {"max_streams": 1}, per_tick=0) as (client, _, front):
-        stream = await client.completions.create(
-            model="toy", prompt="abc", stream=True, n=1, extra_body={"return_token_ids": True}
-        )
-        async with stream:
-            await anext(aiter(stream))
-            with pytest.raises(openai.RateLimitError) as refused:
-                await client.completions.create(model="toy", prompt="abc")
+        waits = asyncio.create_task(client.completions.create(model="toy", prompt="abc", stream=True))
+        await world.until(lambda: front.sample("requests") == 1)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.completions.create(model="toy", prompt="abc")
+        waits.cancel()
+        await asyncio.wait((waits,))
         assert float(refused.value.response.headers["retry-after"]) == 1
         await world.until(lambda: front.sample("requests") == 0)
 
