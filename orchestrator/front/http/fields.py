@@ -213,7 +213,7 @@ class JsonSchema(Fields):
     """A name for readers; it changes nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     """The schema that the text has to match."""
-    strict: OnlyTrue | None = None
+    strict: bool | None = None
     """The schema is enforced in any case."""
     description: Ignored = None
     """Accepted and ignored."""
@@ -383,6 +383,8 @@ class Message(Fields):
     reasoning_content: Text | None = None
     """What the assistant thought before the content, for chat templates that use it."""
     annotations: Ignored = None
+    """Accepted and ignored."""
+    provider_specific_fields: Ignored = None
     """Accepted and ignored."""
     refusal: OnlyNothing = None
     audio: OnlyNothing = None

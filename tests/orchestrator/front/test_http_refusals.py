@@ -85,15 +85,6 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"speculation": {"enabled": False, "corpora": ["code"]}}, "speculation.corpora"),
     ({"speculation": {"enabled": False, "nodes": 1}}, "speculation.nodes"),
     ({"response_format": {"type": "xml"}}, "response_format"),
-    (
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": {}, "strict": False},
-            }
-        },
-        "response_format.json_schema.strict",
-    ),
     ({"response_format": {"type": "text", "json_schema": {}}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
 ]
