@@ -108,6 +108,7 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     store_metrics.watch(ledger)
     relay = Relay(fleet, ledger, Epochs(wall_clock_ms, secrets.randbits), settings.recover_s)
     metrics = RequestMetrics(context.metrics, context.tracing)
+    body_metrics = BodyMetrics(context.metrics)
     limit = ConcurrencyLimit(relay, settings.max_streams)
     quotas = None
     if settings.api_keys_file is not None and isinstance(store, QuotaStore):
@@ -118,7 +119,9 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
     server = GenerationServer(fleet, admission, relay, metrics, limit, gate)
     http = None
     if settings.http_bind is not None:
-        http = _http_server(settings.http_bind, context, fleet, admission, relay, metrics, limit, gate)
+        http = _http_server(
+            settings.http_bind, context, body_metrics, fleet, admission, relay, metrics, limit, gate
+        )
     return OrchestratorService(
         fleet, ledger, SharedLoad(fleet, store), server, limit, http, relay, registry, quotas
     )
@@ -127,6 +130,7 @@ async def build(context: ServiceContext[OrchestratorSettings]) -> OrchestratorSe
 def _http_server(
     bind: str,
     context: ServiceContext[OrchestratorSettings],
+    body_metrics: BodyMetrics,
     fleet: Fleet,
     admission: Admission,
     relay: Relay,
@@ -142,7 +146,7 @@ def _http_server(
     from orchestrator.front.http.server import HttpServer
     from orchestrator.front.http.translate import AnswerDefaults
 
-    settings, body_metrics = context.settings, BodyMetrics(context.metrics)
+    settings = context.settings
     pool = ReaderPool(observe=body_metrics.seconds.observe, ended=body_metrics.ended.inc)
     body_metrics.waiting.set_function(lambda: pool.waiting)
     intake = BodyIntake(admission.targets, settings.max_streams, settings.max_message_mb * 2**20, pool)

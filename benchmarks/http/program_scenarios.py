@@ -9,7 +9,7 @@ import openai
 
 from benchmarks.http.openai_scenarios import HI, Call, Steps, chat, refused, scenario, text, written
 
-LONG = "def add(a, b):\n    return a + b\n" * 8
+LONG = "def add(a, b):\n    return a + b\n" * 3
 
 
 @scenario
@@ -138,6 +138,13 @@ def a_request_has_an_id(model: str) -> Steps:
 
 @scenario
 def reasoning_of_earlier_turns_may_come_along(model: str) -> Steps:
-    turn = {"role": "assistant", "content": "c", "reasoning_content": "hm", "annotations": [], "audio": None}
+    turn: dict[str, Any] = {
+        "role": "assistant",
+        "content": "c",
+        "reasoning_content": "hm",
+        "annotations": [],
+        "audio": None,
+    }
+    turn |= {"provider_specific_fields": {"refusal": None}, "tool_calls": None, "function_call": None}
     answer = yield chat(model, messages=[*HI, turn, *HI])
     assert answer.choices[0].finish_reason in ("stop", "length")

@@ -18,7 +18,7 @@ from orchestrator.front.concurrency import ConcurrencyLimit
 from orchestrator.front.explain import explain
 from orchestrator.front.reservation import reserved
 from orchestrator.metrics import RequestMeasure, RequestMetrics
-from orchestrator.relay.delivery import Delivered, Finished, Recovered, Scored, Started
+from orchestrator.relay.delivery import Delivered, Finished, PromptScored, Recovered, Started
 from orchestrator.relay.relay import Relay
 from outrider.v1 import explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
@@ -143,7 +143,7 @@ class GenerationServer(GenerationServicer):
             epoch = 0
             async for event in events:
                 measure.note(event)
-                if isinstance(event, Recovered | Scored):  # scores are asked for over HTTP alone
+                if isinstance(event, Recovered | PromptScored):  # scores are asked for over HTTP alone
                     continue
                 await context.write(_message(event, request, target, start.return_prompt_ids, epoch))
                 epoch = epoch if isinstance(event, Finished) else event.epoch

@@ -44,7 +44,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class PromptScored:
     """Event: tokens of the prompt have their log-probabilities, in the order of the prompt."""
 
     choice: int
@@ -71,7 +71,7 @@ class Finished:
     message: str
 
 
-Event = Started | Scored | Delivered | Recovered | Finished
+Event = Started | PromptScored | Delivered | Recovered | Finished
 
 
 @dataclass(slots=True)

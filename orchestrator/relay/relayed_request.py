@@ -22,8 +22,8 @@ from orchestrator.relay.delivery import (
     Delivery,
     Event,
     Finished,
+    PromptScored,
     Recovered,
-    Scored,
     Started,
 )
 from orchestrator.relay.opener import Opener, OpenPlan, Placement
@@ -204,7 +204,7 @@ class RelayedRequest:
         if self._request.score_prompt:  # the prompt's own tokens come first
             prompt = min(len(committed.ids), max(0, len(self._request.ids) - committed.position))
         if prompt and (scores := delivery.take_scores(committed.position, committed.logprobs)):
-            events.append(Scored(choice, scores))
+            events.append(PromptScored(choice, scores))
         delta = delivery.take(
             committed.position + prompt,
             tuple(committed.ids[prompt:]),

@@ -75,8 +75,6 @@ class PackedLM:
         self.name = name
         self.model_type: str = model.config.model_type
         self.eos_ids = end_ids(model)
-        self.sampling_defaults = sampling_defaults(model)
-        """Sampling parameters that the checkpoint's generation config sets, by name."""
         self.tokenizer_json = None if tokenizer is None else tokenizer.json
         """The tokenizer beside the model as ``tokenizers`` JSON, or None."""
         self.chat = None if tokenizer is None else tokenizer.chat
@@ -206,6 +204,11 @@ class PackedLM:
     def pack(self) -> None:
         """Replaces the linear layers by packed ones, as the profile has them; their own weights are freed."""
         self.profile.pack(self)
+
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """Sampling parameters that the checkpoint's generation config sets, by name."""
+        return sampling_defaults(self.model)
 
     @property
     def numerics(self) -> str:

@@ -1,7 +1,7 @@
 """Converts errors of the core to gRPC statuses and back, by one table for servers and clients.
 
 Beside code and message, the trailing metadata carry the error's name (`outrider-error`), the seconds to wait
-(`retry-after`) and the highest known epoch (`outrider-epoch`).
+(`retry-after`) and the highest known epoch (`outrider-epoch`), and the same as google.rpc's details.
 """
 
 import functools
@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from outrider.wire.codec import epoch_from_text, epoch_to_text
+from outrider.wire.error_details import DETAILS_KEY, error_details
 from outrider.wire.incoming.request_stream import RequestStream
 from outrider.wire.incoming.unparsed import Unparsed, parsed
 from outrider.wire.origin import arrived, origin_of
@@ -163,7 +164,19 @@ async def _as_it_is(request: Any) -> Any:
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
     status = status_of(error)
-    await context.abort(status.code, status.message, status.metadata)
+    await context.abort(status.code, status.message, (*status.metadata, *_details(status)))
+
+
+def _details(status: Status) -> Iterator[tuple[str, bytes]]:
+    """What the metadata tell, in google.rpc's messages; nothing for a bug, which has no name."""
+    told = dict(status.metadata)
+    if ERROR_KEY not in told:
+        return
+    number: int = status.code.value[0]
+    retry_after_s = float(told[RETRY_KEY]) if RETRY_KEY in told else None
+    facts = {EPOCH_KEY: told[EPOCH_KEY]} if EPOCH_KEY in told else {}
+    if details := error_details(number, status.message, told[ERROR_KEY], retry_after_s, facts):
+        yield DETAILS_KEY, details
 
 
 @contextmanager

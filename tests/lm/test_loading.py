@@ -89,6 +89,13 @@ def test_end_ids_come_from_the_generation_config_else_from_the_config(
     assert PackedLM.load(folder, check=False).eos_ids == read
 
 
+def test_sampling_defaults_come_from_the_generation_config(tiny_llama: Path, tmp_path: Path) -> None:
+    asked = {"do_sample": True, "temperature": 0.6, "top_k": 20}
+    folder = changed(tiny_llama, tmp_path / "a", "generation_config.json", **asked)
+    assert PackedLM.load(folder, check=False).sampling_defaults == {"temperature": 0.6, "top_k": 20}
+    assert PackedLM.load(tiny_llama, check=False).sampling_defaults == {}
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=f"no model folder '{tmp_path / 'none'}'"):
         PackedLM.load(tmp_path / "none")

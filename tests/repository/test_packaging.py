@@ -13,6 +13,7 @@ import outrider
 # Where the name to import is not the name to install.
 DISTRIBUTIONS = {
     "google": "protobuf",
+    "google.rpc": "googleapis-common-protos",
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
@@ -42,12 +43,17 @@ def declared(extras: set[str]) -> set[str]:
     return names(project()["project"]["dependencies"]).union(*(names(optional[extra]) for extra in extras))
 
 
+def installed(module: str) -> str:
+    """The part of a module's name that tells what to install."""
+    return "google.rpc" if module.startswith("google.rpc") else module.partition(".")[0]
+
+
 def used(package: str) -> set[str]:
     """Distributions that a package's modules import."""
     found: set[str] = set()
     for name, path in modules(generated=True):
         if name.partition(".")[0] == package:
-            found |= {other.partition(".")[0] for other in imports(name, path.read_text())}
+            found |= {installed(other) for other in imports(name, path.read_text())}
     return {
         DISTRIBUTIONS.get(top, normal(top))
         for top in found - set(sys.stdlib_module_names) - set(PACKAGES) - OPTIONAL - {""}

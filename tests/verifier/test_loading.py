@@ -14,7 +14,9 @@ from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierStub
 from outrider.wire.channel import open_channel, server_options
 from speculative.errors import ModelRefused
+from verifier_service.loading import description_of
 from verifier_service.server import VerifierServer
+from verifier_service.sessions.request import ServedModel
 from verifier_service.settings import VerifierSettings
 
 
@@ -66,3 +68,12 @@ async def test_a_message_limit_below_the_largest_open_of_the_context_is_refused(
     with pytest.raises(ModelRefused, match=told):
         await service.start()
     await service.stop(0.0)
+
+
+def test_the_generation_config_is_described_without_what_no_request_could_have() -> None:
+    target: Any = NgramLM()
+    target.sampling_defaults = {"temperature": 0.6, "top_k": 20, "top_p": 7.0, "min_p": "x"}
+    served = ServedModel(target.name, target.vocabulary_size, 64, 16)
+    sampling = description_of(VerifierSettings(model="unused"), target, served, "", "", 1).sampling_defaults
+    assert (sampling.temperature, sampling.top_k) == (0.6, 20)
+    assert len(sampling.ListFields()) == 2

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 import pytest
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.channel import open_channel, server_options
+from outrider.wire.codec import epoch_to_text
+from outrider.wire.error_details import DETAILS_KEY
 from outrider.wire.status import (
     error_object,
     error_of,
@@ -246,6 +250,35 @@ async def test_a_long_message_is_cut_to_fit_a_header() -> None:
     assert failed.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (failed.details() or "").endswith("... (1000000 characters)")
     assert shortened("short") == "short"
+
+
+def details_of(failed: grpc.aio.AioRpcError) -> Status:
+    (data,) = [value for key, value in failed.trailing_metadata() or () if key == DETAILS_KEY]
+    assert isinstance(data, bytes)
+    return Status.FromString(data)
+
+
+async def test_other_languages_read_the_name_and_the_delay_as_details() -> None:
+    failed = await failed_call(errors.Overloaded("no room", retry_after_s=1.5))
+    status, info, retry = details_of(failed), ErrorInfo(), RetryInfo()
+    assert (status.code, status.message) == (8, failed.details())
+    assert status.details[0].Unpack(info)
+    assert (info.reason, info.domain) == ("Overloaded", "outrider")
+    assert status.details[1].Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 1500
+
+
+async def test_the_details_of_a_stale_epoch_name_the_highest() -> None:
+    info = ErrorInfo()
+    failed = await failed_call(errors.StaleEpoch("epoch 3 is older than 7", highest=7))
+    assert details_of(failed).details[0].Unpack(info)
+    assert info.metadata["outrider-epoch"] == epoch_to_text(7)
+
+
+@pytest.mark.parametrize("error", [errors.InvalidRequest("é" * 2_000), ValueError("a bug")])
+async def test_details_that_are_long_or_nobodys_are_left_out(error: Exception) -> None:
+    failed = await failed_call(error)
+    assert DETAILS_KEY not in dict(failed.trailing_metadata() or ())
 
 
 def test_programs_read_the_codes_name_and_the_message() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.admitted_request import AdmittedRequest
-from orchestrator.relay.delivery import Delivered, Delta, Event, Finished, Scored, Started
+from orchestrator.relay.delivery import Delivered, Delta, Event, Finished, PromptScored, Started
 from outrider.v1 import common_pb2
 from outrider.wire.names import PREDICTION
 from speculative.errors import OutriderError, Unavailable
@@ -72,12 +72,12 @@ class AnswerAccumulator:
         """
         if isinstance(event, Started) and PREDICTION in event.source_names:
             self._prediction_index[place] = event.source_names.index(PREDICTION) + 1
-        if not isinstance(event, Scored | Delivered | Finished):
+        if not isinstance(event, PromptScored | Delivered | Finished):
             return None
         index = place * self._requests[0].choices + event.choice
         choice = self._choices[index]
         echoed = "" if choice.pieces or not self._echoed else self._echoed[place]
-        if isinstance(event, Scored):
+        if isinstance(event, PromptScored):
             piece = self._scored(index, choice, event)
         elif isinstance(event, Finished):
             piece = Piece(index, "" if self._silent else event.text, finish=_reason(event))
@@ -91,7 +91,7 @@ class AnswerAccumulator:
         choice.pieces.append(piece)
         return piece
 
-    def _scored(self, index: int, choice: _Choice, event: Scored) -> Piece:
+    def _scored(self, index: int, choice: _Choice, event: PromptScored) -> Piece:
         """The piece of a prompt's tokens; the first piece has the first token, which nothing comes before."""
         prompt = self._requests[index // self._requests[0].choices].ids
         start = choice.scored

@@ -16,11 +16,11 @@ from orchestrator.front.concurrency import ConcurrencyLimit
 from orchestrator.front.http import translate
 from orchestrator.front.http.accumulator import AnswerAccumulator
 from orchestrator.front.http.bodies.bounds import BodyKind
+from orchestrator.front.http.bodies.fill_in_middle import fill_in_middle
 from orchestrator.front.http.bodies.intake import BodyIntake
 from orchestrator.front.http.bodies.reading import Prompt, ReadBody
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import ChatFields, CompletionFields, GenerationFields
-from orchestrator.front.http.fill_in_middle import fill_in_middle
 from orchestrator.front.http.openai_format import ChatCompletionFormat, CompletionFormat, TextCompletionFormat
 from orchestrator.front.reservation import Reservation, reserved
 from orchestrator.metrics import RequestMetrics

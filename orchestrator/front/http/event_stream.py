@@ -1,7 +1,6 @@
 """A response of server-sent events, which is never silent for long."""
 
 import asyncio
-import contextlib
 from types import TracebackType
 
 from starlette.types import Send
@@ -37,6 +36,7 @@ class EventStream:
         self._last = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
+        self._turns = asyncio.Lock()  # a comment and an event never send the status both
         self.begun = False
         """Whether the status was sent: from then on an error can only be an event."""
 
@@ -51,8 +51,7 @@ class EventStream:
             self._timer.cancel()
         if self._comment is not None:
             self._comment.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._comment
+            await asyncio.gather(self._comment, return_exceptions=True)
 
     async def send(self, data: bytes) -> None:
         """Send an event with this data."""
@@ -63,11 +62,12 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, data: bytes) -> None:
-        self._last = self._loop.time()
-        if not self.begun:
-            self.begun = True
-            await self._send(_START)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        async with self._turns:
+            self._last = self._loop.time()
+            if not self.begun:
+                self.begun = True
+                await self._send(_START)
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     def _wait(self, seconds: float) -> None:
         self._timer = self._loop.call_later(seconds, self._look)

@@ -18,7 +18,6 @@ _TAKES = {
     "stop": "a string or a list of strings",
     "content": "a string, or a list of parts of type text",
     "best_of": "1",
-    "strict": "true",
     "json_object": "true",
 }
 _TRIED = {"str", "int", "bool", "float", "dict", "list", "text_"}

@@ -134,7 +134,7 @@ OnlyNothing = Annotated[
     WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}),
 ]
 """A field of OpenAI's that this server does not support: null or an empty list asks for nothing."""
-Ignored = Any
+Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
 """A field that cannot change the text: the server does not look at the value."""
 
 
@@ -188,7 +188,6 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool | None = None
     """Whether every event has the usage up to this event."""
     include_obfuscation: Ignored = None
-    """Accepted and ignored."""
 
 
 class SpeculationFields(Fields):
@@ -213,10 +212,9 @@ class JsonSchema(Fields):
     """A name for readers; it changes nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     """The schema that the text has to match."""
-    strict: OnlyTrue | None = None
+    strict: bool | None = None
     """The schema is enforced in any case."""
     description: Ignored = None
-    """Accepted and ignored."""
 
 
 class TextFormat(Fields):
@@ -284,21 +282,15 @@ class IgnoredFields(Fields):
     """Fields that cannot change the text: programs send them to OpenAI, and the server ignores them."""
 
     user: Ignored = None
-    """Accepted and ignored."""
     metadata: Ignored = None
-    """Accepted and ignored."""
     store: Ignored = None
     """Accepted and ignored: the server stores no answers."""
     service_tier: Ignored = None
-    """Accepted and ignored."""
     safety_identifier: Ignored = None
-    """Accepted and ignored."""
     prompt_cache_key: Ignored = None
     """Accepted and ignored: prompts are cached by what they hold."""
     prompt_cache_options: Ignored = None
-    """Accepted and ignored."""
     prompt_cache_retention: Ignored = None
-    """Accepted and ignored."""
 
 
 IGNORED = frozenset(IgnoredFields.names) | {"parallel_tool_calls"}
@@ -383,7 +375,7 @@ class Message(Fields):
     reasoning_content: Text | None = None
     """What the assistant thought before the content, for chat templates that use it."""
     annotations: Ignored = None
-    """Accepted and ignored."""
+    provider_specific_fields: Ignored = None
     refusal: OnlyNothing = None
     audio: OnlyNothing = None
     function_call: OnlyNothing = None
@@ -408,7 +400,6 @@ class ChatFields(GenerationFields):
     top_logprobs: Top | None = None
     """Needs logprobs."""
     parallel_tool_calls: Ignored = None
-    """Accepted and ignored."""
     modalities: Annotated[list[Literal["text"]] | None, BeforeValidator(_text_alone)] = None
     """Kinds of output: text alone."""
     tools: OnlyNothing = None

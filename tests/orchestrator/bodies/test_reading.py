@@ -136,7 +136,7 @@ def test_a_refusal_quotes_little_of_a_large_value() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b'{"a": ' + b"9" * 5_000 + b"}"])
 def test_what_is_no_json_is_refused_as_a_whole(data: bytes) -> None:
-    with pytest.raises(FieldRefused, match="the body is no JSON") as found:
+    with pytest.raises(FieldRefused, match="the body is not JSON") as found:
         parse_json(data)
     assert found.value.param is None
 

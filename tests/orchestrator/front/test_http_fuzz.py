@@ -77,7 +77,7 @@ class DescribedFront:
                 return self._objects(schema)
             case "array":
                 items = self.values(schema.get("items", {}))
-                return st.lists(items, min_size=schema.get("minItems", 0), max_size=3)
+                return st.lists(items, min_size=schema.get("minItems", 0), max_size=schema.get("maxItems", 3))
             case "integer":
                 low, high = _bounds(schema)
                 near = st.integers(max(low, -1), min(high, 70))

@@ -82,14 +82,16 @@ def parse_json(data: bytes | bytearray) -> object:
     try:
         return json.loads(data)
     except json.JSONDecodeError as error:
-        raise FieldRefused(None, f"the body is no JSON: {error}") from None
+        raise FieldRefused(None, f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise FieldRefused(None, "the body is no JSON that can be read: it is nested too deeply") from None
+        raise FieldRefused(None, "the body is not JSON that can be read: it is nested too deeply") from None
     except UnicodeDecodeError as error:
-        raise FieldRefused(None, f"the body is not UTF-8: see byte {error.start}") from None
+        raise FieldRefused(None, f"the body is not JSON: it is not UTF-8 at byte {error.start}") from None
     except ValueError:
-        most = sys.get_int_max_str_digits()
-        raise FieldRefused(None, f"the body has a number of more than {most} digits") from None
+        digits = sys.get_int_max_str_digits()
+        raise FieldRefused(
+            None, f"the body is not JSON that can be read: a number has more than {digits} digits"
+        ) from None
 
 
 def read_value(kind: BodyKind, value: object, bounds: BodyBounds, render: Render) -> ReadBody:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from orchestrator.front.http.bodies.fill_in_middle import MARKS, fill_in_middle
 from orchestrator.front.http.field_faults import FieldRefused
-from orchestrator.front.http.fill_in_middle import MARKS, fill_in_middle
 
 
 def test_the_families_marks_stand_around_the_texts() -> None:
