@@ -129,7 +129,7 @@ def running(settings: argparse.Namespace, program: str | None) -> Iterator[dict[
         peer = held.enter_context(HfPeer(settings.target, settings.drafter, ignore_eos=True))
         for threads, own in arms.items():
             services = held.enter_context(
-                UpServices(settings.target, settings.drafter, threads=threads, **COLD)
+                UpServices(settings.target, settings.drafter, threads=threads, passes=settings.passes, **COLD)
             )
             own[PLAIN] = outrider_arm(services.address, False, settings.tokens)
             own[SPECULATIVE] = outrider_arm(services.address, True, settings.tokens)
@@ -204,6 +204,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--llama-server", metavar="PATH", help="llama.cpp's server; default: the one on PATH, if any"
     )
+    parser.add_argument("--passes", help="our passes, as `outrider up --passes` says; default: its default")
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="compute threads, comma-separated")
     parser.add_argument("--streams", type=numbers, default=[1, 8], help="streams at once, comma-separated")
     parser.add_argument("--cores", type=int, default=2, help="cores that all processes share")
