@@ -63,21 +63,29 @@ class PeersBench:
         self.settings = settings
         self.arms = arms
         self.prompts = load_prompts(settings.target, settings.prompts)
+        self.repeats = 0
+        """Repeats that were measured so far."""
 
     def measure(self) -> dict[Setting, list[TimedRun]]:
-        """Times every arm under every setting; settings and arms take turns."""
+        """Times every arm under every setting; settings and arms take turns.
+
+        Ends after `--repeats` repeats, or sooner where one more would take longer than `--seconds` allow.
+        """
         runs: dict[Setting, list[TimedRun]] = {
             Setting(temperature, streams, threads): []
             for streams in self.settings.streams
             for temperature in TEMPERATURES
             for threads in self.settings.threads
         }
-        for repeat in range(self.settings.repeats):
+        started = time.perf_counter()
+        while self.repeats < self.settings.repeats:
             for at, done in runs.items():
-                began = time.perf_counter()
-                done += self._repeat(at, repeat)
-                took = time.perf_counter() - began
-                print(f"repeat {repeat + 1} of {self.settings.repeats}, {at}: {took:.1f} s", file=sys.stderr)
+                done += self._repeat(at, self.repeats)
+            self.repeats += 1
+            spent = time.perf_counter() - started
+            print(f"repeat {self.repeats} of {self.settings.repeats} at {spent:.0f} s", file=sys.stderr)
+            if spent * (1 + 1 / self.repeats) > self.settings.seconds:
+                break
         return runs
 
     def warm_up(self) -> None:
@@ -121,7 +129,7 @@ def running(settings: argparse.Namespace, program: str | None) -> Iterator[dict[
         peer = held.enter_context(HfPeer(settings.target, settings.drafter, ignore_eos=True))
         for threads, own in arms.items():
             services = held.enter_context(
-                UpServices(settings.target, settings.drafter, threads=threads, **COLD)
+                UpServices(settings.target, settings.drafter, threads=threads, passes=settings.passes, **COLD)
             )
             own[PLAIN] = outrider_arm(services.address, False, settings.tokens)
             own[SPECULATIVE] = outrider_arm(services.address, True, settings.tokens)
@@ -196,17 +204,24 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--llama-server", metavar="PATH", help="llama.cpp's server; default: the one on PATH, if any"
     )
+    parser.add_argument("--passes", help="our passes, as `outrider up --passes` says; default: its default")
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="compute threads, comma-separated")
     parser.add_argument("--streams", type=numbers, default=[1, 8], help="streams at once, comma-separated")
     parser.add_argument("--cores", type=int, default=2, help="cores that all processes share")
     parser.add_argument("--prompts", type=int, default=8, help="number of held-out prompts")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of each request")
-    parser.add_argument("--repeats", type=int, default=3, help="repeats of every arm on every prompt")
-    parser.add_argument("--quick", action="store_true", help="one repeat, in three minutes")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="the most repeats of every arm on every prompt"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=500, help="start no repeat that ends later than this"
+    )
+    parser.add_argument("--quick", action="store_true", help="one repeat of 64 tokens a request")
     settings = parser.parse_args()
     if any(settings.prompts % streams for streams in settings.streams) or 1 not in settings.streams:
         parser.error("--streams must hold 1, and each number must divide --prompts")
-    settings.repeats = 1 if settings.quick else settings.repeats
+    if settings.quick:
+        settings.repeats, settings.tokens = 1, 64
     return settings
 
 
@@ -224,6 +239,7 @@ def main() -> None:
         bench.warm_up()
         runs = bench.measure()
     fields = fields_of(runs, program is not None)
+    fields["repeats"] = bench.repeats
     fields["threads"] = threads_by_process(settings.threads, program is not None)
     fields["cores"] = len(cores)
     fields["llama_server"] = None if program is None else llama_fields(program)

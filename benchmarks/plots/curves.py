@@ -13,7 +13,7 @@ class Curve:
 
     label: str
     x: tuple[float | str, ...]
-    """Places on the axis; texts are categories in their order."""
+    """Places on the axis; texts are categories in their order, drawn as bars."""
     y: tuple[float, ...]
     is_reference: bool = False
     """Whether the line is something to compare with, and is drawn dashed."""
@@ -108,16 +108,19 @@ def _chaos(result: Result) -> tuple[Panel, ...]:
 
 
 def _peers(result: Result) -> tuple[Panel, ...]:
+    rates = result["tokens_per_second"]
     panels = []
-    for temperature, by_streams in result["tokens_per_second"]["hf_generate"].items():
-        for streams in by_streams:
+    for temperature, by_streams in rates["hf_generate"].items():
+        for streams, by_threads in by_streams.items():
+            here = {arm: of[temperature][streams] for arm, of in rates.items() if streams in of[temperature]}
+            arms = tuple(arm.replace("_", "\n") for arm in here)
             curves = [
-                _by_number(arm, rates[temperature][streams], not arm.startswith("outrider"))
-                for arm, rates in result["tokens_per_second"].items()
-                if streams in rates[temperature]
+                Curve(f"threads: {threads}", arms, tuple(of[threads] for of in here.values()))
+                for threads in by_threads
             ]
-            title = f"temperature {temperature}, {streams} streams"
-            panels.append(Panel(title, "compute threads", "tokens/s", tuple(curves)))
+            panels.append(
+                Panel(f"temperature {temperature}, streams: {streams}", "", "tokens/s", tuple(curves))
+            )
     return tuple(panels)
 
 

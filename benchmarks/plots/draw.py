@@ -6,10 +6,11 @@ Run as `python -m benchmarks.plots.draw RESULT.json FILE.svg` on a last line tha
 import argparse
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plots.curves import Chart, Panel, chart_of
+from benchmarks.plots.curves import Chart, Curve, Panel, chart_of
 
 PANEL_WIDTH, PANEL_HEIGHT = 4.6, 3.6
 """Inches of a panel."""
@@ -49,6 +50,25 @@ def draw(chart: Chart, file: Path) -> None:
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
+    if all(isinstance(x, str) for curve in panel.curves for x in curve.x):
+        _draw_bars(axes, panel.curves)
+    else:
+        _draw_lines(axes, panel)
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(fontsize=7, frameon=False)
+
+
+def _draw_bars(axes: Any, curves: Sequence[Curve]) -> None:
+    width = 0.8 / len(curves)
+    for number, curve in enumerate(curves):
+        places = [place + number * width for place in range(len(curve.x))]
+        axes.bar(places, curve.y, width, align="edge", label=curve.label)
+        axes.set_xticks([place + 0.4 for place in range(len(curve.x))], curve.x, fontsize=6)
+
+
+def _draw_lines(axes: Any, panel: Panel) -> None:
     colours: dict[str, str] = {}
     for curve in panel.curves:
         colour = colours.setdefault(curve.colour_of or curve.label, f"C{len(colours)}")
@@ -56,14 +76,9 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         axes.plot(curve.x, curve.y, style, color=colour, marker="o", markersize=3, label=curve.label)
     if panel.is_log_x:
         axes.set_xscale("log", base=2)
-    if panel.is_log_x or all(isinstance(x, float) for curve in panel.curves for x in curve.x):
-        places = sorted({x for curve in panel.curves for x in curve.x})
-        axes.set_xticks(places, [f"{place:,g}" for place in places])
-        axes.minorticks_off()
-    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, frameon=False)
+    places = sorted({x for curve in panel.curves for x in curve.x})
+    axes.set_xticks(places, [f"{place:,g}" for place in places])
+    axes.minorticks_off()
 
 
 def main() -> None:

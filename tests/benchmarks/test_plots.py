@@ -89,9 +89,11 @@ def test_the_pauses_of_chaos_are_drawn_by_fault_and_without_faults_that_met_no_s
 def test_an_arm_stands_only_in_panels_of_settings_that_it_has() -> None:
     one, eight = chart_of(PEERS).panels
 
-    assert [curve.label for curve in one.curves] == ["outrider_plain", "hf_generate", "hf_assisted"]
-    assert [curve.label for curve in eight.curves] == ["outrider_plain", "hf_generate"]
-    assert [curve.is_reference for curve in eight.curves] == [False, True]
+    assert [curve.label for curve in one.curves] == ["threads: 1", "threads: 2"]
+    assert one.curves[1] == Curve(
+        "threads: 2", ("outrider\nplain", "hf\ngenerate", "hf\nassisted"), (120.0, 95.0, 115.0)
+    )
+    assert eight.curves == (Curve("threads: 1", ("outrider\nplain", "hf\ngenerate"), (300.0, 250.0)),)
 
 
 @pytest.mark.parametrize("drawn", RESULTS, ids=[drawn["name"] for drawn in RESULTS])
