@@ -175,7 +175,7 @@ class EngineCore:
         plan = self._schedule(ready)
         # A step that may wait for drafts has its report published first. Any other step has it published as
         # the forward begins, so that the event loop's work overlaps with that and not with this thread's.
-        if len(ready) == 1 and ready[0].latencies and self._limits.wait_ms_most > 0:
+        if len(ready) == 1 and ready[0].sources.latencies and self._limits.wait_ms_most > 0:
             self._wait = _Wait(plan)
             return AwaitDrafts(now_s, self._report(stepping=True, step_ms=plan.step_ms))
         parts = self._parts(plan)
@@ -250,7 +250,7 @@ class EngineCore:
                         changed.use_sources(sources)
             case Observe(handle, source_index, tops):
                 if (observed := sessions.get(handle)) is not None:
-                    observed.want_tops(source_index, tops)
+                    observed.sources.want_tops(source_index, tops)
 
     def _carry_out_postponed(self) -> None:
         postponed, self._postponed = self._postponed, []
@@ -299,7 +299,7 @@ class EngineCore:
         drafting = [
             session
             for session, size in zip(ready, sizes, strict=True)
-            if session.batched and session.uncomputed == size and session in self.sessions
+            if session.sources.batched and session.uncomputed == size and session in self.sessions
         ]
         if not drafting:
             return
@@ -352,8 +352,8 @@ class EngineCore:
         if wait.waited_for:
             self.totals.waits += 1
             self._meter.waited_for_drafts(now_s - wait.began_s)
-            for source_index in wait.waited_for & session.latencies.keys():
-                session.latencies[source_index].waited(fruitful=source_index in wait.came)
+            for source_index in wait.waited_for & session.sources.latencies.keys():
+                session.sources.latencies[source_index].waited(fruitful=source_index in wait.came)
         parts = self._parts(wait.plan)
         return self._pass(parts, None) if parts else Idle(now_s, self.collect())
 
@@ -410,7 +410,7 @@ class EngineCore:
     ) -> SeenRound | None:
         """What batched proposers are shown of one session's rows; None where none of them looks."""
         session, planes = entry.session, self.proposers.has_planes
-        if not session.batched and not planes:
+        if not session.sources.batched and not planes:
             return None
         rows = tuple([entry.first_row + row for row in kept])
         runs = self.kv.runs(session, first, first + len(rows)) if planes else ()

@@ -131,7 +131,7 @@ class SessionPool:
         offers.in_flight.taken += len(offers.drafts)
         for handle, fragment in offers.drafts:
             session = self._sessions.get(handle)
-            if session is not None and session.listens_to(fragment.source):
+            if session is not None and session.sources.listens_to(fragment.source):
                 try:
                     self._take_offer(session, fragment, offers.arrived_s)
                 except Exception as error:
@@ -147,7 +147,7 @@ class SessionPool:
         the draft raises an error, and will do so again.
         """
         session = self._sessions.get(handle)
-        if session is None or not session.listens_to(fragment.source):
+        if session is None or not session.sources.listens_to(fragment.source):
             return False
         try:
             self._take_offer(session, fragment, arrived_s)
@@ -194,7 +194,7 @@ class SessionPool:
                 session.prefix_hash,
                 finish,
                 done.logprobs,
-                session.resting,
+                session.sources.resting,
                 *session.cost,
                 record=record,
                 observed=observed,
@@ -256,12 +256,12 @@ class SessionPool:
             offer = session.offer(fragment)
         except MalformedDraft as error:
             self._counts[session.name_of(fragment.source)].malformed += 1
-            session.mute(fragment.source)
+            session.sources.mute(fragment.source)
             self._strikes.append(Strike(session.handle, fragment.source, str(error)))
             return
         self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
-        if offer.kept and fragment.source in session.latencies:
-            session.latencies[fragment.source].arrived(arrived_s * 1000)
+        if offer.kept and fragment.source in session.sources.latencies:
+            session.sources.latencies[fragment.source].arrived(arrived_s * 1000)
 
 
 class _Guard:
