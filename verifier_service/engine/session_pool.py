@@ -248,6 +248,7 @@ class SessionPool:
         del self._sessions[session.handle]
         self.scheduler.remove(session.handle)
         self.kv.release(session)
+        session.sources.calibrator.learn()
         self._prompt_passes.pop(session.handle, None)
         self.phases.ended(session.handle, self._now)
 
