@@ -267,8 +267,10 @@ class EngineCore:
     def _schedule(self, ready: list[Session]) -> _Plan:
         """Uncomputed ids that the step computes of each session, and whether it may admit drafts."""
         nodes = [session.likely_nodes for session in ready]
-        sizes = schedule_rows([session.uncomputed for session in ready], nodes, self._chunk(ready))
-        taking = [(session.uncomputed, size) for session, size in zip(ready, sizes, strict=True)]
+        sizes = uncomputed = [session.uncomputed for session in ready]
+        if max(uncomputed) > 1:
+            sizes = schedule_rows(uncomputed, nodes, self._chunk(ready))
+        taking = list(zip(uncomputed, sizes, strict=True))
         depth = sum(size * session.cached for session, size in zip(ready, sizes, strict=True)) / sum(sizes)
         drafts = self._budget.may_pay(taking, [session.node_limit for session in ready], depth)
         if drafts:
@@ -384,18 +386,20 @@ class EngineCore:
     def _commit(self, entry: _Matched) -> SeenRound | None:
         """Commits what one session's rows brought; returns what batched proposers are shown of it, if any."""
         session, step_rows, match, observed, _ = entry
-        first = session.cached
+        first, watched = session.cached, bool(self.proposers.names)
         if match is None:
             kept = session.skip(step_rows)
-            shown = self._shown(entry, first, kept, len(session.ids), ())
+            shown = self._shown(entry, first, kept, len(session.ids), ()) if watched else None
             self.sessions.skip(session, kept)
         else:
             step = self.sessions.step
             done = session.commit(step_rows, match, step.sessions, step.number)
             observed = None if observed is None else observed.first(len(done.tokens))
             self.totals.scouts += len(step_rows.scouts.tokens)
-            # Before the commit: that may end the session, which gives its slots back.
-            shown = self._shown(entry, first, done.path, done.position, done.tokens, observed)
+            shown = None
+            if watched:
+                # Before the commit: that may end the session, which gives its slots back.
+                shown = self._shown(entry, first, done.path, done.position, done.tokens, observed)
             self.sessions.commit(session, step_rows, done, observed)
         return shown
 

@@ -105,6 +105,8 @@ class SessionPool:
 
     def fit(self, ready: list[Session], sizes: list[int]) -> bool:
         """Makes room for a step, if need be by preempting sessions; returns whether drafted nodes fit too."""
+        if self.kv.surely_fit(sum(sizes) + sum([session.node_limit for session in ready]), len(ready)):
+            return True
         while True:
             needs = [
                 self.kv.need(session, size, session.node_limit)
