@@ -11,6 +11,7 @@ noise, whatever was drafted. Pure: knows nothing of time or of trees.
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 StepCost = Callable[[int], float]
 """Milliseconds of a step, as a function of its rows."""
@@ -20,29 +21,29 @@ _RISE = 1.0 + 1e-9
 
 
 def allot(
-    survivals: Sequence[Sequence[float]], committing: int, rows: int, cost: StepCost, least_gain: float = 0.0
+    survivals: Sequence[Sequence[float]],
+    committing: int,
+    costs: Sequence[float] | NDArray[np.float64],
+    least_gain: float = 0.0,
 ) -> list[int]:
     """Number of nodes of each session that are admitted.
 
     Args:
         survivals: survivals of each session's nodes, descending.
         committing: sessions that commit at least one token in this step.
-        rows: rows of the step without any node, at least 1.
-        cost: the step's cost, above 0, from `rows` up to `rows` and all nodes.
+        costs: the step's cost in ms, above 0, by how many nodes the step has: of none, of one, up to all.
         least_gain: share by which nodes have to raise the tokens per millisecond above those without nodes.
     """
     pooled = np.array([survival for nodes in survivals for survival in nodes], dtype=np.float64)
     # A stable sort: of equal survivals, those of the first session come first.
     order = np.argsort(-pooled, kind="stable")[: np.count_nonzero(pooled > 0)]
     expected = np.cumsum(np.concatenate(([float(committing)], pooled[order])))
-    costs = [cost(size) for size in range(rows, rows + len(expected))]
-    rates = (expected / costs).tolist()
-    bare = best = rates[0]
-    admitted = 0
-    for count, rate in enumerate(rates):
-        if rate > best * _RISE:
-            best, admitted = rate, count
-    if best < bare * (1.0 + least_gain):
+    rates = expected / np.asarray(costs)[: len(expected)]
+    # Of nearly equal rates the one of the fewest nodes is taken.
+    admitted = int((rates * _RISE >= rates.max()).argmax())
+    if admitted and rates[admitted] < rates[0] * (1.0 + least_gain):
+        admitted = 0
+    if not admitted:
         return [0] * len(survivals)
     owners = np.repeat(np.arange(len(survivals)), [len(nodes) for nodes in survivals])
     counted: list[int] = np.bincount(owners[order[:admitted]], minlength=len(survivals)).tolist()

@@ -8,7 +8,7 @@ know no text. Pure; knows nothing of trees.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 # Bins are narrow where precision matters: near 1, where chains are long.
 _EDGES: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
@@ -54,8 +54,15 @@ class Uncalibrated:
 UNCALIBRATED: Final = Uncalibrated()
 
 
-Evidence = tuple[tuple[list[float], list[float], float], ...]
-"""Hits and tries by bin, and the factor by which they fade: of a calibration, then of its priors."""
+class Evidence(NamedTuple):
+    """What one calibration has recorded, by bin; the lists change as nodes are recorded."""
+
+    hits: list[float]
+    tries: list[float]
+    keep: float
+    """Factor by which earlier nodes of a bin fade with each further one."""
+    strength: float
+    """Weight of what the calibration leans on, in observations."""
 
 
 class Calibration:
@@ -85,14 +92,14 @@ class Calibration:
     def saw(self, estimate: float, hit: bool) -> None:
         """Records the outcome of one node, here and in every prior."""
         kind = _BIN[int(estimate * _LEVELS)]
-        for hits, tries, keep in self.evidence():
+        for hits, tries, keep, _ in self.evidence():
             hits[kind] = hits[kind] * keep + hit
             tries[kind] = tries[kind] * keep + 1.0
 
-    def evidence(self) -> "Evidence":
-        """What is recorded, here and in every prior; the lists change as nodes are recorded."""
+    def evidence(self) -> tuple[Evidence, ...]:
+        """What is recorded in every prior, the first one first, and here."""
         above = () if self._prior is None else self._prior.evidence()
-        return ((self._hits, self._tries, self._keep), *above)
+        return (*above, Evidence(self._hits, self._tries, self._keep, self._strength))
 
     def _worth(self, kind: int, estimate: float) -> float:
         strength, prior = self._strength, self._prior
@@ -101,43 +108,63 @@ class Calibration:
 
 
 class SessionCalibrator:
-    """The calibrations of one session's sources, each with a prior learnt from all sessions. A Calibrator."""
+    """The calibrations of one session's sources, each with a prior learnt from all sessions. A Calibrator.
+
+    What `followed` hands over is recorded when somebody asks for a worth, or by `learn`. Drafts come while
+    the target computes, so the recording is no part of the time between two passes.
+    """
 
     # A session's own text soon says more about its sources than the texts of other sessions did.
     _STRENGTH: Final = 12.0
     _MEMORY: Final = 200.0
 
     def __init__(self, priors: Sequence[Calibration] = ()) -> None:
-        self._own: list[Calibration] = []
-        self._evidence: list[Evidence] = []
+        self._evidence: list[tuple[Evidence, ...]] = []
         """Evidence of each source, by source index less 1."""
+        self._followed: list[tuple[Mapping[int, Estimated], int]] = []
+        """Drafted children and the token that was committed in their place, not recorded yet."""
         self.use(priors)
 
     def use(self, priors: Sequence[Calibration]) -> None:
         """Sets the sources' priors in order of source index; sources already known keep their evidence."""
-        for prior in priors[len(self._own) :]:
+        for prior in priors[len(self._evidence) :]:
             own = Calibration(prior, strength=self._STRENGTH, memory=self._MEMORY)
-            self._own.append(own)
             self._evidence.append(own.evidence())
 
     def worth(self, source: int, estimate: float) -> float:
         """The probability of acceptance, calibrated by what this source's nodes were worth."""
-        return self._own[source - 1].worth(estimate)
+        if self._followed:
+            self.learn()
+        kind, believed = _BIN[int(estimate * _LEVELS)], estimate
+        # As `Calibration.worth`, without a call for each prior: every drafted node asks.
+        for hits, tries, _, strength in self._evidence[source - 1]:
+            believed = (strength * believed + hits[kind]) / (strength + tries[kind])
+        return believed
 
     def saw(self, source: int, estimate: float, hit: bool) -> None:
         """Learns from one of the source's nodes; `hit`: the node's token was committed next."""
+        if self._followed:
+            self.learn()
         kind = _BIN[int(estimate * _LEVELS)]
-        for hits, tries, keep in self._evidence[source - 1]:
+        for hits, tries, keep, _ in self._evidence[source - 1]:
             hits[kind] = hits[kind] * keep + hit
             tries[kind] = tries[kind] * keep + 1.0
 
     def followed(self, children: Mapping[int, Estimated], token: int) -> None:
-        """Learns from all drafted children of a committed id, by their tokens; `token` was committed next."""
-        # As `saw`, without a call for each: every commit records dozens of nodes.
+        """Learns from all drafted children of a committed id, by their tokens; `token` was committed next.
+
+        The children and their estimates must not change afterwards.
+        """
+        self._followed.append((children, token))
+
+    def learn(self) -> None:
+        """Records what `followed` has handed over; to be called at the session's end."""
+        followed, self._followed = self._followed, []
         evidence = self._evidence
-        for drafted, child in children.items():
-            for source, estimate in child.estimates.items():
-                kind = _BIN[int(estimate * _LEVELS)]
-                for hits, tries, keep in evidence[source - 1]:
-                    hits[kind] = hits[kind] * keep + (drafted == token)
-                    tries[kind] = tries[kind] * keep + 1.0
+        for children, token in followed:
+            for drafted, child in children.items():
+                for source, estimate in child.estimates.items():
+                    kind = _BIN[int(estimate * _LEVELS)]
+                    for hits, tries, keep, _ in evidence[source - 1]:
+                        hits[kind] = hits[kind] * keep + (drafted == token)
+                        tries[kind] = tries[kind] * keep + 1.0

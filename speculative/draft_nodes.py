@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
-from typing import TypeAlias
 
 from speculative.tree import EMPTY_TREE, ROOT, TokenTree
 
@@ -48,25 +47,20 @@ class PoolNode:
         return True
 
 
-# A node's order in a ranking, and the node. Ties in survival go to the shallower node, then to the smaller
-# hash: the order of arrival must not matter.
-_Ranked: TypeAlias = tuple[float, int, int, PoolNode]
-
-
 class RankedNodes:
     """Drafted nodes, likeliest first. Survival never rises along a path, so the first n are always a tree.
 
     Args:
         root_hash: hash of the node below which all these nodes lie.
-        ranked: the nodes in order.
+        nodes: the nodes in order.
     """
 
-    __slots__ = ("_ranked", "_root_hash", "survivals")
+    __slots__ = ("_nodes", "_root_hash", "survivals")
 
-    def __init__(self, root_hash: int, ranked: Sequence[_Ranked]) -> None:
+    def __init__(self, root_hash: int, nodes: Sequence[PoolNode]) -> None:
         self._root_hash = root_hash
-        self._ranked = ranked
-        self.survivals = [entry[3].survival for entry in ranked]
+        self._nodes = nodes
+        self.survivals = [node.survival for node in nodes]
         """Survival of each node, descending."""
 
     def tree(self, count: int) -> TokenTree:
@@ -74,8 +68,8 @@ class RankedNodes:
 
         Nodes are in depth-first order, the likeliest child first, so the rows of the best path lie together.
         """
-        ranked = self._ranked[:count]
-        return _depth_first(self._root_hash, ranked) if ranked else EMPTY_TREE
+        nodes = self._nodes[:count]
+        return _tree_of(self._root_hash, _depth_first(self._root_hash, nodes)) if nodes else EMPTY_TREE
 
 
 NO_NODES = RankedNodes(0, ())
@@ -87,50 +81,55 @@ def rank_nodes(root: PoolNode, nodes: Collection[PoolNode], node_limit: int) -> 
     """Ranks the `node_limit` nodes of the largest survival; `nodes` are all nodes below `root`."""
     if node_limit <= 0 or not nodes:
         return NO_NODES
+    # Ties in survival go to the shallower node, then to the smaller hash, whatever came first.
     if len(nodes) <= _SORTED * node_limit:
         # A child ranks behind its parent, so the first nodes of all are what a search from the root finds.
         ranked = sorted([(-node.survival, node.position, node.hash, node) for node in nodes])
-        return RankedNodes(root.hash, ranked[:node_limit])
+        return RankedNodes(root.hash, [entry[3] for entry in ranked[:node_limit]])
     frontier = [(-node.survival, node.position, node.hash, node) for node in root.children.values()]
     heapify(frontier)
-    found: list[_Ranked] = []
+    found: list[PoolNode] = []
     while frontier and len(found) < node_limit:
-        best = heappop(frontier)
+        best = heappop(frontier)[3]
         found.append(best)
-        for child in best[3].children.values():
+        for child in best.children.values():
             heappush(frontier, (-child.survival, child.position, child.hash, child))
     return RankedNodes(root.hash, found)
 
 
-def _depth_first(root_hash: int, ranked: Sequence[_Ranked]) -> TokenTree:
-    """The tree of nodes that come likeliest first."""
+def _depth_first(root_hash: int, ranked: Sequence[PoolNode]) -> list[PoolNode]:
+    """The nodes, which come likeliest first, in depth-first order."""
     # Children by the parent's hash; the likeliest comes last, as the last one is taken first.
     below: dict[int, list[PoolNode]] = {}
-    for entry in reversed(ranked):
-        node = entry[3]
-        siblings = below.get(node.parent_hash)
-        if siblings is None:
-            below[node.parent_hash] = [node]
+    for node in reversed(ranked):
+        above = node.parent_hash
+        if above in below:
+            below[above].append(node)
         else:
-            siblings.append(node)
-    tokens: list[int] = []
-    parents: list[int] = []
-    survivals: list[float] = []
-    sources: list[int] = []
-    children: dict[int, dict[int, int]] = {ROOT: {}}
-    place = {root_hash: ROOT}
-    left = below[root_hash]
+            below[above] = [node]
+    ordered: list[PoolNode] = []
+    left = below.pop(root_hash)
     while left:
         node = left.pop()
-        own, parent = len(tokens), place[node.parent_hash]
-        tokens.append(node.token)
-        parents.append(parent)
-        survivals.append(node.survival)
-        sources.append(node.source)
-        children[parent][node.token] = own
-        further = below.get(node.hash)
-        if further is not None:
+        ordered.append(node)
+        if node.hash in below:
+            left += below[node.hash]
+    return ordered
+
+
+def _tree_of(root_hash: int, nodes: Sequence[PoolNode]) -> TokenTree:
+    """The tree of these nodes, in which a parent precedes its children."""
+    place = {root_hash: ROOT}
+    for own, node in enumerate(nodes):
+        if node.children:
             place[node.hash] = own
-            children[own] = {}
-            left += further
-    return TokenTree.trusted(tuple(tokens), tuple(parents), tuple(survivals), tuple(sources), children)
+    tokens = tuple([node.token for node in nodes])
+    parents = tuple([place[node.parent_hash] for node in nodes])
+    children: dict[int, dict[int, int]] = {}
+    for own, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent in children:
+            children[parent][token] = own
+        else:
+            children[parent] = {token: own}
+    survivals = tuple([node.survival for node in nodes])
+    return TokenTree.trusted(tokens, parents, survivals, tuple([node.source for node in nodes]), children)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.shared.envelope import command_line, print_result, settings_of
+from benchmarks.step.client_delay import client_delay
 from benchmarks.step.drafted_sessions import FOLLOWED, NODES, DraftedSessions, StepTimes
 from benchmarks.step.loop_cost import loop_cost
 from benchmarks.step.parts import PartTimer
@@ -131,6 +132,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--loop-tokens", type=int, default=200, help="tokens of a stream beside the event loop; 0: none"
     )
+    parser.add_argument(
+        "--streams",
+        type=lambda text: [int(count) for count in text.split(",")],
+        default=[1, 8],
+        help="streams at once whose tokens are followed to the client, comma-separated",
+    )
+    parser.add_argument(
+        "--target",
+        default="",
+        help="model whose tokens are followed to the client; by default the small one",
+    )
     return parser.parse_args()
 
 
@@ -143,11 +155,14 @@ def main() -> None:
         folder = Path(root) / "random"
         save_random_llama(folder, settings.ids, True, 0.8, 0.9)
         target = PackedLM.load(folder, kv_mb=256)
-        fields: dict[str, Any] = {"loop": None}
+        fields: dict[str, Any] = {"loop": None, "to_client": None}
         if settings.loop_tokens:
             counts, tokens = settings.sessions, settings.loop_tokens
             fields["loop"] = loop_cost(target, folder, counts, tokens, settings.repeats)
             print("loop: done", file=sys.stderr)
+            model, counts = settings.target or str(folder), settings.streams
+            fields["to_client"] = client_delay(model, Path(root), counts, tokens, settings.repeats)
+            print("to the client: done", file=sys.stderr)
         fields |= step_fields(target, settings)
     print_result("step", settings_of(settings), started, fields)
 

@@ -7,17 +7,17 @@ calls go to the newest of several channels. Calls on an older channel continue t
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
-import grpc
 import grpc.aio
 
 from outrider.wire.tls import Certificates, Pem
+from outrider.wire.wrapped_channel import WrappedChannel
 
 log = logging.getLogger(__name__)
 
 
-class RenewingChannel(grpc.aio.Channel):
+class RenewingChannel(WrappedChannel):
     """A channel whose new calls show the newest certificate; `make` opens a channel with a certificate."""
 
     def __init__(self, certificates: Certificates, make: Callable[[Pem], grpc.aio.Channel]) -> None:
@@ -27,39 +27,11 @@ class RenewingChannel(grpc.aio.Channel):
         self._newest = _Generation(make(self._shown))
         self._closing: set[asyncio.Task[None]] = set()
 
-    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A call on the current channel, as grpc.aio.Channel makes it; so do the methods below."""
-        return self._calls("unary_unary", method, args, kwargs)
-
-    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._calls("unary_stream", method, args, kwargs)
-
-    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._calls("stream_unary", method, args, kwargs)
-
-    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._calls("stream_stream", method, args, kwargs)
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._current().channel.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._current().channel.wait_for_state_change(last_observed_state)
-
-    async def channel_ready(self) -> None:
-        await self._current().channel.channel_ready()
-
     async def close(self, grace: float | None = None) -> None:
         for task in self._closing:
             task.cancel()
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self._newest.channel.close(grace)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *raised: object) -> None:
-        await self.close()
 
     def _calls(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[..., Any]:
         def call(*call_args: Any, **call_kwargs: Any) -> Any:
@@ -71,6 +43,9 @@ class RenewingChannel(grpc.aio.Channel):
             return generation.began(made(*call_args, **call_kwargs))
 
         return call
+
+    def _inner(self) -> grpc.aio.Channel:
+        return self._current().channel
 
     def _current(self) -> "_Generation":
         pem = self._certificates.current()

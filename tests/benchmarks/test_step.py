@@ -12,7 +12,7 @@ from benchmarks.step.parts import MODEL, PARTS
 def test_the_step_benchmark_prints_what_its_schema_says(bench: Callable[..., dict[str, Any]]) -> None:
     result = bench(
         *("step", "--ids", "600", "--sessions", "1,2", "--steps", "6", "--repeats", "1"),
-        *("--loop-tokens", "6"),
+        *("--loop-tokens", "6", "--streams", "1,2"),
     )
 
     for mode in ("greedy", "sampled"):
@@ -22,3 +22,7 @@ def test_the_step_benchmark_prints_what_its_schema_says(bench: Callable[..., dic
         inside = parts[MODEL] + parts["around_model"]
         # Another run's times, and the timers' own: the same order of magnitude is all that holds for sure.
         assert 0.1 < inside / result["step_ms"][mode]["2"]["forward"] < 10
+
+    for delay in result["to_client"].values():
+        assert 0 < delay["p50_ms"] <= delay["p99_ms"]
+        assert delay["pass_ms"] > 0

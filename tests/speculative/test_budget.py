@@ -21,7 +21,7 @@ def test_no_other_allotment_makes_more_tokens_per_millisecond(seed: int) -> None
     ]
     steps = [random.choice((0.0, 0.1, 0.5, 3.0)) for _ in range(20)]
     cost = [5.0 + sum(steps[:rows]) for rows in range(20)]
-    counts = allot(survivals, committing=3, rows=3, cost=cost.__getitem__)
+    counts = allot(survivals, committing=3, costs=cost[3:])
     best = max(
         rate(survivals, found, 3, cost) for found in product(*(range(len(nodes) + 1) for nodes in survivals))
     )
@@ -29,27 +29,27 @@ def test_no_other_allotment_makes_more_tokens_per_millisecond(seed: int) -> None
 
 
 def test_rows_that_cost_nothing_are_all_taken() -> None:
-    assert allot([[0.9, 0.01], [0.5]], committing=2, rows=2, cost=lambda rows: 7.0) == [2, 1]
+    assert allot([[0.9, 0.01], [0.5]], committing=2, costs=[7.0] * 4) == [2, 1]
 
 
 def test_nodes_that_do_not_pay_for_their_rows_are_left_out_to_the_last_one() -> None:
-    assert allot([[0.3, 0.2], [0.4]], committing=2, rows=2, cost=lambda rows: float(rows)) == [0, 0]
+    assert allot([[0.3, 0.2], [0.4]], committing=2, costs=[2.0, 3.0, 4.0, 5.0]) == [0, 0]
 
 
 def test_a_session_whose_drafts_are_worth_more_gets_more() -> None:
     cost = [0.0, 5.0, *(5.0 + 0.5 * rows for rows in range(1, 30))]
-    many, few = allot([[0.9] * 6, [0.3, 0.2, 0.1, 0.05]], committing=2, rows=2, cost=cost.__getitem__)
+    many, few = allot([[0.9] * 6, [0.3, 0.2, 0.1, 0.05]], committing=2, costs=cost[2:])
     assert many == 6
     assert few < 4
 
 
 def test_nodes_of_survival_zero_are_never_admitted() -> None:
-    assert allot([[0.0, 0.0]], committing=1, rows=1, cost=lambda rows: 1.0) == [0]
+    assert allot([[0.0, 0.0]], committing=1, costs=[1.0] * 3) == [0]
 
 
 def test_a_dip_in_the_steps_per_second_hides_nothing_behind_it() -> None:
     """The second row makes a stair, and only five nodes together are worth climbing it."""
-    assert allot([[0.8] * 5], committing=1, rows=1, cost=lambda rows: 5.0 if rows == 1 else 10.0) == [5]
+    assert allot([[0.8] * 5], committing=1, costs=[5.0] + [10.0] * 5) == [5]
 
 
 def test_nodes_may_pay_where_rows_are_cheap_and_not_where_each_costs_as_much_as_a_token() -> None:
@@ -66,7 +66,7 @@ def test_the_least_survival_parts_nodes_that_are_admitted_from_those_that_are_no
 
     needed = least_survival(4.0, 4, cost, 8)
     for survival in (0.02, 0.1, 0.3, 0.6, 0.9):
-        assert (allot([[survival]], 4, 4, cost) == [1]) == (survival > needed)
+        assert (allot([[survival]], 4, [cost(4), cost(5)]) == [1]) == (survival > needed)
 
 
 def test_of_stairs_the_least_survival_sees_the_slope_and_not_the_tread() -> None:
@@ -77,5 +77,5 @@ def test_of_stairs_the_least_survival_sees_the_slope_and_not_the_tread() -> None
 
 
 def test_without_nodes_or_sessions_nothing_is_allotted() -> None:
-    assert allot([], committing=0, rows=1, cost=lambda rows: 1.0) == []
-    assert allot([[], []], committing=2, rows=2, cost=lambda rows: 1.0) == [0, 0]
+    assert allot([], committing=0, costs=[1.0]) == []
+    assert allot([[], []], committing=2, costs=[1.0]) == [0, 0]

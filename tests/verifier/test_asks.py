@@ -35,5 +35,5 @@ def test_as_many_of_the_likeliest_are_asked_for_as_the_request_and_its_sources_n
     assert cut.asks(ROWS)[0].top == 5
     reported = driver.open((1, 2, 3), 20, SamplingParams(top_k=2), logprobs=Logprobs(3), sources=("lookup",))
     assert reported.asks(ROWS)[0].top == 3
-    reported.want_tops(1, 9)
+    reported.sources.want_tops(1, 9)
     assert reported.asks(ROWS)[0].top == 9

@@ -49,7 +49,9 @@ class Machine:
         self.calibration = Calibration(strength=12, memory=200)  # as sessions have it
 
     def budget(self, survivals: Sequence[Sequence[float]], sessions: int) -> list[int]:
-        return allot(survivals, sessions, sessions, self.costs.step_curve())
+        nodes = sum(map(len, survivals))
+        costs = self.costs.step_curve().between(sessions, sessions + nodes + 1)
+        return allot(survivals, sessions, costs)
 
     def play(self, sessions: int, steps: int, policy: Policy | None) -> tuple[float, list[int]]:
         """Tokens per millisecond, and the nodes admitted in each step; without a policy, the budget."""

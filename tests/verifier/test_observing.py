@@ -111,8 +111,8 @@ def test_a_source_that_is_no_longer_used_is_told_nothing() -> None:
 def test_a_source_that_rests_costs_nothing() -> None:
     driver = CoreDriver()
     session = listening(driver, SAMPLED)
-    while not session.resting:
+    while not session.sources.resting:
         driver.step(lambda: offer(driver, session, (1, 2), (-1, -1)))
-    assert session.tops == 0
+    assert session.sources.tops == 0
     driver.step()
     assert last_observed(driver) is None

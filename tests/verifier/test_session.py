@@ -145,12 +145,12 @@ def test_nan_changes_nothing() -> None:
 
 def test_a_muted_source_is_not_listened_to_and_not_waited_for() -> None:
     running = session()
-    assert running.listens_to(1)
-    assert 1 in running.latencies
-    running.mute(1)
+    assert running.sources.listens_to(1)
+    assert 1 in running.sources.latencies
+    running.sources.mute(1)
     running.use_sources(REMOTE)
-    assert not running.listens_to(1)
-    assert running.latencies == {}
+    assert not running.sources.listens_to(1)
+    assert running.sources.latencies == {}
 
 
 def test_sources_that_change_keep_what_they_know() -> None:
@@ -169,7 +169,7 @@ def test_a_wait_is_considered_only_where_a_source_has_been_heard() -> None:
     assert running.patience_ms(0.0, 8.0, 4.0, 0) == {}
     for start in (0.0, 10.0, 20.0):
         running.published(start)
-        running.latencies[1].arrived(start + 1.0)
+        running.sources.latencies[1].arrived(start + 1.0)
     running.published(30.0)
     assert running.patience_ms(30.0, 8.0, 4.0, 0) == {1: pytest.approx(1.0)}
     for token in range(4, 10):

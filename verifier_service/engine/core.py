@@ -178,7 +178,7 @@ class EngineCore:
         plan = self._schedule(ready)
         # A step that may wait for drafts has its report published first. Any other step has it published as
         # the forward begins, so that the event loop's work overlaps with that and not with this thread's.
-        if len(ready) == 1 and ready[0].latencies and self._limits.wait_ms_most > 0:
+        if len(ready) == 1 and ready[0].sources.latencies and self._limits.wait_ms_most > 0:
             self._wait = _Wait(plan)
             return AwaitDrafts(now_s, self._report(stepping=True, step_ms=plan.step_ms))
         parts = self._parts(plan)
@@ -253,7 +253,7 @@ class EngineCore:
                         changed.use_sources(sources)
             case Observe(handle, source_index, tops):
                 if (observed := sessions.get(handle)) is not None:
-                    observed.want_tops(source_index, tops)
+                    observed.sources.want_tops(source_index, tops)
 
     def _carry_out_postponed(self) -> None:
         postponed, self._postponed = self._postponed, []
@@ -270,9 +270,11 @@ class EngineCore:
     def _schedule(self, ready: list[Session]) -> _Plan:
         """Uncomputed ids that the step computes of each session, and whether it may admit drafts."""
         nodes = [session.likely_nodes for session in ready]
-        rows = schedule_rows([session.uncomputed for session in ready], nodes, self._chunk(ready))
-        sizes = [scored_at_once(session.scorer, size) for session, size in zip(ready, rows, strict=True)]
-        taking = [(session.uncomputed, size) for session, size in zip(ready, sizes, strict=True)]
+        sizes = uncomputed = [session.uncomputed for session in ready]
+        if max(uncomputed) > 1:
+            rows = schedule_rows(uncomputed, nodes, self._chunk(ready))
+            sizes = [scored_at_once(session.scorer, size) for session, size in zip(ready, rows, strict=True)]
+        taking = list(zip(uncomputed, sizes, strict=True))
         depth = sum(size * session.cached for session, size in zip(ready, sizes, strict=True)) / sum(sizes)
         drafts = self._budget.may_pay(taking, [session.node_limit for session in ready], depth)
         if drafts:
@@ -303,7 +305,7 @@ class EngineCore:
         drafting = [
             session
             for session, size in zip(ready, sizes, strict=True)
-            if session.batched and session.uncomputed == size and session in self.sessions
+            if session.sources.batched and session.uncomputed == size and session in self.sessions
         ]
         if not drafting:
             return
@@ -356,8 +358,8 @@ class EngineCore:
         if wait.waited_for:
             self.totals.waits += 1
             self._meter.waited_for_drafts(now_s - wait.began_s)
-            for source_index in wait.waited_for & session.latencies.keys():
-                session.latencies[source_index].waited(fruitful=source_index in wait.came)
+            for source_index in wait.waited_for & session.sources.latencies.keys():
+                session.sources.latencies[source_index].waited(fruitful=source_index in wait.came)
         parts = self._parts(wait.plan)
         return self._pass(parts, None) if parts else Idle(now_s, self.collect())
 
@@ -388,20 +390,22 @@ class EngineCore:
     def _commit(self, entry: _Matched) -> SeenRound | None:
         """Commits what one session's rows brought; returns what batched proposers are shown of it, if any."""
         session, step_rows, match, observed, _, scores = entry
-        first = session.cached
+        first, watched = session.cached, bool(self.proposers.names)
         if scores is not None:
             self.sessions.scored(session, scores)
         if match is None:
             kept = session.skip(step_rows)
-            shown = self._shown(entry, first, kept, len(session.ids), ())
+            shown = self._shown(entry, first, kept, len(session.ids), ()) if watched else None
             self.sessions.skip(session, kept)
         else:
             step = self.sessions.step
             done = session.commit(step_rows, match, step.sessions, step.number)
             observed = None if observed is None else observed.first(len(done.tokens))
             self.totals.scouts += len(step_rows.scouts.tokens)
-            # Before the commit: that may end the session, which gives its slots back.
-            shown = self._shown(entry, first, done.path, done.position, done.tokens, observed)
+            shown = None
+            if watched:
+                # Before the commit: that may end the session, which gives its slots back.
+                shown = self._shown(entry, first, done.path, done.position, done.tokens, observed)
             self.sessions.commit(session, step_rows, done, observed)
         return shown
 
@@ -416,7 +420,7 @@ class EngineCore:
     ) -> SeenRound | None:
         """What batched proposers are shown of one session's rows; None where none of them looks."""
         session, planes = entry.session, self.proposers.has_planes
-        if not session.batched and not planes:
+        if not session.sources.batched and not planes:
             return None
         rows = tuple([entry.first_row + row for row in kept])
         runs = self.kv.runs(session, first, first + len(rows)) if planes else ()

@@ -5,7 +5,10 @@ The arithmetic is `speculative.budget`; here the step's cost comes in. Pure: kno
 
 from collections.abc import Sequence
 
-from speculative.budget import StepCost, allot, least_survival, may_pay
+import numpy as np
+from numpy.typing import NDArray
+
+from speculative.budget import allot, least_survival, may_pay
 from verifier_service.engine.step_cost import StepCostModel
 
 Taking = Sequence[tuple[int, int]]
@@ -20,6 +23,35 @@ _WEIGHT = 0.1
 """Weight of one step in the running mean of the survival that nodes need."""
 _DOUBT = 0.3
 """Factor by which a source may underestimate its nodes and still be asked for them."""
+
+
+class DecodingCost:
+    """Cost of decoding in a step, in ms, by the step's rows.
+
+    `prefilled` rows are prompts', which have to be computed in any case, so decoding costs what it adds to
+    them. If the whole step were counted, long steps would seem to call for many drafted nodes, which would
+    delay the prompts and save no step.
+
+    Args:
+        costs: what steps take.
+        prefilled: rows of the step that are prompts'.
+        sessions: sessions in the step.
+        depth: number of cached positions that a row attends over, on average.
+    """
+
+    def __init__(self, costs: StepCostModel, prefilled: int, sessions: int, depth: float = 0.0) -> None:
+        self._prompts_ms = costs.expected_ms(prefilled, depth=depth) if prefilled else 0.0
+        self._curve = costs.step_curve(sessions, depth)
+
+    def __call__(self, rows: int) -> float:
+        """The cost in a step of `rows` rows."""
+        step_ms = self._curve(rows)
+        return max(step_ms - self._prompts_ms, _LEAST_MS) if self._prompts_ms else step_ms
+
+    def between(self, low: int, high: int) -> NDArray[np.float64]:
+        """The cost in steps of `low` up to `high - 1` rows."""
+        step_ms = self._curve.between(low, high)
+        return np.maximum(step_ms - self._prompts_ms, _LEAST_MS) if self._prompts_ms else step_ms
 
 
 class DraftBudget:
@@ -51,14 +83,17 @@ class DraftBudget:
         nodes = sum(
             count for (uncomputed, rows), count in zip(taking, most, strict=True) if rows == uncomputed
         )
-        return may_pay(nodes, *self._bare(taking, depth))
+        return nodes > 0 and may_pay(nodes, *self._bare(taking, depth))
 
     def admit(self, rankings: Sequence[Sequence[float]], taking: Taking, depth: float = 0.0) -> list[int]:
         """Number of nodes that the step admits of each session's ranking (survivals, descending)."""
         if not self._adaptive or not rankings:  # without rankings: all sessions of the step have ended
             return [len(ranking) for ranking in rankings]
         committing, rows, cost = self._bare(taking, depth)
-        counts = allot(rankings, committing, rows, cost, LEAST_GAIN)
+        most = sum(map(len, rankings))
+        counts = [0] * len(rankings)
+        if most:
+            counts = allot(rankings, committing, cost.between(rows, rows + most + 1), LEAST_GAIN)
         if committing:
             admitted = [ranking[:count] for ranking, count in zip(rankings, counts, strict=True)]
             expected = committing + sum(map(sum, admitted))
@@ -66,22 +101,8 @@ class DraftBudget:
             self._needed += _WEIGHT * (needed - self._needed)
         return counts
 
-    def _bare(self, taking: Taking, depth: float) -> tuple[int, int, StepCost]:
+    def _bare(self, taking: Taking, depth: float) -> tuple[int, int, DecodingCost]:
         """For the step without drafts: sessions that commit, rows, and the cost of decoding."""
         rows = sum(size for _, size in taking)
         committing = sum(uncomputed == size for uncomputed, size in taking)
-        return committing, rows, decoding_cost(self._costs, rows - committing, len(taking), depth)
-
-
-def decoding_cost(costs: StepCostModel, prefilled: int, sessions: int, depth: float = 0.0) -> StepCost:
-    """Cost of decoding in a step, in ms, as a function of the step's rows.
-
-    `prefilled` rows are prompts', which have to be computed in any case, so decoding costs what it adds to
-    them. If the whole step were counted, long steps would seem to call for many drafted nodes, which would
-    delay the prompts and save no step.
-    """
-    prompts_ms = costs.expected_ms(prefilled, depth=depth) if prefilled else 0.0
-    step_ms = costs.step_curve(sessions, depth)
-    if not prompts_ms:
-        return step_ms
-    return lambda rows: max(step_ms(rows) - prompts_ms, _LEAST_MS)
+        return committing, rows, DecodingCost(self._costs, rows - committing, len(taking), depth)

@@ -111,6 +111,10 @@ class KVCache:
         session.resume_at(held.table.length)
         return True
 
+    def surely_fit(self, rows: int, sessions: int) -> bool:
+        """Whether this many rows more fit into free blocks, however they are spread over these sessions."""
+        return rows // BLOCK + sessions <= self.free
+
     def need(self, session: Session, rows: int, nodes: int) -> Need:
         """Blocks that a session's step of `rows` uncomputed ids and `nodes` drafted nodes takes."""
         table = self._held[session.handle].table

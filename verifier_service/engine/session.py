@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import accumulate
 
 from speculative.acceptance.path_match import Match, path_match
-from speculative.calibration import SessionCalibrator
 from speculative.choice import ChoiceCounts
 from speculative.digest import RowAsk, RowDigest
 from speculative.draft import Draft, check_nodes
@@ -24,13 +23,13 @@ from speculative.observed import Observed
 from speculative.stats import UsageCount
 from speculative.stop import StopChecker, cut_at_stop
 from speculative.target_sampler import TargetSampler
-from speculative.tree import EMPTY_TREE, ROOT, TokenTree
+from speculative.tree import EMPTY_TREE, ROOT
 from verifier_service.engine.observing import Observer
 from verifier_service.engine.prompt_scorer import scorer_of
-from verifier_service.engine.source_policy import Reputations, SourceLatency, SourceThrottle, StepValue
+from verifier_service.engine.session_sources import SessionSources
+from verifier_service.engine.source_policy import Reputations, StepValue
 from verifier_service.engine.step import Round, Scouts, StepRows, scouts_behind
-from verifier_service.proposers import ActiveProposer, ProposerInit, make_proposer
-from verifier_service.proposers.batched import BATCHED_PROPOSERS, ProposedSession, ScoutAsk
+from verifier_service.proposers.batched import ProposedSession, ScoutAsk
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
 
@@ -72,10 +71,8 @@ class Session:
         self.begun = request.recovered or len(self.ids) > request.prompt_length
         """Whether the session has run before, here or on a worker that is gone."""
         self.deadline_s = deadline_s
-        self.latencies: dict[int, SourceLatency] = {}
-        """Latency of each remote source in use, by source index."""
-        self.batched: dict[str, int] = {}
-        """Source index of each batched proposer in use, by name."""
+        self.sources = SessionSources(request, reputations or Reputations())
+        """The sources that draft for the session."""
         self._request = request
         self._epoch = request.epoch
         self._params = request.params
@@ -86,14 +83,12 @@ class Session:
         self._grammar = grammar
         self._history = History.of(self.ids, request.prompt_length)
         self._noise = NoiseRows(request.seed, vocabulary_size)
-        self._reputations = reputations or Reputations()
-        self._calibrator = SessionCalibrator()
         self._pool = DraftPool(
             self.ids,
             epoch=request.epoch,
             vocabulary_size=vocabulary_size,
             limit=request.limit,
-            calibrator=self._calibrator,
+            calibrator=self.sources.calibrator,
         )
         self._usage = usage or UsageCount(
             prompt_tokens=request.prompt_length, replay_identical=request.replay_identical
@@ -101,15 +96,8 @@ class Session:
         self._fresh = usage is None
         """Whether the session has not begun: what it finds cached then is other sessions' work."""
         self._drafted_before = dict(self._usage.drafted)
-        self._throttles: dict[int, SourceThrottle] = {}
-        self._heard: set[int] = set()
-        self._proposer_init = ProposerInit(request.prompt_length, request.prediction)
-        self._proposers: list[ActiveProposer] = []
-        self._muted: set[int] = set()
         self._scouts: ScoutAsk | None = None
         self._vocabulary_size = vocabulary_size
-        self._tops: dict[int, int] = {}
-        """How many of the target's likeliest ids a source wants, by source index."""
         self._ranking: RankedNodes | None = None
         self._bare = True
         self._brought = self.node_limit
@@ -118,28 +106,7 @@ class Session:
     def use_sources(self, sources: SourceSet) -> None:
         """Changes the session's sources; a source that drafted before goes on where it was."""
         self._usage.source_names = sources.names
-        reputations = [self._reputations.of(name, self._params) for name in sources.names]
-        self._calibrator.use([reputation.calibration for reputation in reputations])
-        self._active = sources.proposers | sources.remote
-        inside = {sources.names[index - 1]: index for index in sources.proposers}
-        self.batched = {name: index for name, index in inside.items() if name in BATCHED_PROPOSERS}
-        known = {active.source_index: active for active in self._proposers}
-        self._proposers = [
-            known.get(source_index)
-            or ActiveProposer(
-                source_index, make_proposer(sources.names[source_index - 1], self._proposer_init)
-            )
-            for source_index in sorted(sources.proposers - set(self.batched.values()))
-        ]
-        listening = sources.remote - self._muted
-        self.latencies = {
-            source_index: self.latencies.get(source_index) or SourceLatency() for source_index in listening
-        }
-        self._throttles = {
-            source_index: self._throttles.get(source_index)
-            or SourceThrottle(reputations[source_index - 1].activity)
-            for source_index in listening
-        }
+        self.sources.use(sources)
 
     @property
     def uncomputed(self) -> int:
@@ -162,13 +129,6 @@ class Session:
         """Hash of all committed ids."""
         return self._pool.hash_at(len(self.ids))
 
-    @property
-    def resting(self) -> frozenset[int]:
-        """Remote sources, by source index, that are not sent the last round."""
-        return frozenset(
-            [source_index for source_index, throttle in self._throttles.items() if throttle.resting]
-        )
-
     def resume_at(self, cached: int) -> None:
         """Sets how many leading ids have their keys and values in memory."""
         self.cached = cached
@@ -181,48 +141,16 @@ class Session:
         """Name of the source with this source index."""
         return self._usage.source_names[source_index - 1]
 
-    def listens_to(self, source_index: int) -> bool:
-        """Whether the session uses this source's drafts."""
-        return source_index in self._active and source_index not in self._muted
-
-    def mute(self, source_index: int) -> None:
-        """Ignores this source from now on."""
-        self._muted.add(source_index)
-        self.latencies.pop(source_index, None)
-        self._throttles.pop(source_index, None)
-
-    def want_tops(self, source_index: int, tops: int) -> None:
-        """Collects so many of the target's likeliest ids of each row for a source that drafts."""
-        self._tops[source_index] = tops
-
-    @property
-    def tops(self) -> int:
-        """Number of the target's likeliest ids that some source wants now; 0: none asks, or all rest."""
-        if not self._tops:
-            return 0
-        wanted = [
-            tops
-            for source_index, tops in self._tops.items()
-            if self.listens_to(source_index) and source_index not in self.resting
-        ]
-        return max(wanted, default=0)
-
     def offer(self, fragment: Fragment) -> Offer:
         """Merges a draft. Raises MalformedDraft."""
         self._ranking = None
-        self._heard.add(fragment.source)
+        self.sources.heard(fragment.source)
         return self._pool.offer(fragment)
 
     def prepare(self, rows: int) -> list[tuple[Fragment, Offer]]:
         """Lets proposers draft for a step of `rows` uncomputed ids; returns what each source offered."""
-        end = self.cached + rows
-        offers = []
-        for active in self._proposers:
-            active.proposer.append(self.ids[active.appended : end])
-            active.appended = max(active.appended, end)
-            if end == len(self.ids) and (found := active.proposer.propose(self.node_limit)) is not None:
-                offers.append(self.propose(active.source_index, found))
-        return offers
+        proposals = self.sources.proposals(self.ids, self.cached + rows, self.node_limit)
+        return [self.propose(source_index, found) for source_index, found in proposals]
 
     def propose(self, source_index: int, draft: Draft) -> tuple[Fragment, Offer]:
         """Merges a proposer's draft below the last committed token. Raises MalformedDraft."""
@@ -250,10 +178,6 @@ class Session:
             request.params,
             request.seed,
         )
-
-    def worth(self, source_index: int, given_parent: float) -> float:
-        """Probability that a source's node is accepted after its parent, calibrated by the nodes before."""
-        return self._calibrator.worth(source_index, given_parent)
 
     def want_scouts(self, ask: ScoutAsk) -> None:
         """Has scouts computed in the next step that has room for them. Raises MalformedDraft."""
@@ -284,12 +208,12 @@ class Session:
         A step that begins now brings `nodes` drafted nodes and takes `step_ms`. Sources not worth a wait are
         left out, which is all of them where the step's nodes reach the limit.
         """
-        if all(latency.silent for latency in self.latencies.values()):
+        if all(latency.silent for latency in self.sources.latencies.values()):
             return {}
         value = self._step_value(step_ms, nodes)
         patience = {
             source_index: latency.patience_ms(now_ms, value, most_ms)
-            for source_index, latency in self.latencies.items()
+            for source_index, latency in self.sources.latencies.items()
         }
         return {source_index: ms for source_index, ms in patience.items() if ms > 0.0}
 
@@ -331,7 +255,7 @@ class Session:
         if not step_rows.final:
             return scores
         params, logprobs = self._params, self._logprobs
-        top = max(self.tops, params.top_k, 0 if logprobs is None else logprobs.top_logprobs)
+        top = max(self.sources.tops, params.top_k, 0 if logprobs is None else logprobs.top_logprobs)
         temperature = 0.0 if params.greedy else params.temperature
         named = self._named(step_rows)
         depths = [0]
@@ -356,10 +280,10 @@ class Session:
         self, step_rows: StepRows, match: Match, digests: Callable[[int], RowDigest]
     ) -> Observed | None:
         """What the target said at all rows, before the match is committed; None where no source asks."""
-        if not self.tops:
+        if not self.sources.tops:
             return None
         observer = Observer(step_rows, digests, self._target(digests), self._grammar)
-        return observer.observe(match.path, self.prefix_hash, self.tops)
+        return observer.observe(match.path, self.prefix_hash, self.sources.tops)
 
     def _target(
         self, digests: Callable[[int], RowDigest], counts: ChoiceCounts | None = None
@@ -375,7 +299,7 @@ class Session:
     def commit(self, step_rows: StepRows, match: Match, batch: int = 1, step: int = 0) -> Round:
         """Commits what was matched, up to the request's end, after a step of `batch` sessions."""
         tree, chain, sources = step_rows.tree, len(step_rows.chain), step_rows.tree.sources
-        self._record_verified(tree, match)
+        self.sources.verified(tree, match)
         tokens, reason = cut_at_stop(self._stop_checker, match.tokens)
         if self._grammar is not None:
             self._grammar.commit(tokens)
@@ -383,11 +307,7 @@ class Session:
         token_sources = bytes([sources[node] for node in path]).ljust(len(tokens), b"\0")
         self._usage.record_round(len(tokens), token_sources, len(tree))
         spared = not len(tree) and self._pool.drafted > 0
-        for source_index, throttle in self._throttles.items():
-            throttle.committed(
-                token_sources.count(source_index), source_index in self._heard, spared, batch, step
-            )
-        self._heard.clear()
+        self.sources.committed(token_sources, spared, batch, step)
         position = len(self.ids)
         self.ids.extend(tokens)
         self.cached += chain + len(path)
@@ -403,8 +323,7 @@ class Session:
 
     def published(self, now_ms: float) -> None:
         """Notes that the last round was sent: from now on the time until each source's next draft counts."""
-        for latency in self.latencies.values():
-            latency.committed(now_ms, self._bare)
+        self.sources.published(now_ms, self._bare)
 
     @property
     def cost(self) -> tuple[int, int]:
@@ -429,19 +348,3 @@ class Session:
         if len(tree) >= self.node_limit:
             survival = 0.0  # no further node would be admitted
         return StepValue(1.0 + sum(tree.survival), step_ms, survival)
-
-    def _record_verified(self, tree: TokenTree, match: Match) -> None:
-        """Records, for each remote source, which of its drafted tokens the target chose."""
-        if not self.latencies or not tree.tokens:
-            return
-        sources, latencies, children_of = tree.sources, self.latencies, tree.children
-        alone = sources.count(sources[0]) == len(sources)
-        for node, following in zip((ROOT, *match.path), (*match.path, None), strict=True):
-            children = children_of(node)
-            if not children:
-                continue
-            followed = None if following is None else sources[following]
-            # Most trees are of one source, and need no set of sources for each node.
-            for source_index in sources[:1] if alone else {sources[child] for child in children.values()}:
-                if source_index in latencies:
-                    latencies[source_index].verified(source_index == followed)

@@ -106,6 +106,8 @@ class SessionPool:
 
     def fit(self, ready: list[Session], sizes: list[int]) -> bool:
         """Makes room for a step, if need be by preempting sessions; returns whether drafted nodes fit too."""
+        if self.kv.surely_fit(sum(sizes) + sum([session.node_limit for session in ready]), len(ready)):
+            return True
         while True:
             needs = [
                 self.kv.need(session, size, session.node_limit)
@@ -132,7 +134,7 @@ class SessionPool:
         offers.in_flight.taken += len(offers.drafts)
         for handle, fragment in offers.drafts:
             session = self._sessions.get(handle)
-            if session is not None and session.listens_to(fragment.source):
+            if session is not None and session.sources.listens_to(fragment.source):
                 try:
                     self._take_offer(session, fragment, offers.arrived_s)
                 except Exception as error:
@@ -148,7 +150,7 @@ class SessionPool:
         the draft raises an error, and will do so again.
         """
         session = self._sessions.get(handle)
-        if session is None or not session.listens_to(fragment.source):
+        if session is None or not session.sources.listens_to(fragment.source):
             return False
         try:
             self._take_offer(session, fragment, arrived_s)
@@ -209,7 +211,7 @@ class SessionPool:
                 session.prefix_hash,
                 finish,
                 done.logprobs,
-                session.resting,
+                session.sources.resting,
                 *session.cost,
                 record=record,
                 observed=observed,
@@ -263,6 +265,7 @@ class SessionPool:
         del self._sessions[session.handle]
         self.scheduler.remove(session.handle)
         self.kv.release(session)
+        session.sources.calibrator.learn()
         self._prompt_passes.pop(session.handle, None)
         self.phases.ended(session.handle, self._now)
 
@@ -271,12 +274,12 @@ class SessionPool:
             offer = session.offer(fragment)
         except MalformedDraft as error:
             self._counts[session.name_of(fragment.source)].malformed += 1
-            session.mute(fragment.source)
+            session.sources.mute(fragment.source)
             self._strikes.append(Strike(session.handle, fragment.source, str(error)))
             return
         self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
-        if offer.kept and fragment.source in session.latencies:
-            session.latencies[fragment.source].arrived(arrived_s * 1000)
+        if offer.kept and fragment.source in session.sources.latencies:
+            session.sources.latencies[fragment.source].arrived(arrived_s * 1000)
 
 
 class _Guard:

@@ -8,9 +8,12 @@ weighs drafted nodes against what their rows cost. The model is pure; only `prof
 
 import logging
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import log2
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
@@ -26,6 +29,8 @@ _SIZES = 24  # powers of two of rows
 _REFRESH = 32
 """Comparisons after which the expected times are worked out anew; a single one hardly moves them."""
 _LEAST_MS = 1e-3
+_FIRST_TABLE = 128
+"""Least number of sizes whose times are worked out together."""
 # A step that took this many times as long as expected was held up by something else.
 _MOST_RATIO = 2.0
 
@@ -50,6 +55,7 @@ class StepCostModel:
         "_last",
         "_ms",
         "_overhead_ms",
+        "_profiled",
         "_rows",
         "_scale",
         "_session_ms",
@@ -63,15 +69,18 @@ class StepCostModel:
         deeper_ms: float = 0.0,
     ) -> None:
         points = sorted((profile or {}).items())
-        self._rows = [rows for rows, _ in points]
+        self._rows = np.array([rows for rows, _ in points])
         # No larger step is faster: where one was, its measurement was wrong.
-        self._ms = [max(ms for _, ms in points[: at + 1]) for at in range(len(points))]
+        self._ms = np.maximum.accumulate(np.array([ms for _, ms in points], dtype=np.float64))
         self._session_ms = session_ms
         self._depth = depth
         self._deeper_ms = deeper_ms
         self._scale: float | None = 1.0 if points else None
         self._correction = [1.0] * (_SIZES + 1)
-        self._corrected: dict[int, float] = {}  # milliseconds of one session by rows, the scale apart
+        self._profiled = np.empty(0)
+        """The profile's ms of one session's forward by its rows; as many sizes as were asked for."""
+        self._corrected = np.empty(0)
+        """The same as corrected by steps; out of date where it is empty."""
         self._compared = 0
         self._last: tuple[int, float] | None = None
         self._overhead_ms: float | None = None
@@ -79,7 +88,7 @@ class StepCostModel:
     def record(self, rows: int, milliseconds: float, sessions: int = 1, depth: float = 0.0) -> None:
         """Learns from the forward of one step; arguments as for `expected_ms`."""
         extra = self._beside_ms(rows, sessions, depth) * (self._scale or 1.0)
-        ratio = max(milliseconds - extra, _LEAST_MS) / self._profile_ms(rows)
+        ratio = max(milliseconds - extra, _LEAST_MS) / float(self._profiled_ms(rows)[rows])
         if self._last is not None and self._last[0] != rows:
             self._compare(*self._last, rows, ratio)
         self._last = rows, ratio
@@ -100,31 +109,42 @@ class StepCostModel:
         """
         if self._scale is None:
             return 0.0
-        alone = self._corrected.get(rows)
-        if alone is None:
-            alone = self._corrected[rows] = self._profile_ms(rows) * self._correct(rows)
+        alone = float(self._alone_ms(rows)[rows])
         return (alone + self._beside_ms(rows, sessions, depth)) * self._scale
 
-    def step_curve(self, sessions: int = 1, depth: float = 0.0) -> Callable[[int], float]:
-        """Expected ms of a forward and what lies between two of them, by the forward's rows; always above 0.
+    def step_curve(self, sessions: int = 1, depth: float = 0.0) -> "StepCurve":
+        """What steps take that differ in their rows alone; the curve holds until the next `record`.
 
-        `depth` is the number of cached positions that a row attends over, on average. A step asks for many
-        sizes that differ in nothing else. The curve holds until the next `record`.
+        `depth` is the number of cached positions that a row attends over, on average.
         """
         overhead_ms = (self._overhead_ms or 0.0) * sessions
         if self._scale is None:
-            return lambda rows: overhead_ms or 1.0
-        scale, corrected, expected_ms = self._scale, self._corrected, self.expected_ms
-        session_ms = self._session_ms * (sessions - 1)
-        deeper_ms = self._deeper_ms * max(0.0, depth - self._depth)
+            return StepCurve(lambda most: np.zeros(most + 1), overhead_ms or 1.0, 0.0, 1.0)
+        fixed_ms = self._session_ms * (sessions - 1) * self._scale + overhead_ms
+        row_ms = self._deeper_ms * max(0.0, depth - self._depth) * self._scale
+        return StepCurve(self._alone_ms, fixed_ms, row_ms, self._scale)
 
-        def curve(rows: int) -> float:
-            alone = corrected.get(rows)
-            if alone is None:
-                return (expected_ms(rows, sessions, depth) + overhead_ms) or 1.0
-            return ((alone + session_ms + deeper_ms * rows) * scale + overhead_ms) or 1.0
+    def _alone_ms(self, most: int) -> NDArray[np.float64]:
+        """The corrected ms of one session's forward, by its rows, at least up to `most` rows."""
+        if len(self._corrected) <= most:
+            profiled = self._profiled_ms(most)
+            exact = np.minimum(np.log2(_sizes(len(profiled))), _SIZES - 1e-9)
+            low = exact.astype(np.int64)
+            share, correction = exact - low, np.array(self._correction)
+            self._corrected = profiled * (correction[low] * (1.0 - share) + correction[low + 1] * share)
+        return self._corrected
 
-        return curve
+    def _profiled_ms(self, most: int) -> NDArray[np.float64]:
+        """The profile's ms by rows, at least up to `most`: linear between two points, and beyond the last."""
+        if len(self._profiled) <= most:
+            sizes = _sizes(max(most + 1, _FIRST_TABLE))
+            self._profiled = np.full(len(sizes), self._ms[0] if len(self._ms) else 1.0)
+            if len(self._rows) > 1:
+                at = np.clip(np.searchsorted(self._rows, sizes, side="right"), 1, len(self._rows) - 1)
+                low, high = self._rows[at - 1], self._rows[at]
+                slope = (self._ms[at] - self._ms[at - 1]) / (high - low)
+                self._profiled = np.maximum(self._ms[at - 1] + slope * (sizes - low), self._ms[0])
+        return self._profiled
 
     def _beside_ms(self, rows: int, sessions: int, depth: float) -> float:
         """Ms that further sessions and a longer past add: the profile has one session and a short past."""
@@ -134,7 +154,7 @@ class StepCostModel:
         """Corrects two sizes whose successive steps took `before` and `now` times the profile's ms."""
         self._compared += 1
         if self._compared % _REFRESH == 0:
-            self._corrected.clear()
+            self._corrected = np.empty(0)
         off = (now / self._correct(rows)) / (before / self._correct(rows_before))
         learnt = _SIZE_WEIGHT * (min(max(off, 1 / _MOST_RATIO), _MOST_RATIO) - 1.0)
         for size, change in ((rows, learnt), (rows_before, -learnt)):
@@ -142,24 +162,45 @@ class StepCostModel:
             self._correction[low] *= 1.0 + change * (1.0 - share)
             self._correction[low + 1] *= 1.0 + change * share
 
-    def _profile_ms(self, rows: int) -> float:
-        """The profile's ms of a size: linear between two points, and beyond the last one."""
-        if len(self._rows) < 2:
-            return self._ms[0] if self._ms else 1.0
-        at = min(max(bisect_right(self._rows, rows), 1), len(self._rows) - 1)
-        low, high = self._rows[at - 1], self._rows[at]
-        slope = (self._ms[at] - self._ms[at - 1]) / (high - low)
-        return max(self._ms[at - 1] + slope * (rows - low), self._ms[0])
-
     def _correct(self, rows: int) -> float:
         low, share = _place(rows)
         return self._correction[low] * (1.0 - share) + self._correction[low + 1] * share
+
+
+@dataclass(frozen=True, slots=True)
+class StepCurve:
+    """Expected ms of a forward and what lies between two of them, by the forward's rows; always above 0."""
+
+    alone_ms: Callable[[int], NDArray[np.float64]]
+    """Gives the ms of one session's forward by its rows, up to some size at least."""
+    fixed_ms: float
+    """ms that every size has on top."""
+    row_ms: float
+    """ms that each row has on top."""
+    scale: float
+    """Factor by which forwards take longer now."""
+
+    def __call__(self, rows: int) -> float:
+        """The ms of a step of `rows` input tokens, at least 1."""
+        return float(self.alone_ms(rows)[rows]) * self.scale + self.row_ms * rows + self.fixed_ms
+
+    def between(self, low: int, high: int) -> NDArray[np.float64]:
+        """The ms of steps of `low` up to `high - 1` rows."""
+        alone = self.alone_ms(high)[low:high] * self.scale
+        return alone + (self.row_ms * np.arange(low, high) + self.fixed_ms)
 
 
 def _place(rows: int) -> tuple[int, float]:
     """The power of two at or below a size, and how far the size is towards the next, 0 to 1."""
     exact = min(log2(rows), _SIZES - 1e-9)
     return int(exact), exact - int(exact)
+
+
+def _sizes(count: int) -> NDArray[np.int64]:
+    """The numbers of rows from 0 to `count` - 1, with 1 in place of 0: no step has no rows."""
+    sizes = np.arange(count)
+    sizes[0] = 1
+    return sizes
 
 
 log = logging.getLogger(__name__)

@@ -78,7 +78,7 @@ class _Growing:
                 raise MalformedDraft(f"draft node {node} has parent {parent}; a parent precedes its child")
             above, known = (1.0, 1.0) if parent == ROOT else (self.survival[parent], self.worth[parent])
             given = min(1.0, self.survival[node] / above) if above > 0 else 0.0
-            self.worth.append(known * session.worth(source_index, given))
+            self.worth.append(known * session.sources.calibrator.worth(source_index, given))
         return sum(self.worth[first:]) + (sum(level.scouts.worth) if level.scouts else 0.0)
 
 
@@ -143,7 +143,7 @@ class ProposerHost:
             asked = [
                 session
                 for session in ready
-                if hosted.name in session.batched
+                if hosted.name in session.sources.batched
                 and hosted.sessions.get(session.handle) is session
                 and (hosted.planes is None or self._feature(session) is not None)
             ]
@@ -200,9 +200,9 @@ class ProposerHost:
 
     def _meet(self, hosted: _Hosted, session: Session) -> None:
         """Opens a session that names the proposer, or whose blocks the proposer has to fill."""
-        source_index = session.batched.get(hosted.name)
+        source_index = session.sources.batched.get(hosted.name)
         if source_index is not None and hosted.proposer.needs.tops:
-            session.want_tops(source_index, hosted.proposer.needs.tops)
+            session.sources.want_tops(source_index, hosted.proposer.needs.tops)
         if session.handle not in hosted.sessions and (source_index is not None or hosted.planes is not None):
             hosted.sessions[session.handle] = session
             hosted.proposer.open(replace(session.proposed(), planes=hosted.planes))
@@ -257,7 +257,7 @@ class ProposerHost:
         if found and len(found) != len(asked):
             raise MalformedDraft(f"a level has {len(found)} entries for {len(asked)} sessions")
         return sum(
-            draft.add(level, session, session.batched[hosted.name])
+            draft.add(level, session, session.sources.batched[hosted.name])
             for draft, level, session in zip(growing, found, asked, strict=False)
             if level is not None
         )
@@ -267,7 +267,7 @@ class ProposerHost:
             for session, draft in zip(asked, growing, strict=True):
                 if draft.tokens:
                     nodes = Draft(tuple(draft.tokens), tuple(draft.parents), tuple(draft.survival))
-                    fragment, offer = session.propose(session.batched[hosted.name], nodes)
+                    fragment, offer = session.propose(session.sources.batched[hosted.name], nodes)
                     self._counts[hosted.name].offer(len(fragment), offer)
                 if draft.scouts is not None:
                     session.want_scouts(draft.scouts)

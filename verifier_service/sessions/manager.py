@@ -231,7 +231,7 @@ class SessionManager:
             usage,
             view.grammar,
         )
-        resting = session.resting
+        resting = session.sources.resting
         self._put(Open(session))
         for address, indices in _by_address(view.sources).items():
             self._subscribe(view, address, indices, resting.issuperset(indices))

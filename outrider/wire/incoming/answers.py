@@ -11,6 +11,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from outrider.wire.incoming.malformed import MALFORMED
+from outrider.wire.wrapped_channel import WrappedChannel
 
 
 class MalformedAnswer(grpc.aio.AioRpcError):
@@ -25,43 +26,18 @@ class MalformedAnswer(grpc.aio.AioRpcError):
         )
 
 
-class CheckedChannel(grpc.aio.Channel):
+class CheckedChannel(WrappedChannel):
     """A channel whose calls raise MalformedAnswer; `peer` is the address that it dials, for the log."""
 
     def __init__(self, channel: grpc.aio.Channel, peer: str) -> None:
         self._channel = channel
         self._peer = peer
 
-    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A call on the inner channel, as grpc.aio.Channel makes it; so do the methods below."""
-        return self._calls("unary_unary", method, args, kwargs)
-
-    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._calls("unary_stream", method, args, kwargs)
-
-    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._calls("stream_unary", method, args, kwargs)
-
-    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._calls("stream_stream", method, args, kwargs)
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._channel.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._channel.wait_for_state_change(last_observed_state)
-
-    async def channel_ready(self) -> None:
-        await self._channel.channel_ready()
-
     async def close(self, grace: float | None = None) -> None:
         await self._channel.close(grace)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *raised: object) -> None:
-        await self.close()
+    def _inner(self) -> grpc.aio.Channel:
+        return self._channel
 
     def _calls(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[..., Any]:
         read = kwargs.pop("response_deserializer", None)
