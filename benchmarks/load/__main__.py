@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.load.fault_cost import faulty_figures
 from benchmarks.load.prefill_cost import long_prompt_figures, second_turn_figures
 from benchmarks.load.stream_batches import Arm, StreamBatches, interleaved
-from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
+from benchmarks.shared.envelope import add_pair, command_line, print_result, settings_of
 from benchmarks.shared.figures import TimedRun, paired_ratio, quantile, same_ids, tokens_per_second
 from benchmarks.shared.heldout import load_prompts
 from benchmarks.shared.services import UpServices
@@ -102,8 +102,7 @@ def _summary(
 def parse() -> argparse.Namespace:
     """Parses the flags; the figures in the docs have the default flags."""
     parser = command_line("load", __doc__)
-    parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
-    parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter")
+    add_pair(parser)
     parser.add_argument(
         "--concurrency", default="1,2,4,8,16,32", help="numbers of streams at once, comma-separated"
     )
