@@ -9,7 +9,7 @@ FUZZ_SECONDS ?= 14400
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-slow kernel-check gpu-proof lint proto proto-check bench simulate chaos chaos-check fuzz fuzz-check clean
+.PHONY: help run test test-slow kernel-check gpu-proof lint proto proto-check bench simulate chaos chaos-check fuzz fuzz-check dist clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -67,6 +67,9 @@ fuzz-check: ## The same for a minute
 	@scripts/setup test
 	FUZZ_SECONDS=60 .venv/bin/python -m pytest -n 0 -m fuzz tests/fuzz $(PYTEST_ARGS)
 
+dist: ## The wheel, with the embedded pair in it: dist/outrider-VERSION-py3-none-any.whl
+	@scripts/dist
+
 clean: ## Remove the environments and caches
-	rm -rf .venv .venv-proto .venv-triton .venv.lock .venv-proto.lock .venv-triton.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist .venv .venv-proto .venv-triton .venv.lock .venv-proto.lock .venv-triton.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,6 +18,7 @@ from typing import Self
 
 from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2
+from retrieval_service.corpus.bounded_disk import BoundedDisk
 from retrieval_service.corpus.errors import CorpusError
 from retrieval_service.corpus.manage import discard
 from retrieval_service.corpus.texts import PIECE
@@ -166,11 +167,13 @@ class Builds:
 
     Args:
         most_mb: documents that all builds of a tenant may bring together, in MiB.
+        corpora_mb: room on the disk for all corpora of a tenant, in MiB, and as much for the public ones.
     """
 
-    def __init__(self, most_mb: int) -> None:
+    def __init__(self, most_mb: int, corpora_mb: int) -> None:
         self._paths: set[Path] = set()
         self._most_mb = most_mb
+        self._corpora_mb = corpora_mb
         self._rooms: dict[str | None, SpoolRoom] = {}
         """By tenant, of the tenants that build now; None: public corpora."""
         self._running: Counter[str | None] = Counter()
@@ -202,11 +205,15 @@ class Builds:
         finally:
             self._paths.discard(path)
 
+    async def check_room(self, path: Path) -> None:
+        """Raises OSError where the owner's corpora leave no room on the disk for a corpus at `path`."""
+        await asyncio.to_thread(BoundedDisk(path, self._corpora_mb).check_room)
+
     async def run(self, path: Path, spool: Spool, tokens: TokenTable, owner: str | None) -> None:
         """Builds a corpus at `path` from a spool. Raises BuildFailed."""
         await asyncio.to_thread(spool.flush)
         command = ["-P", "-m", "retrieval_service.ingest", "--parent-pid", str(os.getpid())]
-        task = [str(path), str(spool.path), str(spool.tokenizer), owner or ""]
+        task = [str(path), str(spool.path), str(spool.tokenizer), owner or "", str(self._corpora_mb)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         path.parent.mkdir(parents=True, exist_ok=True)
         process = await asyncio.create_subprocess_exec(

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from outrider.runtime.lifeline import die_with_parent_from_flags
 from outrider.tokens import TokenTable
+from retrieval_service.corpus.bounded_disk import BoundedDisk
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import Ids
 from retrieval_service.corpus.plan import CorpusSettings
@@ -54,15 +55,18 @@ class Spooled:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Builds a corpus from FOLDER SPOOL TOKENIZER OWNER (empty: everybody); returns the exit status."""
-    folder, spool, tokenizer, owner = arguments
+    """Builds a corpus from FOLDER SPOOL TOKENIZER OWNER (empty: everybody) MOST_MB; returns the exit status.
+
+    MOST_MB bounds the corpora of the owner together.
+    """
+    folder, spool, tokenizer, owner, most_mb = arguments
     os.nice(NICENESS)
     try:
         table = TokenTable.from_json(Path(tokenizer).read_text(encoding="utf-8"))
         source = Spooled(Path(spool), table)
-        built = build(
-            Path(folder), CorpusSettings(table.digest, table.size, owner or None), source, empty=False
-        )
+        settings = CorpusSettings(table.digest, table.size, owner or None)
+        disk = BoundedDisk(Path(folder), int(most_mb))
+        built = build(Path(folder), settings, source, disk=disk, empty=False)
     except OutriderError as error:
         code = getattr(error, "code", "INTERNAL")
         print(json.dumps({"error": {"code": code, "message": str(error)}}))

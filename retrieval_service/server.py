@@ -92,7 +92,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     ) -> None:
         self._settings = settings
         self._ready = ready
-        self._builds = Builds(settings.ingest_mb)
+        self._builds = Builds(settings.ingest_mb, settings.corpora_mb_of_tenant)
 
     @guarded
     async def ListCorpora(
@@ -125,12 +125,13 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
             self._builds.only(path),
             self._builds.room(key.owner) as room,
             explained_disk_errors(f"corpus {key} is not built"),
-            Spool(loaded.store.root, tokens, room) as spool,
         ):
-            async for message in in_time(requests):
-                await asyncio.to_thread(spool.add, await parsed(message, DOCUMENT_BOUNDS))
-            await self._builds.run(path, spool, tokens, key.owner)
-            return await _add(worker, loaded, key)
+            await self._builds.check_room(path)  # before documents are taken in vain
+            with Spool(loaded.store.root, tokens, room) as spool:
+                async for message in in_time(requests):
+                    await asyncio.to_thread(spool.add, await parsed(message, DOCUMENT_BOUNDS))
+                await self._builds.run(path, spool, tokens, key.owner)
+                return await _add(worker, loaded, key)
 
     @guarded
     async def LoadCorpus(

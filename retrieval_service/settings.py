@@ -54,6 +54,9 @@ class RetrievalSettings(WorkerSettings):
     """How long a session is remembered after its stream broke, in seconds."""
     ingest_mb: Annotated[int, Field(ge=1)] = 4096
     """Most text that all builds over the wire of one tenant may bring at once, in MiB."""
+    corpora_mb_of_tenant: Annotated[int, Field(ge=1)] = 16_384
+    """Most room on the disk, in MiB, for all corpora of one tenant that are built over the wire, and as much
+    for the public ones; a build that would take more is refused."""
 
     @property
     def shape(self) -> DraftShape:

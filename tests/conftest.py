@@ -14,11 +14,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XDG_CACHE_HOME"] = (CACHE := tempfile.TemporaryDirectory(prefix="outrider-cache-")).name
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-# How long an example takes says how busy the machine is; pytest's timeout ends an example that hangs.
-settings.register_profile("outrider", deadline=None)
+# How long an example takes, or its inputs, says how busy the machine is; pytest's timeout ends what hangs.
+settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("outrider")
 
 TINY_VOCABULARY = 96

@@ -15,7 +15,7 @@ from benchmarks.chaos.fault_plan import ProcessFault, Schedule, draw_faults
 from benchmarks.chaos.fleet_processes import ROLES, ChaosFleet
 from benchmarks.chaos.stream_figures import CompletedFault, summary
 from benchmarks.chaos.traffic import GoldenConversation, RepeatedStreams, decode_golden, scripts
-from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
+from benchmarks.shared.envelope import add_pair, command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
 from outrider.client import AsyncClient
 from outrider.runtime.children import ServiceFailed
@@ -117,8 +117,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--repeats", type=int, default=1, help="times to decode the golden output; all have to agree"
     )
-    parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
-    parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter")
+    add_pair(parser)
     parser.add_argument(
         "--deterministic", choices=("on", "off"), default="on", help="deterministic profile of the verifiers"
     )

@@ -26,7 +26,7 @@ from benchmarks.hostile.figures import (
 )
 from benchmarks.hostile.inputs import HostileClass
 from benchmarks.hostile.lying_source import LyingSources
-from benchmarks.shared.envelope import MODELS, command_line, module_command, print_result, settings_of
+from benchmarks.shared.envelope import add_pair, command_line, module_command, print_result, settings_of
 from benchmarks.shared.services import HelperProcess
 
 HONEST = 3
@@ -166,8 +166,7 @@ def summary(classes: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def parse() -> argparse.Namespace:
     """Parses the flags; the figures in the docs have the default flags."""
     parser = command_line("hostile", __doc__)
-    parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
-    parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter")
+    add_pair(parser)
     parser.add_argument(
         "--classes", default="", help="regular expression of the classes' names; default: all"
     )

@@ -14,16 +14,12 @@ from typing import Any
 from benchmarks.load.fault_cost import faulty_figures
 from benchmarks.load.prefill_cost import long_prompt_figures, second_turn_figures
 from benchmarks.load.stream_batches import Arm, StreamBatches, interleaved
-from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
+from benchmarks.shared.envelope import add_pair, command_line, print_result, settings_of
 from benchmarks.shared.figures import TimedRun, paired_ratio, quantile, same_ids, tokens_per_second
 from benchmarks.shared.heldout import load_prompts
 from benchmarks.shared.services import UpServices
 
 ARMS = ("plain", "fixed", "budget")
-STARTS = 2
-"""How often the processes of the concurrency figures are started anew, in another order each time: the memory
-that a process happens to get makes it a few per cent faster or slower for good."""
-
 COLD = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm repeats the prompts
 WHOLE = {"OUTRIDER_VERIFIER__PREFILL_CHUNK": "8192", "OUTRIDER_VERIFIER__PREFILL_STALL_MS": "1e9"}
 FIXED = {"OUTRIDER_VERIFIER__BUDGET": "fixed"}
@@ -51,13 +47,17 @@ def pin(services: UpServices, cores: Sequence[int]) -> None:
 
 
 def concurrency_figures(
-    batches: StreamBatches, models: tuple[str, str], counts: Sequence[int], repeats: int
+    batches: StreamBatches, models: tuple[str, str], counts: Sequence[int], starts: int, repeats: int
 ) -> dict[str, Any]:
-    """Tokens/s and message gaps of each arm, and the budget over the better of plain and fixed."""
+    """Tokens/s and message gaps of each arm, and the budget over the better of plain and fixed.
+
+    The processes are started anew `starts` times, in another order each time: the memory that a process
+    happens to get makes it a few per cent faster or slower for good.
+    """
     runs: list[TimedRun] = []
     gaps: dict[tuple[str, int], list[float]] = {}
     variables = {"budget": COLD, "fixed": COLD | FIXED}
-    for start in range(STARTS):
+    for start in range(starts):
         order = dict(sorted(variables.items(), reverse=bool(start % 2)))
         with running(models, **order) as by_name:
             arms = {
@@ -67,11 +67,11 @@ def concurrency_figures(
             }
             for arm in arms.values():
                 batches.run(arm, 4)
-            more, between = interleaved(batches, arms, counts, range(start, repeats, STARTS))
+            more, between = interleaved(batches, arms, counts, range(start, repeats, starts))
         runs += more
         for key, values in between.items():
             gaps.setdefault(key, []).extend(values)
-        print(f"start {start + 1} of {STARTS}: done", file=sys.stderr)
+        print(f"start {start + 1} of {starts}: done", file=sys.stderr)
     return _summary(runs, gaps, counts)
 
 
@@ -102,13 +102,13 @@ def _summary(
 def parse() -> argparse.Namespace:
     """Parses the flags; the figures in the docs have the default flags."""
     parser = command_line("load", __doc__, is_curve=True)
-    parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
-    parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter")
+    add_pair(parser)
     parser.add_argument(
         "--concurrency", default="1,2,4,8,16,32", help="numbers of streams at once, comma-separated"
     )
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each stream")
-    parser.add_argument("--repeats", type=int, default=10, help="repeats of every arm")
+    parser.add_argument("--repeats", type=int, default=10, help="repeats of every arm, over all starts")
+    parser.add_argument("--starts", type=int, default=2, help="starts of the processes that the arms use")
     parser.add_argument(
         "--long-prompt", type=int, default=2040, help="tokens of the prompt that other streams wait for"
     )
@@ -127,7 +127,7 @@ def main() -> None:
     counts = [int(count) for count in settings.concurrency.split(",")]
     batches = StreamBatches(load_prompts(settings.target, 24), settings.tokens)
     models = (settings.target, settings.drafter)
-    fields = concurrency_figures(batches, models, counts, settings.repeats)
+    fields = concurrency_figures(batches, models, counts, settings.starts, settings.repeats)
     with running(models, faulty=COLD) as by_name:
         fields |= faulty_figures(batches, by_name["faulty"], settings.repeats, settings.untimed)
     with running((settings.target, "none"), chunked=COLD, unchunked=COLD | WHOLE) as by_name:

@@ -38,6 +38,12 @@ def command_line(
     return parser
 
 
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    """Adds --target and --drafter, whose defaults are the embedded pair."""
+    parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
+    parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter")
+
+
 def settings_of(flags: argparse.Namespace, *left_out: str) -> dict[str, Any]:
     """The flags' values by name for the envelope, without --json, --plot and the names in `left_out`."""
     return {key: value for key, value in vars(flags).items() if key not in ("json", "plot", *left_out)}

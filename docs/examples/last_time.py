@@ -3,10 +3,8 @@
 import asyncio
 import sys
 
-import grpc.aio
-
 from outrider.source.followed import FollowedSession, SourceProfile
-from outrider.source.server import SourceServer
+from outrider.source.server import serve_source
 from outrider.source.worker import AnsweringWorker
 
 PROFILE = SourceProfile(name="last-time", model="what came last time")
@@ -30,16 +28,6 @@ def continuation(ids, most):
     return ids[:0]
 
 
-async def main(address: str = "127.0.0.1:50071") -> None:
-    source = SourceServer(lambda publish: LastTime(PROFILE, publish))
-    server = grpc.aio.server()
-    source.register(server)
-    port = server.add_insecure_port(address)
-    await source.start()
-    await server.start()
-    print(f"127.0.0.1:{port}", flush=True)
-    await server.wait_for_termination()
-
-
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    address = sys.argv[1] if sys.argv[1:] else "127.0.0.1:50071"
+    asyncio.run(serve_source(lambda publish: LastTime(PROFILE, publish), address))

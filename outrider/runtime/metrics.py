@@ -102,10 +102,10 @@ class _MalformedCollector(Collector):
     """Exports this process's count of malformed messages, by method."""
 
     def collect(self) -> Iterator[Metric]:
-        """The counter, with a sample for each method that got or returned a malformed message."""
+        """The counter, with a sample for HTTP and for each method that had a malformed message."""
         family = CounterMetricFamily(
             "outrider_malformed_messages",
-            "Requests and responses that are no protobuf message.",
+            "Requests and responses that are neither a protobuf message nor HTTP.",
             labels=("method",),
         )
         for method, count in MALFORMED.counts.copy().items():

@@ -17,6 +17,7 @@ from outrider.source.metrics import SourceCollector
 from outrider.source.streams import AttachStreams, Context, Requests
 from outrider.source.worker import Publish, SourceWorker
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
+from outrider.wire.channel import server_options
 from outrider.wire.incoming.unparsed import unparsed
 from outrider.wire.status import guarded, guarded_unparsed
 from outrider.wire.workers import CONTRACT, WorkerState
@@ -152,3 +153,22 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
         except BaseException as error:
             log.exception("the worker ended")
             self._fail(error)
+
+
+async def serve_source(load: Callable[[Publish], SourceWorker[Any]], address: str) -> None:
+    """Serves a source without certificates until cancelled: the whole of a program that is nothing else.
+
+    Prints host:port once the source is loaded. Raises OutriderError where it cannot be loaded.
+
+    Args:
+        load: makes the worker, in a thread of its own.
+        address: host:port; port 0 picks a free port.
+    """
+    source = SourceServer(load)
+    server = grpc.aio.server(options=server_options())
+    source.register(server)
+    port = server.add_insecure_port(address)
+    await source.start()
+    await server.start()
+    print(f"{address.rpartition(':')[0]}:{port}", flush=True)
+    await server.wait_for_termination()

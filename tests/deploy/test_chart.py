@@ -39,7 +39,8 @@ OLDEST, NEWEST = "1.27", "1.37"
 VARIANTS = ("", *EXAMPLES)
 INFORMATION = 1
 FRONT = "outrider-orchestrator"
-CUSTOM = {"ScaledObject", "ServiceMonitor"}
+CUSTOM = {"ScaledObject", "ServiceMonitor", "HTTPRoute"}
+WITH_HTTP = {"http", "ingress", "gateway"}
 
 # What their definitions say of the fields used here; anything else is refused, so that a slip is seen.
 WHOLE = {"type": "integer", "minimum": 0}
@@ -188,7 +189,7 @@ def test_every_variable_is_a_setting_that_its_process_takes(
 def test_ports_are_the_documented_ones_and_probes_ask_the_one_that_answers_them(variant: str) -> None:
     for role, _, container in workloads(example(variant)):
         ports = {one["name"]: one["containerPort"] for one in container["ports"]}
-        http = {"http": HTTP_PORT} if (variant, role) == ("http", "orchestrator") else {}
+        http = {"http": HTTP_PORT} if role == "orchestrator" and variant in WITH_HTTP else {}
         assert ports == {"grpc": GRPC_PORT, "metrics": METRICS_PORT, **http}
         paths = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
         assert paths == {
@@ -250,7 +251,7 @@ def test_services_lead_to_ports_that_their_pods_have(variant: str) -> None:
         for port in service["spec"]["ports"]:
             assert ports[role_of(service)][port["targetPort"]] == port["port"]
     (front,) = [one for one in objects if (one["kind"], one["metadata"]["name"]) == ("Service", FRONT)]
-    assert ("http" in {port["name"] for port in front["spec"]["ports"]}) == (variant == "http")
+    assert ("http" in {port["name"] for port in front["spec"]["ports"]}) == (variant in WITH_HTTP)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

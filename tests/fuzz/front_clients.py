@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -11,14 +11,15 @@ import grpc.aio
 
 from tests.fuzz.fuzzed_server import FuzzedServer
 
-ANSWER_S = 60.0
-"""Seconds after which an input without an answer counts as hung."""
+ANSWER_S = 300.0
+"""Seconds after which an input without an answer counts as hung, on a machine that has more to do."""
 HTTP_STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431})
 GRPC_STATUSES = frozenset(
     {
         "OK",
         "INVALID_ARGUMENT",
         "NOT_FOUND",
+        "PERMISSION_DENIED",
         "FAILED_PRECONDITION",
         "RESOURCE_EXHAUSTED",
         "ABORTED",
@@ -27,7 +28,9 @@ GRPC_STATUSES = frozenset(
 )
 ERROR_FIELDS = {"message", "type", "param", "code"}
 AT_ONCE = 16
-"""Calls at a time over gRPC."""
+"""Calls at a time over gRPC, and connections over HTTP."""
+PIPELINED = 4
+"""Bodies that are sent over one connection without waiting for an answer."""
 
 
 class WrongAnswer(AssertionError):
@@ -46,14 +49,44 @@ class Answers:
         return self.statuses.total()
 
 
+async def side_by_side(work: Callable[[], Awaitable[None]], count: int) -> None:
+    """Does the same work `count` times at once; the first error ends all of it."""
+
+    async def one() -> None:
+        await work()
+
+    working = [asyncio.create_task(one()) for _ in range(count)]
+    try:
+        await asyncio.gather(*working)
+    finally:
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class Connection:
+    """A connection to the HTTP front; `fresh` until something was answered over it."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    fresh: bool = True
+
+
 class HttpFuzzClient:
-    """Sends bodies over one connection, without waiting for an answer before the next body."""
+    """Sends bodies over AT_ONCE connections that stay open, PIPELINED bodies at a time over each."""
 
     def __init__(self, server: FuzzedServer, answers: Answers, tenant: str = "attacker") -> None:
         host, _, port = server.http.rpartition(":")
         self._host, self._port = host, int(port)
         self._key = server.keys[tenant]
         self._answers = answers
+        self._idle: list[Connection] = []
+
+    def close(self) -> None:
+        """Closes the connections."""
+        while self._idle:
+            self._idle.pop().writer.close()
 
     @staticmethod
     def head_of(path: str, size: int, key: str) -> bytes:
@@ -64,41 +97,61 @@ class HttpFuzzClient:
 
     async def send(self, path: str, bodies: Sequence[bytes]) -> None:
         """Sends all bodies and checks their answers. Raises WrongAnswer."""
-        left = list(bodies)
-        while left:
-            answered = await self._over_one_connection(path, left)
-            if not answered:
-                raise WrongAnswer(f"{path}: no answer, and the connection was closed: {left[0][:500]!r}")
-            del left[:answered]
+        left = list(bodies)[::-1]
 
-    async def send_raw(self, data: bytes) -> None:
-        """Sends bytes over a connection of their own and checks what comes back, if anything does."""
-        reader, writer = await asyncio.open_connection(self._host, self._port)
+        async def work() -> None:
+            while left:
+                taken = [left.pop() for _ in range(min(PIPELINED, len(left)))]
+                while taken:
+                    del taken[: await self._over_one_connection(path, taken)]
+
+        await side_by_side(work, min(AT_ONCE, len(left)))
+
+    async def send_raw(self, inputs: Sequence[bytes]) -> None:
+        """Sends each input over a connection of its own and checks what comes back, if anything does."""
+        left = list(inputs)[::-1]
+
+        async def work() -> None:
+            while left:
+                await self._raw(left.pop())
+
+        await side_by_side(work, min(AT_ONCE, len(left)))
+
+    async def _raw(self, data: bytes) -> None:
+        connection, answered = await self._open(), 0
         try:
-            writer.write(data)
-            writer.write_eof()
+            connection.writer.write(data)
+            connection.writer.write_eof()
             async with asyncio.timeout(ANSWER_S):
-                while answer := await read_answer(reader):
+                while answer := await read_answer(connection.reader):
                     self._check(data, *answer[:2])
+                    answered += 1
         except (ConnectionError, asyncio.IncompleteReadError):
-            self._answers.statuses["http closed"] += 1
+            pass
+        except TimeoutError:
+            raise WrongAnswer(f"no answer for {ANSWER_S:g} s: {data[:2000]!r}") from None
         finally:
-            writer.close()
+            connection.writer.close()
+        self._answers.statuses["http closed"] += not answered
+
+    async def _open(self) -> Connection:
+        return Connection(*await asyncio.open_connection(self._host, self._port))
 
     async def _over_one_connection(self, path: str, bodies: Sequence[bytes]) -> int:
-        """How many of the bodies were answered before the connection was closed."""
-        reader, writer = await asyncio.open_connection(self._host, self._port)
+        """How many of the bodies were answered before the connection was closed. Raises WrongAnswer."""
+        connection = self._idle.pop() if self._idle else await self._open()
+        writer, answered, closes = connection.writer, 0, True
 
         async def write() -> None:
             for body in bodies:
                 writer.write(self.head_of(path, len(body), self._key) + body)
                 await writer.drain()
 
-        writing, answered = asyncio.create_task(write()), 0
+        writing = asyncio.create_task(write())
         try:
             for body in bodies:
                 async with asyncio.timeout(ANSWER_S):
-                    answer = await read_answer(reader)
+                    answer = await read_answer(connection.reader)
                 if answer is None:
                     break
                 status, content, closes = answer
@@ -107,13 +160,21 @@ class HttpFuzzClient:
                 if closes:
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+            closes = True
         except TimeoutError:
             raise WrongAnswer(f"{path}: no answer for {ANSWER_S:g} s: {bodies[answered][:500]!r}") from None
         finally:
-            writing.cancel()
+            if answered < len(bodies):
+                closes = True
+                writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
-            writer.close()
+            if closes:
+                writer.close()
+        if not answered and connection.fresh:
+            raise WrongAnswer(f"{path}: no answer, and the connection was closed: {bodies[0][:500]!r}")
+        if not closes:
+            connection.fresh = False
+            self._idle.append(connection)
         return answered
 
     def _check(self, sent: bytes, status: int, content: bytes) -> None:
@@ -169,13 +230,7 @@ class GrpcFuzzClient:
             while left:
                 await self._call(method, left.pop())
 
-        working = [asyncio.create_task(work()) for _ in range(min(AT_ONCE, len(left)))]
-        try:
-            await asyncio.gather(*working)
-        finally:
-            for task in working:
-                task.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
+        await side_by_side(work, min(AT_ONCE, len(left)))
 
     async def _call(self, method: str, request: bytes) -> None:
         called: grpc.aio.StreamStreamMultiCallable[bytes, bytes]

@@ -25,6 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TENANTS = ("canary", "attacker")
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 CONTEXT, VOCABULARY = 2048, 4096
+MOST_SESSIONS = 512
+CANARY_PER_TICK, PER_TICK = 8, 256
+"""Tokens that a session of the canary's tenant gets at a time, and other sessions: their inputs are many."""
 
 
 def id_at(prompt: Sequence[int], position: int) -> int:
@@ -41,10 +44,25 @@ class PromptVerifier(FakeVerifier):
         described.max_length, described.vocabulary_size, described.max_sessions = CONTEXT, VOCABULARY, 512
         return described
 
+    async def Open(self, request: Any, context: Any) -> Any:
+        """Opens a session, and forgets the oldest ended ones: a million inputs would fill the memory."""
+        answer = await super().Open(request, context)
+        for record in (self.opened, self.changed, self.metadata, self.cancelled):
+            record.clear()
+        if len(self.sessions) > MOST_SESSIONS:
+            ended = [key for key, session in self.sessions.items() if session.finished is not None]
+            for key in ended[: MOST_SESSIONS // 2]:
+                del self.sessions[key]
+        return answer
+
     def id_at(self, session: Session, position: int) -> int:
         """The id that the target chooses for a session at a position."""
         message = session.message
         return id_at(message.ids[: message.prompt_length], position)
+
+    def _decode(self, session: Session) -> None:
+        self.per_tick = CANARY_PER_TICK if session.message.key.tenant == TENANTS[0] else PER_TICK
+        super()._decode(session)
 
 
 async def serve(folder: Path) -> None:
@@ -52,7 +70,7 @@ async def serve(folder: Path) -> None:
     keys = write_keys(folder / "keys", TENANTS)
     tokens = TokenTable.from_json((ROOT / "models/target/tokenizer.json").read_text())
     async with AsyncExitStack() as stack:
-        verifier = PromptVerifier(tokens=tokens, chat=CHAT, tick_s=0.01, per_tick=8)
+        verifier = PromptVerifier(tokens=tokens, chat=CHAT, tick_s=0.01)
         await World(stack).serve(verifier)
         settings = {"verifier": (verifier.address,), "api_keys_file": folder / "keys", "log_level": "warning"}
         announced = await stack.enter_async_context(orchestrator(**settings))
@@ -101,9 +119,20 @@ class FuzzedServer:
         """Whether the process has not ended."""
         return self._process.poll() is None
 
-    def log(self) -> str:
-        """All that the process has written to standard error."""
-        return self._log.read_text(errors="replace")
+    def log(self, since: int = 0) -> str:
+        """All that the process has written to standard error after its first `since` bytes."""
+        with self._log.open("rb") as log:
+            log.seek(since)
+            return log.read().decode(errors="replace")
+
+    def log_bytes(self) -> int:
+        """Number of bytes that the process has written to standard error."""
+        return self._log.stat().st_size
+
+    def loop_seconds(self) -> float:
+        """Processor time of the thread that runs the event loop, in seconds."""
+        ran_ns = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/schedstat").read_text().split()[0]
+        return int(ran_ns) / 1e9
 
     def resident_bytes(self) -> int:
         """Bytes of the process that are in RAM."""

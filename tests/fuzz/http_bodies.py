@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 LARGEST = 1 << 17
 """Most characters of one value."""
-COUNTS = (0, 1, 2, 3, 15, 16, 17, 64, 65, 255, 256, 257, 1000, 4096, 4097, 20_000)
-"""How often a value is repeated in a list; the limits of fields are among them, or next to them."""
+COUNTS = (*(0, 1, 2, 3, 15, 16, 17, 64, 65, 255, 256, 257) * 2, 1000, 4096, 4097, 20_000)
+"""How often a value is repeated in a list; the limits of fields are among them, or next to them. Large counts
+are rare: they cost as much as many inputs."""
 DEPTHS = (1, 2, 3, 30, 100, 255, 256, 1000, 5000)
 
 _GENERATION: dict[str, Any] = {

@@ -7,9 +7,11 @@ FUZZ_INPUTS and FUZZ_SECONDS bound a run, and FUZZ_SEED repeats one.
 import asyncio
 import json
 import os
+import queue
 import random
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,14 @@ SECONDS = float(os.environ.get("FUZZ_SECONDS", "45"))
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 EXAMPLES = 25
 """Examples between two looks at the server; each is up to 192 inputs."""
+AHEAD = 8
+"""Examples that are made while others are sent."""
+RAW_AT_ONCE = 48
+"""Most inputs of an example of bytes that may be no HTTP."""
 MOST_STALL_S = 0.2
 """Longest stall of the server's loop, in seconds of processor time, that inputs may cause together."""
-MOST_GAP_S = 5.0
-"""Longest wait of a canary: far above what a busy machine does, far below what a blocked loop did."""
+MOST_GAP_S = 2.0
+"""Longest wait of a canary, in seconds of processor time of the server's loop: a blocked loop took longer."""
 MOST_GROWTH = 200 << 20
 """Bytes by which the server may have grown at the end."""
 
@@ -52,7 +58,7 @@ class FuzzRun:
 
     def begin(self) -> None:
         """Forgets what was seen so far."""
-        self._began, self._logged = time.time(), len(self.server.log())
+        self._began, self._logged = time.time(), self.server.log_bytes()
         self.answers.statuses.clear()
         self.canaries.seen = Seen()
 
@@ -62,6 +68,7 @@ class FuzzRun:
 
     def close(self) -> None:
         """Closes the clients."""
+        self._http.close()
         self.run(self._grpc.close())
         self._loop.close()
 
@@ -69,9 +76,10 @@ class FuzzRun:
         """Sends bodies; see HttpFuzzClient."""
         self.run(self._http.send(path, bodies))
 
-    def raw(self, data: bytes) -> None:
-        """Sends bytes to the HTTP front; see HttpFuzzClient."""
-        self.run(self._http.send_raw(data))
+    def raw(self, inputs: list[bytes]) -> None:
+        """Sends bytes to the HTTP front, with a key in place of KEY; see HttpFuzzClient."""
+        key = self.server.keys["attacker"].encode()
+        self.run(self._http.send_raw([data.replace(b"KEY", key) for data in inputs]))
 
     def grpc(self, method: str, requests: list[bytes]) -> None:
         """Makes calls; see GrpcFuzzClient."""
@@ -80,7 +88,7 @@ class FuzzRun:
     def look(self) -> None:
         """Checks that nobody was harmed: a legal request works, ids are right, no trace is in the log."""
         assert self.server.runs, self.server.log()[-5000:]
-        log = self.server.log()[self._logged :]
+        log = self.server.log(since=self._logged)
         assert "Traceback (most recent" not in log, log[-5000:]
         assert not self.canaries.seen.wrong, self.canaries.seen.wrong[:3]
         assert self.canaries.seen.longest_gap_s < MOST_GAP_S
@@ -118,8 +126,8 @@ def fuzz(running: FuzzRun) -> FuzzRun:
 def bodies_at(draw: st.DrawFn, path: str) -> list[bytes]:
     """Bodies of a path: some values at some places, all beside one more changed field."""
     every = HOLES[path]
-    places = draw(st.lists(st.sampled_from(every), min_size=1, max_size=24, unique=True))
-    put = draw(st.lists(http_bodies.values(), min_size=1, max_size=8))
+    places = draw(st.lists(st.sampled_from(every), min_size=min(6, len(every)), max_size=24, unique=True))
+    put = draw(st.lists(http_bodies.values(), min_size=3, max_size=8))
     beside = draw(st.none() | st.tuples(st.sampled_from(every), http_bodies.values()))
     more = [] if beside is None else [beside[0].filled(beside[1])]
     return [http_bodies.body(path, *more, place.filled(value)) for place in places for value in put]
@@ -142,16 +150,18 @@ def http_examples(draw: st.DrawFn) -> tuple[str, list[bytes]]:
 def grpc_examples(draw: st.DrawFn) -> tuple[str, list[bytes]]:
     """A method and requests for it: some values at some places."""
     method = draw(METHODS)
-    places = draw(st.lists(st.sampled_from(PLACES[method]), min_size=1, max_size=24, unique=True))
-    put = draw(st.lists(wire_fields.values(), min_size=1, max_size=8))
+    places = draw(st.lists(st.sampled_from(PLACES[method]), min_size=4, max_size=24, unique=True))
+    put = draw(st.lists(wire_fields.values(), min_size=3, max_size=8))
     return method, wire_fields.requests(method, places, put, first=draw(st.booleans()))
 
 
 @st.composite
-def raw_examples(draw: st.DrawFn) -> bytes:
-    """A request over HTTP in which bytes were replaced, repeated, removed or put in."""
+def raw_inputs(draw: st.DrawFn) -> bytes:
+    """A request over HTTP in which bytes were replaced, repeated, removed or put in; KEY for the key."""
     path = draw(PATHS)
-    data = bytearray(HttpFuzzClient.head_of(path, 40, "k") + http_bodies.body(path))
+    body = http_bodies.body(path)
+    length = draw(st.sampled_from((len(body), len(body) - 1, 40)))
+    data = bytearray(HttpFuzzClient.head_of(path, length, "KEY") + body)
     for _ in range(draw(st.integers(1, 4))):
         at, length = draw(st.integers(0, len(data))), draw(st.sampled_from((0, 1, 2, 10, 200)))
         pieces = (
@@ -174,28 +184,58 @@ SHARES = {"http": 0.5, "grpc": 0.35, "raw": 0.15}
 """Share of the inputs, and of the time, that each kind of input gets."""
 
 
-def send_examples(fuzz: FuzzRun, kind: str, number: int) -> None:
-    """Sends EXAMPLES examples of one kind. Raises WrongAnswer, with the smallest input that was found."""
-    quick = settings(
+STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
+    "http": http_examples(),
+    "grpc": grpc_examples(),
+    "raw": st.tuples(st.lists(raw_inputs(), min_size=1, max_size=RAW_AT_ONCE)),
+}
+
+
+def for_examples(kind: str, number: int, phases: Sequence[Phase], do: Callable[[Any], None]) -> None:
+    """Calls `do` with EXAMPLES examples of one kind, the same ones for the same number."""
+
+    @settings(
         max_examples=EXAMPLES,
         deadline=None,
         database=None,
-        phases=[Phase.generate, Phase.shrink],
+        phases=phases,
         suppress_health_check=list(HealthCheck),
     )
-    strategies: dict[str, st.SearchStrategy[Any]] = {
-        "http": http_examples(),
-        "grpc": grpc_examples(),
-        "raw": raw_examples().map(lambda data: (data,)),
-    }
-
-    @quick
     @seed(SEED + number)
-    @given(strategies[kind])
-    def send(example: Any) -> None:
-        getattr(fuzz, kind)(*example)
+    @given(STRATEGIES[kind])
+    def each(example: Any) -> None:
+        do(example)
 
-    send()
+    each()
+
+
+def send_examples(fuzz: FuzzRun, kind: str, number: int) -> None:
+    """Sends EXAMPLES examples of one kind. Raises WrongAnswer, with the smallest input that was found.
+
+    A thread makes examples while others are sent. After a wrong answer the same examples are sent one by one.
+    """
+    made: queue.Queue[Any] = queue.Queue(AHEAD)
+
+    def make() -> None:
+        try:
+            for_examples(kind, number, [Phase.generate], made.put)
+        finally:
+            made.put(None)
+
+    send = getattr(fuzz, kind)
+    with ThreadPoolExecutor(1) as thread:
+        making = thread.submit(make)
+        wrong: WrongAnswer | None = None
+        while (example := made.get()) is not None:
+            try:
+                if wrong is None:
+                    send(*example)
+            except WrongAnswer as error:
+                wrong = error
+        making.result()
+    if wrong is not None:
+        for_examples(kind, number, [Phase.generate, Phase.shrink], lambda example: send(*example))
+        raise wrong
 
 
 @pytest.mark.parametrize("kind", SHARES)
@@ -227,8 +267,8 @@ def report(fuzz: FuzzRun, began: float, grown_from: int) -> str:
     return (
         f"{fuzz.answers.inputs} inputs in {seconds:.0f} s (FUZZ_SEED={SEED}): "
         f"{dict(sorted(fuzz.answers.statuses.items()))}; {seen.streams} canary streams, longest wait "
-        f"{1000 * seen.longest_gap_s:.0f} ms; longest recent stall {1000 * stall:.0f} ms of processor time; "
-        f"grown by {grown} MiB"
+        f"{1000 * seen.longest_gap_s:.0f} ms and longest recent stall {1000 * stall:.0f} ms of the loop's "
+        f"processor time; grown by {grown} MiB"
     )
 
 
@@ -242,7 +282,7 @@ def test_what_was_found_once_is_refused_now(fuzz: FuzzRun, case: dict[str, Any])
     pieces = case.get("between", "").join([case.get("piece", "")] * case.get("times", 0))
     data = f"{case.get('before', '')}{pieces}{case.get('after', '')}".encode("latin-1")
     if case["front"] == "raw":
-        fuzz.raw(data.replace(b"KEY", fuzz.server.keys["attacker"].encode()))
+        fuzz.raw([data])
     elif case["front"] == "http":
         fuzz.http(case["at"], [data])
     else:

@@ -15,8 +15,9 @@ from outrider.v1 import generation_pb2 as pb
 
 LARGEST = 1 << 18
 """Most bytes of one field."""
-COUNTS = (1, 1, 1, 2, 3, 16, 17, 64, 256, 257, 4097, 50_000)
-"""How often a field is repeated; the limits of fields are among them, or next to them."""
+COUNTS = (*(1,) * 8, *(2, 3, 16, 17, 64, 256, 257) * 2, 4097, 50_000)
+"""How often a field is repeated; the limits of fields are among them, or next to them. Large counts are rare:
+they cost as much as many inputs."""
 UNKNOWN = (12, 90, 16_000, 2**29 - 1)
 """Numbers of fields that no message has."""
 GENERATE = "Generation/Generate"
@@ -94,7 +95,9 @@ def _payloads() -> st.SearchStrategy[tuple[int, bytes]]:
     """A wire type, and bytes that follow a tag of this type."""
     numbers = st.sampled_from(NUMBERS) | st.integers(0, 2**64 - 1)
     packed = st.builds(
-        lambda number, count: varint(number) * count, numbers, st.sampled_from((0, 1, 3, 2047, 20_000))
+        lambda number, count: varint(number) * count,
+        numbers,
+        st.sampled_from((0, 1, 3, 17, 64, 256, 2047, 20_000)),
     )
     ids = st.builds(lambda data: b"\x0a" + varint(len(data)) + data, packed)
     texts = (

@@ -29,6 +29,19 @@ async def orchestrator(**settings: Any) -> AsyncIterator[dict[str, str]]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+@asynccontextmanager
+async def connected(
+    url: str, **options: Any
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to an HTTP front."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), **options)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
 async def soon(happened: Callable[[], Awaitable[Any]]) -> None:
     """Waits until `happened` returns something true."""
     async with asyncio.timeout(60):

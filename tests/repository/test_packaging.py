@@ -39,8 +39,13 @@ def pins(file: str) -> dict[str, str]:
 
 
 def declared(extras: set[str]) -> set[str]:
+    """Names of the distributions that these extras ask for; an extra of other extras asks for theirs."""
     optional = project()["project"]["optional-dependencies"]
-    return names(project()["project"]["dependencies"]).union(*(names(optional[extra]) for extra in extras))
+    found = names(project()["project"]["dependencies"])
+    for requirement in (requirement for extra in extras for requirement in optional[extra]):
+        ours = re.fullmatch(r"outrider\[(.*)\]", requirement)
+        found |= names([requirement]) if ours is None else declared(set(ours[1].split(",")))
+    return found
 
 
 def installed(module: str) -> str:

@@ -19,8 +19,11 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "figures" / "simulate.schema.json").read_text())
 ENOUGH = 2_000
 """Seeds within which a planted bug is found; most take fewer than thirty."""
-LATE = {"end_forgotten", "frozen_verifier_trusted"}
-"""Those that take hundreds."""
+LATE = {"frozen_verifier_trusted"}
+"""Those that take hundreds of seeds."""
+FOUND_AT = {"end_forgotten": 333, "memory_ignored": 88, "finish_lost": 77, "woken_verifier_goes_on": 72}
+"""Where to begin with bugs that few seeds find: the first seed that did. After a change another seed may be
+the first, and the search goes on from here."""
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +49,8 @@ def test_nothing_is_violated_in_a_thousand_seeds() -> None:
     "bug", [pytest.param(bug, marks=pytest.mark.slow) if bug in LATE else bug for bug in BUGS]
 )
 def test_a_planted_bug_is_found(bug: str) -> None:
-    assert first_failing(range(ENOUGH), bug) is not None
+    begin = FOUND_AT.get(bug, 0)
+    assert first_failing(range(begin, begin + ENOUGH), bug) is not None
 
 
 def test_a_seed_replays_event_for_event() -> None:

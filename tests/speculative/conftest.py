@@ -1,12 +1,39 @@
 """What several tests of the core share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from numpy.typing import NDArray
 
-settings.register_profile("core", derandomize=True, deadline=None, database=None)
+Scores = NDArray[np.floating[Any]]
+
+settings.register_profile(
+    "core",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],  # which says how busy the machine is
+)
 settings.load_profile("core")
+
+
+@pytest.fixture(scope="session")
+def assert_law(chi_square_limit: Callable[[int], float]) -> Callable[[Sequence[int], Scores], None]:
+    """Asserts that ids were chosen by the softmax of scores (chi-square: one seed in a thousand fails)."""
+
+    def check(chosen: Sequence[int], scores: Scores) -> None:
+        counts = np.bincount(chosen, minlength=len(scores))
+        weights = np.exp(scores - scores.max())
+        expected = len(chosen) * weights / weights.sum()
+        assert not counts[expected == 0].any()
+        support = expected > 0
+        statistic = float(((counts[support] - expected[support]) ** 2 / expected[support]).sum())
+        assert statistic < chi_square_limit(max(1, int(support.sum()) - 1))
+
+    return check
 
 
 @pytest.fixture(scope="session")

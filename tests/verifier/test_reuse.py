@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from harness import GREEDY, Verifier, eventually, serving
+from harness import GREEDY, Verifier, eventually, open_together, serving
 from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2
@@ -73,11 +73,10 @@ async def test_sessions_that_begin_alike_at_once_compute_their_beginning_once() 
 async def test_sessions_that_give_way_again_and_again_lose_nothing() -> None:
     asked: dict[str, Any] = {"new": 150, "params": SAMPLED}
     target = NgramLM(max_length=256, slots=768)
-    target.step_s = 0.001
     async with serving(target, prefix_cache=True) as verifier:
-        answers = await asyncio.gather(
-            *(verifier.generate([n] * 20, seed=n, sources=LOOKUP, **asked) for n in range(8))
-        )
+        requests = [verifier.request([n] * 20, seed=n, sources=LOOKUP, **asked) for n in range(8)]
+        await open_together(verifier, requests)
+        answers = await asyncio.gather(*map(verifier.read, requests))
         assert verifier.metric("num_preemptions_total") > 0
         verifier.server._engine.core.kv.check()
     async with serving(NgramLM(max_length=256)) as roomy:

@@ -7,15 +7,22 @@ client that does not take its answer loses the connection, too.
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from orchestrator.front.http.bodies.arriving import SENDING_S
 from orchestrator.front.http.errors import openai_error
+from outrider.wire.incoming.malformed import MALFORMED
+
+if TYPE_CHECKING:
+    _LoggerAdapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _LoggerAdapter = logging.LoggerAdapter
 
 MANY_CHUNKS = 256
 LEAST_CHUNK = 256
@@ -82,6 +89,19 @@ class _Timer:
             self._handle = None
 
 
+class _ConnectionLog(_LoggerAdapter):
+    """uvicorn's log without its warnings, which any client causes as often as it likes."""
+
+    @property
+    def level(self) -> int:
+        """The level of uvicorn's log, which uvicorn reads before it logs a connection."""
+        return self.logger.level
+
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a warning at debug level; `send_400_response` counts and logs bytes that are no HTTP."""
+        self.debug(msg, *args, **kwargs)
+
+
 class BoundedProtocol(H11Protocol):
     """The protocol of one connection."""
 
@@ -98,6 +118,7 @@ class BoundedProtocol(H11Protocol):
             h11.SERVER, self.config.h11_max_incomplete_event_size or MOST_HEADERS
         )
         self.conn = self._reading
+        self.logger = _ConnectionLog(self.logger)  # type: ignore[assignment]  # a logger in all that is used
         self._headers = _Timer()
         self._rest = _Timer()
         self._taking = _Timer()
@@ -141,6 +162,7 @@ class BoundedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP with an error in OpenAI's shape, where nothing was answered yet."""
         msg = f"the bytes cannot be read as HTTP/1.1: {self._reading.fault}"
+        MALFORMED.note("HTTP/1.1", ":".join(map(str, self.client or ())), msg)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(openai_error(msg, "invalid_request_error")).encode()
             length = str(len(body)).encode()

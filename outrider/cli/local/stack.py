@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
+from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
@@ -42,6 +43,8 @@ SOURCES = ("drafter", "retrieval")
 """Roles whose end leaves requests running."""
 WORKERS = ("verifier", *SOURCES)
 """Roles that are started again when they end. The orchestrator moves the verifier's requests."""
+SERVING = ("torch", "transformers", "fastapi", "uvicorn", "pydivsufsort")
+"""Modules of the services that a client does without; one of each service's extra at least."""
 CALL_S = 10.0
 """Timeout of a call to a service, in seconds."""
 POLL_S = 0.02
@@ -96,6 +99,12 @@ class Restarts:
         wait_s = self._backoff.next_s()
         self.due_s = now_s + wait_s
         return wait_s
+
+
+def check_installed() -> None:
+    """Raises CommandFailed where a library is missing that the services need beyond the client's."""
+    if missing := [name for name in SERVING if find_spec(name) is None]:
+        raise CommandFailed(f"not installed: {', '.join(missing)}; run: pip install 'outrider[serve]'")
 
 
 def check_pair(
@@ -186,8 +195,10 @@ class Stack:
     def start(self) -> None:
         """Starts all services and returns at once.
 
-        Raises CommandFailed, before a model is loaded, where the drafter's tokenizer is not the target's.
+        Raises CommandFailed, before a model is loaded, where a library is missing or the drafter's tokenizer
+        is not the target's.
         """
+        check_installed()
         target, drafter = self._models
         if drafter and (difference := tokenizer_difference(target, drafter)):
             raise CommandFailed(

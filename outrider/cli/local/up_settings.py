@@ -22,8 +22,8 @@ from outrider.runtime.settings import Address, Names, RoleSettings
 from outrider.runtime.settings_sources import check, gather
 from outrider.runtime.threads import cpu_limit
 
-EMBEDDED = ROOT / "models"
-"""The folder of the embedded pair."""
+EMBEDDED = ROOT / "models" if (ROOT / "models" / "heldout.jsonl").is_file() else ROOT / "outrider" / "models"
+"""The folder of the embedded pair: of a clone, or of an installed wheel."""
 
 
 class UpSettings(RoleSettings):
@@ -144,7 +144,7 @@ def embedded(which: str) -> Path:
     path = EMBEDDED / which
     if not (path / "config.json").is_file():
         raise CommandFailed(
-            f"there is no embedded model at {path}: it comes with a clone, not with an installed wheel; "
+            f"there is no embedded model at {path}: a clone and a wheel of `make dist` have it; "
             "give --target PATH|ID",
             "NOT_FOUND",
         )

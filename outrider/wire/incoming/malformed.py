@@ -1,4 +1,4 @@
-"""Messages that are no protobuf: counted by method, and logged at most once a second.
+"""Messages that are neither protobuf nor HTTP: counted by method, and logged at most once a second.
 
 Whoever can connect can send such bytes without end. So the log has one line for many of them, and no trace.
 """
@@ -19,7 +19,7 @@ class MalformedMessages:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
-        """Messages by method, such as `outrider.v1.Generation/Generate`, since the process's start."""
+        """Messages since the process's start, by method: `outrider.v1.Generation/Generate`, or `HTTP/1.1`."""
         self._clock = clock
         self._next_line_at = 0.0
         self._unlogged = 0

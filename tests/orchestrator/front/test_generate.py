@@ -97,6 +97,7 @@ async def test_cancel_ends_the_request_with_what_was_committed(world: Any) -> No
     front = await world.ready(await world.front([verifier.address]))
     stream = front.client.stream(ids=[5], session="mine", max_tokens=60)
     await anext(stream)
+    verifier.per_tick = 0  # the request cannot end by itself first
     assert await front.client.cancel("mine")
     completion = await stream.completion()
     assert completion.finish_reason == "cancelled"
@@ -110,6 +111,7 @@ async def test_a_client_that_goes_away_cancels_its_session(world: Any) -> None:
     front = await world.ready(await world.front([verifier.address]))
     async with front.client.stream(ids=[5], session="mine", max_tokens=60) as stream:
         await anext(stream)
+        verifier.per_tick = 0
     await world.until(lambda: verifier.cancelled)
     assert verifier.cancelled[0][0].session == "mine"
     await world.until(lambda: front.sample("request_success_total", finished_reason="cancelled") == 1)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import logging
 import re
 import time
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 from orchestrator.front.http.completion_service import CompletionJob
 from orchestrator.front.http.protocol import BoundedProtocol
 from outrider.tokens import TokenTable
+from outrider.wire.incoming.malformed import MALFORMED
 from tests.orchestrator.conftest import World
 from tests.orchestrator.front.test_http_completions import HI, asking
 from tests.orchestrator.front.test_http_refusals import TEXT, send
+from tests.orchestrator.fronts import connected
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = json.dumps(TEXT).encode()
@@ -24,14 +27,9 @@ CONNECTIONS = 1500
 
 async def raw(url: str, data: bytes) -> bytes:
     """All that a front answers to these bytes, until it closes."""
-    host, port = url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
+    async with connected(url) as (reader, writer), asyncio.timeout(60):
         writer.write(data)
-        async with asyncio.timeout(60):
-            return await reader.read()
-    finally:
-        writer.close()
+        return await reader.read()
 
 
 def said(answer: bytes) -> dict[str, Any]:
@@ -87,6 +85,24 @@ async def test_what_is_no_http_is_refused_in_the_shape(
     assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
 
+async def test_bytes_that_are_no_http_are_counted_and_are_one_line_of_the_log(
+    world: World, table: TokenTable, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MALFORMED, "_clock", lambda: 1e9)  # within one second, however busy the machine is
+    monkeypatch.setattr(MALFORMED, "_next_line_at", 0.0)
+    monkeypatch.setattr(MALFORMED, "_unlogged", 0)
+    before = MALFORMED.counts["HTTP/1.1"]
+    async with asking(world, table) as (_, _, front):
+        for _ in range(20):
+            said(await raw(front.http, NOT_HTTP["no HTTP"]))
+        upgrade = b"connection: close, upgrade\r\nupgrade: websocket\r\n"
+        answer = await raw(front.http, b"GET /health HTTP/1.1\r\nhost: x\r\n" + upgrade + b"\r\n")
+        assert answer.startswith(b"HTTP/1.1 200"), "which is answered, and logged nowhere"
+    assert MALFORMED.counts["HTTP/1.1"] == before + 20
+    (line,) = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert line.getMessage().startswith("malformed message: the bytes cannot be read as HTTP/1.1: ")
+
+
 async def test_nothing_of_a_request_gets_into_a_header(world: World, table: TokenTable) -> None:
     nasty = "toy\r\nset-cookie: a=b\r\n\r\n<html>"
     body = json.dumps(TEXT | {"model": nasty}).encode()
@@ -139,23 +155,24 @@ async def test_a_request_that_goes_on_after_its_answer_ends_its_connection(
     world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedProtocol, "lingering_s", 0.2)
-    async with asking(world, table, {"max_message_mb": 1}) as (_, _, front):
-        host, port = front.http.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with (
+        asking(world, table, {"max_message_mb": 1}) as (_, _, front),
+        connected(front.http) as (reader, writer),
+    ):
         writer.write(HEAD + f"content-length: {2**30}\r\n\r\n".encode())
         async with asyncio.timeout(60):
             assert (await reader.readline()).startswith(b"HTTP/1.1 413")
             await sent_until_the_end(writer, b" " * 10_000)
-        writer.close()
 
 
 async def test_a_request_after_an_answer_that_overtook_another_is_not_cut_off(
     world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedProtocol, "lingering_s", 0.2)
-    async with asking(world, table, {"max_message_mb": 1}) as (_, _, front):
-        host, port = front.http.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with (
+        asking(world, table, {"max_message_mb": 1}) as (_, _, front),
+        connected(front.http) as (reader, writer),
+    ):
         size = 2**21
         writer.write(HEAD + f"content-length: {size}\r\n\r\n".encode())
         async with asyncio.timeout(60):
@@ -164,7 +181,6 @@ async def test_a_request_after_an_answer_that_overtook_another_is_not_cut_off(
             await asyncio.sleep(0.4)
             writer.write(b"}}")
             rest = await reader.readuntil(b"HTTP/1.1 400")
-        writer.close()
     assert rest
 
 
@@ -172,19 +188,20 @@ async def test_a_client_that_takes_no_answer_loses_its_connection(
     world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedProtocol, "taking_s", 0.2)
-    async with asking(world, table) as (_, _, front):
-        host, port = front.http.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port), limit=1)
+    async with (
+        asking(world, table) as (_, _, front),
+        connected(front.http, limit=1) as (_, writer),
+    ):
         async with asyncio.timeout(60):
             await sent_until_the_end(writer, b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 100)
-        writer.close()
 
 
 async def test_a_body_in_chunks_that_grows_too_large_is_refused(world: World, table: TokenTable) -> None:
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
-    async with asking(world, table, {"max_message_mb": 1}) as (_, _, front):
-        host, port = front.http.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with (
+        asking(world, table, {"max_message_mb": 1}) as (_, _, front),
+        connected(front.http) as (reader, writer),
+    ):
         writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n")
         async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):  # the answer does not wait for the rest
@@ -192,7 +209,6 @@ async def test_a_body_in_chunks_that_grows_too_large_is_refused(world: World, ta
                     writer.write(chunk)
                     await writer.drain()
             assert (await reader.readline()).startswith(b"HTTP/1.1 413")
-        writer.close()
 
 
 async def test_thousands_of_idle_connections_keep_nobody_out(world: World, table: TokenTable) -> None:

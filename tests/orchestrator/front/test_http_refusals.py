@@ -17,6 +17,7 @@ from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest, Overloaded
 from tests.orchestrator.conftest import World
 from tests.orchestrator.front.test_http_completions import HI, asking
+from tests.orchestrator.fronts import connected
 
 
 def send(
@@ -311,27 +312,27 @@ async def test_headers_that_do_not_end_end_the_connection(
     world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedProtocol, "sending_s", 0.1)
-    async with asking(world, table) as (_, _, front):
-        host, port = front.http.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with (
+        asking(world, table) as (_, _, front),
+        connected(front.http) as (reader, writer),
+    ):
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
         async with asyncio.timeout(60):
             assert await reader.read() == b""
-        writer.close()
 
 
 async def test_a_body_that_does_not_end_is_refused(
     world: World, table: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arriving, "SENDING_S", 0.1)
-    async with asking(world, table) as (_, _, front):
-        host, port = front.http.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with (
+        asking(world, table) as (_, _, front),
+        connected(front.http) as (reader, writer),
+    ):
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         writer.write(head + b"content-length: 100\r\n\r\n{")
         async with asyncio.timeout(60):
             assert (await reader.readline()).startswith(b"HTTP/1.1 408")
-        writer.close()
 
 
 def test_a_refusal_names_the_field_as_the_body_calls_it() -> None:

@@ -44,6 +44,33 @@ async def test_an_endless_build_ends_at_the_most_text_of_a_tenant(tiny_llama: Pa
         assert (await live.build("lines", LINE)).documents == 1
 
 
+async def test_corpora_of_a_tenant_take_no_more_than_its_room_on_the_disk(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_llama, tmp_path, corpora_mb_of_tenant=1) as live:
+
+        async def build(name: str, lines: int, tenant: str = "a") -> str:
+            """What a build of so many lines was refused for; "" where it was not."""
+            try:
+                await live.build(name, LINE * lines, tenant=tenant, public=False)
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name}: {error.details()}"
+            return ""
+
+        half = 600_000 // (6 * len(live.tokens.encode(LINE)))
+        assert await build("one", half) == ""
+        assert await build("one", half) == "", "a corpus that is replaced does not count"
+        refusal = await build("two", half)
+        assert refusal.startswith(Code.RESOURCE_EXHAUSTED.name)
+        assert "more than 1 MiB together (corpora_mb_of_tenant)" in refusal
+        assert await live.names("a") == ["one"]
+        assert not list((tmp_path / "corpora").glob("*/two/*")), "nothing is left of it"
+        assert await build("two", half, tenant="b") == "", "another tenant has room of its own"
+        assert await build("small", half // 4) == ""
+        assert "more than 1 MiB" in await build("one", 2 * half), "one that grows counts as it is now"
+        assert await live.names("a") == ["one", "small"]
+
+
 @pytest.mark.parametrize("nothing", [Build(text=""), Build(ids=retrieval_pb2.DocumentIds()), Build()])
 async def test_an_endless_build_of_empty_documents_ends_at_the_first(
     tiny_llama: Path, tmp_path: Path, nothing: Build
@@ -76,7 +103,7 @@ async def test_builds_of_a_tenant_are_bounded_and_other_tenants_build_beside_the
 
 
 def test_builds_of_one_tenant_share_its_room_and_give_it_back() -> None:
-    builds = Builds(most_mb=1)
+    builds = Builds(most_mb=1, corpora_mb=1)
     with builds.room("a") as room:
         room.take(600_000)
         with builds.room("a") as same, pytest.raises(Overloaded, match="more than 1 MiB"):

@@ -12,7 +12,7 @@ import grpc
 import jsonschema
 import pytest
 from fake_source import FakeSource, Garbage, Oracle, running
-from harness import Answer, Verifier, eventually, hold_steps_for_drafts, serving
+from harness import Answer, Verifier, eventually, hold_steps_for_drafts, open_together, serving
 from ngram_lm import NgramLM
 
 from outrider.lm.runner import PackedLM
@@ -142,12 +142,11 @@ async def test_in_a_batch_under_preemption_each_keeps_its_own_grammar() -> None:
     async with serving(writer()) as verifier:
         alone = [await verifier.generate([*PROMPT, n], new=NEW, **one) for n, one in enumerate(asked)]
     target = writer(slots=368)
-    target.step_s = 0.01  # all of them are there before the first one ends
     async with serving(target) as verifier:
         requests = [
             verifier.request([*PROMPT, n], new=NEW, sources=LOOKUP, **one) for n, one in enumerate(asked)
         ]
-        await asyncio.gather(*(verifier.open(request) for request in requests))
+        await open_together(verifier, requests)
         together = await asyncio.gather(*(verifier.read(request) for request in requests))
         assert verifier.metric("num_preemptions_total") > 0
     for one, other in zip(together, alone, strict=True):

@@ -45,11 +45,12 @@ async def test_ten_thousand_sessions_at_once_are_served_or_refused_with_a_time()
 async def test_a_hundred_readers_that_go_away_leave_nothing_behind() -> None:
     target = NgramLM()
     target.step_s = 0.001
-    async with serving(target, orphan_grace_s=0.1, lease_s=0.1, max_running=8) as verifier:
+    async with serving(target, orphan_grace_s=0.1, lease_s=2.0, max_running=8) as verifier:
         requests = [verifier.request([5, n % 32], new=250) for n in range(100)]
+        readers = []
         for request in requests:
             await verifier.open(request)
-        readers = [asyncio.create_task(verifier.read(request)) for request in requests]
+            readers.append(asyncio.create_task(verifier.read(request)))
         await eventually(lambda: target.pool.used_slots > 0)
         for reader in readers:
             reader.cancel()

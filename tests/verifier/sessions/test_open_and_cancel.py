@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from harness import GREEDY, Answer, Verifier, eventually, serving
+from harness import GREEDY, Answer, Verifier, eventually, open_together, serving
 from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, verifier_pb2
@@ -306,21 +306,18 @@ async def test_a_full_worker_says_when_to_come_back() -> None:
 
 
 async def test_sessions_that_do_not_fit_together_take_turns_and_all_come_to_their_end() -> None:
+    seen = list[float]()
     target = NgramLM(slots=512)
-    target.step_s = 0.001
     async with serving(target) as verifier:
         assert (await verifier.stub.Describe(verifier_pb2.VerifierDescribeRequest())).max_length == 256
         alone = [(await verifier.generate([1, 2, n], new=200)).ids for n in range(4)]
         requests = [verifier.request([1, 2, n], new=200) for n in range(4)]
-        for request in requests:
-            await verifier.open(request)
-        async with asyncio.timeout(60):
-            names = ("num_requests_waiting", "num_requests_running")
-            while not all(map(verifier.metric, names)):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        target.before_forward = lambda: any(seen) or seen.append(verifier.metric("num_requests_waiting"))
+        await open_together(verifier, requests)
         together = await asyncio.gather(*(verifier.read(request) for request in requests))
         assert [answer.ids for answer in together] == alone
         assert verifier.metric("num_preemptions_total") > 0
+        assert any(seen), "some of them waited"
         assert verifier.metric("num_requests_waiting") == 0
     assert target.pool.used_slots == 0
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -187,6 +188,23 @@ def hold_steps_for_drafts(verifier: Verifier) -> None:
             time.sleep(0.001)
 
     verifier.target.before_forward = until_a_draft_is_there
+
+
+async def open_together(verifier: Verifier, requests: Sequence[verifier_pb2.OpenRequest]) -> None:
+    """Opens all requests while the target's forward waits: all are there at once, on a busy machine too."""
+    target, opened = verifier.target, threading.Event()
+    before = target.before_forward
+
+    def until_all_are_open() -> None:
+        opened.wait(100)
+        before()
+
+    target.before_forward = until_all_are_open
+    try:
+        await asyncio.gather(*(verifier.open(request) for request in requests))
+    finally:
+        target.before_forward = before
+        opened.set()
 
 
 async def eventually(condition: Any, timeout_s: float = 100.0) -> None:

@@ -68,7 +68,7 @@ class NgramLM:
         """Input tokens of each forward."""
         self.step_s = 0.0
         """How long a forward takes, so that drafts have time to come."""
-        self.before_forward: Callable[[], None] = lambda: None
+        self.before_forward: Callable[[], object] = lambda: None
         self._seed = seed
         self._known: dict[tuple[int, ...], NDArray[np.float32]] = {}
 

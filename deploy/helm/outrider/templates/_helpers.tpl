@@ -76,3 +76,8 @@ httpGet: {path: {{ .path }}, port: metrics}
 {{ $key }}: {{ $value }}
 {{- end }}
 {{- end -}}
+
+{{/* A role's image. */}}
+{{- define "outrider.image" -}}
+"{{ with .own.image.registry }}{{ . }}/{{ end }}{{ .own.image.repository }}:{{ default .root.Chart.AppVersion .own.image.tag }}"
+{{- end -}}

@@ -101,7 +101,7 @@
 {{- $root := .root -}}
 {{- $own := .own -}}
 name: {{ .role }}
-image: "{{ with $own.image.registry }}{{ . }}/{{ end }}{{ $own.image.repository }}:{{ default $root.Chart.AppVersion $own.image.tag }}"
+image: {{ include "outrider.image" (dict "root" $root "own" $own) }}
 imagePullPolicy: {{ $own.image.pullPolicy }}
 {{- with $own.extraArgs }}
 args: {{ toJson . }}
