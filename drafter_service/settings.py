@@ -44,6 +44,9 @@ class DrafterSettings(WorkerSettings):
     """Number format of weights and passes."""
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
     """Threads of one pass on the CPU; by default all cores but one."""
+    passes: Literal["auto", "eager", "compiled"] = "eager"
+    """How passes run on the CPU in float32: eager; compiled, which waits for the C++ compiler before serving;
+    auto, which serves eagerly until compiled passes are ready."""
     kv_mb: Annotated[int, Field(ge=1)] = 1024
     """Most memory for keys and values of all sessions, in MiB."""
     max_sessions: Annotated[int, Field(ge=1)] = 256

@@ -75,7 +75,6 @@ def description_of(
     ranks: int,
 ) -> verifier_pb2.VerifierDescription:
     """The answer to Describe. `ranks` is the number of processes that the target is split over."""
-    numerics = target.numerics if settings.deterministic else f"{settings.device} {settings.dtype}"
     return verifier_pb2.VerifierDescription(
         model=served.model,
         max_length=served.max_length,
@@ -86,11 +85,22 @@ def description_of(
         node_limit=MAX_NODES,
         max_sessions=settings.max_sessions,
         model_type=target.model_type,
-        numerics=numerics if ranks == 1 else f"{numerics} {ranks} ranks",
+        numerics=numerics_of(settings, target, ranks),
         chat_template=_chat_to_wire(target),
         contract=CONTRACT,
         weights_digest=weights_digest,
     )
+
+
+def numerics_of(settings: VerifierSettings, target: PackedLM, ranks: int) -> str:
+    """Numerics class of the target's passes now; compiled passes are a class beside eager ones."""
+    if settings.deterministic:
+        numerics = target.numerics
+    else:
+        numerics = f"{settings.device} {settings.dtype}"
+        if settings.passes != "eager" and target.compiled is not None:
+            numerics += " compiled"
+    return numerics if ranks == 1 else f"{numerics} {ranks} ranks"
 
 
 def state_of(description: verifier_pb2.VerifierDescription, sessions: int, step_s: float) -> WorkerState:

@@ -28,6 +28,9 @@ class VerifierSettings(WorkerSettings):
     computes; uses one thread."""
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
     """Threads that compute a pass on the CPU; by default all cores but one."""
+    passes: Literal["auto", "eager", "compiled"] = "eager"
+    """How the target's passes run on the CPU in float32: eager; compiled, which waits for the C++ compiler
+    before serving; auto, which serves eagerly until compiled passes are ready."""
     kv_mb: Annotated[int, Field(ge=1)] = 1024
     """Memory for the keys and values of all sessions, and of proposers that keep some, in MiB."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1

@@ -39,6 +39,7 @@ class CausalLMDrafter:
             threads=settings.threads,
             kv_mb=settings.kv_mb,
         )
+        lm.compile_passes(settings.passes, settings.cache_dir)
         return cls(lm)
 
     def open(self, reserve: int) -> SlotTable:

@@ -90,7 +90,8 @@ class PackedLinear(nn.Module):
     def __init__(self, layer: nn.Linear, product: Product, low: int, last: bool) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self._product = product
+        self.product = product
+        """The product that the layer is a part of."""
         self._low, self._high = low, low + layer.out_features
         self._alone = layer.out_features == product.out_features
         self._last = last
@@ -98,17 +99,17 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The layer's own weight, for code that reads it instead of calling the layer."""
-        return self._product.weight()[self._low : self._high]
+        return self.product.weight()[self._low : self._high]
 
     @property
     def bias(self) -> torch.Tensor | None:
         """The layer's own bias, or None."""
-        bias = self._product.bias
+        bias = self.product.bias
         return None if bias is None else bias[self._low : self._high]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The layer's output; the first of several layers with one input computes the output of all."""
-        product = self._product
+        product = self.product
         if self._alone:
             return product.compute(input)
         if product.rows is not input:

@@ -6,9 +6,9 @@ the engine thread: no two threads may call it at a time.
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 
 from outrider.lm import transfer
 from outrider.lm.attention.interface import ACTIVE, ATTENTION, PackedCache
+from outrider.lm.compiled.compiler import PassCompiler, Passes
+from outrider.lm.compiled.package import CompiledRunner
 from outrider.lm.deterministic.profile import Deterministic
 from outrider.lm.device.digest import digester_for
 from outrider.lm.device.layout import NO_ASKS, Asks
@@ -33,7 +35,9 @@ from outrider.lm.parallel.rank_group import RankGroup
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.profile import FastProfile, Profile
 from speculative.digest import RowAsk
-from speculative.errors import ModelRefused
+from speculative.errors import InvalidRequest, ModelRefused
+
+log = logging.getLogger(__name__)
 
 
 class PackedLM:
@@ -88,7 +92,12 @@ class PackedLM:
         self.groups = found.groups
         """Largest number of query heads that share a key head."""
         self.steps: GraphRunner | None = None
-        """Runner of small passes of static shape on a GPU; None: all passes are ragged."""
+        """Runner of small passes of static shape on a GPU; None: there are none."""
+        self.compiled: CompiledRunner | None = None
+        """Runner of compiled passes on the CPU; None: passes are eager."""
+        self.compiler: PassCompiler | None = None
+        """Has passes compiled meanwhile; see `compile_passes`."""
+        self._trial: Trial | None = None
         layout = self._pool_layout(found.layout, guest)
         max_slots = kv_mb * 2**20 // layout.slot_bytes
         # On a GPU all storage exists from the start: growing would move the memory that captured graphs read.
@@ -148,7 +157,42 @@ class PackedLM:
         if trial is not None:
             trial.verify(lm)
         profile.settle(lm, trial, ranks)
+        lm._trial = trial
         return lm
+
+    def compile_passes(self, passes: Passes, cache_dir: Path | None = None) -> None:
+        """Has passes run as ``passes`` says; call it after `wants` was set and before the first session.
+
+        ``auto`` compiles meanwhile: passes are eager until a package is ready, and stay so where none can be
+        had. ``compiled`` waits for the package, and raises InvalidRequest where there is none. A package in
+        ``cache_dir`` is used at once. Raises ValueError for a model that was loaded without the check.
+        """
+        if passes == "eager":
+            return
+        if self._trial is None:
+            raise ValueError("a model that was not checked at load runs eager passes only")
+        self.compiler = PassCompiler(self, self._trial, cache_dir)
+        self._trial = None
+        self.compiler.start()
+        self.compiler.wait(for_child=passes == "compiled")
+        self._take_compiled()
+        if passes == "compiled" and self.compiled is None:
+            raise InvalidRequest(f"passes of {self.model_type} cannot be compiled: {self.compiler.failure}")
+
+    def use_compiled(self, runner: CompiledRunner | None) -> None:
+        """Runs passes by a compiled package from the next one on, or eagerly; begins a new numerics class."""
+        self.compiled = runner
+        self.pool.begin_class("eager" if runner is None else "compiled")
+
+    def close(self) -> None:
+        """Ends what the model does beside its passes."""
+        if self.compiler is not None:
+            self.compiler.close()
+
+    def _take_compiled(self) -> None:
+        """Takes compiled passes up where they have become ready."""
+        if self.compiler is not None and (ready := self.compiler.take()) is not None:
+            self.use_compiled(ready)
 
     def pack(self) -> None:
         """Replaces the linear layers by packed ones, as the profile has them; their own weights are freed."""
@@ -156,13 +200,14 @@ class PackedLM:
 
     @property
     def numerics(self) -> str:
-        """Device type, dtype and profile of the model's arithmetic.
+        """Device type, dtype and profile of the model's arithmetic, and whether passes are compiled.
 
         Under the deterministic profile two models with the same string give the same bits: the string ends in
         a digest of logits, which depend on weights, kernels and their versions.
         """
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return f"{self._device.type} {dtype} {self.profile.label}".rstrip()
+        parts = [self._device.type, dtype, self.profile.label, "compiled" if self.compiled else ""]
+        return " ".join(part for part in parts if part)
 
     def table(self, reserve: int = 0, room: int = 0) -> SlotTable:
         """A slot table for a new session: ``reserve`` slots at once, more as passes need them.
@@ -189,6 +234,7 @@ class PackedLM:
             raise ValueError(f"top is 0 to {MOST_TOP}, not {wants.top}")
         self.taps.tap(self.model, wants.features)
         self._wants = wants
+        self.compiled = None
         if self.steps is not None:
             self.steps.recapture()
 
@@ -200,6 +246,7 @@ class PackedLM:
         ValueError for sequences that contradict themselves.
         """
         self._gone()
+        self._take_compiled()
         if self.digester is None:
             computed = self._pass(sequences)
             return HostOutcome(computed.logits, computed.features)
@@ -228,25 +275,28 @@ class PackedLM:
         with torch.inference_mode():
             plan = PassPlan(sequences, self.pool, self._mask_dtype)
             self._check_sequences(sequences, plan)
-            ids = list(chain.from_iterable(sequence.tokens for sequence in sequences))
-            wanted = [
-                rows.low + row
-                for rows, sequence in zip(plan.rows, sequences, strict=True)
-                for row in sequence.want
-            ]
+            ids, wanted = plan.ids(sequences), plan.wanted(sequences)
             with self.around_pass(sequences):
-                if self.steps is not None and self.steps.fits(plan):
-                    computed = self.steps.forward(plan, ids, wanted, asks or NO_ASKS)
-                else:
-                    computed = self._run_ragged(plan, ids, wanted, asks)
+                computed = self._run(plan, ids, wanted, asks)
                 if asks is not None and computed.digests is not None:
                     computed = computed._replace(digests=transfer.download(computed.digests))
-        for rows in plan.rows:
-            rows.table.parents = rows.parents
-            rows.table.depths = rows.depths
+        plan.keep_nodes()
         self.forward_calls += 1
         self.rows += plan.row_count
         return computed
+
+    def _run(self, plan: PassPlan, ids: list[int], wanted: list[int], asks: Asks | None) -> Computed:
+        """Runs a pass as a static step, compiled, or with shapes that follow its sessions."""
+        if self.steps is not None and self.steps.fits(plan):
+            return self.steps.forward(plan, ids, wanted, asks or NO_ASKS)
+        if self.compiled is not None:
+            try:
+                return self.compiled.forward(plan, ids, wanted)
+            except RuntimeError as error:
+                # The same pass runs once more: it writes the same slots.
+                log.warning("passes of %s are eager from now on: %s", self.model_type, error)
+                self.use_compiled(None)
+        return self._run_ragged(plan, ids, wanted, asks)
 
     def _run_ragged(self, plan: PassPlan, ids: list[int], wanted: list[int], asks: Asks | None) -> Computed:
         """Runs a pass whose tensor shapes follow its sessions; makes digests where there are ``asks``."""

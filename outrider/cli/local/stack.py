@@ -249,6 +249,7 @@ class Stack:
     def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:
         overrides = options.overrides
         decided = {"threads": str(threads), "dtype": options.dtype, "device": options.device}
+        decided["passes"] = options.passes
         flags = [*self._addresses(name, overrides), "--model", model]
         flags += overrides.flags(name, decided | {"log_level": options.log_level})
         if "threads" not in overrides.by_flag and overrides.text(name, "threads").isdecimal():

@@ -45,6 +45,8 @@ class UpSettings(RoleSettings):
     """Number format in which the models compute."""
     device: str = "cpu"
     """Torch device of the models, such as cpu or cuda."""
+    passes: Literal["auto", "eager", "compiled"] = "eager"
+    """How the models' passes run on the CPU: eager, compiled, or auto: eager until compiled are ready."""
     retrieval: Literal["", "none"] = ""
     """`none`: start no retrieval worker; left out or empty: start one."""
     corpus: Names = ()
@@ -98,6 +100,7 @@ class StackOptions:
     threads: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
+    passes: str = "eager"
     log_level: str = "warning"
     retrieval: bool = True
     corpora: tuple[str, ...] = ()
@@ -170,6 +173,7 @@ def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = No
         threads=settings.threads,
         dtype=settings.dtype,
         device=settings.device,
+        passes=settings.passes,
         log_level=settings.log_level,
         retrieval=settings.retrieval != "none",
         corpora=settings.corpus,

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from outrider.lm.attention.interface import ATTENTION
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.outcome import Outcome
 from outrider.lm.plan import SequenceRows
 from speculative.errors import ModelRefused, OutriderError
 
@@ -57,6 +59,27 @@ _LEAVES = ((0, 3), (1, 4, 7), (0, 2, 5, 9), (0, 2, 6), (0, 2, 8, 10))
 """Every path from the prompt to a leaf, over the rows of both steps; rows of the second count from 8 on."""
 
 
+class Checkable(Protocol):
+    """The part of a PackedLM that the check uses, once the eager logits are known."""
+
+    model: PreTrainedModel
+    model_type: str
+    forward_calls: int
+    rows: int
+
+    def table(self) -> SlotTable:
+        """A slot table for a new session."""
+        ...
+
+    def release(self, table: SlotTable) -> None:
+        """Returns the slots of a session's table."""
+        ...
+
+    def forward(self, sequences: Sequence[SequenceRows]) -> Outcome:
+        """One pass over the rows of all sessions."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Session:
     prompt: list[int]
@@ -94,7 +117,7 @@ class Trial:
             raise _refusal(lm, "its own forward gives logits that are not finite")
         return cls(sessions, expected)
 
-    def verify(self, lm: "PackedLM") -> None:
+    def verify(self, lm: Checkable) -> None:
         """Runs packed passes over the same sessions. Raises ModelRefused if any row of logits differs."""
         calls, rows = lm.forward_calls, lm.rows
         try:
@@ -161,7 +184,7 @@ def _row(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
     return torch.tensor([ids], device=model.device)
 
 
-def _packed_logits(lm: "PackedLM", sessions: Sequence[_Session]) -> list[torch.Tensor]:
+def _packed_logits(lm: Checkable, sessions: Sequence[_Session]) -> list[torch.Tensor]:
     tables = [lm.table() for _ in sessions]
     try:
         longest = max(len(session.prompt) for session in sessions)
@@ -187,7 +210,7 @@ def _packed_logits(lm: "PackedLM", sessions: Sequence[_Session]) -> list[torch.T
     return [torch.from_numpy(np.concatenate(half)) for half in halves]
 
 
-def _compare(lm: "PackedLM", got: torch.Tensor, want: torch.Tensor) -> None:
+def _compare(lm: Checkable, got: torch.Tensor, want: torch.Tensor) -> None:
     if not torch.isfinite(got).all():
         raise _refusal(lm, "the packed pass gives logits that are not finite")
     spread = want.std(dim=-1, keepdim=True).clamp_min(1e-12)
@@ -202,5 +225,5 @@ def _compare(lm: "PackedLM", got: torch.Tensor, want: torch.Tensor) -> None:
         )
 
 
-def _refusal(lm: "PackedLM", why: str) -> ModelRefused:
+def _refusal(lm: Checkable, why: str) -> ModelRefused:
     return ModelRefused(f"{lm.model_type} is not served: {why}", lm.model_type)
