@@ -1,7 +1,8 @@
-"""Milliseconds of one packed pass beside transformers' own cached forward, on a random-weight Llama.
+"""Milliseconds of one packed pass beside transformers' own cached forward, and beside the floor.
 
-Run as `outrider bench packed_step --json`. The cases take turns and the medians are reported, so the ratios
-hold on a busy machine. docs/figures.md says what each field means.
+The floor is the time in which the machine reads the weights once. Run as `outrider bench packed_step --json`,
+on a random-weight Llama, or with `--model` on any model. Cases take turns and medians are reported, so the
+ratios hold on a busy machine. docs/figures.md says what each field means.
 """
 
 import copy
@@ -12,18 +13,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.shared.envelope import command_line, print_result
+from benchmarks.shared.bandwidth import cache_bytes, read_seconds
+from benchmarks.shared.envelope import command_line, print_result, settings_of
+from outrider.lm.autotune.products import TunedProduct
+from outrider.lm.linear import PackedLinear
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 
 CONTEXT = 256
 """Tokens in the cache before a timed pass."""
-SHAPES = ((1, 1), (1, 4), (1, 8), (1, 16), (2, 1), (2, 8), (4, 1), (4, 8), (8, 1), (8, 4), (8, 8))
-"""(sessions, rows each) of the packed cases."""
-OWN_ROWS = (1, 4, 8, 16)
-"""Rows of the cases that transformers computes."""
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Rows of the cases with one session, packed and computed by transformers."""
+SHAPES = ((2, 1), (2, 8), (4, 1), (4, 8), (8, 1), (8, 4), (8, 8))
+"""(sessions, rows each) of the packed cases with several sessions."""
+FROM_MEMORY = 8
+"""Last-level caches that a buffer is as large as which is read from memory."""
 SMALL_LAYERS, SMALL_WIDTH = 4, 64
 SMALL_SHAPES = ((1, 1), (1, 17), (8, 17))
 """(sessions, rows each) of the small model's cases."""
@@ -51,7 +57,15 @@ def build(layers: int, width: int = 256) -> tuple[LlamaForCausalLM, LlamaForCaus
     return ours.requires_grad_(False), theirs.requires_grad_(False)
 
 
-def transformers_pass(model: LlamaForCausalLM, rows: int) -> Case:
+def random_pair(layers: int, width: int = 256) -> tuple[PackedLM, LlamaForCausalLM]:
+    """A random-weight Llama, packed and as transformers has it."""
+    ours, theirs = build(layers, width)
+    lm = PackedLM(ours)
+    lm.pack()
+    return lm, theirs
+
+
+def transformers_pass(model: PreTrainedModel, rows: int) -> Case:
     """A case of transformers' forward of `rows` tokens after the context; the cache is cropped back."""
     cache = DynamicCache(config=model.config)
     step = torch.arange(rows)[None]
@@ -111,9 +125,7 @@ def overhead(lm: PackedLM, packed: Case) -> Case:
 
 def small_cases() -> dict[str, Case]:
     """Cases of a small model, mostly Python: whole passes, and what passes take beyond the model's call."""
-    ours, theirs = build(SMALL_LAYERS, SMALL_WIDTH)
-    lm = PackedLM(ours)
-    lm.pack()
+    lm, theirs = random_pair(SMALL_LAYERS, SMALL_WIDTH)
     cases = {f"own_{rows}": transformers_pass(theirs, rows) for rows in (1, 17)}
     for sessions, rows in SMALL_SHAPES:
         packed = packed_pass(lm, sessions, rows)
@@ -133,33 +145,83 @@ def measure(cases: dict[str, Case], repeats: int) -> dict[str, float]:
     return {name: round(statistics.median(spent), 3) for name, spent in times.items()}
 
 
+def loaded(folder: str, threads: int) -> tuple[PackedLM, PreTrainedModel]:
+    """A model's folder, loaded as a service does and as transformers does."""
+    own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    return PackedLM.load(folder, threads=threads), own.eval().requires_grad_(False)
+
+
+def print_table(medians: dict[str, float], small: dict[str, float], floor: dict[str, Any]) -> None:
+    """Prints the medians of both models to stderr."""
+    print(f"floor{floor['ms']:>17.2f} ms, from memory {floor['memory_ms']:.2f}", file=sys.stderr)
+    print(f"{'pass':<14}{'ms':>8}{'/ own_1':>9}{'/ floor':>9}", file=sys.stderr)
+    for name, spent in medians.items():
+        ratios = f"{spent / medians['own_1']:>9.2f}{spent / floor['ms']:>9.2f}"
+        print(f"{name:<14}{spent:>8.2f}{ratios}", file=sys.stderr)
+    print(f"{SMALL_LAYERS} layers of {SMALL_WIDTH}:", file=sys.stderr)
+    for name, spent in small.items():
+        print(f"{name:<14}{spent:>8.3f}{spent / small['own_1']:>9.2f}", file=sys.stderr)
+
+
+def products_of(lm: PackedLM) -> list[TunedProduct]:
+    """The products that one pass of the model computes."""
+    layers = [layer for layer in lm.model.modules() if isinstance(layer, PackedLinear)]
+    products = dict.fromkeys(layer.product for layer in layers)
+    return [product for product in products if isinstance(product, TunedProduct)]
+
+
+def kernels_of(products: list[TunedProduct]) -> dict[str, dict[str, str]]:
+    """The chosen kernel by shape of the stacked weights, ``out x in``, and by range of rows."""
+    return {f"{one.out_features}x{one.in_features}": one.choice.ranges() for one in products}
+
+
+def floor_of(products: list[TunedProduct]) -> dict[str, Any]:
+    """The time in which torch's threads read the weights of linear layers once: no pass is shorter."""
+    weights, cache = sum(4 * one.out_features * one.in_features for one in products), cache_bytes()
+    again_s, far = read_seconds(weights), max(FROM_MEMORY * cache, 2**28)
+    memory_bytes_s = far / read_seconds(far)
+    return {
+        "weights_mb": round(weights / 1e6, 2),
+        "cache_mb": round(cache / 1e6, 2),
+        "weights_in_cache": weights < cache,
+        "gb_s": round(weights / again_s / 1e9, 2),
+        "memory_gb_s": round(memory_bytes_s / 1e9, 2),
+        "ms": round(1e3 * again_s, 3),
+        "memory_ms": round(1e3 * weights / memory_bytes_s, 3),
+    }
+
+
 def main() -> None:
     """Measures, prints a table to stderr and the result as the last line of stdout."""
     parser = command_line("packed_step", __doc__)
     parser.add_argument("--repeats", type=int, default=100, help="repeats of each case (default 100)")
     parser.add_argument("--layers", type=int, default=12, help="layers of the model (default 12)")
+    parser.add_argument("--model", help="folder of a model to measure instead of a random-weight Llama")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     settings = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(settings.threads)
     started = time.perf_counter()
-    ours, theirs = build(settings.layers)
-    lm = PackedLM(ours)
-    lm.pack()
-    cases = {f"own_{rows}": transformers_pass(theirs, rows) for rows in OWN_ROWS}
+    lm, theirs = loaded(settings.model, settings.threads) if settings.model else random_pair(settings.layers)
+    products = products_of(lm)
+    floor = floor_of(products)
+    cases = {f"own_{rows}": transformers_pass(theirs, rows) for rows in ROWS}
+    cases |= {f"packed_1x{rows}": packed_pass(lm, 1, rows) for rows in ROWS}
     cases |= {f"packed_{count}x{rows}": packed_pass(lm, count, rows) for count, rows in SHAPES}
     medians = measure(cases, settings.repeats)
+    over_floor = {name: round(spent / floor["ms"], 2) for name, spent in medians.items()}
     small = measure(small_cases(), settings.repeats)
-    print(f"{'pass':<14}{'ms':>8}{'/ own_1':>9}", file=sys.stderr)
-    for name, spent in medians.items():
-        print(f"{name:<14}{spent:>8.2f}{spent / medians['own_1']:>9.2f}", file=sys.stderr)
-    print(f"{SMALL_LAYERS} layers of {SMALL_WIDTH}:", file=sys.stderr)
-    for name, spent in small.items():
-        print(f"{name:<14}{spent:>8.3f}{spent / small['own_1']:>9.2f}", file=sys.stderr)
+    print_table(medians, small, floor)
     overheads = {name.removeprefix("overhead_"): ms for name, ms in small.items() if "overhead" in name}
     whole = {name: ms for name, ms in small.items() if "overhead" not in name}
-    shape = {"context": CONTEXT, "layers": settings.layers, "repeats": settings.repeats, "threads": 1}
-    print_result(
-        "packed_step", shape, started, {"ms": medians, "small_ms": whole, "pass_overhead_ms": overheads}
-    )
+    fields = {
+        "ms": medians,
+        "floor": floor,
+        "over_floor": over_floor,
+        "kernels": kernels_of(products),
+        "small_ms": whole,
+        "pass_overhead_ms": overheads,
+    }
+    print_result("packed_step", settings_of(settings) | {"context": CONTEXT}, started, fields)
 
 
 if __name__ == "__main__":

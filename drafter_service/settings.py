@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from drafter_service.draft_tree import Growth
+from outrider.runtime.cache_folder import CacheDir, default_cache_dir
 from outrider.runtime.settings import WorkerSettings
-from outrider.runtime.threads import default_threads
+from outrider.runtime.threads import Threads
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest
 
@@ -42,8 +43,12 @@ class DrafterSettings(WorkerSettings):
     """The torch device."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """Number format of weights and passes."""
-    threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
-    """Threads of one pass on the CPU; by default all cores but one."""
+    threads: Threads = "auto"
+    """Threads of one pass on the CPU. auto: a measurement at load chooses as few as are fast, at most all
+    cores but one, or OMP_NUM_THREADS."""
+    cache_dir: CacheDir = Field(default_factory=default_cache_dir)
+    """Folder that keeps for later starts what was measured at load; none: nothing is kept. Default: outrider
+    in the user's cache folder."""
     passes: Literal["auto", "eager", "compiled"] = "eager"
     """How passes run on the CPU in float32: eager; compiled, which waits for the C++ compiler before serving;
     auto, which serves eagerly until compiled passes are ready."""

@@ -1,6 +1,7 @@
 """Tiny models with random weights, saved as Hugging Face folders, for the tests of all packages."""
 
 import os
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -8,6 +9,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Kernels run on the CPU where Triton is installed; it reads this when transformers first imports it.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Tests leave the user's cache alone; xdist's workers and all services share the folder of this process.
+    os.environ["XDG_CACHE_HOME"] = (CACHE := tempfile.TemporaryDirectory(prefix="outrider-cache-")).name
 
 import pytest
 from hypothesis import settings

@@ -1,6 +1,7 @@
 """Loads the target of a verifier, and describes the target to orchestrators and peers."""
 
 from outrider.lm.runner import PackedLM
+from outrider.runtime.threads import most_threads
 from outrider.tokens import TokenTable
 from outrider.v1 import verifier_pb2
 from outrider.wire.channel import least_message_mb
@@ -18,17 +19,24 @@ def load_target(settings: VerifierSettings) -> PackedLM:
 
     The deterministic profile computes on one thread; settings that ask for more threads are refused.
     """
-    chosen = "threads" in settings.model_fields_set
-    threads = settings.threads if chosen or not settings.deterministic else 1
     return PackedLM.load(
         settings.model,
         device=settings.device,
         dtype=settings.dtype,
-        threads=threads,
+        threads=threads_of(settings),
+        fewer_threads=settings.threads == "auto",
         kv_mb=settings.kv_mb,
         deterministic=settings.deterministic,
         guest=guest_room(settings.proposers),
+        cache_dir=settings.cache_dir,
     )
+
+
+def threads_of(settings: VerifierSettings) -> int:
+    """Compute threads of one rank; under `auto` the most that a measurement may choose."""
+    if settings.threads != "auto":
+        return settings.threads
+    return 1 if settings.deterministic else max(1, most_threads() // settings.ranks)
 
 
 def tokens_of(target: PackedLM) -> TokenTable | None:

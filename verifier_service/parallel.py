@@ -24,6 +24,7 @@ from outrider.runtime.log import configure
 from outrider.runtime.metrics import Metrics
 from outrider.runtime.settings import OF_THIS_PROCESS, as_variables
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
+from verifier_service.loading import threads_of
 from verifier_service.proposers.batched import guest_room
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
@@ -179,7 +180,7 @@ def _load_shard(settings: VerifierSettings, group: RankGroup) -> PackedLM:
             settings.model,
             device=group.info.device(settings.device),
             dtype=settings.dtype,
-            threads=settings.threads,
+            threads=threads_of(settings),
             kv_mb=settings.kv_mb,
             rank_group=group,
             deterministic=settings.deterministic,

@@ -4,8 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from outrider.runtime.cache_folder import CacheDir, default_cache_dir
 from outrider.runtime.settings import Names, WorkerSettings
-from outrider.runtime.threads import default_threads
+from outrider.runtime.threads import Threads
 from verifier_service.proposers.batched import BATCHED_PROPOSERS
 from verifier_service.sessions.request import MAX_NODES
 
@@ -26,8 +27,12 @@ class VerifierSettings(WorkerSettings):
     deterministic: bool = False
     """Whether each row of logits depends bit for bit on weights and tokens alone, whatever else the pass
     computes; uses one thread."""
-    threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_threads)
-    """Threads that compute a pass on the CPU; by default all cores but one."""
+    threads: Threads = "auto"
+    """Threads that compute a pass on the CPU. auto: a measurement at load chooses as few as are fast, at most
+    all cores but one, or OMP_NUM_THREADS."""
+    cache_dir: CacheDir = Field(default_factory=default_cache_dir)
+    """Folder that keeps for later starts what was measured at load; none: nothing is kept. Default: outrider
+    in the user's cache folder."""
     passes: Literal["auto", "eager", "compiled"] = "eager"
     """How the target's passes run on the CPU in float32: eager; compiled, which waits for the C++ compiler
     before serving; auto, which serves eagerly until compiled passes are ready."""

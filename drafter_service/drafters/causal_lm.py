@@ -11,6 +11,7 @@ from drafter_service.settings import DrafterSettings
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
+from outrider.runtime.threads import most_threads
 from outrider.tokens import TokenTable
 
 
@@ -36,8 +37,10 @@ class CausalLMDrafter:
             settings.model,
             device=settings.device,
             dtype=settings.dtype,
-            threads=settings.threads,
+            threads=most_threads() if settings.threads == "auto" else settings.threads,
+            fewer_threads=settings.threads == "auto",
             kv_mb=settings.kv_mb,
+            cache_dir=settings.cache_dir,
         )
         lm.compile_passes(settings.passes, settings.cache_dir)
         return cls(lm)

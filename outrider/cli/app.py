@@ -101,7 +101,7 @@ def up(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Compute threads of the verifier, and of the drafter. Default: by cores."),
+        typer.Option(min=1, help="Compute threads of the verifier, and of the drafter. Default: measured."),
     ] = None,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Number format of the models. Default: float32.")

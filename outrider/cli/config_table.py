@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
@@ -79,9 +79,11 @@ def _kind(annotation: Any) -> str:
         return ", ".join(f"`{choice}`" if choice else "nothing" for choice in get_args(annotation))
     if get_origin(annotation) is tuple:
         return "a list"
+    if get_origin(annotation) is Annotated:
+        return _kind(get_args(annotation)[0])
     inner = [part for part in get_args(annotation) if part is not NoneType]
     if inner:
-        return _kind(inner[0])
+        return " or ".join(map(_kind, inner))
     names = {
         bool: "true or false",
         int: "a whole number",

@@ -60,12 +60,12 @@ def check_models(
         raise CommandFailed(
             f"{error.name} is not installed: pip install 'outrider[verifier,drafter]'"
         ) from error
-    from outrider.runtime.threads import default_threads
+    from outrider.runtime.threads import most_threads
 
     how = CheckOptions(
         dtype=dtype,
         device=device,
-        threads=threads or default_threads(),
+        threads=threads or most_threads(),
         text=text,
         prompts=prompts,
         tokens=tokens,

@@ -1,10 +1,8 @@
-"""Linear layers with their weights laid out once for the few rows that decoding has; on the CPU in float32.
+"""Linear layers whose weights are stacked and laid out once; on the CPU in float32.
 
-torch's own product lays the weight out anew in every call, and a step of 2 to 64 rows pays that in full:
-eight rows of a 4096 x 4096 layer take three times as long as one. With oneDNN's layout, made once, eight rows
-take about as long as one, so a tree costs little more than plain decoding. Layers that read the same input
-(query, key and value; gate and up) are multiplied as one; watching one row go through the model shows them.
-Knows nothing about the meaning of layers.
+Layers that read the same input (query, key and value; gate and up) are multiplied as one; watching one row go
+through the model shows them. How a product is computed is its maker's business: `autotune.products` measures,
+`deterministic.linear` keeps every row's bits. Knows nothing about the meaning of layers.
 """
 
 from collections.abc import Callable
@@ -13,17 +11,6 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, pad
-
-_PAD_ROWS = 4
-"""Number of rows to which fewer rows are padded: oneDNN multiplies one to three rows slower than four."""
-
-_PAD_ELEMENTS = 2**19
-"""Smallest weight, in elements, that repays the padding."""
-
-_DENSE_ELEMENTS = 2**21
-"""Largest weight, in elements, of which a dense copy is kept for single rows: oneDNN's fixed cost of a call
-would show there."""
 
 
 class Product(Protocol):
@@ -45,43 +32,6 @@ class Product(Protocol):
     def weight(self) -> torch.Tensor:
         """The stacked weights, ``[out, in]``."""
         ...
-
-
-class _Product:
-    """The stacked weights of layers with one input, in oneDNN's layout. A Product."""
-
-    def __init__(self, layers: list[nn.Linear]) -> None:
-        weight = torch.cat([layer.weight.detach() for layer in layers])
-        self.out_features, self.in_features = weight.shape
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self.bias = stacked_bias(layers)
-        self.dense: torch.Tensor | None = None
-        if weight.numel() <= _DENSE_ELEMENTS:
-            # A product of one row reads a tall weight faster by columns.
-            tall = self.out_features >= self.in_features
-            self.dense = weight.t().contiguous().t() if tall else weight
-        self._pads = weight.numel() >= _PAD_ELEMENTS
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        self.rows: torch.Tensor | None = None
-        self.result: torch.Tensor = torch.empty(0)
-
-    def compute(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` times the stacked weights, plus the bias."""
-        if self.dense is not None and rows.numel() == self.in_features:
-            return linear(rows, self.dense, self.bias)
-        count = rows.shape[-2]
-        if count < _PAD_ROWS and self._pads:
-            padded = pad(rows, (0, 0, 0, _PAD_ROWS - count))
-            return self._pointwise(padded)[..., :count, :]
-        return self._pointwise(rows)
-
-    def weight(self) -> torch.Tensor:
-        """The stacked weights, ``[out, in]``, laid out anew where no dense copy is kept."""
-        return self.packed.to_dense() if self.dense is None else self.dense
-
-    def _pointwise(self, rows: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = self._multiply(rows, self.packed, self.bias, "none", (), "")
-        return product
 
 
 class PackedLinear(nn.Module):
@@ -136,7 +86,7 @@ def can_pack(model: nn.Module) -> bool:
 def pack_linears(
     model: nn.Module,
     run_once: Callable[[], object],
-    product_of: Callable[[list[nn.Linear]], Product] = _Product,
+    product_of: Callable[[list[nn.Linear]], Product],
 ) -> int:
     """Replaces every plain ``nn.Linear`` of the model and frees its weights; returns the number replaced.
 
@@ -180,6 +130,13 @@ def _siblings(
         groups.setdefault((id(parents[layer][0]), id(rows) if once else -id(layer)), []).append(layer)
     found = [list(dict.fromkeys(layers)) for layers in groups.values()]
     return found + [[layer] for layer in parents if layer not in set(called)]
+
+
+def stacked_weight(layers: list[nn.Linear]) -> torch.Tensor:
+    """The layers' weights one below another, ``[out, in]``; no copy of a single layer's weight."""
+    if len(layers) == 1:
+        return layers[0].weight.detach()
+    return torch.cat([layer.weight.detach() for layer in layers])
 
 
 def stacked_bias(layers: list[nn.Linear]) -> torch.Tensor | None:

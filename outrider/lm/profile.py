@@ -4,11 +4,15 @@ The fast profile below is the default. `outrider.lm.deterministic.profile` is th
 so that a row of logits is the same, bit for bit, whatever else its pass computes.
 """
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from transformers import PreTrainedModel
 
 from outrider.lm.attention.interface import SlotCache
+from outrider.lm.autotune.products import TunedProducts
+from outrider.lm.autotune.times_file import TimesFile
 from outrider.lm.graphs.backend_choice import choose_backend
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.linear import can_pack, pack_linears
@@ -56,10 +60,17 @@ class Profile(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class FastProfile:
     """The fastest passes that are right up to rounding. A Profile."""
 
-    label = ""
+    cache_dir: Path | None = None
+    """Folder that keeps measured times of kernels for later processes; None: they stay in this process."""
+
+    @property
+    def label(self) -> str:
+        """Empty: this is the default arithmetic."""
+        return ""
 
     def check_settings(self, device: str, threads: int, ranks: int) -> None:
         """Accepts every device, thread count and rank count."""
@@ -73,8 +84,8 @@ class FastProfile:
         return ranks == 1 and can_pack(model)
 
     def pack(self, lm: "PackedLM") -> None:
-        """Lays out the weights of linear layers as oneDNN wants them for few rows in float32 on the CPU."""
-        pack_linears(lm.model, lm.find_layout)
+        """Stacks linear layers' weights and chooses kernels by measuring, in float32 on the CPU."""
+        pack_linears(lm.model, lm.find_layout, TunedProducts(TimesFile(self.cache_dir)))
 
     def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
         """Chooses between ragged passes and steps of static shape by measuring both."""

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from outrider.lm import transfer
 from outrider.lm.attention.interface import ACTIVE, ATTENTION, PackedCache
+from outrider.lm.autotune.threads import measure_threads
 from outrider.lm.compiled.compiler import PassCompiler, Passes
 from outrider.lm.compiled.package import CompiledRunner
 from outrider.lm.deterministic.profile import Deterministic
@@ -127,20 +128,24 @@ class PackedLM:
         device: str = "cpu",
         dtype: str = "float32",
         threads: int = 1,
+        fewer_threads: bool = False,
         check: bool = True,
         kv_mb: int = 1024,
         rank_group: RankGroup | None = None,
         deterministic: bool = False,
         guest: GuestRoom | None = None,
+        cache_dir: Path | None = None,
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
-        ``threads`` sets torch's threads for the whole process. Each rank of a ``rank_group`` gets its part of
-        the model; all ranks make the same call. ``guest`` is the room beside the model's keys and values that
-        someone else wants. Raises InvalidRequest if there is no such model, ModelRefused (naming the model
-        type) if the model cannot be served exactly, or not to the bit under the ``deterministic`` profile.
+        ``threads`` sets torch's threads for the whole process; with ``fewer_threads``, a measurement on the
+        CPU may lower the number. Each rank of a ``rank_group`` gets its part of the model; all ranks make the
+        same call. ``guest`` is the room beside the model's keys and values that someone else wants.
+        ``cache_dir`` is the folder that keeps measured times of kernels; None: they stay in this process.
+        Raises InvalidRequest if there is no such model, ModelRefused (naming the model type) if the model
+        cannot be served exactly, or not to the bit under the ``deterministic`` profile.
         """
-        profile: Profile = Deterministic() if deterministic else FastProfile()
+        profile: Profile = Deterministic() if deterministic else FastProfile(cache_dir)
         ranks = 1 if rank_group is None else rank_group.info.size
         profile.check_settings(device, threads, ranks)
         torch.set_num_threads(threads)
@@ -152,6 +157,8 @@ class PackedLM:
         tokenizer = load_tokenizer(source)
         lm = cls(model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, profile=profile, guest=guest)
         trial = Trial.of(lm) if check else None
+        if fewer_threads and ranks == 1 and model.device.type == "cpu":
+            measure_threads(lm, threads)
         if profile.can_pack(model, ranks):
             lm.pack()
         if trial is not None:

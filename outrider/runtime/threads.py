@@ -1,9 +1,25 @@
-"""Processor cores that this process may use, and the number of threads to compute with."""
+"""Processor cores that this process may use, and the numbers of threads to compute with."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 CGROUP = Path("/sys/fs/cgroup")
+_MOST = 1024
+"""The most threads that a setting can ask for."""
+
+
+def _checked(threads: Any) -> Any:
+    if threads == "auto" or (str(threads).isdecimal() and 1 <= int(threads) <= _MOST):
+        return threads
+    raise ValueError(f"give auto, or a number from 1 to {_MOST}")
+
+
+Threads = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=_MOST)], BeforeValidator(_checked)]
+"""Threads that compute a pass: a number, or `auto`, as many as a measurement at load finds best."""
 
 
 def cpu_limit(cgroup: Path = CGROUP) -> float:
@@ -12,9 +28,14 @@ def cpu_limit(cgroup: Path = CGROUP) -> float:
     return min(available, _quota(cgroup) or available)
 
 
-def default_threads() -> int:
-    """Number of compute threads: all cores but one, as computing on all stalls once anything else runs."""
-    return max(1, int(cpu_limit()) - 1)
+def most_threads(environment: Mapping[str, str] = os.environ) -> int:
+    """The most compute threads that `auto` chooses: all cores but one, and no more than OMP_NUM_THREADS.
+
+    Computing on all cores stalls once anything else runs, an event loop above all.
+    """
+    most = max(1, int(cpu_limit()) - 1)
+    asked = environment.get("OMP_NUM_THREADS", "")
+    return min(most, int(asked)) if asked.isdecimal() and int(asked) else most
 
 
 def _quota(cgroup: Path) -> float | None:

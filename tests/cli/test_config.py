@@ -75,7 +75,7 @@ def test_every_problem_is_reported_with_path_value_and_what_to_do(run: Run, tmp_
     assert problems["[verifer]"]["what"] == "is no table; did you mean [verifier]?"
     assert problems["verifier.kv_bm"]["what"] == "is no setting; did you mean kv_mb?"
     assert problems["verifier.threads"]["value"] == "0"
-    assert "greater than or equal to 1" in problems["verifier.threads"]["what"]
+    assert problems["verifier.threads"]["what"] == "give auto, or a number from 1 to 1024"
     assert problems["up.dtype"]["value"] == "'int3'"
     assert "bfloat16" in problems["up.dtype"]["what"]
     assert all(one["what"] for one in problems.values())
@@ -107,7 +107,8 @@ def test_a_role_is_shown_with_where_each_value_comes_from(
     assert settings["prefix_cache"] == {"value": False, "from": "--prefix-cache"}
     assert settings["dtype"] == {"value": "bfloat16", "from": "OUTRIDER_VERIFIER__DTYPE"}
     assert settings["max_running"] == {"value": 64, "from": "default"}
-    assert settings["threads"]["from"] == "this machine"
+    assert settings["threads"] == {"value": "auto", "from": "default"}
+    assert settings["cache_dir"]["from"] == "this machine"
     assert set(settings) == {one.dotted for one in settings_of(kinds()["verifier"])}
     assert re.search(r"^kv_mb +7 +--kv-mb$", run("config", "show", "verifier", "--kv-mb", "7").out, re.M)
 

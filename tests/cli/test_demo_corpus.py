@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.local.demo_corpus import built_of, cache_folder, installed_source, kept_out
+from outrider.cli.local.demo_corpus import built_of, installed_source, kept_out
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.encoding import StoredDocuments
 from retrieval_service.corpus.layout import read_header
@@ -71,10 +71,3 @@ def test_the_smallest_packages_come_first_and_the_whole_is_bounded(tmp_path: Pat
     (tmp_path / "data.txt").write_text("no source")
     assert installed_source(tmp_path, 5000) == [tmp_path / n / "module.py" for n in ("small", "big")]
     assert installed_source(tmp_path, 950) == [tmp_path / "small" / "module.py"]
-
-
-def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/some/cache")
-    assert cache_folder() == Path("/some/cache/outrider")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_folder() == Path.home() / ".cache" / "outrider"

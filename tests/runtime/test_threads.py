@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.runtime.threads import cpu_limit, default_threads
+from outrider.runtime.threads import cpu_limit, most_threads
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,12 @@ def test_the_first_version_of_control_groups_is_read_too(
 
 
 def test_a_core_is_left_to_others_but_one_thread_always_computes() -> None:
-    assert default_threads() == max(1, int(cpu_limit()) - 1)
+    assert most_threads({}) == max(1, int(cpu_limit()) - 1)
+
+
+@pytest.mark.parametrize(("asked", "most"), [("1", 1), ("2", 2), ("64", 7), ("0", 7), ("4,2", 7)])
+def test_the_variable_of_openmp_bounds_the_threads(
+    asked: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.runtime.threads.cpu_limit", lambda: 8.0)
+    assert most_threads({"OMP_NUM_THREADS": asked}) == most

@@ -6,12 +6,12 @@ corpus must not hold the text that it is to draft. The user's cache folder keeps
 
 import hashlib
 import json
-import os
 import shutil
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from outrider.runtime.cache_folder import cache_folder
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import TokenizedText
@@ -74,12 +74,6 @@ def kept_out(heldout: Path, cache: Path) -> list[Path]:
     texts = cache / "held-out.txt"
     texts.write_text("\n\n".join(one["prompt"] + one["continuation"] for one in held), encoding="utf-8")
     return [texts, *(path for one in held if (path := library / one["name"]).is_file())]
-
-
-def cache_folder() -> Path:
-    """The user's cache folder of Outrider."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "outrider"
 
 
 def _modules(path: Path) -> list[Path]:

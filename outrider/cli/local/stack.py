@@ -248,12 +248,14 @@ class Stack:
 
     def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:
         overrides = options.overrides
-        decided = {"threads": str(threads), "dtype": options.dtype, "device": options.device}
-        decided["passes"] = options.passes
+        decided = {"dtype": options.dtype, "device": options.device, "passes": options.passes}
+        if options.threads is not None:
+            decided["threads"] = str(threads)
         flags = [*self._addresses(name, overrides), "--model", model]
         flags += overrides.flags(name, decided | {"log_level": options.log_level})
         if "threads" not in overrides.by_flag and overrides.text(name, "threads").isdecimal():
             threads = int(overrides.text(name, "threads"))
+        # A service that measures how many threads to use takes this variable as a bound.
         env = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **overrides.environment()}
         if Path(model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"

@@ -40,7 +40,8 @@ class UpSettings(RoleSettings):
     http_bind: Address = "127.0.0.1:0"
     """host:port of OpenAI's API over HTTP; port 0 picks a free port."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """Compute threads of the verifier, and of the drafter. Default: from the number of cores."""
+    """Compute threads of the verifier, and of the drafter. By default each measures how many of its share of
+    the cores to use."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format in which the models compute."""
     device: str = "cpu"
@@ -120,7 +121,7 @@ class StackOptions:
         return target, str(embedded("drafter"))
 
     def thread_counts(self, with_drafter: bool) -> tuple[int, int]:
-        """Compute threads of verifier and drafter; one core stays free where there are several."""
+        """The most compute threads of verifier and drafter; one core stays free where there are several."""
         if self.threads is not None:
             return self.threads, self.threads
         cores = int(cpu_limit())

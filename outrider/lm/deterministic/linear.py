@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, pad
 
-from outrider.lm.linear import stacked_bias
+from outrider.lm.linear import stacked_bias, stacked_weight
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Possible numbers of rows in a tile, ascending."""
@@ -49,7 +49,7 @@ class TiledProduct:
     """The stacked weights of layers with one input, multiplied by tiles. A `linear.Product`."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
-        weight = torch.cat([layer.weight.detach() for layer in layers])
+        weight = stacked_weight(layers)
         self.out_features, self.in_features = weight.shape
         self.bias = stacked_bias(layers)
         self.sizes: tuple[int, ...] = (REFERENCE,)

@@ -1,0 +1,29 @@
+"""How fast this machine reads memory: the floor of whatever has to read a model's weights."""
+
+import os
+import time
+
+import torch
+
+_LEAST_S = 0.2
+"""Shortest time in which a buffer is read again and again, in seconds; the fastest reading counts."""
+
+_LEAST_TIMES = 3
+
+
+def read_seconds(size: int) -> float:
+    """Shortest time in which torch's threads read a buffer of ``size`` bytes that they read just before."""
+    numbers = torch.ones(max(1, size // 4))
+    times: list[float] = []
+    while sum(times) < _LEAST_S or len(times) < 2 * _LEAST_TIMES:
+        for read in (numbers.sum, lambda: torch.dot(numbers, numbers)):
+            started = time.perf_counter()
+            read()
+            times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def cache_bytes() -> int:
+    """Size of the processor's last-level cache in bytes; 0 where the system does not tell."""
+    sizes = [os.sysconf(name) for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE")]
+    return next((size for size in sizes if size > 0), 0)
