@@ -26,7 +26,7 @@ from outrider.lm.device.layout import NO_ASKS, Asks
 from outrider.lm.device.outcome import DeviceOutcome
 from outrider.lm.features import FeatureTaps
 from outrider.lm.graphs.graph_runner import Computed, GraphRunner
-from outrider.lm.kv.pool import GuestRoom, KVLayout, SlotPool
+from outrider.lm.kv.pool import COMPILED, EAGER, GuestRoom, KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.check import Trial
 from outrider.lm.load.layout import ModelShape, find_layout
@@ -98,7 +98,8 @@ class PackedLM:
         """Runner of compiled passes on the CPU; None: passes are eager."""
         self.compiler: PassCompiler | None = None
         """Has passes compiled meanwhile; see `compile_passes`."""
-        self._trial: Trial | None = None
+        self.trial: Trial | None = None
+        """The check that compiled passes have to pass too; None for a model that was not checked."""
         layout = self._pool_layout(found.layout, guest)
         max_slots = kv_mb * 2**20 // layout.slot_bytes
         # On a GPU all storage exists from the start: growing would move the memory that captured graphs read.
@@ -164,7 +165,7 @@ class PackedLM:
         if trial is not None:
             trial.verify(lm)
         profile.settle(lm, trial, ranks)
-        lm._trial = trial
+        lm.trial = trial
         return lm
 
     def compile_passes(self, passes: Passes, cache_dir: Path | None = None) -> None:
@@ -176,27 +177,27 @@ class PackedLM:
         """
         if passes == "eager":
             return
-        if self._trial is None:
+        if self.trial is None:
             raise ValueError("a model that was not checked at load runs eager passes only")
-        self.compiler = PassCompiler(self, self._trial, cache_dir)
-        self._trial = None
+        self.compiler = PassCompiler(self, self.trial, cache_dir)
+        self.trial = None
         self.compiler.start()
         self.compiler.wait(for_child=passes == "compiled")
-        self._take_compiled()
+        self.take_compiled()
         if passes == "compiled" and self.compiled is None:
             raise InvalidRequest(f"passes of {self.model_type} cannot be compiled: {self.compiler.failure}")
 
     def use_compiled(self, runner: CompiledRunner | None) -> None:
         """Runs passes by a compiled package from the next one on, or eagerly; begins a new numerics class."""
         self.compiled = runner
-        self.pool.begin_class("eager" if runner is None else "compiled")
+        self.pool.begin_class(EAGER if runner is None else COMPILED)
 
     def close(self) -> None:
         """Ends what the model does beside its passes."""
         if self.compiler is not None:
             self.compiler.close()
 
-    def _take_compiled(self) -> None:
+    def take_compiled(self) -> None:
         """Takes compiled passes up where they have become ready."""
         if self.compiler is not None and (ready := self.compiler.take()) is not None:
             self.use_compiled(ready)
@@ -253,7 +254,7 @@ class PackedLM:
         ValueError for sequences that contradict themselves.
         """
         self._gone()
-        self._take_compiled()
+        self.take_compiled()
         if self.digester is None:
             computed = self._pass(sequences)
             return HostOutcome(computed.logits, computed.features)

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.kv.pool import SlotPool
+from outrider.lm.kv.pool import COMPILED, SlotPool
 from outrider.lm.outcome import TransferCounts
 from outrider.runtime.metrics import MODEL, PREFIX
 from speculative.choice import Fallback
@@ -81,6 +81,10 @@ class VerifierCollector(Collector):
             yield CounterMetricFamily(OWN + name, what, value=getattr(self._engine.totals, name))
         gauges = {
             "sessions_parked": ("Sessions that are parked until somebody reads them.", self._table.parked),
+            "passes_compiled": (
+                "1 while the target's passes are compiled, 0 while they are eager.",
+                self._pool.numerics.startswith(COMPILED),
+            ),
             "sources_attached": ("Links to sources whose stream is up.", self._sources.attached),
         }
         for name, (what, value) in gauges.items():

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,11 @@ from outrider.lm.compiled.order import CompileOrder
 from outrider.lm.compiled.store import PackageStore
 
 _POLL_S = 0.2
-_NICENESS = 15
 _MESSAGES = "messages"
+
+
+CHILD = (sys.executable, "-m", "outrider.lm.compiled.child")
+"""Command that compiles in the folder named behind it."""
 
 
 class CompileFailed(Exception):
@@ -37,11 +40,13 @@ def build(
     store: PackageStore,
     is_stopped: Callable[[], bool],
     limits: BuildLimits = BuildLimits(),
+    child: Sequence[str] = CHILD,
 ) -> Path:
     """Compiles an order in a child process; returns the package's folder.
 
     Waits while another process compiles below the same cache folder. Raises CompileFailed where compiling
-    fails, exceeds a limit, or ``is_stopped`` becomes true.
+    fails, exceeds a limit, or ``is_stopped`` becomes true. ``child`` is the command that compiles in the
+    folder named by its last argument.
     """
 
     def wait() -> bool:
@@ -57,13 +62,13 @@ def build(
                 return found
             with store.building() as folder:
                 (folder / ORDER).write_text(order.to_json())
-                _run(folder, is_stopped, limits)
+                _run([*child, str(folder)], folder, is_stopped, limits)
                 return store.publish(folder, order.key, (OPERATORS, PACKAGE, PANELS))
     except OSError as error:
         raise CompileFailed(f"the cache folder cannot be written: {error}") from error
 
 
-def _run(folder: Path, is_stopped: Callable[[], bool], limits: BuildLimits) -> None:
+def _run(command: Sequence[str], folder: Path, is_stopped: Callable[[], bool], limits: BuildLimits) -> None:
     """Runs the child until it ends, or ends it and all that it started."""
     temporary = folder / "tmp"
     temporary.mkdir()
@@ -76,7 +81,7 @@ def _run(folder: Path, is_stopped: Callable[[], bool], limits: BuildLimits) -> N
     deadline = time.monotonic() + limits.seconds
     with (folder / _MESSAGES).open("wb") as messages:
         child = subprocess.Popen(
-            ["nice", f"-n{_NICENESS}", sys.executable, "-m", "outrider.lm.compiled.child", str(folder)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=messages,

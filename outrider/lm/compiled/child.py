@@ -14,6 +14,9 @@ from pathlib import Path
 
 import torch
 
+_NICENESS = 15
+"""How far compiling gives way to serving on the same cores."""
+
 ORDER = "order.json"
 """The order in a folder to compile in."""
 
@@ -83,6 +86,7 @@ def _end_with_parent() -> None:
 
 def main() -> int:
     """Compiles in the folder named by the only argument; the last line on stderr says why it failed."""
+    os.nice(_NICENESS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         compile_folder(Path(sys.argv[1]))

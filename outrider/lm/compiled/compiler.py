@@ -81,6 +81,11 @@ class PassCompiler:
         compile them."""
         (self._done if for_child else self._searched).wait()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether compiled passes are ready or cannot be had."""
+        return self._done.is_set()
+
     def take(self) -> CompiledRunner | None:
         """The runner of compiled passes, once: for the thread that runs the model's passes."""
         ready, self._ready = self._ready, None
@@ -138,7 +143,7 @@ class PassCompiler:
         try:
             self._trial.verify(_PackagedLM(self._lm, package))
         except ModelRefused as error:
-            raise CompileFailed(f"compiled passes are wrong: {error.message}") from error
+            raise CompileFailed(f"compiled passes are wrong: {error}") from error
         return CompiledRunner(package, self._lm.pool)
 
 

@@ -21,6 +21,9 @@ from speculative.errors import Overloaded
 
 _RETRY_AFTER_S = 1.0
 
+EAGER, COMPILED = "eager", "compiled"
+"""Kinds of passes that write slots."""
+
 Run = tuple[int, int]
 """A run of slots ``[low, high)``."""
 
@@ -93,7 +96,7 @@ class SlotPool:
         """Called with the source and the target slots of every copy."""
         self.deferred: dict[int, int] | None = None
         """Copies put off until `settle`, source slot by target slot; None: copies are made at once."""
-        self.numerics = "eager"
+        self.numerics = EAGER
         """Numerics class of the passes that write slots now; part of the name of a cached prefix."""
         self._classes = 0
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
