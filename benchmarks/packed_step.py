@@ -224,9 +224,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12, help="layers of the model (default 12)")
     parser.add_argument("--model", help="folder of a model to measure instead of a random-weight Llama")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
-    parser.add_argument(
-        "--compiled", action="store_true", help="time compiled passes too"
-    )
+    parser.add_argument("--compiled", action="store_true", help="time compiled passes too")
     settings = parser.parse_args()
     torch.set_num_threads(settings.threads)
     started = time.perf_counter()

@@ -18,7 +18,7 @@ import torch
 from outrider.lm.compiled.building import CompileFailed, build
 from outrider.lm.compiled.order import CompileOrder, find_compiler
 from outrider.lm.compiled.package import CompiledRunner, PassPackage, panel_width
-from outrider.lm.compiled.panels import constants_of
+from outrider.lm.compiled.panels import constants_of, inlined, own_constants
 from outrider.lm.compiled.store import PackageStore
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
@@ -128,7 +128,8 @@ class PassCompiler:
         if compiler is None:
             raise CompileFailed("there is no C++ compiler (g++) on the PATH; install one")
         config = lm.model.config.to_json_string(use_diff=False)
-        order = CompileOrder(config, tuple(lm.wants.features), self._threads, compiler)
+        small = inlined(own_constants(lm.model))
+        order = CompileOrder(config, tuple(lm.wants.features), self._threads, compiler, small)
         if (found := self._store.find(order.key)) is not None:
             try:
                 return self._loaded(found)

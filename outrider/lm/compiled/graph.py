@@ -4,6 +4,7 @@ Number of rows, of wanted rows and of sessions are inputs of the graph, so one p
 Runs in the process that compiles; weights are never read here, only their shapes.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from outrider.lm.attention.interface import AttentionParams, PackedCache
 from outrider.lm.compiled import operators  # defines the operators that are called below
-from outrider.lm.compiled.panels import MODEL, WEIGHTS, bias_name, panel_name, products_of
+from outrider.lm.compiled.panels import MODEL, WEIGHTS, bias_name, own_constants, panel_name, products_of
 from outrider.lm.linear import pack_linears, stacked_bias
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
@@ -125,9 +126,15 @@ def hollow_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def export_pass(
-    config: PreTrainedConfig, features: tuple[int, ...], width: int
+    config: PreTrainedConfig,
+    features: tuple[int, ...],
+    width: int,
+    inlined: Mapping[str, Sequence[float]],
 ) -> torch.export.ExportedProgram:
-    """The exported pass of a model. ``width`` is that of a panel. Raises ValueError for other constants."""
+    """The exported pass of a model. Raises ValueError where its forward makes constants of its own.
+
+    ``width`` is that of a panel, ``inlined`` the values of small constants by name.
+    """
     lm = PackedLM(hollow_model(config), kv_mb=1)
     weights = nn.Module()
     pack_linears(lm.model, lm.find_layout, lambda layers: PanelProduct(layers, weights, width))
@@ -135,6 +142,9 @@ def export_pass(
         cast(PanelProduct, product).name(index)
     lm.wants = OutcomeWants(features=features)
     step = WholePass(lm, weights, lm.pool.layout.layers)
+    own = own_constants(lm.model)
+    for name, values in inlined.items():
+        own[name].copy_(torch.tensor(values).view(own[name].shape))
     rows = torch.export.Dim("rows", min=1, max=_MOST)
     wanted = torch.export.Dim("wanted", min=1, max=_MOST)
     words = torch.export.Dim("words", min=1, max=2**31)

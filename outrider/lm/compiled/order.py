@@ -1,8 +1,8 @@
 """What is to be compiled, as the child reads it, and the key under which the package is kept.
 
-The key holds everything that the package depends on: the model's configuration, the number of threads, the
-layers whose hidden states are kept, versions, the sources that make the graph, the compiler's path and the
-processor.
+The key holds everything that the package depends on: the model's configuration, its smallest tensors, the
+number of threads, the layers whose hidden states are kept, versions, the sources that make the graph, the
+compiler's path and the processor.
 """
 
 import hashlib
@@ -46,6 +46,8 @@ class CompileOrder:
     """Compute threads of a pass."""
     compiler: str
     """Path of the C++ compiler."""
+    inlined: dict[str, list[float]]
+    """Values of the constants that become part of the code; see `panels.inlined`."""
 
     @property
     def key(self) -> str:
@@ -68,7 +70,7 @@ class CompileOrder:
     def from_json(cls, text: str) -> "CompileOrder":
         """The order that `to_json` wrote."""
         read = json.loads(text)
-        return cls(read["config"], tuple(read["features"]), read["threads"], read["compiler"])
+        return cls(**read | {"features": tuple(read["features"])})
 
 
 def find_compiler() -> str | None:

@@ -5,6 +5,8 @@ names given here are those of a package's constants, so the process that compile
 agree on them.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -15,6 +17,9 @@ MODEL = "model."
 
 WEIGHTS = "weights."
 """Beginning of the names of panels and of stacked biases."""
+
+_INLINED = 8
+"""Largest number of elements of a tensor that Inductor may write into the code."""
 
 
 def panels_of(weight: torch.Tensor, width: int) -> torch.Tensor:
@@ -47,16 +52,29 @@ def constants_of(model: nn.Module, width: int) -> dict[str, torch.Tensor]:
 
     The model's own tensors are shared, not copied. Panels are a second copy of the weights of linear layers.
     """
-    found = {
-        MODEL + name: tensor.detach()
-        for named in (
-            model.named_parameters(remove_duplicate=False),
-            model.named_buffers(remove_duplicate=False),
-        )
-        for name, tensor in named
-    }
+    found = own_constants(model)
     for index, product in enumerate(products_of(model)):
         found[WEIGHTS + panel_name(index)] = panels_of(product.weight(), width)
+    return found
+
+
+def own_constants(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The constants that the model holds already: its parameters, buffers and stacked biases, by name."""
+    named = (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    )
+    found = {MODEL + name: tensor.detach() for name, tensor in named}
+    for index, product in enumerate(products_of(model)):
         if product.bias is not None:
             found[WEIGHTS + bias_name(index)] = product.bias
     return found
+
+
+def inlined(constants: Mapping[str, torch.Tensor]) -> dict[str, list[float]]:
+    """Values of the constants that are so small that Inductor writes them into the code, by name."""
+    return {
+        name: tensor.flatten().tolist()
+        for name, tensor in sorted(constants.items())
+        if tensor.numel() <= _INLINED
+    }

@@ -11,7 +11,7 @@ from outrider.lm.compiled.order import CompileOrder
 from outrider.lm.compiled.store import PackageStore
 
 LIMITS = BuildLimits()
-ORDER = CompileOrder("{}", (), 1, "g++")
+ORDER = CompileOrder("{}", (), 1, "g++", {})
 
 
 def built(folder: Path, script: str, limits: BuildLimits = LIMITS, stopped: bool = False) -> Path:
@@ -65,13 +65,14 @@ def test_a_package_that_another_process_has_compiled_meanwhile_is_taken(tmp_path
 
 def test_every_part_of_an_order_is_part_of_its_key() -> None:
     others = [
-        CompileOrder("{} ", (), 1, "g++"),
-        CompileOrder("{}", (-1,), 1, "g++"),
-        CompileOrder("{}", (), 2, "g++"),
-        CompileOrder("{}", (), 1, "c++"),
+        CompileOrder("{} ", (), 1, "g++", {}),
+        CompileOrder("{}", (-1,), 1, "g++", {}),
+        CompileOrder("{}", (), 2, "g++", {}),
+        CompileOrder("{}", (), 1, "c++", {}),
+        CompileOrder("{}", (), 1, "g++", {"model.scale": [0.5]}),
     ]
-    assert len({ORDER.key, *(order.key for order in others)}) == 5
-    assert CompileOrder.from_json(others[1].to_json()) == others[1]
+    assert len({ORDER.key, *(order.key for order in others)}) == 6
+    assert CompileOrder.from_json(others[-1].to_json()) == others[-1]
 
 
 def test_the_key_follows_the_versions_and_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
