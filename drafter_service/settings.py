@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from drafter_service.draft_tree import Growth
-from outrider.runtime.cache_folder import CacheDir, default_cache_dir
-from outrider.runtime.settings import WorkerSettings
+from outrider.runtime.settings import CacheDir, WorkerSettings, default_cache_dir
 from outrider.runtime.threads import Threads
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest

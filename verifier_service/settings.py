@@ -4,8 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from outrider.runtime.cache_folder import CacheDir, default_cache_dir
-from outrider.runtime.settings import Names, WorkerSettings
+from outrider.runtime.settings import CacheDir, Names, WorkerSettings, default_cache_dir
 from outrider.runtime.threads import Threads
 from verifier_service.proposers.batched import BATCHED_PROPOSERS
 from verifier_service.sessions.request import MAX_NODES

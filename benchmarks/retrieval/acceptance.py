@@ -21,7 +21,7 @@ from benchmarks.retrieval.teacher_forced import (
 )
 from benchmarks.shared.heldout import HELD_OUT, tokenizer_of
 from outrider.cli.local.demo_corpus import demo_corpus, installed_source, kept_out
-from outrider.runtime.cache_folder import cache_folder
+from outrider.runtime.settings import cache_folder
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import TokenizedText

@@ -1,7 +1,7 @@
 """How fast this machine reads memory: the floor of whatever has to read a model's weights."""
 
-import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -25,5 +25,8 @@ def read_seconds(size: int) -> float:
 
 def cache_bytes() -> int:
     """Size of the processor's last-level cache in bytes; 0 where the system does not tell."""
-    sizes = [os.sysconf(name) for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE")]
-    return next((size for size in sizes if size > 0), 0)
+    caches = Path("/sys/devices/system/cpu/cpu0/cache")
+    sizes = [path.read_text().strip() for path in caches.glob("index*/size")]
+    return max(
+        (int(size.rstrip("KM")) * (2**20 if size.endswith("M") else 2**10) for size in sizes), default=0
+    )

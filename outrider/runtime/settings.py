@@ -5,6 +5,7 @@ values, and a class of settings that is called takes what it is given and nothin
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,28 @@ def _named(path: Any) -> Any:
 
 File = Annotated[Path | None, BeforeValidator(_named)]
 """A file's path. An empty string is None: a compose file passes unset variables on as empty ones."""
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of Outrider. Raises RuntimeError for a user without a home folder."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "outrider"
+
+
+def default_cache_dir() -> Path | None:
+    """The user's cache folder of Outrider; None for a user without a home folder."""
+    try:
+        return cache_folder()
+    except RuntimeError:
+        return None
+
+
+def _kept_in(path: Any) -> Any:
+    return None if path in ("", "none") else path
+
+
+CacheDir = Annotated[Path | None, BeforeValidator(_kept_in)]
+"""A folder for what is kept between starts; `none`: nothing is kept."""
 
 _ADDRESS = re.compile(r"(?:[^\s:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _HIGHEST_PORT = 65535

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import pytest
@@ -13,9 +14,12 @@ from outrider.runtime.settings import (
     Peers,
     ServiceSettings,
     as_variables,
+    cache_folder,
+    default_cache_dir,
     read_settings,
     settings_or_exit,
 )
+from verifier_service.settings import VerifierSettings
 
 
 class Limits(Group):
@@ -193,3 +197,25 @@ def test_a_peer_may_be_a_name_for_several_addresses(peer: str) -> None:
 def test_a_name_without_a_port_is_refused(peer: str) -> None:
     with pytest.raises(ValueError, match="give host:port"):
         TypeAdapter(Peers).validate_python(peer)
+
+
+def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/some/cache")
+    assert cache_folder() == Path("/some/cache/outrider")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_folder() == Path.home() / ".cache" / "outrider"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert default_cache_dir() is None
+
+
+@pytest.mark.parametrize(("given", "folder"), [("none", None), ("/tmp/kept", Path("/tmp/kept"))])
+def test_the_setting_moves_the_cache_or_switches_it_off(given: str, folder: Path | None) -> None:
+    settings = read_settings(VerifierSettings, ["--model", "x", "--cache-dir", given], {})
+    assert settings.cache_dir == folder

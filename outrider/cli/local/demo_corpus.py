@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider.runtime.cache_folder import cache_folder
+from outrider.runtime.settings import cache_folder
 from outrider.tokens import TokenTable
 from retrieval_service.corpus.build import build
 from retrieval_service.corpus.encoding import TokenizedText

@@ -41,12 +41,15 @@ class LinearKernel(StrEnum):
 MEASURED_ROWS = (1, 2, 4, 8, 16, 64)
 """Numbers of rows whose products are measured, ascending."""
 
-_SHARES = {1: 4, 2: 3, 4: 3, 8: 3, 16: 2, 64: 1}
+_SHARES = {1: 6, 2: 2, 4: 3, 8: 3, 16: 2, 64: 1}
 """How much each measured number of rows counts in the choice of layouts: plain decoding and trees of few
 nodes are most passes, prompts are few."""
 
 _EQUAL = 1.05
-"""Ratio up to which two times are taken for equal: repeated measurements differ by as much."""
+"""Ratio up to which two kernels' times are taken for equal: repeated measurements differ by as much."""
+
+_EQUAL_LAYOUTS = 1.03
+"""Ratio up to which the mean times of two sets of layouts are taken for equal."""
 
 KernelTimes = Mapping[LinearKernel, Mapping[int, float]]
 """Seconds of one product by kernel and number of rows; every kernel has the same numbers of rows."""
@@ -74,8 +77,8 @@ class KernelChoice:
         first = 1
         for kernel, equal in groupby(self.kernels):
             last = first + len(list(equal)) - 1
-            name = f"{first}+" if last == len(self.kernels) else f"{first}-{last}"
-            found[str(first) if first == last else name] = kernel.value
+            end = "+" if last == len(self.kernels) else "" if last == first else f"-{last}"
+            found[f"{first}{end}"] = kernel.value
             first = last + 1
         return found
 
@@ -87,8 +90,8 @@ UNMEASURED = KernelChoice((LinearKernel.PADDED,))
 def choose_kernels(times: KernelTimes, most_layouts: int) -> KernelChoice:
     """The fastest kernels that need at most ``most_layouts`` layouts of the weight.
 
-    A further layout, and a kernel that comes later in `LinearKernel`, is taken only where it saves more than
-    5 %. Between two measured numbers of rows, times are interpolated.
+    A further layout is taken only where it saves more than 3 % on average, and a kernel that comes later in
+    `LinearKernel` only where it saves more than 5 %. Times are interpolated between measured numbers of rows.
     """
     counts = sorted(next(iter(times.values()), {}))
     if not counts:
@@ -103,11 +106,11 @@ def choose_kernels(times: KernelTimes, most_layouts: int) -> KernelChoice:
 
 
 def _choose_layouts(times: KernelTimes, counts: Sequence[int], most: int) -> tuple[WeightLayout, ...]:
-    """The layouts to keep: the smallest set within 5 % of the best one."""
+    """The layouts to keep: the smallest set within 3 % of the best one."""
     sets = [kept for size in range(1, most + 1) for kept in combinations(WeightLayout, size)]
     costs = {kept: _cost(times, counts, kept) for kept in sets}
     best = min(costs.values())
-    return next(kept for kept in sets if costs[kept] <= best * _EQUAL)
+    return next(kept for kept in sets if costs[kept] <= best * _EQUAL_LAYOUTS)
 
 
 def _cost(times: KernelTimes, counts: Sequence[int], kept: Sequence[WeightLayout]) -> float:

@@ -7,7 +7,7 @@ from torch.nn.functional import linear, pad
 
 from outrider.lm.autotune.choice import LinearKernel, WeightLayout
 
-_PAD_ROWS = 4
+PAD_ROWS = 4
 """Number of rows to which fewer rows are padded: oneDNN has its fastest loops from four rows on."""
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
@@ -39,8 +39,8 @@ def multiply_by(kernel: LinearKernel, laid_out: torch.Tensor, bias: torch.Tensor
 
     def padded(rows: torch.Tensor) -> torch.Tensor:
         count = rows.shape[-2]
-        if count >= _PAD_ROWS:
+        if count >= PAD_ROWS:
             return blocked(rows)
-        return blocked(pad(rows, (0, 0, 0, _PAD_ROWS - count)))[..., :count, :]
+        return blocked(pad(rows, (0, 0, 0, PAD_ROWS - count)))[..., :count, :]
 
     return padded if kernel is LinearKernel.PADDED else blocked

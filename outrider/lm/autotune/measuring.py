@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 
 from outrider.lm.autotune.choice import MEASURED_ROWS, KernelTimes, LinearKernel, WeightLayout
-from outrider.lm.autotune.kernels import lay_out, multiply_by
+from outrider.lm.autotune.kernels import PAD_ROWS, lay_out, multiply_by
 
-_SWEPT_BYTES = 4 * 2**20
+_SWEPT_BYTES = 2 * 2**20
 """Bytes read between two calls: more than the caches that belong to one core."""
 
 _MEASURED_ELEMENTS = 2**23
@@ -32,26 +32,32 @@ def measure_kernels(
 ) -> KernelTimes:
     """Seconds of one product with the weight ``[out, in]``, by kernel and number of rows.
 
-    All kernels take turns. After ``limit_s`` seconds the measurement ends with the number of rows at hand, so
-    the largest numbers of rows can be missing; nothing at all is never returned.
+    Kernels take turns, each round in another order. After ``limit_s`` seconds the measurement ends with the
+    number of rows at hand, so that the largest numbers can be missing; one row never is.
     """
     end = clock() + limit_s
     out = max(1, min(weight.shape[0], _MEASURED_ELEMENTS // weight.shape[1]))
     weight, bias = weight[:out], None if bias is None else bias[:out]
     laid_out = {layout: lay_out(weight, layout) for layout in WeightLayout}
     calls = {kernel: multiply_by(kernel, laid_out[kernel.layout], bias) for kernel in LinearKernel}
-    swept = torch.zeros(_SWEPT_BYTES // 4)
+    swept = torch.ones(_SWEPT_BYTES // 4)  # zeros would be one page of the system, mapped many times
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, count, weight.shape[1], generator=generator) for count in MEASURED_ROWS]
+    kernels = list(calls)
     times: dict[LinearKernel, dict[int, float]] = {kernel: {} for kernel in LinearKernel}
     for rounds in range(_MOST_ROUNDS):
         for count, rows in zip(MEASURED_ROWS, inputs, strict=True):
             if clock() > end and (rounds or count > 1):
                 return times
-            for kernel, multiply in calls.items():
+            for turn in range(len(calls)):
+                kernel = kernels[(turn + rounds) % len(kernels)]
+                if kernel is LinearKernel.PADDED and count >= PAD_ROWS:
+                    continue  # the same call as BLOCKED
                 swept.sum()
                 started = clock()
-                multiply(rows)
+                calls[kernel](rows)
                 spent = clock() - started
                 times[kernel][count] = min(spent, times[kernel].get(count, spent))
+            if count >= PAD_ROWS:
+                times[LinearKernel.PADDED][count] = times[LinearKernel.BLOCKED][count]
     return times

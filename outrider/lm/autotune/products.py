@@ -14,10 +14,10 @@ from outrider.lm.linear import stacked_bias, stacked_weight
 _TWICE_ELEMENTS = 2**21
 """Largest weight, in elements, that may be kept in two layouts; a larger weight is kept once."""
 
-_SHAPE_S = 0.4
+_SHAPE_S = 0.3
 """Longest time in which one shape is measured, in seconds."""
 
-_MODEL_S = 1.5
+_MODEL_S = 2.0
 """Longest time in which all shapes of one model are measured, in seconds."""
 
 
@@ -61,7 +61,7 @@ class TunedProducts:
     def __call__(self, layers: list[nn.Linear]) -> TunedProduct:
         """Makes the product of layers that read one input."""
         weight, bias = stacked_weight(layers), stacked_bias(layers)
-        shape = Shape(*weight.shape, bias is not None)
+        shape = Shape(weight.shape[0], weight.shape[1], bias is not None)
         times = self._times.get(shape)
         if times is None:
             limit_s = min(_SHAPE_S, self._end - time.monotonic())
