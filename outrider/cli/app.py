@@ -107,6 +107,10 @@ def up(
         Dtype | None, typer.Option(help="Number format of the models. Default: float32.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Torch device. Default: cpu.")] = None,
+    passes: Annotated[
+        str | None,
+        typer.Option(help="`auto`, `eager` or `compiled`: how the models' passes run. Default: eager."),
+    ] = None,
     retrieval: Annotated[
         str | None, typer.Option(help="`none` starts no retrieval worker. Default: start one.")
     ] = None,

@@ -150,6 +150,8 @@ class PassCompiler:
 
 def check_compilable(lm: "PackedLM") -> None:
     """Raises CompileFailed for a model whose passes are not compiled, naming the reason."""
+    if lm.profile.label:
+        raise CompileFailed(f"passes of the {lm.profile.label.split()[0]} profile are never compiled")
     if lm.model.device.type != "cpu":
         raise CompileFailed(f"passes are compiled on the CPU alone, not on {lm.model.device.type}")
     if lm.model.dtype is not torch.float32:
