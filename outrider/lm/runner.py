@@ -99,7 +99,7 @@ class PackedLM:
         self.compiler: PassCompiler | None = None
         """Has passes compiled meanwhile; see `compile_passes`."""
         self.trial: Trial | None = None
-        """The check that compiled passes have to pass too; None for a model that was not checked."""
+        """The check at load, for compiled passes; None without a check, and once it was used."""
         layout = self._pool_layout(found.layout, guest)
         max_slots = kv_mb * 2**20 // layout.slot_bytes
         # On a GPU all storage exists from the start: growing would move the memory that captured graphs read.
@@ -175,12 +175,12 @@ class PackedLM:
         had. ``compiled`` waits for the package, and raises InvalidRequest where there is none. A package in
         ``cache_dir`` is used at once. Raises ValueError for a model that was loaded without the check.
         """
+        trial, self.trial = self.trial, None
         if passes == "eager":
             return
-        if self.trial is None:
+        if trial is None:
             raise ValueError("a model that was not checked at load runs eager passes only")
-        self.compiler = PassCompiler(self, self.trial, cache_dir)
-        self.trial = None
+        self.compiler = PassCompiler(self, trial, cache_dir)
         self.compiler.start()
         self.compiler.wait(for_child=passes == "compiled")
         self.take_compiled()

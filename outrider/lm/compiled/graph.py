@@ -24,6 +24,8 @@ _MOST = 2**20
 INDUCTOR = {
     "aot_inductor.custom_ops_to_c_shims": operators.C_SHIMS,
     "aot_inductor.package_constants_in_so": False,
+    # A header is compiled ahead in the time in which it is read, and takes 300 MB of disk.
+    "aot_inductor.precompile_headers": False,
     # Optimising the calls between kernels takes longer than all kernels and gains nothing.
     "aot_inductor.compile_wrapper_opt_level": "O0",
 }

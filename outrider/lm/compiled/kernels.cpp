@@ -2,7 +2,7 @@
 //
 // Plain C++ with the compiler's vector types: no intrinsics, so one source serves every processor. Both are
 // called from the code that Inductor generates, through the C shims declared in operators.py. Everything is
-// float32. Layout of a step block and of panels: see step_inputs.py and panels.py.
+// float32. Layout of a step block and of panels: see step_block.py and panels.py.
 
 #include <algorithm>
 #include <cmath>
@@ -178,7 +178,7 @@ inline Vec exp_of(Vec x) {
   return gone ? Vec{} : y * power;
 }
 
-// One session of a step block; see step_inputs.py.
+// One session of a step block; see step_block.py.
 struct Session {
   int64_t low, high, length, nodes, runs, run_count, masks, words;
 };
