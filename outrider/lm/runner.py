@@ -44,6 +44,13 @@ log = logging.getLogger(__name__)
 class PackedLM:
     """A causal language model and the KV slots of its sessions."""
 
+    compiled: CompiledRunner | None = None
+    """Runner of compiled passes on the CPU; None: passes are eager."""
+    compiler: PassCompiler | None = None
+    """Has passes compiled meanwhile; see `compile_passes`."""
+    trial: Trial | None = None
+    """The check at load, for compiled passes; None without a check, and once it was used."""
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -94,12 +101,6 @@ class PackedLM:
         """Largest number of query heads that share a key head."""
         self.steps: GraphRunner | None = None
         """Runner of small passes of static shape on a GPU; None: there are none."""
-        self.compiled: CompiledRunner | None = None
-        """Runner of compiled passes on the CPU; None: passes are eager."""
-        self.compiler: PassCompiler | None = None
-        """Has passes compiled meanwhile; see `compile_passes`."""
-        self.trial: Trial | None = None
-        """The check at load, for compiled passes; None without a check, and once it was used."""
         layout = self._pool_layout(found.layout, guest)
         max_slots = kv_mb * 2**20 // layout.slot_bytes
         # On a GPU all storage exists from the start: growing would move the memory that captured graphs read.
