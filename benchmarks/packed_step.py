@@ -5,6 +5,7 @@ on a random-weight Llama, or with `--model` on any model. Cases take turns and m
 ratios hold on a busy machine. docs/figures.md says what each field means.
 """
 
+import argparse
 import copy
 import statistics
 import sys
@@ -19,6 +20,7 @@ from benchmarks.shared.bandwidth import cache_bytes, read_seconds
 from benchmarks.shared.envelope import command_line, print_result, settings_of
 from outrider.lm.autotune.products import TunedProduct
 from outrider.lm.linear import PackedLinear
+from outrider.lm.load.check import Trial
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 
@@ -61,8 +63,32 @@ def random_pair(layers: int, width: int = 256) -> tuple[PackedLM, LlamaForCausal
     """A random-weight Llama, packed and as transformers has it."""
     ours, theirs = build(layers, width)
     lm = PackedLM(ours)
+    lm.trial = Trial.of(lm)
     lm.pack()
     return lm, theirs
+
+
+def compiled_twin(settings: argparse.Namespace, eager: Case) -> tuple[PackedLM, dict[str, float]]:
+    """The same model with compiled passes, and what compiling took, while `eager` passes went on."""
+    if settings.model:
+        lm = PackedLM.load(settings.model, threads=settings.threads)
+    else:
+        lm, _ = random_pair(settings.layers)
+    alone_ms = statistics.median(eager() for _ in range(settings.repeats))
+    lm.compile_passes("auto")
+    beside_ms = []
+    while lm.compiler is not None and not lm.compiler.is_done:
+        beside_ms.append(eager())
+    lm.take_compiled()
+    if lm.compiler is None or lm.compiled is None:
+        raise SystemExit("passes cannot be compiled here; the warning above says why")
+    figures = {
+        "seconds": round(lm.compiler.seconds, 1),
+        "eager_ms": round(alone_ms, 3),
+        "eager_ms_meanwhile": round(statistics.median(beside_ms), 3),
+        "lost_ms": round(sum(beside_ms) - alone_ms * len(beside_ms), 1),
+    }
+    return lm, figures
 
 
 def transformers_pass(model: PreTrainedModel, rows: int) -> Case:
@@ -198,6 +224,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12, help="layers of the model (default 12)")
     parser.add_argument("--model", help="folder of a model to measure instead of a random-weight Llama")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
+    parser.add_argument("--compiled", action="store_true", help="time compiled passes too")
     settings = parser.parse_args()
     torch.set_num_threads(settings.threads)
     started = time.perf_counter()
@@ -207,6 +234,11 @@ def main() -> None:
     cases = {f"own_{rows}": transformers_pass(theirs, rows) for rows in ROWS}
     cases |= {f"packed_1x{rows}": packed_pass(lm, 1, rows) for rows in ROWS}
     cases |= {f"packed_{count}x{rows}": packed_pass(lm, count, rows) for count, rows in SHAPES}
+    compiling: dict[str, float] = {}
+    if settings.compiled:
+        twin, compiling = compiled_twin(settings, cases["packed_1x1"])
+        cases |= {f"compiled_1x{rows}": packed_pass(twin, 1, rows) for rows in ROWS}
+        cases |= {f"compiled_{count}x{rows}": packed_pass(twin, count, rows) for count, rows in SHAPES}
     medians = measure(cases, settings.repeats)
     over_floor = {name: round(spent / floor["ms"], 2) for name, spent in medians.items()}
     small = measure(small_cases(), settings.repeats)
@@ -218,6 +250,7 @@ def main() -> None:
         "floor": floor,
         "over_floor": over_floor,
         "kernels": kernels_of(products),
+        "compiling": compiling,
         "small_ms": whole,
         "pass_overhead_ms": overheads,
     }

@@ -43,6 +43,9 @@ class DrafterSettings(ModelSettings):
     cache_dir: CacheDir = Field(default_factory=default_cache_dir)
     """Folder that keeps for later starts what was measured at load; none: nothing is kept. Default: outrider
     in the user's cache folder."""
+    passes: Literal["auto", "eager", "compiled"] = "eager"
+    """How passes run on the CPU in float32: eager; compiled, which waits for the C++ compiler before serving;
+    auto, which serves eagerly until compiled passes are ready."""
     max_sessions: Annotated[int, Field(ge=1)] = 256
     """Most sessions followed at a time."""
     keep_s: Annotated[float, Field(ge=0)] = 10.0

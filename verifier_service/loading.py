@@ -99,7 +99,6 @@ def description_of(
     ranks: int,
 ) -> verifier_pb2.VerifierDescription:
     """The answer to Describe. `ranks` is the number of processes that the target is split over."""
-    numerics = target.numerics
     return verifier_pb2.VerifierDescription(
         model=served.model,
         max_length=served.max_length,
@@ -110,12 +109,17 @@ def description_of(
         node_limit=MAX_NODES,
         max_sessions=settings.max_sessions,
         model_type=target.model_type,
-        numerics=numerics if ranks == 1 else f"{numerics} {ranks} ranks",
+        numerics=numerics_of(target, ranks),
         chat_template=_chat_to_wire(target),
         contract=CONTRACT,
         weights_digest=weights_digest,
         sampling_defaults=_defaults_to_wire(target),
     )
+
+
+def numerics_of(target: PackedLM, ranks: int) -> str:
+    """Numerics class of the target's passes now; compiled passes are a class beside eager ones."""
+    return target.numerics if ranks == 1 else f"{target.numerics} {ranks} ranks"
 
 
 def state_of(description: verifier_pb2.VerifierDescription, sessions: int, step_s: float) -> WorkerState:

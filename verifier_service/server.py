@@ -31,7 +31,7 @@ from verifier_service.engine.step import EngineLimits
 from verifier_service.engine.step_cost import StepCostModel, profile_steps
 from verifier_service.engine.thread import EngineThread
 from verifier_service.grammar.grammars import Grammars
-from verifier_service.loading import description_of, served_model, state_of, tokens_of
+from verifier_service.loading import description_of, numerics_of, served_model, state_of, tokens_of
 from verifier_service.observe.metrics import VerifierCollector
 from verifier_service.observe.session_trace import SessionTracer
 from verifier_service.proposers.batched import ProposerNeeds, all_needs, make_batched_proposer
@@ -86,6 +86,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._table = SessionTable()
         self._readers = WatchReaders(self._table)
         self._sources = SourcePool(self._put, link_limits or link_limits_from(settings))
+        self._target: PackedLM | None = None
         self._engine: EngineThread | None = None
         self._manager: SessionManager | None = None
         self._grammars: Grammars | None = None
@@ -110,6 +111,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             target = await asyncio.to_thread(self._load)
             proposers = {name: make_batched_proposer(name) for name in self._settings.proposers}
             await asyncio.to_thread(_prepare, target, all_needs(proposers.values()))
+            await self._compile_passes(target)
             costs = await asyncio.to_thread(self._measure, target)
             tokens = await asyncio.to_thread(tokens_of, target)
             weights = await asyncio.to_thread(weights_digest, self._settings.model)
@@ -145,12 +147,14 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         await self._sources.close()
         if self._engine is not None and not await asyncio.to_thread(self._engine.stop, 1.0):
             log.warning("a step was still running")
+        if self._target is not None and self._settings.passes != "eager":
+            await asyncio.to_thread(self._target.close)
         if self._grammars is not None:
             self._grammars.close()
 
     def state(self) -> WorkerState:
         """The state that this worker announces."""
-        return state_of(self._description, self._table.running, self._readers.step_s)
+        return state_of(self._described(), self._table.running, self._readers.step_s)
 
     @guarded
     async def Describe(
@@ -158,7 +162,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     ) -> verifier_pb2.VerifierDescription:
         """Returns the description of the loaded model and of this worker."""
         self._ready()
-        return self._description
+        return self._described()
 
     @guarded
     async def Tokenizer(
@@ -245,6 +249,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         settings = self._settings
         capacity = Capacity(settings.max_sessions, target.pool.max_slots, BLOCK)
         digest = "" if tokens is None else tokens.digest
+        self._target = target
         self._tokenizer = (target.tokenizer_json or "").encode()
         self._served = served_model(settings, target, capacity)
         self._description = description_of(settings, target, self._served, digest, weights, self._ranks)
@@ -258,6 +263,18 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             self._put,
             SessionTracer(self.tracing),
         )
+
+    def _described(self) -> verifier_pb2.VerifierDescription:
+        """The description, with the numerics class of the passes that run now."""
+        if self._target is not None:
+            self._description.numerics = numerics_of(self._target, self._ranks)
+        return self._description
+
+    async def _compile_passes(self, target: PackedLM) -> None:
+        """Has the target's passes compiled as the settings say; the engine does not run yet."""
+        settings = self._settings
+        if settings.passes != "eager":
+            await asyncio.to_thread(target.compile_passes, settings.passes, settings.cache_dir)
 
     async def _beat_while_loading(self) -> None:
         while True:

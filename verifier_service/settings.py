@@ -27,6 +27,9 @@ class VerifierSettings(ModelSettings):
     cache_dir: CacheDir = Field(default_factory=default_cache_dir)
     """Folder that keeps for later starts what was measured at load; none: nothing is kept. Default: outrider
     in the user's cache folder."""
+    passes: Literal["auto", "eager", "compiled"] = "eager"
+    """How the target's passes run on the CPU in float32: eager; compiled, which waits for the C++ compiler
+    before serving; auto, which serves eagerly until compiled passes are ready."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes on this machine over which the target is split, each with a device of its own; torchrun can
     start them instead."""

@@ -51,6 +51,7 @@ class CausalLMDrafter:
             ),
         )
         lm.capture_steps()
+        lm.compile_passes(settings.passes, settings.cache_dir)
         return cls(lm)
 
     def open(self, reserve: int) -> SlotTable:

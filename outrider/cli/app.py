@@ -106,6 +106,10 @@ def up(
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Number format of the models. Default: auto.")] = None,
     device: Annotated[str | None, typer.Option(help="Torch device. Default: auto.")] = None,
+    passes: Annotated[
+        str | None,
+        typer.Option(help="`auto`, `eager` or `compiled`: how the models' passes run. Default: eager."),
+    ] = None,
     retrieval: Annotated[
         str | None, typer.Option(help="`none` starts no retrieval worker. Default: start one.")
     ] = None,

@@ -134,6 +134,25 @@ class PassPlan:
         """Absolute position of every row, in order of rows."""
         return [position for rows in self.rows for position in rows.positions]
 
+    @staticmethod
+    def ids(sequences: Sequence[SequenceRows]) -> list[int]:
+        """Token id of every row, in order of rows."""
+        return [token for sequence in sequences for token in sequence.tokens]
+
+    def wanted(self, sequences: Sequence[SequenceRows]) -> list[int]:
+        """Wanted rows of the whole pass, in order of ``sequences``, from which the plan was made."""
+        return [
+            rows.low + row
+            for rows, sequence in zip(self.rows, sequences, strict=True)
+            for row in sequence.want
+        ]
+
+    def keep_nodes(self) -> None:
+        """Makes the pass's rows nodes of their tables; call it once the pass was computed."""
+        for rows in self.rows:
+            rows.table.parents = rows.parents
+            rows.table.depths = rows.depths
+
     def written(self) -> list[Run]:
         """The slots that the pass writes, in order of rows."""
         runs = []

@@ -9,7 +9,6 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,8 @@ from transformers import PreTrainedModel
 from outrider.lm import transfer
 from outrider.lm.attention.interface import ACTIVE, ATTENTION, PackedCache
 from outrider.lm.autotune.threads import measure_threads
+from outrider.lm.compiled.compiler import PassCompiler, Passes
+from outrider.lm.compiled.package import CompiledRunner
 from outrider.lm.deterministic.profile import Deterministic
 from outrider.lm.device.digest import digester_for
 from outrider.lm.device.layout import NO_ASKS, Asks
@@ -27,7 +28,7 @@ from outrider.lm.device.outcome import DeviceOutcome
 from outrider.lm.device.placement import CPU_KV_MB, GpuOptions, find_device, keep_products_exact
 from outrider.lm.features import FeatureTaps
 from outrider.lm.graphs.graph_runner import Computed, GraphRunner
-from outrider.lm.kv.pool import GuestRoom, KVLayout
+from outrider.lm.kv.pool import COMPILED, EAGER, GuestRoom, KVLayout
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.check import Trial
 from outrider.lm.load.layout import ModelShape, find_layout
@@ -44,13 +45,20 @@ from outrider.lm.parallel.rank_group import RankGroup
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.profile import FastProfile, Profile
 from speculative.digest import RowAsk
-from speculative.errors import ModelRefused
+from speculative.errors import InvalidRequest, ModelRefused
 
 log = logging.getLogger(__name__)
 
 
 class PackedLM:
     """A causal language model and the KV slots of its sessions."""
+
+    compiled: CompiledRunner | None = None
+    """Runner of compiled passes on the CPU; None: passes are eager."""
+    compiler: PassCompiler | None = None
+    """Has passes compiled meanwhile; see `compile_passes`."""
+    trial: Trial | None = None
+    """The check at load, for compiled passes; None without a check, and once it was used."""
 
     def __init__(
         self,
@@ -105,7 +113,7 @@ class PackedLM:
         self.groups = found.groups
         """Largest number of query heads that share a key head."""
         self.steps: GraphRunner | None = None
-        """Runner of small passes of static shape on a GPU; None: all passes are ragged."""
+        """Runner of small passes of static shape on a GPU; None: there are none."""
         layout = self._pool_layout(found.layout, guest)
         self.pool = first_pool(layout, kv_mb)
         self._mask_dtype = found.layout.dtype
@@ -181,6 +189,7 @@ class PackedLM:
             profile.settle(lm, trial, ranks)
             if where.type == "cuda" and kv_mb is None:
                 fit_pool(lm, (lambda slots: slots) if rank_group is None else rank_group.least)
+        lm.trial = trial
         log.info("the model is loaded", extra={"fields": chosen(lm)})
         return lm
 
@@ -196,10 +205,46 @@ class PackedLM:
 
     @property
     def passes(self) -> str:
-        """How passes run: ``ragged``, ``static`` (operation by operation) or ``graphs`` (captured)."""
+        """How passes run: ``ragged``, ``compiled``, ``static`` (operation by operation) or ``graphs``."""
+        if self.compiled is not None:
+            return "compiled"
         if self.steps is None:
             return "ragged"
         return "graphs" if self.steps.are_graphs else "static"
+
+    def compile_passes(self, passes: Passes, cache_dir: Path | None = None) -> None:
+        """Has passes run as ``passes`` says; call it after `wants` was set and before the first session.
+
+        ``auto`` compiles meanwhile: passes are eager until a package is ready, and stay so where none can be
+        had. ``compiled`` waits for the package, and raises InvalidRequest where there is none. A package in
+        ``cache_dir`` is used at once. Raises ValueError for a model that was loaded without the check.
+        """
+        trial, self.trial = self.trial, None
+        if passes == "eager":
+            return
+        if trial is None:
+            raise ValueError("a model that was not checked at load runs eager passes only")
+        self.compiler = PassCompiler(self, trial, cache_dir)
+        self.compiler.start()
+        self.compiler.wait(for_child=passes == "compiled")
+        self.take_compiled()
+        if passes == "compiled" and self.compiled is None:
+            raise InvalidRequest(f"passes of {self.model_type} cannot be compiled: {self.compiler.failure}")
+
+    def use_compiled(self, runner: CompiledRunner | None) -> None:
+        """Runs passes by a compiled package from the next one on, or eagerly; begins a new numerics class."""
+        self.compiled = runner
+        self.pool.begin_class(EAGER if runner is None else COMPILED)
+
+    def close(self) -> None:
+        """Ends what the model does beside its passes."""
+        if self.compiler is not None:
+            self.compiler.close()
+
+    def take_compiled(self) -> None:
+        """Takes compiled passes up where they have become ready."""
+        if self.compiler is not None and (ready := self.compiler.take()) is not None:
+            self.use_compiled(ready)
 
     def pack(self) -> None:
         """Replaces the linear layers by packed ones, as the profile has them; their own weights are freed."""
@@ -212,13 +257,14 @@ class PackedLM:
 
     @property
     def numerics(self) -> str:
-        """Device type, dtype and profile of the model's arithmetic; on a GPU also the kind of passes.
+        """Device type, dtype and profile of the model's arithmetic, and the kind of passes where it matters.
 
         Under the deterministic profile two models with the same string give the same bits: the string ends in
         a digest of logits, which depend on weights, kernels and their versions.
         """
         dtype = str(self.model.dtype).removeprefix("torch.")
         passes = "" if self._device.type == "cpu" else "ragged" if self.steps is None else "static"
+        passes = "compiled" if self.compiled is not None else passes
         return " ".join(part for part in (self._device.type, dtype, passes, self.profile.label) if part)
 
     def table(self, reserve: int = 0, room: int = 0) -> SlotTable:
@@ -246,6 +292,7 @@ class PackedLM:
             raise ValueError(f"top is 0 to {MOST_TOP}, not {wants.top}")
         self.taps.tap(self.model, wants.features)
         self._wants = wants
+        self.compiled = None
         if self.steps is not None:
             self.steps.recapture()
 
@@ -257,6 +304,7 @@ class PackedLM:
         ValueError for sequences that contradict themselves.
         """
         self._gone()
+        self.take_compiled()
         if self.digester is None:
             computed = self._pass(sequences)
             return HostOutcome(computed.logits, computed.features)
@@ -285,25 +333,28 @@ class PackedLM:
         with torch.inference_mode(), self._on_device:
             plan = PassPlan(sequences, self.pool, self._mask_dtype)
             self._check_sequences(sequences, plan)
-            ids = list(chain.from_iterable(sequence.tokens for sequence in sequences))
-            wanted = [
-                rows.low + row
-                for rows, sequence in zip(plan.rows, sequences, strict=True)
-                for row in sequence.want
-            ]
+            ids, wanted = plan.ids(sequences), plan.wanted(sequences)
             with self.around_pass(sequences):
-                if self.steps is not None and self.steps.fits(plan):
-                    computed = self.steps.forward(plan, ids, wanted, asks or NO_ASKS)
-                else:
-                    computed = self._run_ragged(plan, ids, wanted, asks)
+                computed = self._run(plan, ids, wanted, asks)
                 if asks is not None and computed.digests is not None:
                     computed = computed._replace(digests=transfer.download(computed.digests))
-        for rows in plan.rows:
-            rows.table.parents = rows.parents
-            rows.table.depths = rows.depths
+        plan.keep_nodes()
         self.forward_calls += 1
         self.rows += plan.row_count
         return computed
+
+    def _run(self, plan: PassPlan, ids: list[int], wanted: list[int], asks: Asks | None) -> Computed:
+        """Runs a pass as a static step, compiled, or with shapes that follow its sessions."""
+        if self.steps is not None and self.steps.fits(plan):
+            return self.steps.forward(plan, ids, wanted, asks or NO_ASKS)
+        if self.compiled is not None:
+            try:
+                return self.compiled.forward(plan, ids, wanted)
+            except RuntimeError as error:
+                # The same pass runs once more: it writes the same slots.
+                log.warning("passes of %s are eager from now on: %s", self.model_type, error)
+                self.use_compiled(None)
+        return self._run_ragged(plan, ids, wanted, asks)
 
     def _run_ragged(self, plan: PassPlan, ids: list[int], wanted: list[int], asks: Asks | None) -> Computed:
         """Runs a pass whose tensor shapes follow its sessions; makes digests where there are ``asks``."""

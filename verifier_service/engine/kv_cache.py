@@ -89,7 +89,8 @@ class KVCache:
 
         It gets none while another session computes the block that it needs next: that will be cached soon.
         """
-        salt = self._hasher.salt(session.key.tenant)
+        # Eager and compiled passes differ in the last bits, so no prefix of one kind is found by the other.
+        salt = self._hasher.salt(session.key.tenant, self.pool.numerics)
         hashes: list[BlockHash] = []
         blocks: list[int] = []
         # A prompt that is scored is computed from its first token on: cached blocks hold no logits.

@@ -263,7 +263,7 @@ class Stack:
 
     def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:
         overrides = options.overrides
-        decided = {"dtype": options.dtype, "device": options.device}
+        decided = {"dtype": options.dtype, "device": options.device, "passes": options.passes}
         if options.threads is not None:
             decided["threads"] = str(threads)
         if options.models()[1] and options.device_of("verifier") == options.device_of("drafter"):

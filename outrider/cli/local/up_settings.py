@@ -46,6 +46,8 @@ class UpSettings(RoleSettings):
     """Number format in which the models compute; auto: the checkpoint's on a GPU, float32 on a CPU."""
     device: str = "auto"
     """Torch device of the models, such as cpu or cuda; auto: cuda where there is a GPU, else cpu."""
+    passes: Literal["auto", "eager", "compiled"] = "eager"
+    """How the models' passes run on the CPU: eager, compiled, or auto: eager until compiled are ready."""
     retrieval: Literal["", "none"] = ""
     """`none`: start no retrieval worker; left out or empty: start one."""
     corpus: Names = ()
@@ -99,6 +101,7 @@ class StackOptions:
     threads: int | None = None
     dtype: str = "auto"
     device: str = "auto"
+    passes: str = "eager"
     log_level: str = "warning"
     retrieval: bool = True
     corpora: tuple[str, ...] = ()
@@ -176,6 +179,7 @@ def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = No
         threads=settings.threads,
         dtype=settings.dtype,
         device=settings.device,
+        passes=settings.passes,
         log_level=settings.log_level,
         retrieval=settings.retrieval != "none",
         corpora=settings.corpus,

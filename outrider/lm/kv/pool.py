@@ -21,6 +21,9 @@ from speculative.errors import Overloaded
 
 _RETRY_AFTER_S = 1.0
 
+EAGER, COMPILED = "eager", "compiled"
+"""Kinds of passes that write slots."""
+
 Run = tuple[int, int]
 """A run of slots ``[low, high)``."""
 
@@ -93,6 +96,9 @@ class SlotPool:
         """Called with the source and the target slots of every copy."""
         self.deferred: dict[int, int] | None = None
         """Copies put off until `settle`, source slot by target slot; None: copies are made at once."""
+        self.numerics = EAGER
+        """Numerics class of the passes that write slots now; part of the name of a cached prefix."""
+        self._classes = 0
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for plane, shape in enumerate(layout.planes):
             members[shape].append(plane)
@@ -122,6 +128,14 @@ class SlotPool:
     def free_blocks(self) -> int:
         """Number of blocks without a holder, including those that the pool may still grow by."""
         return self.blocks.free + self.max_blocks - self.blocks.capacity
+
+    def begin_class(self, kind: str) -> None:
+        """Begins a numerics class of its own: passes of this kind write slots from now on.
+
+        Kinds that come back are new classes, since slots of running sessions hold what both kinds wrote.
+        """
+        self._classes += 1
+        self.numerics = f"{kind} {self._classes}"
 
     def has_room(self, blocks: int) -> bool:
         """Whether a copy of ``blocks`` blocks into one run leaves more than half of the pool free.

@@ -14,13 +14,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from outrider.lm.attention.interface import ATTENTION
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.outcome import Outcome
 from outrider.lm.plan import SequenceRows
 from speculative.errors import ModelRefused, OutriderError
 
@@ -76,6 +78,27 @@ of this step's first row."""
 
 _LEAVES = ((0, 3), (1, 4, 7), (0, 2, 5, 9), (0, 2, 6), (0, 2, 8, 10))
 """Every path from the prompt to a leaf, over the rows of both steps; rows of the second count from 8 on."""
+
+
+class Checkable(Protocol):
+    """The part of a PackedLM that the check uses, once the eager logits are known."""
+
+    model: PreTrainedModel
+    model_type: str
+    forward_calls: int
+    rows: int
+
+    def table(self) -> SlotTable:
+        """A slot table for a new session."""
+        ...
+
+    def release(self, table: SlotTable) -> None:
+        """Returns the slots of a session's table."""
+        ...
+
+    def forward(self, sequences: Sequence[SequenceRows]) -> Outcome:
+        """One pass over the rows of all sessions."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +163,7 @@ class Trial:
             raise _refusal(lm, "its own forward gives logits that are not finite")
         return cls(sessions, expected, own)
 
-    def verify(self, lm: "PackedLM") -> None:
+    def verify(self, lm: Checkable) -> None:
         """Runs packed passes over the same sessions. Raises ModelRefused if any row of logits differs."""
         calls, rows = lm.forward_calls, lm.rows
         try:
@@ -240,7 +263,7 @@ def _row(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
     return torch.tensor([ids], device=model.device)
 
 
-def _packed_logits(lm: "PackedLM", sessions: Sequence[_Session]) -> list[torch.Tensor]:
+def _packed_logits(lm: Checkable, sessions: Sequence[_Session]) -> list[torch.Tensor]:
     tables = [lm.table() for _ in sessions]
     try:
         longest = max(len(session.prompt) for session in sessions)
@@ -266,5 +289,5 @@ def _packed_logits(lm: "PackedLM", sessions: Sequence[_Session]) -> list[torch.T
     return [torch.from_numpy(np.concatenate(half)) for half in halves]
 
 
-def _refusal(lm: "PackedLM", why: str) -> ModelRefused:
+def _refusal(lm: Checkable, why: str) -> ModelRefused:
     return ModelRefused(f"{lm.model_type} is not served: {why}", lm.model_type)

@@ -1,0 +1,195 @@
+"""Has a model's passes compiled beside its serving, and hands the compiled ones over between two passes.
+
+Serving begins eagerly. A thread looks the package up in the cache or has a child compile it, loads it, checks
+it against the model's own eager forward on a pool of its own, and leaves it for the thread that runs passes
+to take up. Whatever goes wrong leaves the passes eager, and one warning says why.
+"""
+
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from outrider.lm.compiled.building import CompileFailed, build
+from outrider.lm.compiled.order import CompileOrder, find_compiler
+from outrider.lm.compiled.package import CompiledRunner, PassPackage, panel_width
+from outrider.lm.compiled.panels import constants_of, inlined, own_constants
+from outrider.lm.compiled.store import PackageStore
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import SlotPool
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.linear import PackedLinear
+from outrider.lm.outcome import HostOutcome
+from outrider.lm.plan import PassPlan, SequenceRows
+from speculative.errors import ModelRefused
+
+if TYPE_CHECKING:
+    from outrider.lm.load.check import Trial
+    from outrider.lm.runner import PackedLM
+
+log = logging.getLogger(__name__)
+
+Passes = Literal["auto", "eager", "compiled"]
+"""How a model's passes run: eagerly, compiled, or eagerly until compiled ones are ready."""
+
+_MOST_BYTES = 4 * 2**30
+"""Largest weights of linear layers that are kept twice, for eager and for compiled passes, in bytes."""
+
+_FOLDER = "passes"
+_GAIN = "; compiled passes of few rows take a third to a half of the time"
+
+
+class PassCompiler:
+    """Compiles one model's passes in a thread of its own.
+
+    Args:
+        lm: the model; its settings that shape a pass (`PackedLM.wants`) must not change any more.
+        trial: random sessions with the logits of the model's own forward, which a package has to give.
+        cache_dir: folder that keeps packages for later processes; None: compile for this process alone.
+    """
+
+    def __init__(self, lm: "PackedLM", trial: "Trial", cache_dir: Path | None) -> None:
+        self.seconds = 0.0
+        """How long it took until compiled passes were ready, in seconds."""
+        self.failure = ""
+        """Why passes stay eager; empty while that is open, and where they are compiled."""
+        self._lm = lm
+        self._trial = trial
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if cache_dir is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="outrider-passes-")
+            cache_dir = Path(self._temporary.name)
+        self._store = PackageStore(cache_dir / _FOLDER)
+        self._threads = torch.get_num_threads()
+        self._ready: CompiledRunner | None = None
+        self._stop = threading.Event()
+        self._done = threading.Event()
+        self._searched = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="compile passes", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def wait(self, for_child: bool) -> None:
+        """Waits until compiled passes are ready or cannot be had, or, not ``for_child``, until a child has to
+        compile them."""
+        (self._done if for_child else self._searched).wait()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether compiled passes are ready or cannot be had."""
+        return self._done.is_set()
+
+    def take(self) -> CompiledRunner | None:
+        """The runner of compiled passes, once: for the thread that runs the model's passes."""
+        ready, self._ready = self._ready, None
+        return ready
+
+    def close(self) -> None:
+        """Ends compiling; blocks until the child is gone."""
+        self._stop.set()
+        self._thread.join()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _work(self) -> None:
+        began = time.perf_counter()
+        try:
+            self._ready = self._compiled()
+        except CompileFailed as error:
+            self._give_up(str(error))
+        except Exception as error:
+            # Loaders and compilers raise errors of no common class; eager passes need neither.
+            self._give_up(f"{type(error).__name__}: {error}")
+        else:
+            self.seconds = time.perf_counter() - began
+            fields = {"model_type": self._lm.model_type, "seconds": round(self.seconds, 1)}
+            log.info("passes are compiled", extra={"fields": fields})
+        finally:
+            self._done.set()
+            self._searched.set()
+
+    def _give_up(self, why: str) -> None:
+        self.failure = why.splitlines()[0]
+        if not self._stop.is_set():
+            log.warning("passes of %s stay eager: %s%s", self._lm.model_type, self.failure, _GAIN)
+
+    def _compiled(self) -> CompiledRunner:
+        """The runner of compiled passes, checked. Raises CompileFailed."""
+        lm = self._lm
+        check_compilable(lm)
+        compiler = find_compiler()
+        if compiler is None:
+            raise CompileFailed("there is no C++ compiler (g++) on the PATH; install one")
+        config = lm.model.config.to_json_string(use_diff=False)
+        small = inlined(own_constants(lm.model))
+        order = CompileOrder(config, tuple(lm.wants.features), self._threads, compiler, small)
+        if (found := self._store.find(order.key)) is not None:
+            try:
+                return self._loaded(found)
+            except Exception as error:
+                log.warning("a compiled package in the cache is broken and is compiled anew: %s", error)
+                self._store.remove(order.key)
+        self._searched.set()
+        return self._loaded(build(order, self._store, self._stop.is_set))
+
+    def _loaded(self, folder: Path) -> CompiledRunner:
+        package = PassPackage(folder, constants_of(self._lm.model, panel_width(folder)))
+        try:
+            self._trial.verify(_PackagedLM(self._lm, package))
+        except ModelRefused as error:
+            raise CompileFailed(f"compiled passes are wrong: {error}") from error
+        return CompiledRunner(package, self._lm.pool)
+
+
+def check_compilable(lm: "PackedLM") -> None:
+    """Raises CompileFailed for a model whose passes are not compiled, naming the reason."""
+    if lm.profile.label:
+        raise CompileFailed(f"passes of the {lm.profile.label.split()[0]} profile are never compiled")
+    if lm.model.device.type != "cpu":
+        raise CompileFailed(f"passes are compiled on the CPU alone, not on {lm.model.device.type}")
+    if lm.model.dtype is not torch.float32:
+        dtype = str(lm.model.dtype).removeprefix("torch.")
+        raise CompileFailed(f"passes are compiled in float32 alone, not in {dtype}")
+    layers = [module for module in lm.model.modules() if isinstance(module, PackedLinear)]
+    if not layers:
+        raise CompileFailed("its linear layers are not packed")
+    size = sum(4 * layer.in_features * layer.out_features for layer in layers)
+    if size > _MOST_BYTES:
+        raise CompileFailed(
+            f"its linear layers of {size >> 20} MiB would be kept twice; {_MOST_BYTES >> 20} MiB is the most"
+        )
+
+
+class _PackagedLM:
+    """A package as the check at load runs it: passes over a pool of its own, beside a serving model."""
+
+    def __init__(self, lm: "PackedLM", package: PassPackage) -> None:
+        self.model = lm.model
+        self.model_type = lm.model_type
+        self.forward_calls = 0
+        self.rows = 0
+        self._pool = SlotPool(lm.pool.layout, max_slots=64 * lm.max_length, initial_slots=BLOCK)
+        self._runner = CompiledRunner(package, self._pool)
+
+    def table(self) -> SlotTable:
+        """A slot table for a new session."""
+        return SlotTable(self._pool)
+
+    def release(self, table: SlotTable) -> None:
+        """Returns a session's slots."""
+        table.close()
+
+    @torch.inference_mode()
+    def forward(self, sequences: Sequence[SequenceRows]) -> HostOutcome:
+        """One compiled pass; see `PackedLM.forward`."""
+        plan = PassPlan(sequences, self._pool, torch.float32)
+        computed = self._runner.forward(plan, plan.ids(sequences), plan.wanted(sequences))
+        plan.keep_nodes()
+        return HostOutcome(computed.logits)

@@ -1,0 +1,161 @@
+"""A model's pass as one graph: exported with our operators in place of linear layers and attention.
+
+Number of rows, of wanted rows and of sessions are inputs of the graph, so one package serves every pass.
+Runs in the process that compiles; weights are never read here, only their shapes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from outrider.lm.attention.interface import AttentionParams, PackedCache
+from outrider.lm.compiled import operators  # defines the operators that are called below
+from outrider.lm.compiled.panels import MODEL, WEIGHTS, bias_name, own_constants, panel_name, products_of
+from outrider.lm.linear import pack_linears, stacked_bias
+from outrider.lm.outcome import OutcomeWants
+from outrider.lm.runner import PackedLM
+
+_MOST = 2**20
+"""Largest number of rows of one pass."""
+
+INDUCTOR = {
+    "aot_inductor.custom_ops_to_c_shims": operators.C_SHIMS,
+    "aot_inductor.package_constants_in_so": False,
+    # A header is compiled ahead in the time in which it is read, and takes 300 MB of disk.
+    "aot_inductor.precompile_headers": False,
+    # Optimising the calls between kernels takes longer than all kernels and gains nothing.
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+}
+"""Inductor's settings: products and attention are direct calls, weights stay outside the package."""
+
+
+class PanelProduct:
+    """The product of layers with one input over panels of ``width`` outputs. A Product.
+
+    It reads its panels from a module that is part of the exported one, which makes them constants by name.
+    """
+
+    def __init__(self, layers: list[nn.Linear], weights: nn.Module, width: int) -> None:
+        self.out_features = sum(layer.out_features for layer in layers)
+        self.in_features = layers[0].in_features
+        self.bias = stacked_bias(layers)
+        self.rows: torch.Tensor | None = None
+        self.result: torch.Tensor = torch.empty(0)
+        self._weights = weights
+        self._width = width
+        self._index: int | None = None
+
+    def name(self, index: int) -> None:
+        """Registers panels and bias under the names of product ``index``."""
+        self._index = index
+        count = -(-self.out_features // self._width)
+        empty = torch.empty(count, self.in_features, self._width)
+        self._weights.register_buffer(panel_name(index), empty)
+        if self.bias is not None:
+            self._weights.register_buffer(bias_name(index), self.bias)
+
+    def compute(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` times the stacked weights, plus the bias."""
+        if self._index is None:
+            return rows.new_zeros(*rows.shape[:-1], self.out_features)
+        panels = getattr(self._weights, panel_name(self._index))
+        bias = None if self.bias is None else getattr(self._weights, bias_name(self._index))
+        product: torch.Tensor = torch.ops.outrider.panel_linear(
+            rows.contiguous(), panels, bias, self.out_features
+        )
+        return product
+
+    def weight(self) -> torch.Tensor:
+        """Not to be had: a package's weights are read when it is loaded."""
+        raise NotImplementedError("a layer's weight is read outside its product")
+
+
+class GraphCache(PackedCache):
+    """The KV cache that a model sees while it is exported: attention is one operator over the step block."""
+
+    def __init__(self, model_type: str, block: torch.Tensor) -> None:
+        super().__init__(model_type)
+        self._block = block
+
+    def compute(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        params: AttentionParams,
+        layer: int,
+    ) -> torch.Tensor:
+        """The operator that writes the new keys and values and lets the rows attend over the slots."""
+        scale = query.shape[3] ** -0.5 if params.scaling is None else params.scaling
+        output: torch.Tensor = torch.ops.outrider.attend_slots(
+            query, keys, values, self._block, params.sinks, layer, scale, params.window or 0,
+            params.softcap or 0.0,
+        )  # fmt: skip
+        return output
+
+
+class WholePass(nn.Module):
+    """Ids and positions ``[1, rows]``, indices of wanted rows and a step block, to logits and features."""
+
+    def __init__(self, lm: PackedLM, weights: nn.Module, layers: int) -> None:
+        super().__init__()
+        self.model = lm.model
+        self.weights = weights
+        self._layers = layers
+        # Not an attribute that torch looks into: a PackedLM is no module.
+        self._lm = lm
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, block: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Logits ``[wanted, V]``; with features, also the hidden states ``[layers, rows, width]``."""
+        cache = GraphCache(self._lm.model_type, block)
+        logits = self._lm.run_on_device(cache, ids, positions, wanted)
+        cache.finish(self._layers)
+        features = self._lm.taps.take()
+        return (logits,) if features is None else (logits, features)
+
+
+def hollow_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of this config whose weights hold nothing: memory that is never written takes none."""
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = cast(PreTrainedModel, made.to_empty(device="cpu"))
+    return model.eval().requires_grad_(False)
+
+
+def export_pass(
+    config: PreTrainedConfig,
+    features: tuple[int, ...],
+    width: int,
+    inlined: Mapping[str, Sequence[float]],
+) -> torch.export.ExportedProgram:
+    """The exported pass of a model. Raises ValueError where its forward makes constants of its own.
+
+    ``width`` is that of a panel, ``inlined`` the values of small constants by name.
+    """
+    lm = PackedLM(hollow_model(config), kv_mb=1)
+    weights = nn.Module()
+    pack_linears(lm.model, lm.find_layout, lambda layers: PanelProduct(layers, weights, width))
+    for index, product in enumerate(products_of(lm.model)):
+        cast(PanelProduct, product).name(index)
+    lm.wants = OutcomeWants(features=features)
+    step = WholePass(lm, weights, lm.pool.layout.layers)
+    own = own_constants(lm.model)
+    for name, values in inlined.items():
+        own[name].copy_(torch.tensor(values).view(own[name].shape))
+    rows = torch.export.Dim("rows", min=1, max=_MOST)
+    wanted = torch.export.Dim("wanted", min=1, max=_MOST)
+    words = torch.export.Dim("words", min=1, max=2**31)
+    shapes = ((1, 5), (1, 5), (3,), (99,))
+    inputs = tuple(torch.zeros(shape, dtype=torch.int64) for shape in shapes)
+    with torch.no_grad():
+        program = torch.export.export(
+            step, inputs, dynamic_shapes=({1: rows}, {1: rows}, {0: wanted}, {0: words}), strict=False
+        )
+    if others := [name for name in program.constants if not name.startswith((MODEL, WEIGHTS))]:
+        raise ValueError(f"its forward makes constants of its own, such as {others[0]}")
+    return program

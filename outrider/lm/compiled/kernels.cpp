@@ -1,0 +1,497 @@
+// The two operators of a compiled step: the product of a linear layer over panels, and attention over slots.
+//
+// Plain C++ with the compiler's vector types: no intrinsics, so one source serves every processor. Both are
+// called from the code that Inductor generates, through the C shims declared in operators.py. Everything is
+// float32. Layout of a step block and of panels: see step_block.py and panels.py.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/c/shim.h>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+constexpr int TILE = 8;
+#else
+constexpr int LANES = 8;
+constexpr int TILE = 4;
+#endif
+constexpr int PANEL = 2 * LANES;  // outputs of a panel of weights
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Lanes __attribute__((vector_size(4 * LANES)));
+
+inline Vec load(const float* from) { return *reinterpret_cast<const Loose*>(from); }
+inline void store(float* to, Vec value) { *reinterpret_cast<Loose*>(to) = value; }
+inline Vec all(float value) { return Vec{} + value; }
+
+inline void check(AOTITorchError error) {
+  if (error != AOTI_TORCH_SUCCESS) throw error;
+}
+
+struct View {
+  float* data;
+  const int64_t* sizes;
+  const int64_t* strides;
+
+  explicit View(AtenTensorHandle tensor) {
+    void* found;
+    int64_t *sized, *strided;
+    check(aoti_torch_get_data_ptr(tensor, &found));
+    check(aoti_torch_get_sizes(tensor, &sized));
+    check(aoti_torch_get_strides(tensor, &strided));
+    data = static_cast<float*>(found);
+    sizes = sized;
+    strides = strided;
+  }
+};
+
+AtenTensorHandle contiguous(int64_t dims, const int64_t* sizes) {
+  int64_t strides[8];
+  int64_t stride = 1;
+  for (int64_t dim = dims - 1; dim >= 0; --dim) {
+    strides[dim] = stride;
+    stride *= sizes[dim];
+  }
+  AtenTensorHandle made;
+  check(aoti_torch_empty_strided(
+      dims, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &made));
+  return made;
+}
+
+template <typename Body>
+void in_parallel(int64_t count, int64_t grain, const Body& body) {
+  if (count <= grain) {
+    body(0, count);
+    return;
+  }
+  check(torch_parallel_for(
+      0, count, grain,
+      [](int64_t low, int64_t high, void* context) { (*static_cast<const Body*>(context))(low, high); },
+      const_cast<Body*>(&body)));
+}
+
+// ---- the product -------------------------------------------------------------------------------------
+
+// R rows times one panel. Every output adds over k in order, so a row's bits do not depend on R.
+template <int R>
+void multiply_panel(const float* rows, int64_t row_stride, const float* panel, int64_t width,
+                    const float* bias, float* out, int64_t out_stride, int64_t columns) {
+  Vec sums[R][2];
+  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Vec{};
+  for (int64_t k = 0; k < width; ++k) {
+    const Vec left = load(panel), right = load(panel + LANES);
+    panel += PANEL;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const float scalar = rows[r * row_stride + k];
+      sums[r][0] += left * scalar;
+      sums[r][1] += right * scalar;
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    float* to = out + r * out_stride;
+    float whole[PANEL];
+    store(whole, sums[r][0]);
+    store(whole + LANES, sums[r][1]);
+    if (bias != nullptr)
+      for (int64_t column = 0; column < columns; ++column) whole[column] += bias[column];
+    std::memcpy(to, whole, columns * sizeof(float));
+  }
+}
+
+using PanelKernel = void (*)(const float*, int64_t, const float*, int64_t, const float*, float*, int64_t,
+                             int64_t);
+constexpr PanelKernel PANEL_KERNELS[] = {
+    multiply_panel<1>, multiply_panel<2>, multiply_panel<3>, multiply_panel<4>,
+#if defined(__AVX512F__)
+    multiply_panel<5>, multiply_panel<6>, multiply_panel<7>, multiply_panel<8>,
+#endif
+};
+
+void multiply(const float* rows, int64_t count, int64_t row_stride, const float* panels, int64_t width,
+              const float* bias, float* out, int64_t outputs) {
+  const int64_t panel_count = (outputs + PANEL - 1) / PANEL;
+  const int64_t grain = std::max<int64_t>(1, 65536 / (PANEL * width));
+  in_parallel(panel_count, grain, [&](int64_t low, int64_t high) {
+    for (int64_t index = low; index < high; ++index) {
+      const int64_t first = index * PANEL;
+      const int64_t columns = std::min<int64_t>(PANEL, outputs - first);
+      const float* panel = panels + first * width;
+      for (int64_t row = 0; row < count; row += TILE) {
+        const int64_t some = std::min<int64_t>(TILE, count - row);
+        PANEL_KERNELS[some - 1](rows + row * row_stride, row_stride, panel, width,
+                                bias == nullptr ? nullptr : bias + first, out + row * outputs + first,
+                                outputs, columns);
+      }
+    }
+  });
+}
+
+// ---- attention over slots ----------------------------------------------------------------------------
+
+// Sums of LANES vectors: lane i of the result is the sum of all lanes of parts[i].
+inline Vec sums_of(Vec* parts) {
+#pragma GCC unroll 4
+  for (int half = LANES / 2; half > 0; half /= 2) {
+    Lanes own, other;
+    for (int lane = 0; lane < LANES; ++lane) {
+      const int from = (lane & half) ? LANES : 0;  // the second vector of a pair
+      own[lane] = from + lane;
+      other[lane] = from + (lane ^ half);
+    }
+    for (int i = 0; i < half; ++i)
+      parts[i] = __builtin_shuffle(parts[i], parts[i + half], own) +
+                 __builtin_shuffle(parts[i], parts[i + half], other);
+  }
+  return parts[0];
+}
+
+// exp of values at most 0; 0 below -87. Cephes' polynomial, within 2 units of the last place.
+inline Vec exp_of(Vec x) {
+  const Vec low = all(-87.3f);
+  const Lanes gone = x < low;
+  x = gone ? low : x;
+  const Vec shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to an integer
+  const Vec whole = shifted - 12582912.0f;
+  const Vec rest = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
+  Vec y = all(1.9875691500e-4f);
+  y = y * rest + 1.3981999507e-3f;
+  y = y * rest + 8.3334519073e-3f;
+  y = y * rest + 4.1665795894e-2f;
+  y = y * rest + 1.6666665459e-1f;
+  y = y * rest + 5.0000001201e-1f;
+  y = y * rest * rest + rest + 1.0f;
+  Lanes bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits - 0x4B400000 + 127) << 23;
+  Vec power;
+  std::memcpy(&power, &bits, sizeof power);
+  return gone ? Vec{} : y * power;
+}
+
+// One session of a step block; see step_block.py.
+struct Session {
+  int64_t low, high, length, nodes, runs, run_count, masks, words;
+};
+
+struct Step {
+  const int64_t* block;
+  explicit Step(const int64_t* words) : block(words) {}
+  int64_t sessions() const { return block[0]; }
+  float* plane(int64_t index) const {
+    return reinterpret_cast<float*>(static_cast<uintptr_t>(block[block[1] + 2 * index]));
+  }
+  int64_t head_stride(int64_t index) const { return block[block[1] + 2 * index + 1]; }
+  Session session(int64_t index) const {
+    Session found;
+    std::memcpy(&found, block + block[2] + 8 * index, sizeof found);
+    return found;
+  }
+  const int64_t* depths(int64_t session) const { return block + block[3 + session]; }
+};
+
+struct Layer {
+  const Step& step;
+  View query, keys, values;
+  int64_t layer, window, heads, key_heads, groups, key_width, width;
+  float scale, softcap;
+  const float* sinks;
+  float* out;
+
+  int64_t slot_of(const Session& of, int64_t index) const {
+    const int64_t* run = step.block + of.runs;
+    for (int64_t i = 0; i < of.run_count; ++i, run += 2) {
+      if (index < run[1] - run[0]) return run[0] + index;
+      index -= run[1] - run[0];
+    }
+    return -1;
+  }
+
+  void write(const View& from, int64_t plane, int64_t size) const {
+    float* to = step.plane(plane);
+    const int64_t stride = step.head_stride(plane);
+    for (int64_t s = 0; s < step.sessions(); ++s) {
+      const Session of = step.session(s);
+      const int64_t first = of.length + of.nodes - (of.high - of.low);
+      for (int64_t row = of.low; row < of.high; ++row) {
+        const int64_t slot = slot_of(of, first + row - of.low);
+        for (int64_t head = 0; head < key_heads; ++head)
+          std::memcpy(to + head * stride + slot * size,
+                      from.data + head * from.strides[1] + row * from.strides[2], size * sizeof(float));
+      }
+    }
+  }
+
+  // Scores of one query row against the slots [low, high) of a run that begins at keys_at.
+  void score(const float* row, const float* keys_at, int64_t count, float* to) const {
+    const int64_t whole = key_width / LANES * LANES;
+    for (int64_t key = 0; key < count; key += LANES) {
+      Vec parts[LANES];
+#pragma GCC unroll 16
+      for (int lane = 0; lane < LANES; ++lane) {
+        const float* at = keys_at + std::min<int64_t>(key + lane, count - 1) * key_width;
+        Vec sum{};
+        for (int64_t k = 0; k < whole; k += LANES) sum += load(row + k) * load(at + k);
+        for (int64_t k = whole; k < key_width; ++k) sum[0] += row[k] * at[k];
+        parts[lane] = sum;
+      }
+      const Vec found = sums_of(parts);
+      if (key + LANES <= count)
+        store(to + key, found);
+      else
+        std::memcpy(to + key, &found, (count - key) * sizeof(float));
+    }
+  }
+
+  // The same for a width known to the compiler, whose query row stays in registers.
+  template <int PARTS>
+  void score_fixed(const float* row, const float* keys_at, int64_t count, float* to) const {
+    Vec mine[PARTS];
+    for (int part = 0; part < PARTS; ++part) mine[part] = load(row + part * LANES);
+    for (int64_t key = 0; key < count; key += LANES) {
+      Vec parts[LANES];
+#pragma GCC unroll 16
+      for (int lane = 0; lane < LANES; ++lane) {
+        const float* at = keys_at + std::min<int64_t>(key + lane, count - 1) * (PARTS * LANES);
+        Vec sum = mine[0] * load(at);
+#pragma GCC unroll 8
+        for (int part = 1; part < PARTS; ++part) sum += mine[part] * load(at + part * LANES);
+        parts[lane] = sum;
+      }
+      const Vec found = sums_of(parts);
+      if (key + LANES <= count)
+        store(to + key, found);
+      else
+        std::memcpy(to + key, &found, (count - key) * sizeof(float));
+    }
+  }
+
+  void score_run(const float* row, const float* keys_at, int64_t count, float* to) const {
+    if (key_width == 64)
+      score_fixed<64 / LANES>(row, keys_at, count, to);
+    else if (key_width == 128)
+      score_fixed<128 / LANES>(row, keys_at, count, to);
+    else
+      score(row, keys_at, count, to);
+  }
+
+  // Turns scores of slots [first, total) into weights; returns one over their sum.
+  float weigh(float* scores, const Session& of, int64_t session, int64_t row, int64_t head, int64_t first,
+              int64_t total) const {
+    const int64_t count = total - first;
+    const int64_t* depths = step.depths(session);
+    const int64_t own = of.nodes - (of.high - of.low) + row - of.low;
+    const uint64_t* mask =
+        reinterpret_cast<const uint64_t*>(step.block + of.masks) + (row - of.low) * of.words;
+    const float hidden = -std::numeric_limits<float>::infinity();
+    if (softcap > 0)
+      for (int64_t i = 0; i < count; ++i) scores[i] = std::tanh(scores[i] / softcap) * softcap;
+    const int64_t oldest = window > 0 ? of.length + depths[own] + 1 - window : 0;
+    for (int64_t i = first; i < std::min(oldest, of.length); ++i) scores[i - first] = hidden;
+    for (int64_t node = std::max<int64_t>(0, first - of.length); node < of.nodes; ++node) {
+      const bool seen = mask[node / 64] >> (node % 64) & 1;
+      if (!seen || of.length + depths[node] < oldest) scores[of.length + node - first] = hidden;
+    }
+    int64_t padded = count;
+    while (padded % LANES) scores[padded++] = hidden;
+    Vec highest = load(scores);
+    for (int64_t i = LANES; i < padded; i += LANES) {
+      const Vec some = load(scores + i);
+      highest = some > highest ? some : highest;
+    }
+    float top = highest[0];
+    for (int lane = 1; lane < LANES; ++lane) top = std::max(top, highest[lane]);
+    if (sinks != nullptr) top = std::max(top, sinks[head]);
+    Vec sum{};
+    for (int64_t i = 0; i < padded; i += LANES) {
+      const Vec weight = exp_of(load(scores + i) - top);
+      store(scores + i, weight);
+      sum += weight;
+    }
+    float whole = 0;
+    for (int lane = 0; lane < LANES; ++lane) whole += sum[lane];
+    if (sinks != nullptr) whole += std::exp(sinks[head] - top);
+    return 1.0f / whole;
+  }
+
+  // Adds weighted values of a run to PARTS vectors of each of Q queries.
+  template <int Q, int PARTS>
+  static void mix(const float* weights, int64_t stride, const float* values_at, int64_t width, int64_t count,
+                  float* to, int64_t to_stride) {
+    Vec sums[Q][PARTS];
+    for (int q = 0; q < Q; ++q)
+      for (int part = 0; part < PARTS; ++part) sums[q][part] = load(to + q * to_stride + part * LANES);
+    for (int64_t i = 0; i < count; ++i) {
+      const float* at = values_at + i * width;
+#pragma GCC unroll 4
+      for (int part = 0; part < PARTS; ++part) {
+        const Vec value = load(at + part * LANES);
+#pragma GCC unroll 4
+        for (int q = 0; q < Q; ++q) sums[q][part] += value * weights[q * stride + i];
+      }
+    }
+    for (int q = 0; q < Q; ++q)
+      for (int part = 0; part < PARTS; ++part) store(to + q * to_stride + part * LANES, sums[q][part]);
+  }
+
+  template <int Q>
+  void mix_run(const float* weights, int64_t stride, const float* values_at, int64_t count, float* to,
+               int64_t to_stride) const {
+    int64_t column = 0;
+    for (; column + 4 * LANES <= width; column += 4 * LANES)
+      mix<Q, 4>(weights, stride, values_at + column, width, count, to + column, to_stride);
+    for (; column + LANES <= width; column += LANES)
+      mix<Q, 1>(weights, stride, values_at + column, width, count, to + column, to_stride);
+    for (; column < width; ++column)
+      for (int q = 0; q < Q; ++q)
+        for (int64_t i = 0; i < count; ++i)
+          to[q * to_stride + column] += weights[q * stride + i] * values_at[i * width + column];
+  }
+
+  // Attention of the queries [begin, end) of one session that share a key head; a query is a row and a head.
+  void attend(int64_t session, int64_t key_head, int64_t begin, int64_t end) const {
+    const Session of = step.session(session);
+    const int64_t total = of.length + of.nodes;
+    int64_t first = 0;
+    if (window > 0) {
+      const int64_t* depths = step.depths(session);
+      const int64_t own = of.nodes - (of.high - of.low);
+      int64_t least = std::numeric_limits<int64_t>::max();
+      for (int64_t query = begin; query < end; ++query)
+        least = std::min(least, depths[own + query / groups]);
+      first = std::min(of.length, std::max<int64_t>(0, of.length + least + 1 - window));
+    }
+    const int64_t stride = (total - first + LANES - 1) / LANES * LANES;
+    const int64_t count = end - begin;
+    static thread_local std::vector<float> scratch;
+    const int64_t row_width = key_width, need = count * (stride + width) + row_width + LANES;
+    if (static_cast<int64_t>(scratch.size()) < need) scratch.resize(need);
+    float* scores = scratch.data();
+    float* mixed = scores + count * stride;
+    float* row = mixed + count * width;
+    std::fill(mixed, mixed + count * width, 0.0f);
+    float shares[4];
+    const float* key_plane = step.plane(2 * layer) + key_head * step.head_stride(2 * layer);
+    const float* value_plane = step.plane(2 * layer + 1) + key_head * step.head_stride(2 * layer + 1);
+    for (int64_t q = 0; q < count; ++q) {
+      const int64_t index = of.low + (begin + q) / groups, head = key_head * groups + (begin + q) % groups;
+      const float* from = query.data + head * query.strides[1] + index * query.strides[2];
+      for (int64_t k = 0; k < key_width; ++k) row[k] = from[k] * scale;
+      each_run(of, first, [&](int64_t slot, int64_t at, int64_t size) {
+        score_run(row, key_plane + slot * key_width, size, scores + q * stride + at);
+      });
+      shares[q] = weigh(scores + q * stride, of, session, index, head, first, total);
+    }
+    each_run(of, first, [&](int64_t slot, int64_t at, int64_t size) {
+      const float* from = value_plane + slot * width;
+      if (count == 4) mix_run<4>(scores + at, stride, from, size, mixed, width);
+      else if (count == 3) mix_run<3>(scores + at, stride, from, size, mixed, width);
+      else if (count == 2) mix_run<2>(scores + at, stride, from, size, mixed, width);
+      else mix_run<1>(scores + at, stride, from, size, mixed, width);
+    });
+    for (int64_t q = 0; q < count; ++q) {
+      const int64_t index = of.low + (begin + q) / groups, head = key_head * groups + (begin + q) % groups;
+      float* to = out + (index * heads + head) * width;
+      for (int64_t k = 0; k < width; ++k) to[k] = mixed[q * width + k] * shares[q];
+    }
+  }
+
+  // Calls body(slot, index - first, count) for each run of the session's slots from index `first` on.
+  template <typename Body>
+  void each_run(const Session& of, int64_t first, const Body& body) const {
+    const int64_t* run = step.block + of.runs;
+    const int64_t total = of.length + of.nodes;
+    int64_t index = 0;
+    for (int64_t i = 0; i < of.run_count && index < total; ++i, run += 2) {
+      const int64_t end = std::min(total, index + run[1] - run[0]);
+      const int64_t from = std::max(index, first);
+      if (from < end) body(run[0] + from - index, from - first, end - from);
+      index = end;
+    }
+  }
+
+  void run() const {
+    write(keys, 2 * layer, key_width);
+    write(values, 2 * layer + 1, width);
+    // Four queries at a time: few enough for registers, and a step's unit of parallel work.
+    struct Item { int64_t session, key_head, begin, end; };
+    std::vector<Item> items;
+    int64_t work = 0;
+    for (int64_t s = 0; s < step.sessions(); ++s) {
+      const Session of = step.session(s);
+      const int64_t queries = (of.high - of.low) * groups;
+      for (int64_t head = 0; head < key_heads; ++head)
+        for (int64_t begin = 0; begin < queries; begin += 4)
+          items.push_back({s, head, begin, std::min(queries, begin + 4)});
+      work += key_heads * queries * (of.length + of.nodes);
+    }
+    const int64_t count = static_cast<int64_t>(items.size());
+    in_parallel(count, work < 16384 ? count : 1, [&](int64_t low, int64_t high) {
+      for (int64_t i = low; i < high; ++i)
+        attend(items[i].session, items[i].key_head, items[i].begin, items[i].end);
+    });
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Number of outputs of a panel of weights on the processor that this was compiled for.
+int64_t outrider_panel_width() { return PANEL; }
+
+AOTITorchError aoti_torch_cpu_panel_linear(AtenTensorHandle rows, AtenTensorHandle panels,
+                                           AtenTensorHandle* bias, int64_t outputs, AtenTensorHandle* result) {
+  try {
+    const View from(rows);
+    const View weights(panels);
+    int64_t dims;
+    check(aoti_torch_get_dim(rows, &dims));
+    int64_t sizes[8];
+    int64_t count = 1;
+    for (int64_t dim = 0; dim < dims - 1; ++dim) count *= sizes[dim] = from.sizes[dim];
+    sizes[dims - 1] = outputs;
+    const int64_t stride = dims > 1 ? from.strides[dims - 2] : 0;
+    AtenTensorHandle made = contiguous(dims, sizes);
+    multiply(from.data, count, stride, weights.data, from.sizes[dims - 1],
+             bias == nullptr ? nullptr : View(*bias).data, View(made).data, outputs);
+    *result = made;
+    return AOTI_TORCH_SUCCESS;
+  } catch (...) {
+    return AOTI_TORCH_FAILURE;
+  }
+}
+
+AOTITorchError aoti_torch_cpu_attend_slots(AtenTensorHandle query, AtenTensorHandle keys,
+                                           AtenTensorHandle values, AtenTensorHandle step,
+                                           AtenTensorHandle* sinks, int64_t layer, double scale,
+                                           int64_t window, double softcap, AtenTensorHandle* result) {
+  try {
+    void* block;
+    check(aoti_torch_get_data_ptr(step, &block));
+    const Step of(static_cast<const int64_t*>(block));
+    const View asked(query), new_keys(keys), new_values(values);
+    const int64_t heads = asked.sizes[1], key_heads = new_keys.sizes[1], width = new_values.sizes[3];
+    const int64_t sizes[] = {1, asked.sizes[2], heads, width};
+    AtenTensorHandle made = contiguous(4, sizes);
+    const Layer work{of,        asked,     new_keys, new_values, layer, window, heads, key_heads,
+                     heads / key_heads, asked.sizes[3], width, static_cast<float>(scale),
+                     static_cast<float>(softcap), sinks == nullptr ? nullptr : View(*sinks).data,
+                     View(made).data};
+    work.run();
+    *result = made;
+    return AOTI_TORCH_SUCCESS;
+  } catch (...) {
+    return AOTI_TORCH_FAILURE;
+  }
+}
+}

@@ -1,0 +1,98 @@
+"""What is to be compiled, as the child reads it, and the key under which the package is kept.
+
+The key holds everything that the package depends on: the model's configuration, its smallest tensors, the
+number of threads, the layers whose hidden states are kept, versions, the sources that make the graph, the
+compiler's path and the processor.
+"""
+
+import hashlib
+import json
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+import transformers
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_FIELDS = ("model name", "flags", "CPU part", "Features")
+"""Lines of the system's description that tell processors apart, on x86 and on ARM."""
+
+_SOURCES = (
+    "compiled/graph.py",
+    "compiled/kernels.cpp",
+    "compiled/operators.py",
+    "compiled/panels.py",
+    "compiled/child.py",
+    "attention/interface.py",
+    "features.py",
+    "linear.py",
+    "runner.py",
+)
+"""Modules of `outrider.lm` that decide what a package computes and how it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOrder:
+    """What is to be compiled, and with what."""
+
+    config: str
+    """The model's configuration as JSON."""
+    features: tuple[int, ...]
+    """Layers whose hidden states the pass returns; see `OutcomeWants.features`."""
+    threads: int
+    """Compute threads of a pass."""
+    compiler: str
+    """Path of the C++ compiler."""
+    inlined: dict[str, list[float]]
+    """Values of the constants that become part of the code; see `panels.inlined`."""
+
+    @property
+    def key(self) -> str:
+        """Name of the package in the cache: a digest of the order, of versions, sources and the processor."""
+        parts = [
+            json.dumps(asdict(self), sort_keys=True),
+            torch.__version__,
+            transformers.__version__,
+            platform.machine(),
+            processor_flags(),
+            _sources_digest(),
+        ]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+    def to_json(self) -> str:
+        """The order as the child reads it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "CompileOrder":
+        """The order that `to_json` wrote."""
+        read = json.loads(text)
+        return cls(**read | {"features": tuple(read["features"])})
+
+
+def find_compiler() -> str | None:
+    """Path of the C++ compiler, g++; None where there is none."""
+    return shutil.which("g++")
+
+
+@cache
+def processor_flags() -> str:
+    """Model and instruction sets of the processor, as far as the system tells."""
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    named = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    return "".join(value for name, value in sorted(named.items()) if name.strip() in _FIELDS)
+
+
+@cache
+def _sources_digest() -> str:
+    folder = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,79 @@
+"""A compiled package in use: loaded with a model's weights, called once a pass.
+
+Nothing here traces or compiles. The weights are the serving process' own tensors, which the package reads in
+place, and the panels of linear layers, which all packages of a model could share.
+"""
+
+import ctypes
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from outrider.lm.compiled.building import CompileFailed
+from outrider.lm.compiled.child import OPERATORS, PACKAGE, PANELS
+from outrider.lm.compiled.step_block import plane_words, step_block
+from outrider.lm.device.layout import NO_ASKS, Asks
+from outrider.lm.graphs.graph_runner import Computed
+from outrider.lm.kv.pool import SlotPool
+from outrider.lm.plan import PassPlan
+
+
+class PassPackage:
+    """One loaded package with its weights.
+
+    Args:
+        folder: the package's folder.
+        constants: tensors by name, at least those that the package names; see `panels.constants_of`.
+    """
+
+    def __init__(self, folder: Path, constants: Mapping[str, torch.Tensor]) -> None:
+        # The package calls the operators by name, so their library has to be visible to all.
+        ctypes.CDLL(str(folder / OPERATORS), mode=ctypes.RTLD_GLOBAL)
+        self._loader = torch._C._aoti.AOTIModelPackageLoader(str(folder / PACKAGE), "model", False, 1, -1)
+        named = self._loader.get_constant_fqns()
+        if unknown := [name for name in named if name not in constants]:
+            raise CompileFailed(f"the package wants {unknown[0]!r}, which the model lacks")
+        # Kept here, because the loader holds addresses alone.
+        self._constants = {name: constants[name] for name in named}
+        self._loader.load_constants(self._constants, False, True, True)
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs one pass; see `graph.WholePass.forward`."""
+        found: list[torch.Tensor] = self._loader.boxed_run(inputs)
+        return found
+
+
+def panel_width(folder: Path) -> int:
+    """Number of outputs of a panel in the package of this folder."""
+    return int(json.loads((folder / PANELS).read_text())["width"])
+
+
+class CompiledRunner:
+    """Runs every pass of a model by one compiled package. Takes the place of a `GraphRunner`."""
+
+    def __init__(self, package: PassPackage, pool: SlotPool) -> None:
+        self._package = package
+        self._pool = pool
+        self._planes: list[int] = []
+        self._slots = -1
+
+    def forward(
+        self, plan: PassPlan, ids: Sequence[int], wanted: Sequence[int], asks: Asks = NO_ASKS
+    ) -> Computed:
+        """Runs one pass; logits and hidden states belong to the caller."""
+        if self._slots != self._pool.slots:
+            # The pool has grown, so the slots lie at other addresses now.
+            self._planes = plane_words(self._pool.planes()[: 2 * self._pool.layout.layers])
+            self._slots = self._pool.slots
+        found = self._package.run(
+            [
+                torch.tensor([ids], dtype=torch.int64),
+                torch.tensor([plan.positions()], dtype=torch.int64),
+                # A graph has no empty results: a pass that wants no row computes the first one's logits.
+                torch.tensor(wanted or [0], dtype=torch.int64),
+                step_block(plan.rows, self._planes),
+            ]
+        )
+        return Computed(found[0][: len(wanted)], found[1] if len(found) > 1 else None, None)

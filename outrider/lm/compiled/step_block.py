@@ -1,0 +1,52 @@
+"""The step block: what the attention operator of a compiled pass reads, as one array of int64 words.
+
+    word 0          number of sessions
+    word 1          where the planes are: for each plane its address, and the floats between two heads
+    word 2          where the sessions are, 8 words each: first row, row behind the last, committed length,
+                    nodes, where the runs of slots are, their number, where the masks are, words of a mask
+    word 3 + i      where the depths of session i's nodes are
+
+A run is two words, its first slot and the slot behind its last. A mask has a bit for each node that the row
+sees. `kernels.cpp` reads the same layout. Pure but for addresses.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from outrider.lm.plan import PackedRows
+
+_HEAD = 3
+_SESSION = 8
+_MASK_BITS = 64
+
+
+def plane_words(planes: Sequence[torch.Tensor]) -> list[int]:
+    """Address and head stride of each plane ``[heads, slots, width]``, two words a plane."""
+    return [word for plane in planes for word in (plane.data_ptr(), plane.stride(0))]
+
+
+def step_block(rows: Sequence[PackedRows], planes: list[int]) -> torch.Tensor:
+    """The step block of a pass, int64 ``[words]``; ``planes`` are the words of `plane_words`."""
+    count = len(rows)
+    at_planes = _HEAD + count
+    at_sessions = at_planes + len(planes)
+    sessions: list[int] = []
+    depths_at: list[int] = []
+    rest: list[int] = []
+    at_rest = at_sessions + _SESSION * count
+    for each in rows:
+        nodes = len(each.parents)
+        runs = each.table.all_runs
+        words = -(-nodes // _MASK_BITS)
+        masks = each.ancestor_bits(8 * words).view("<i8").ravel().tolist()
+        depths_at.append(at_rest + len(rest))
+        rest += each.depths
+        sessions += (each.low, each.high, each.table.length, nodes, at_rest + len(rest), len(runs))
+        for run in runs:
+            rest += run
+        sessions += (at_rest + len(rest), words)
+        rest += masks
+    return torch.tensor(
+        [count, at_planes, at_sessions, *depths_at, *planes, *sessions, *rest], dtype=torch.int64
+    )

@@ -1,0 +1,88 @@
+"""A child that fails, hangs or fills the disk ends in an error that says so, and leaves nothing."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from outrider.lm.compiled.building import BuildLimits, CompileFailed, build
+from outrider.lm.compiled.order import CompileOrder
+from outrider.lm.compiled.store import PackageStore
+
+LIMITS = BuildLimits()
+ORDER = CompileOrder("{}", (), 1, "g++", {})
+
+
+def built(folder: Path, script: str, limits: BuildLimits = LIMITS, stopped: bool = False) -> Path:
+    store = PackageStore(folder)
+    return build(ORDER, store, lambda: stopped, limits, (sys.executable, "-c", script))
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "why"),
+    [
+        ("raise SystemExit('no such header')", LIMITS, "no such header"),
+        ("import os; os.abort()", LIMITS, "ended with signal 6"),
+        ("import time; time.sleep(60)", BuildLimits(seconds=0.3), "longer than 0.3 s"),
+        (
+            "import sys, time; open(sys.argv[1] + '/big', 'wb').write(bytes(4 << 20)); time.sleep(60)",
+            BuildLimits(megabytes=2),
+            "more than 2 MiB",
+        ),
+    ],
+    ids=["says why", "crashes", "hangs", "fills the disk"],
+)
+def test_a_compiler_that_fails_is_named_and_leaves_nothing(
+    tmp_path: Path, script: str, limits: BuildLimits, why: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(CompileFailed, match=why):
+        built(tmp_path, script, limits)
+    assert time.monotonic() - began < 30
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_build_that_is_stopped_ends_its_child(tmp_path: Path) -> None:
+    with pytest.raises(CompileFailed, match="stopped"):
+        built(tmp_path, "import time; time.sleep(60)", stopped=True)
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CompileFailed, match="cache folder cannot be written"):
+        built(tmp_path / "file", "")
+
+
+def test_a_package_that_another_process_has_compiled_meanwhile_is_taken(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, sys; folder = pathlib.Path(sys.argv[1])\n"
+        "for name in ('operators.so', 'pass.pt2', 'panels.json'): (folder / name).write_text(name)"
+    )
+    first = built(tmp_path, script)
+    assert built(tmp_path, "raise SystemExit('compiled twice')") == first
+
+
+def test_every_part_of_an_order_is_part_of_its_key() -> None:
+    others = [
+        CompileOrder("{} ", (), 1, "g++", {}),
+        CompileOrder("{}", (-1,), 1, "g++", {}),
+        CompileOrder("{}", (), 2, "g++", {}),
+        CompileOrder("{}", (), 1, "c++", {}),
+        CompileOrder("{}", (), 1, "g++", {"model.scale": [0.5]}),
+    ]
+    assert len({ORDER.key, *(order.key for order in others)}) == 6
+    assert CompileOrder.from_json(others[-1].to_json()) == others[-1]
+
+
+def test_the_key_follows_the_versions_and_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    import outrider.lm.compiled.order as order
+
+    before = ORDER.key
+    with monkeypatch.context() as patch:
+        patch.setattr(order.torch, "__version__", "2.99")
+        assert ORDER.key != before
+    with monkeypatch.context() as patch:
+        patch.setattr(order, "processor_flags", lambda: "avx2")
+        assert ORDER.key != before
+    assert ORDER.key == before

@@ -1,0 +1,105 @@
+"""Compiled passes give the ids of plain decoding. Compiling takes half a minute for each family."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.lm.outcome import OutcomeWants
+from outrider.lm.plan import SequenceRows
+from outrider.lm.runner import PackedLM
+from tests.lm.families import VOCABULARY, branched, greedy_ids, logits_of, model_of, twin_of
+from tests.lm.test_families import NEW, decode_with_trees
+
+pytestmark = pytest.mark.slow
+
+FAMILIES = ["llama", "qwen3", "gpt_neox", "gemma2"]
+FEATURES = (1, -1)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packages")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path
+) -> Iterator[tuple[PackedLM, PackedLM, torch.nn.Module]]:
+    """A model with compiled passes, the same one with eager passes, and transformers' own."""
+    model = model_of(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    compiled, eager = PackedLM.load(folder), PackedLM.load(folder)
+    for lm in (compiled, eager):
+        lm.wants = OutcomeWants(features=FEATURES)
+    compiled.compile_passes("compiled", cache)
+    yield compiled, eager, twin_of(model)
+    compiled.close()
+
+
+def test_ids_through_trees_with_wrong_branches_are_those_of_generate(
+    pair: tuple[PackedLM, PackedLM, torch.nn.Module],
+) -> None:
+    lm, _, plain = pair
+    prompts = [[(7 * at + 3 * seed) % VOCABULARY for at in range(5 + 9 * seed)] for seed in range(3)]
+    truths = [greedy_ids(plain, prompt, NEW) for prompt in prompts]  # type: ignore[arg-type]
+    assert decode_with_trees(lm, prompts, truths) == truths
+    assert lm.compiled is not None
+
+
+def test_logits_and_features_are_those_of_eager_passes(
+    pair: tuple[PackedLM, PackedLM, torch.nn.Module],
+) -> None:
+    tree = (-1, -1, 0, 0, 1, 2, 2, 4)
+    found = []
+    for lm in pair[:2]:
+        # Three sessions, one over blocks that lie apart and are shared; slots of one row are not wanted.
+        tables = [lm.table() for _ in range(2)]
+        ids = [(11 * at) % VOCABULARY for at in range(40)]
+        for count, table in zip((40, 7), tables, strict=True):
+            lm.forward([SequenceRows(table, ids[:count], range(-1, count - 1), ())])
+            table.commit(range(count))
+        tables.append(branched(lm, tables[0], ids[:35]))
+        wants = (range(8), (7,), (0, 3))
+        sequences = [
+            SequenceRows(table, [(5 * at + 1) % VOCABULARY for at in range(8)], tree, want)
+            for table, want in zip(tables, wants, strict=True)
+        ]
+        outcome = lm.forward(sequences)
+        assert outcome.features is not None
+        found.append((torch.from_numpy(outcome.rows()).clone(), outcome.features.clone()))
+        for table in tables:
+            lm.release(table)
+    (compiled, hidden), (eager, eager_hidden) = found
+    assert compiled.shape == eager.shape == (11, VOCABULARY)
+    assert ((compiled - eager).abs() / eager.std(dim=-1, keepdim=True)).max() < 1e-4
+    assert hidden.shape == eager_hidden.shape
+    assert (hidden - eager_hidden).abs().max() < 1e-3 * eager_hidden.std()
+
+
+def test_a_row_has_the_same_bits_however_many_rows_share_its_pass(
+    pair: tuple[PackedLM, PackedLM, torch.nn.Module],
+) -> None:
+    lm = pair[0]
+    tables = [lm.table() for _ in range(9)]
+    one = logits_of(lm, [SequenceRows(tables[0], [3], [-1], [0])])
+    many = logits_of(lm, [SequenceRows(table, [3], [-1], [0]) for table in tables[1:]])
+    assert all(torch.equal(row, one[0]) for row in many)
+    for table in tables:
+        lm.release(table)
+
+
+def test_a_second_load_takes_the_package_from_the_cache(
+    pair: tuple[PackedLM, PackedLM, torch.nn.Module], cache: Path, tmp_path: Path
+) -> None:
+    packages = sorted(cache.rglob("pass.pt2"))
+    model = pair[2]
+    model.save_pretrained(tmp_path)  # type: ignore[operator]
+    lm = PackedLM.load(tmp_path)
+    lm.wants = OutcomeWants(features=FEATURES)
+    lm.compile_passes("auto", cache)
+    assert lm.compiled is not None
+    assert sorted(cache.rglob("pass.pt2")) == packages
+    lm.close()

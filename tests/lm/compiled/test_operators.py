@@ -1,0 +1,134 @@
+"""The operators of a compiled pass against torch's product and against attention of eager passes."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.lm.attention.interface import AttentionParams, SlotCache
+from outrider.lm.compiled.child import compile_operators
+from outrider.lm.compiled.order import find_compiler
+from outrider.lm.compiled.panels import panels_of
+from outrider.lm.compiled.step_block import plane_words, step_block
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import KVLayout, SlotPool
+from outrider.lm.kv.table import SlotTable
+from outrider.lm.plan import PassPlan, SequenceRows
+
+pytestmark = pytest.mark.slow
+
+HEADS, KEY_HEADS = 4, 2
+TREE = (-1, -1, 0, 0, 1, 2, 2, 4)
+
+
+class Operators:
+    """The operators' library, called with tensors as compiled code calls it."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self.width: int = self._library.outrider_panel_width()
+
+    def panel_linear(
+        self, rows: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, outputs: int
+    ) -> torch.Tensor:
+        made = ctypes.c_void_p()
+        assert not self._library.aoti_torch_cpu_panel_linear(
+            _handle(rows), _handle(panels), _optional(bias), ctypes.c_int64(outputs), ctypes.byref(made)
+        )
+        return _tensor(made)
+
+    def attend_slots(
+        self, tensors: Sequence[torch.Tensor], params: AttentionParams, layer: int
+    ) -> torch.Tensor:
+        made = ctypes.c_void_p()
+        assert not self._library.aoti_torch_cpu_attend_slots(
+            *map(_handle, tensors),
+            _optional(params.sinks),
+            ctypes.c_int64(layer),
+            ctypes.c_double(params.scaling or 0.0),
+            ctypes.c_int64(params.window or 0),
+            ctypes.c_double(params.softcap or 0.0),
+            ctypes.byref(made),
+        )
+        return _tensor(made)
+
+
+def _handle(tensor: torch.Tensor) -> ctypes.c_void_p:
+    capsule = torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor)  # type: ignore[attr-defined]
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.c_void_p(pointer(capsule, None))
+
+
+def _optional(tensor: torch.Tensor | None) -> object:
+    return None if tensor is None else ctypes.byref(_handle(tensor))
+
+
+def _tensor(handle: ctypes.c_void_p) -> torch.Tensor:
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype = ctypes.py_object
+    capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    made = capsule(handle, None, None)
+    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(made)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def operators(tmp_path_factory: pytest.TempPathFactory) -> Operators:
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("there is no C++ compiler here")
+    return Operators(compile_operators(compiler, tmp_path_factory.mktemp("operators")))
+
+
+@pytest.mark.parametrize("outputs", [1, 61, 64, 96])
+@pytest.mark.parametrize("count", [1, 3, 8, 21])
+def test_a_product_is_torchs_and_has_the_same_bits_alone(
+    operators: Operators, outputs: int, count: int
+) -> None:
+    weight, rows, bias = torch.randn(outputs, 40), torch.randn(1, count, 40), torch.randn(outputs)
+    panels = panels_of(weight, operators.width)
+    found = operators.panel_linear(rows, panels, bias, outputs)
+    assert torch.allclose(found, torch.nn.functional.linear(rows, weight, bias), atol=1e-5)
+    for row in range(count):
+        alone = operators.panel_linear(rows[:, row : row + 1], panels, bias, outputs)
+        assert torch.equal(alone[0, 0], found[0, row])
+
+
+PARAMS = {
+    "plain": AttentionParams(0.3, None, None, None),
+    "window": AttentionParams(0.3, 6, None, None),
+    "capped": AttentionParams(0.3, None, 2.0, None),
+    "sinks": AttentionParams(0.3, None, None, torch.tensor([0.5, -1.0, 2.0, 0.0])),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize(("key_width", "width"), [(8, 8), (24, 12), (64, 64), (128, 128), (96, 80)])
+def test_attention_over_slots_is_that_of_eager_passes(
+    operators: Operators, params: AttentionParams, key_width: int, width: int
+) -> None:
+    planes = ((KEY_HEADS, key_width), (KEY_HEADS, width)) * 2
+    pool = SlotPool(KVLayout(planes, torch.float32, torch.device("cpu")), 64 * BLOCK)
+    tables = [SlotTable(pool) for _ in range(3)]
+    # Steps in turn, so that the blocks of a session lie apart.
+    for count, parents in ((19, range(-1, 18)), (1, (-1,)), (17, range(-1, 16)), (8, TREE)):
+        plan = PassPlan(
+            [SequenceRows(table, (0,) * count, parents, ()) for table in tables], pool, torch.float32
+        )
+        rows = plan.row_count
+        query = torch.randn(1, rows, HEADS, key_width).transpose(1, 2)
+        keys = torch.randn(1, KEY_HEADS, rows, key_width)
+        values = torch.randn(1, rows, KEY_HEADS, width).transpose(1, 2)
+        block = step_block(plan.rows, plane_words(pool.planes()))
+        found = operators.attend_slots((query, keys, values, block), params, 1)
+        written = [pool.planes()[plane][:, : pool.slots].clone() for plane in (2, 3)]
+        expected = SlotCache("toy", pool, plan).compute(query, keys, values, params, 1)
+        assert torch.allclose(found, expected, atol=2e-5)
+        for plane, before in zip((2, 3), written, strict=True):
+            assert torch.equal(before.nan_to_num(), pool.planes()[plane][:, : pool.slots].nan_to_num())
+        plan.keep_nodes()
+        for table in tables:
+            table.commit((0, 2) if parents is TREE else range(count))
