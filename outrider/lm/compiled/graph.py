@@ -124,7 +124,8 @@ def hollow_model(config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     model = cast(PreTrainedModel, made.to_empty(device="cpu"))
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model
 
 
 def export_pass(

@@ -25,14 +25,12 @@ C_SHIMS = {
 """Declaration of the C function that computes an operator, for Inductor's ``custom_ops_to_c_shims``."""
 
 
-@torch.library.register_fake("outrider::panel_linear", lib=_LIBRARY)
 def _panel_linear(
     rows: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, outputs: int
 ) -> torch.Tensor:
     return rows.new_empty(*rows.shape[:-1], outputs)
 
 
-@torch.library.register_fake("outrider::attend_slots", lib=_LIBRARY)
 def _attend_slots(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -45,3 +43,7 @@ def _attend_slots(
     softcap: float,
 ) -> torch.Tensor:
     return query.new_empty(1, query.shape[2], query.shape[1], values.shape[3])
+
+
+torch.library.register_fake("outrider::panel_linear", _panel_linear, lib=_LIBRARY)
+torch.library.register_fake("outrider::attend_slots", _attend_slots, lib=_LIBRARY)
