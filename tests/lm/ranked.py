@@ -7,11 +7,13 @@ The first rank saves beside each model the logits of `drive` ("logits.pt"), or w
 import os
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.pool import GuestRoom
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.parallel.leader import Leader, follow_leader
 from outrider.lm.parallel.rank_group import RankGroup, RankInfo
@@ -22,14 +24,22 @@ from tests.lm.families import VOCABULARY, logits_of
 
 TIMEOUT_S = 30.0
 STEPS = 12
+GUEST = "guest"
+"""A model in a folder whose name ends so has a guest in its pool."""
+ROOM = GuestRoom(planes=((2, 4), (1, 8)), features=1)
 
 
 def drive(lm: PackedLM, longest: int) -> torch.Tensor:
-    """Logits of trees of several sessions, which commit, share, copy and end at random."""
+    """Logits of trees of several sessions, which commit, share, copy and end at random.
+
+    A guest's rows of the first prompt have to stay with its tokens.
+    """
     dice = random.Random(5)
     found = []
     tables = [prefilled(lm, dice, longest // 2) for _ in range(3)]
     first = tables[0]
+    guest_write(lm, first)
+    prompt = first.length
     adopted, copied = SlotTable(lm.pool), SlotTable(lm.pool)
     adopted.adopt(first.blocks[: first.length // BLOCK])
     copied.copy_of(first.blocks[: first.length // BLOCK])
@@ -47,6 +57,9 @@ def drive(lm: PackedLM, longest: int) -> torch.Tensor:
             lm.release(tables.pop(1))
             # Now storage must grow, and what was there keep its place.
             tables += [lm.table(reserve=lm.pool.slots // 2 + 1) for _ in range(2)]
+    guest_check(lm, first, prompt)
+    for table in (adopted, copied):
+        guest_check(lm, table, prompt // BLOCK * BLOCK)
     for table in tables:
         lm.release(table)
     return torch.cat(found)
@@ -75,10 +88,31 @@ def way(parents: list[int], node: int) -> list[int]:
     return found
 
 
+@torch.inference_mode()
+def guest_write(lm: PackedLM, table: SlotTable) -> None:
+    """Writes each position's number into the guest's planes."""
+    for plane in guest_planes(lm):
+        for position, slot in enumerate(table.slots(0, table.length)):
+            plane[:, slot] = position
+
+
+def guest_check(lm: PackedLM, table: SlotTable, length: int) -> None:
+    """Raises AssertionError where the guest's planes lack the number of one of the first positions."""
+    expected = torch.arange(length, dtype=torch.float32)
+    for plane in guest_planes(lm):
+        assert (plane[:, table.slots(0, length)] == expected[None, :, None]).all()
+
+
+def guest_planes(lm: PackedLM) -> Sequence[torch.Tensor]:
+    planes = lm.pool.planes()
+    return planes[len(planes) - lm.pool.layout.guests :]
+
+
 def take_part(folder: Path, rank_group: RankGroup, longest: int) -> None:
     """Loads; then drives if this is the first rank, else follows."""
     try:
-        lm = PackedLM.load(folder, rank_group=rank_group)
+        guest = ROOM if folder.name.endswith(GUEST) else None
+        lm = PackedLM.load(folder, rank_group=rank_group, guest=guest)
     except ModelRefused as error:
         if rank_group.info.rank == 0:
             (folder / "refused.txt").write_text(str(error))

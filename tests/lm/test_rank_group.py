@@ -15,7 +15,7 @@ from outrider.lm.parallel.rank_group import RankGroup, RankInfo, RankLost
 from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest, ModelRefused
 from tests.lm.families import LENGTH, config_of, model_of
-from tests.lm.ranked import drive
+from tests.lm.ranked import GUEST, ROOM, drive
 from tests.ranks import ranks
 
 FAMILIES = ["llama", "qwen3", "gemma2", "gpt_neox", "deepseek_v3"]
@@ -29,11 +29,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     every = {family: REFUSED.get(family, {}) for family in [*FAMILIES, *REFUSED]}
     for family, changes in every.items():
         model_of(family, **changes).save_pretrained(root / family)
-    command = ["-m", "tests.lm.ranked", str(LENGTH), *(str(root / family) for family in every)]
+    model_of("llama").save_pretrained(root / GUEST)
+    command = ["-m", "tests.lm.ranked", str(LENGTH), *(str(root / name) for name in [*every, GUEST])]
     with ranks(command, root / "log") as pair:
         status = [process.wait(250) for process in pair]
     assert status == [0, 0], [log.read_text() for log in root.glob("log.*")]
-    return {family: root / family for family in every}
+    return {name: root / name for name in [*every, GUEST]}
 
 
 @pytest.mark.slow
@@ -46,6 +47,15 @@ def test_trees_of_two_ranks_have_the_logits_of_one(family: str, folders: dict[st
     # Two ranks add their halves up in another order. A wrong row is off by about 1.
     assert ((found - expected).abs() / spread).max() < 1e-4
     assert found.argmax(dim=-1).equal(expected.argmax(dim=-1))
+
+
+@pytest.mark.slow
+def test_a_guest_of_the_pool_keeps_its_rows_and_changes_no_logits_of_two_ranks(
+    folders: dict[str, Path],
+) -> None:
+    expected = drive(PackedLM.load(folders[GUEST], guest=ROOM), LENGTH)
+    assert expected.equal(drive(PackedLM.load(folders["llama"]), LENGTH))
+    assert torch.load(folders[GUEST] / "logits.pt").equal(torch.load(folders["llama"] / "logits.pt"))
 
 
 @pytest.mark.slow
