@@ -181,7 +181,7 @@ class Trial:
             worst = worst.worse(Difference.of(got, want))
         self._judge(lm, worst)
 
-    def _judge(self, lm: "PackedLM", worst: Difference) -> None:
+    def _judge(self, lm: Checkable, worst: Difference) -> None:
         """Logs the worst difference. Raises ModelRefused where it is too large."""
         allowed = max(_ROW_TOLERANCE[lm.model.dtype], _OWN_FACTOR * min(self.own, _MOST_OWN))
         allowed_logit = _TOLERANCE[lm.model.dtype]
