@@ -80,7 +80,7 @@ def test_the_key_follows_the_versions_and_the_processor(monkeypatch: pytest.Monk
 
     before = ORDER.key
     with monkeypatch.context() as patch:
-        patch.setattr(order.torch, "__version__", "2.99")
+        patch.setattr("torch.__version__", "2.99")
         assert ORDER.key != before
     with monkeypatch.context() as patch:
         patch.setattr(order, "processor_flags", lambda: "avx2")

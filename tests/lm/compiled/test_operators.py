@@ -56,7 +56,7 @@ class Operators:
 
 
 def _handle(tensor: torch.Tensor) -> ctypes.c_void_p:
-    capsule = torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor)  # type: ignore[attr-defined]
+    capsule = torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor)
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return ctypes.c_void_p(pointer(capsule, None))
@@ -71,7 +71,7 @@ def _tensor(handle: ctypes.c_void_p) -> torch.Tensor:
     capsule.restype = ctypes.py_object
     capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     made = capsule(handle, None, None)
-    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(made)  # type: ignore[attr-defined]
+    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(made)
 
 
 @pytest.fixture(scope="module")
