@@ -20,6 +20,7 @@ class ToyPool:
     def __init__(self, blocks: int) -> None:
         self.blocks = BlockAllocator(blocks)
         self.max_blocks = blocks
+        self.numerics = "toy"
         self.rows = [0] * blocks * BLOCK
         """Prefix hash by slot."""
         self.evict: Callable[[int], int] = lambda blocks: 0

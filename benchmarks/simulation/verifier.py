@@ -59,6 +59,7 @@ _TARGET: Any = SimpleNamespace(
     vocabulary_size=VOCABULARY,
     eos_ids=(EOS,),
     numerics="toy",
+    sampling_defaults={},
 )
 
 

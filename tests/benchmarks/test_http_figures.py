@@ -34,6 +34,7 @@ def test_a_benchmark_is_a_file_or_a_folder_that_python_runs() -> None:
         "load",
         "offline",
         "packed_step",
+        "peers",
         "retrieval",
         "sessions",
         "simulate",

@@ -209,7 +209,7 @@ def test_a_malformed_draft_mutes_its_source_at_once() -> None:
     one = session(1)
     running, counts = running_sessions(one)
     assert running.merge(1, draft(16), 0.0)
-    assert not one.listens_to(1)
+    assert not one.sources.listens_to(1)
     assert counts["far"].malformed == 1
     assert len(running.take_events()[1]) == 1
 

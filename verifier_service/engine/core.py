@@ -33,10 +33,9 @@ from verifier_service.engine.prompt_scorer import PromptScores, scored_at_once
 from verifier_service.engine.scheduler import Scheduler
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
-from verifier_service.engine.stats import CountsByName, EngineTotals, PassTimes
+from verifier_service.engine.stats import CountsByName, EngineTotals, PassTimes, StepMeter, Unmeasured
 from verifier_service.engine.step import EngineLimits, PassOutcome, StepRows, chunk_size, schedule_rows
 from verifier_service.engine.step_cost import StepCostModel
-from verifier_service.engine.step_meter import StepMeter, Unmeasured
 from verifier_service.observe.round_log import Step
 from verifier_service.proposers.batched import BatchedProposer, SeenRound
 from verifier_service.proposers.host import ProposerHost

@@ -6,9 +6,9 @@ Knows nothing of metrics. One thread at a time writes an instance; any may read 
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from speculative.choice import ChoiceCounts
 from speculative.fragment import Offer
@@ -309,3 +309,45 @@ class StepClock:
         self._costs.record(rows, forward_ms, sessions, depth)
         self._timings.forward.add(forward_ms)
         return PassTimes(self.began, self.ended, self.waited)
+
+
+class StepMeter(Protocol):
+    """Measures the time that a step spends inside the core, which reads no clock itself."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Entered while tokens are chosen."""
+
+    def taking_in(self) -> AbstractContextManager[None]:
+        """Entered while proposers draft."""
+
+    def proposing(self) -> AbstractContextManager[None]:
+        """Entered while batched proposers draft, and while they are shown what a pass did."""
+
+    def waited_for_drafts(self, seconds: float) -> None:
+        """Records that a step was held back so long for drafts."""
+
+    def now_s(self) -> float:
+        """The time, in seconds."""
+
+
+class Unmeasured:
+    """The StepMeter of a caller that measures nothing."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Measures nothing."""
+        return nullcontext()
+
+    def taking_in(self) -> AbstractContextManager[None]:
+        """Measures nothing."""
+        return nullcontext()
+
+    def proposing(self) -> AbstractContextManager[None]:
+        """Measures nothing."""
+        return nullcontext()
+
+    def waited_for_drafts(self, seconds: float) -> None:
+        """Records nothing."""
+
+    def now_s(self) -> float:
+        """Always the same time."""
+        return 0.0

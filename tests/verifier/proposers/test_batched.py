@@ -11,7 +11,7 @@ from core_driver import GREEDY, SAMPLED, CoreDriver
 from ngram_lm import NgramLM
 
 from speculative.params import SamplingParams
-from verifier_service.engine.step_meter import Unmeasured
+from verifier_service.engine.stats import Unmeasured
 from verifier_service.proposers.batched import (
     DraftAsk,
     DraftLevel,
