@@ -255,6 +255,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
     parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter, or none")
     parser.add_argument("--prompts", type=int, default=8, help="number of held-out prompts")
+    parser.add_argument("--passes", default="eager", help="our passes, as `outrider up --passes` says")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each request")
     parser.add_argument("--repeats", type=int, default=3, help="repeats of every arm on every prompt")
     return parser.parse_args()
@@ -268,7 +269,7 @@ def main() -> None:
     drafter = None if settings.drafter == "none" else settings.drafter
     cold = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm repeats the prompts
     with (
-        UpServices(settings.target, settings.drafter, **cold) as services,
+        UpServices(settings.target, settings.drafter, passes=settings.passes, **cold) as services,
         HfPeer(settings.target, drafter) as peer,
     ):
         prompts = load_prompts(settings.target, settings.prompts)

@@ -9,6 +9,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Kernels run on the CPU where Triton is installed; it reads this when transformers first imports it.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# A compiler beside every process that a test starts would take the cores; some tests ask for it.
+os.environ.setdefault("OUTRIDER_UP__PASSES", "eager")
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # Tests leave the user's cache alone; xdist's workers and all services share the folder of this process.
     os.environ["XDG_CACHE_HOME"] = (CACHE := tempfile.TemporaryDirectory(prefix="outrider-cache-")).name

@@ -204,7 +204,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--llama-server", metavar="PATH", help="llama.cpp's server; default: the one on PATH, if any"
     )
-    parser.add_argument("--passes", help="our passes, as `outrider up --passes` says; default: its default")
+    parser.add_argument("--passes", default="compiled", help="our passes, as `outrider up --passes` says")
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="compute threads, comma-separated")
     parser.add_argument("--streams", type=numbers, default=[1, 8], help="streams at once, comma-separated")
     parser.add_argument("--cores", type=int, default=2, help="cores that all processes share")

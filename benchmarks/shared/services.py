@@ -27,17 +27,17 @@ class UpServices:
     """A running `outrider up`: one verifier, at most one drafter, one orchestrator, each a process."""
 
     def __init__(
-        self, target: str, drafter: str, *, threads: int = 1, passes: str | None = None, **variables: str
+        self, target: str, drafter: str, *, threads: int = 1, passes: str = "eager", **variables: str
     ) -> None:
         """Starts the services with `variables` in their environment and returns when they are ready.
 
         Args:
-            passes: how models compute their passes, as `outrider up --passes` says; None: its default.
+            passes: how models compute their passes, as `outrider up --passes` says.
         """
         command = [sys.executable, "-m", "outrider.cli", "up", "--json", "--threads", str(threads)]
         # Benchmarks repeat requests, and past outputs would remember them.
         command += ["--target", target, "--drafter", drafter, "--retrieval", "none"]
-        command += [] if passes is None else ["--passes", passes]
+        command += ["--passes", passes]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=os.environ | variables
         )

@@ -108,7 +108,7 @@ def up(
     device: Annotated[str | None, typer.Option(help="Torch device. Default: auto.")] = None,
     passes: Annotated[
         str | None,
-        typer.Option(help="`auto`, `eager` or `compiled`: how the models' passes run. Default: eager."),
+        typer.Option(help="`auto`, `eager` or `compiled`: how the models' passes run. Default: auto."),
     ] = None,
     retrieval: Annotated[
         str | None, typer.Option(help="`none` starts no retrieval worker. Default: start one.")
@@ -365,7 +365,12 @@ def bench(
 
 
 @app.command()
-def demo() -> None:
+def demo(
+    passes: Annotated[
+        str,
+        typer.Option(help="`eager`, or `compiled`: by a C++ compiler, once, in a minute or two."),
+    ] = "eager",
+) -> None:
     """Show the speedup of the embedded pair.
 
     Completes held-out prompts with and without drafts; tokens are coloured by source.
@@ -374,7 +379,7 @@ def demo() -> None:
     """
     from outrider.cli.local.demo import run_demo
 
-    raise typer.Exit(run_demo())
+    raise typer.Exit(run_demo(passes))
 
 
 @app.command()

@@ -70,13 +70,17 @@ class TimedCompletion:
     seconds: float
 
 
-def run_demo() -> int:
-    """Runs the demonstration; returns 0 if all completions equal plain decoding, else 1; 130 after Ctrl-C."""
+def run_demo(passes: str) -> int:
+    """Runs the demonstration; returns 0 if all completions equal plain decoding, else 1; 130 after Ctrl-C.
+
+    `passes` is `eager` or `compiled`, as in `outrider up --passes`.
+    """
     console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
     prompts = read_prompts(EMBEDDED / "heldout.jsonl")
     table = TokenTable.from_json((embedded("target") / "tokenizer.json").read_text(encoding="utf-8"))
     try:
-        with stoppable(TERMINATED), closing(Stack(StackOptions(corpora=_corpora(table, console)))) as stack:
+        options = StackOptions(corpora=_corpora(table, console), passes=passes)
+        with stoppable(TERMINATED), closing(Stack(options)) as stack:
             _start(stack, console)
             with Client(stack.address) as client:
                 speculative, plain = _decode_all(client, prompts, Painter(console, table), console)

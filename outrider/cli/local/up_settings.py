@@ -46,7 +46,7 @@ class UpSettings(RoleSettings):
     """Number format in which the models compute; auto: the checkpoint's on a GPU, float32 on a CPU."""
     device: str = "auto"
     """Torch device of the models, such as cpu or cuda; auto: cuda where there is a GPU, else cpu."""
-    passes: Literal["auto", "eager", "compiled"] = "eager"
+    passes: Literal["auto", "eager", "compiled"] = "auto"
     """How the models' passes run on the CPU: eager, compiled, or auto: eager until compiled are ready."""
     retrieval: Literal["", "none"] = ""
     """`none`: start no retrieval worker; left out or empty: start one."""
@@ -101,7 +101,7 @@ class StackOptions:
     threads: int | None = None
     dtype: str = "auto"
     device: str = "auto"
-    passes: str = "eager"
+    passes: str = "auto"
     log_level: str = "warning"
     retrieval: bool = True
     corpora: tuple[str, ...] = ()
