@@ -67,7 +67,7 @@ class AdmittedRequest:
     grammar: Grammar | None = None
     """The grammar that the text has to match; None: any text."""
     score_prompt: bool = False
-    """Whether the prompt's tokens but the first have their log-probabilities, too; needs `logprobs`."""
+    """Whether the prompt's tokens, except the first, get log-probabilities too; needs `logprobs`."""
     unpaid: int = 0
     """Number of tokens in `have` that no record shows as generated for this session."""
 

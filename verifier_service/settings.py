@@ -25,8 +25,8 @@ class VerifierSettings(ModelSettings):
     """Threads that compute a pass on the CPU. auto: a measurement at load chooses as few as are fast, at most
     all cores but one, or OMP_NUM_THREADS."""
     cache_dir: CacheDir = Field(default_factory=default_cache_dir)
-    """Folder that keeps for later starts what was measured at load; none: nothing is kept. Default: outrider
-    in the user's cache folder."""
+    """Folder that keeps compiled passes and times measured at load for later starts; none: nothing is kept.
+    Default: outrider in the user's cache folder."""
     passes: Literal["auto", "eager", "compiled"] = "eager"
     """How the target's passes run on the CPU in float32: eager; compiled, which waits for the C++ compiler
     before serving; auto, which serves eagerly until compiled passes are ready."""

@@ -33,7 +33,7 @@ class Heads:
 class AttentionCase:
     """One layer's random keys and values on a device, and a step of random queries over them.
 
-    What no row may see is not a number.
+    Slots that no row may see hold NaN.
 
     Args:
         heads: heads and widths.

@@ -58,7 +58,7 @@ def parts(machine: Machine) -> dict[str, Part]:
 
 
 def versions(machine: Machine) -> Results:
-    """Versions of everything that decides, and the device's own account of itself."""
+    """Versions of the software that decides speed, and the device's description of itself."""
     fields: dict[str, Any] = {"python": platform.python_version(), "cc": shutil.which("cc")}
     for name in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Stage ragged: what passes cost that are no static step, and whether steps with a prompt are static."""
+"""Stage ragged: the cost of passes that are no static steps, and whether steps with a prompt are static."""
 
 import time
 from functools import cached_property
@@ -93,7 +93,7 @@ class Ragged:
         yield "one_row", {"ragged_ms": round(ragged_ms, 3), "static_ms": round(static_ms, 3)}
 
     def prompt(self) -> Results:
-        """A long prompt in chunks of several sizes; the second run is timed, captures lie behind it."""
+        """A long prompt in chunks of several sizes; the second run is timed, once captures are made."""
         lm = self._lm
         static_steps(lm, self._machine.device)
         for chunk in (16, 32) if self._machine.tiny else CHUNKS:

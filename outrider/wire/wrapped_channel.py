@@ -45,4 +45,4 @@ class WrappedChannel(grpc.aio.Channel):
 
     @abstractmethod
     def _calls(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[..., Any]:
-        """What makes calls of one method; `kind` names the method of grpc.aio.Channel that was asked."""
+        """The object that makes calls of one method; `kind` names the method of grpc.aio.Channel."""

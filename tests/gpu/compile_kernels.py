@@ -1,4 +1,4 @@
-"""Compiles the attention kernels for one GPU architecture, and prints what each variant takes.
+"""Compiles the attention kernels for one GPU architecture, and prints the resources that each variant takes.
 
 Run as `python -m tests.gpu.compile_kernels 90`: one JSON line per variant. Needs Triton, whose wheel brings
 ptxas, and no GPU.

@@ -38,7 +38,7 @@ _SPARSE = tuple(
 
 @dataclass
 class Work:
-    """What a device was asked for."""
+    """Counts of what a device was asked to do."""
 
     launches: Counter[str] = field(default_factory=Counter)
     """Operations that launch at least one kernel, by name."""
@@ -131,7 +131,7 @@ class FakeModel:
 
     @contextmanager
     def counting(self) -> Iterator[Work]:
-        """Counts what the device is asked for inside."""
+        """Counts what the device is asked to do inside the context."""
         self.work.__init__()  # type: ignore[misc]
         with self.mode, self._counting:
             yield self.work
@@ -186,7 +186,7 @@ class FakeModel:
 
 @dataclass(frozen=True)
 class Downloaded:
-    """What has come down: digests of nothing."""
+    """The outcome on the host: digests that hold nothing."""
 
     shape: tuple[int, ...]
 
@@ -215,7 +215,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _indexed(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """``tensor[index]`` in operations that have no need of a device guard."""
+    """``tensor[index]`` by operations that need no device guard."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if any(part is Ellipsis for part in parts):
         at = next(place for place, part in enumerate(parts) if part is Ellipsis)

@@ -40,7 +40,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 
 def step(model: FakeModel, sessions: int, rows: int, ask: RowAsk, context: int = 0) -> Work:
-    """What a second step of its size asks for."""
+    """Counts of what a second step of its size asks of the device."""
     tables = [model.lm.table(reserve=context) for _ in range(sessions)]
     for table in tables:
         table.length = context

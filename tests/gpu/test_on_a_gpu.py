@@ -26,7 +26,7 @@ STEPS = 10
 
 @contextmanager
 def waits() -> Iterator[list[str]]:
-    """The times that the host waits for the device inside, as torch's debug mode tells them."""
+    """Notes each wait of the host for the device inside the context, as torch's debug mode reports it."""
     found: list[str] = []
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("warn")

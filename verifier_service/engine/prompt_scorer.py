@@ -26,7 +26,7 @@ class PromptScores(NamedTuple):
 
 
 class PromptScorer:
-    """Scores the tokens of one prompt in order, whatever the steps compute again.
+    """Scores the tokens of one prompt in order, each once, even where steps compute positions again.
 
     Args:
         prompt: token ids of the prompt.
@@ -50,7 +50,7 @@ class PromptScorer:
         return range(first, max(first, min(end, len(self._prompt) - 1) - cached))
 
     def asks(self, rows: range, cached: int) -> list[RowAsk]:
-        """What will be asked of these rows' logits."""
+        """The questions that scoring asks of these rows' logits, one RowAsk a row."""
         return [RowAsk(named=(self._prompt[cached + row + 1],), top=self._top) for row in rows]
 
     def score(self, rows: range, cached: int, digests: Callable[[int], RowDigest]) -> PromptScores:
@@ -66,7 +66,7 @@ class PromptScorer:
 
 
 def scored_at_once(scorer: PromptScorer | None, rows: int) -> int:
-    """Rows of one step for a session that could have `rows`: fewer while its prompt is scored."""
+    """Most rows of a session in one step: `rows`, or fewer while its prompt is scored."""
     return rows if scorer is None or scorer.done else min(rows, SCORED_AT_ONCE)
 
 

@@ -112,11 +112,11 @@ class SessionSources:
                 yield active.source_index, found
 
     def heard(self, source_index: int) -> None:
-        """A draft of this source has come."""
+        """Notes that a draft of this source has come."""
         self._heard.add(source_index)
 
     def verified(self, tree: TokenTree, match: Match) -> None:
-        """The target chose tokens along a round's tree: each remote source drafted them, or others."""
+        """Notes which remote sources drafted the tokens that the target chose along a round's tree."""
         if not self.latencies or not tree.tokens:
             return
         sources, latencies, children_of = tree.sources, self.latencies, tree.children
@@ -132,7 +132,7 @@ class SessionSources:
                     latencies[source_index].verified(source_index == followed)
 
     def committed(self, token_sources: bytes, spared: bool, batch: int, step: int) -> None:
-        """A round was committed.
+        """Notes a committed round.
 
         Args:
             token_sources: source index of each committed token, 0 for the target itself.
@@ -146,7 +146,7 @@ class SessionSources:
         heard.clear()
 
     def published(self, now_ms: float, bare: bool) -> None:
-        """The last round was sent: from now on the time until each source's next draft counts.
+        """Notes that the last round was sent: the time until each source's next draft counts from now on.
 
         `bare` says that no drafted node outlived the round.
         """

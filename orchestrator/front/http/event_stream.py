@@ -36,7 +36,7 @@ class EventStream:
         self._last = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
-        self._turns = asyncio.Lock()  # a comment and an event never send the status both
+        self._turns = asyncio.Lock()  # a comment and an event must not both send the status
         self.begun = False
         """Whether the status was sent: from then on an error can only be an event."""
 

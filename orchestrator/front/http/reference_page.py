@@ -44,7 +44,7 @@ def _operations(document: Document) -> Iterator[str]:
 
 
 def _fields(schema: Document, schemas: Document) -> Iterator[str]:
-    """A table of an object's fields, those that are objects followed by theirs."""
+    """A table of an object's fields; a field that is an object is followed by its own fields."""
     yield "<table><tr><th>field</th><th>type</th><th></th></tr>"
     for name, field in _rows(schema, schemas, ""):
         text = escape(" ".join(field.get("description", "").split()))

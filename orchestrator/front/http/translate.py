@@ -29,7 +29,7 @@ from speculative.grammar import Grammar, GrammarKind
 
 @dataclass(frozen=True, slots=True)
 class AnswerDefaults:
-    """What a body that leaves a field out gets over HTTP, where the server decides."""
+    """Values of the fields that a body over HTTP leaves out, where the server chooses them."""
 
     max_tokens: int
     """The most tokens of a completed text."""

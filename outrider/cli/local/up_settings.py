@@ -47,7 +47,8 @@ class UpSettings(RoleSettings):
     device: str = "auto"
     """Torch device of the models, such as cpu or cuda; auto: cuda where there is a GPU, else cpu."""
     passes: Literal["auto", "eager", "compiled"] = "auto"
-    """How the models' passes run on the CPU: eager, compiled, or auto: eager until compiled are ready."""
+    """How the models' passes run on the CPU in float32: eager; compiled, before serving; auto: eagerly until
+    compiled passes are ready."""
     retrieval: Literal["", "none"] = ""
     """`none`: start no retrieval worker; left out or empty: start one."""
     corpus: Names = ()

@@ -1,4 +1,4 @@
-"""The static shapes of steps: how many rows, wanted rows and rows of a tile a captured graph is for. Pure."""
+"""The static shapes of steps: the rows, wanted rows and rows of a tile that a captured graph has. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which kernel multiplies how many rows by a weight, decided from measured times.
+"""Chooses the kernel that multiplies a number of rows by a weight, from measured times.
 
 Pure: reads no clock and knows no torch. `measuring` takes the times.
 """

@@ -33,7 +33,7 @@ def measure_kernels(
     """Seconds of one product with the weight ``[out, in]``, by kernel and number of rows.
 
     Kernels take turns, each round in another order. After ``limit_s`` seconds the measurement ends with the
-    number of rows at hand, so that the largest numbers can be missing; one row never is.
+    number of rows at hand, so times of the largest numbers can be missing; those of one row never are.
     """
     end = clock() + limit_s
     out = max(1, min(weight.shape[0], _MEASURED_ELEMENTS // weight.shape[1]))

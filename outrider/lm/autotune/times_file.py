@@ -53,7 +53,7 @@ class TimesFile:
                 self._seen.setdefault(shape, times)
 
     def get(self, shape: Shape) -> KernelTimes | None:
-        """The times of a shape; None for a shape that nobody measured."""
+        """The times of a shape; None for a shape that was not measured."""
         return self._seen.get(str(shape))
 
     def add(self, shape: Shape, times: KernelTimes) -> None:

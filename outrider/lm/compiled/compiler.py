@@ -57,7 +57,7 @@ class PassCompiler:
         self.seconds = 0.0
         """How long it took until compiled passes were ready, in seconds."""
         self.failure = ""
-        """Why passes stay eager; empty while that is open, and where they are compiled."""
+        """Why passes stay eager; empty while compiling goes on and once passes are compiled."""
         self._lm = lm
         self._trial = trial
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -77,8 +77,10 @@ class PassCompiler:
         self._thread.start()
 
     def wait(self, for_child: bool) -> None:
-        """Waits until compiled passes are ready or cannot be had, or, not ``for_child``, until a child has to
-        compile them."""
+        """Waits until compiled passes are ready or cannot be had.
+
+        Unless ``for_child``, the wait also ends where only a child could still compile them.
+        """
         (self._done if for_child else self._searched).wait()
 
     @property
@@ -87,7 +89,10 @@ class PassCompiler:
         return self._done.is_set()
 
     def take(self) -> CompiledRunner | None:
-        """The runner of compiled passes, once: for the thread that runs the model's passes."""
+        """Hands the runner of compiled passes over, once; None where there is none to hand over.
+
+        For the thread that runs the model's passes.
+        """
         ready, self._ready = self._ready, None
         return ready
 

@@ -1,7 +1,7 @@
 """A model's pass as one graph: exported with our operators in place of linear layers and attention.
 
-Number of rows, of wanted rows and of sessions are inputs of the graph, so one package serves every pass.
-Runs in the process that compiles; weights are never read here, only their shapes.
+The numbers of rows, wanted rows and sessions are inputs of the graph, so one package serves every pass.
+This module runs in the process that compiles; it reads the shapes of weights and never the weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class PanelProduct:
         return product
 
     def weight(self) -> torch.Tensor:
-        """Not to be had: a package's weights are read when it is loaded."""
+        """Raises NotImplementedError: nothing outside this product may read the weights while exporting."""
         raise NotImplementedError("a layer's weight is read outside its product")
 
 

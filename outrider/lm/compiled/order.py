@@ -1,4 +1,4 @@
-"""What is to be compiled, as the child reads it, and the key under which the package is kept.
+"""The order that a child compiles, and the key under which the cache keeps its package.
 
 The key holds everything that the package depends on: the model's configuration, its smallest tensors, the
 number of threads, the layers whose hidden states are kept, versions, the sources that make the graph, the
@@ -36,7 +36,7 @@ _SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class CompileOrder:
-    """What is to be compiled, and with what."""
+    """An order to compile one model's passes: everything that the child needs to know."""
 
     config: str
     """The model's configuration as JSON."""

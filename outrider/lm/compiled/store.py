@@ -1,7 +1,7 @@
 """Compiled packages in the cache folder: each in a folder of its own, published whole or not at all.
 
 A folder is filled under another name and renamed; it holds a digest of every file, checked before anything in
-it is loaded. One process at a time compiles.
+the folder is loaded. One process at a time compiles.
 """
 
 import fcntl

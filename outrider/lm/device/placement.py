@@ -1,4 +1,4 @@
-"""Where a model computes, in which dtype, and what it may take of a GPU: what ``auto`` stands for."""
+"""Finds where a model computes, in which dtype, and its share of a GPU: what ``auto`` stands for."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +24,7 @@ CudaGraphsMode = Literal["require", "prefer", "off"]
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
-    """How passes run on a GPU, and how much of it they may take. Without meaning on a CPU."""
+    """How passes run on a GPU, and how much of it they may take. A CPU ignores them."""
 
     cuda_graphs: CudaGraphsMode = "prefer"
     """``require``: a model whose passes cannot run as captured graphs is refused; ``prefer``: they run as

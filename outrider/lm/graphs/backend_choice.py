@@ -1,7 +1,7 @@
 """Chooses how a model's passes run: ragged, or as steps of static shape captured as graphs.
 
 On the CPU passes are ragged. On a GPU they are steps of static shape with the Triton kernel, where the kernel
-passes the check at load. Whether a model is refused that cannot run so is the caller's choice
+passes the check at load. The caller chooses whether a model that cannot run so is refused
 (`outrider.lm.device.placement.GpuOptions`).
 """
 

@@ -55,7 +55,7 @@ _FIELDS: dict[BodyKind, type[BodyFields]] = {
     BodyKind.DETOKENIZE: DetokenizeFields,
 }
 _APART = frozenset(("prompt", "messages", "tokens", "prediction", "suffix")) | IGNORED
-"""Fields that are not handed on with the others, which are small: they go apart, or nobody reads them."""
+"""Fields kept out of the small fields that are handed on: they are handed on apart, or ignored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def _with_reasoning(message: Mapping[str, str]) -> dict[str, str]:
-    """The message, its reasoning also under the other name that published templates read."""
+    """The message, with its reasoning also under the second name that published templates read."""
     reasoning = message.get("reasoning_content")
     return dict(message) if reasoning is None else {"thinking": reasoning, **message}
 
