@@ -31,7 +31,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 SHAPES = ((2, 1), (2, 8), (4, 1), (4, 8), (8, 1), (8, 4), (8, 8))
 """(sessions, rows each) of the packed cases with several sessions."""
 FROM_MEMORY = 8
-"""Last-level caches that a buffer is as large as which is read from memory."""
+"""Size of the buffer that is read from memory, in last-level caches."""
 SMALL_LAYERS, SMALL_WIDTH = 4, 64
 SMALL_SHAPES = ((1, 1), (1, 17), (8, 17))
 """(sessions, rows each) of the small model's cases."""
@@ -69,7 +69,7 @@ def random_pair(layers: int, width: int = 256) -> tuple[PackedLM, LlamaForCausal
 
 
 def compiled_twin(settings: argparse.Namespace, eager: Case) -> tuple[PackedLM, dict[str, float]]:
-    """The same model with compiled passes, and what compiling took, while `eager` passes went on."""
+    """The same model with compiled passes, and how long compiling took while `eager` passes went on."""
     if settings.model:
         lm = PackedLM.load(settings.model, threads=settings.threads)
     else:

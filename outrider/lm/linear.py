@@ -1,8 +1,8 @@
 """Linear layers whose weights are stacked and laid out once; on the CPU in float32.
 
 Layers that read the same input (query, key and value; gate and up) are multiplied as one; watching one row go
-through the model shows them. How a product is computed is its maker's business: `autotune.products` measures,
-`deterministic.linear` keeps every row's bits. Knows nothing about the meaning of layers.
+through the model shows them. The caller chooses how a product is computed: `autotune.products` by measuring,
+`deterministic.linear` so that every row keeps its bits. Knows nothing about the meaning of layers.
 """
 
 from collections.abc import Callable

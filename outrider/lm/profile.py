@@ -92,7 +92,7 @@ class FastProfile:
             pack_linears(lm.model, lm.find_layout, TunedProducts(TimesFile(self.cache_dir)))
 
     def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:
-        """Chooses between ragged passes and steps of static shape by measuring both."""
+        """Chooses between ragged passes and steps of static shape, as ``cuda_graphs`` says."""
         if ranks == 1:  # other ranks replay ragged passes alone
             choose_backend(lm, trial)
 

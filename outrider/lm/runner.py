@@ -56,9 +56,9 @@ class PackedLM:
     compiled: CompiledRunner | None = None
     """Runner of compiled passes on the CPU; None: passes are eager."""
     compiler: PassCompiler | None = None
-    """Has passes compiled meanwhile; see `compile_passes`."""
+    """Compiles passes beside serving; None before `compile_passes`, or where passes stay eager."""
     trial: Trial | None = None
-    """The check at load, for compiled passes; None without a check, and once it was used."""
+    """The check at load, by which compiled passes are checked; None without a check, and once it was used."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class PackedLM:
         self.groups = found.groups
         """Largest number of query heads that share a key head."""
         self.steps: GraphRunner | None = None
-        """Runner of small passes of static shape on a GPU; None: there are none."""
+        """Runner of steps of static shape on a GPU; None: all passes are ragged."""
         layout = self._pool_layout(found.layout, guest)
         self.pool = first_pool(layout, kv_mb)
         self._mask_dtype = found.layout.dtype
@@ -155,7 +155,7 @@ class PackedLM:
         values get the memory of a GPU that is free after a trial of the largest step. ``threads`` sets
         torch's threads for the whole process; with ``fewer_threads``, a measurement on the CPU may lower the
         number. Each rank of a ``rank_group`` gets its part of the model; all ranks make the same call.
-        ``guest`` is the room beside the model's keys and values that someone else wants. ``cache_dir`` is the
+        ``guest`` is the room that a drafting layer wants beside the model's keys and values. ``cache_dir`` is the
         folder that keeps measured times of kernels; None: they stay in this process.
 
         Raises InvalidRequest if there is no such model or device, ModelRefused (naming the model type) if the
@@ -215,8 +215,8 @@ class PackedLM:
     def compile_passes(self, passes: Passes, cache_dir: Path | None = None) -> None:
         """Has passes run as ``passes`` says; call it after `wants` was set and before the first session.
 
-        ``auto`` compiles meanwhile: passes are eager until a package is ready, and stay so where none can be
-        had. ``compiled`` waits for the package, and raises InvalidRequest where there is none. A package in
+        ``auto`` compiles beside serving: passes are eager until a package is ready, and stay eager where none
+        can be made. ``compiled`` waits for the package, and raises InvalidRequest where there is none. A package in
         ``cache_dir`` is used at once. Raises ValueError for a model that was loaded without the check.
         """
         trial, self.trial = self.trial, None
@@ -242,7 +242,7 @@ class PackedLM:
             self.compiler.close()
 
     def take_compiled(self) -> None:
-        """Takes compiled passes up where they have become ready."""
+        """Runs compiled passes from now on if they have become ready."""
         if self.compiler is not None and (ready := self.compiler.take()) is not None:
             self.use_compiled(ready)
 

@@ -156,7 +156,7 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
 
 
 async def serve_source(load: Callable[[Publish], SourceWorker[Any]], address: str) -> None:
-    """Serves a source without certificates until cancelled: the whole of a program that is nothing else.
+    """Serves a source without certificates until cancelled: a whole program in one call.
 
     Prints host:port once the source is loaded. Raises OutriderError where it cannot be loaded.
 

@@ -168,7 +168,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
 
 
 def _details(status: Status) -> Iterator[tuple[str, bytes]]:
-    """What the metadata tell, in google.rpc's messages; nothing for a bug, which has no name."""
+    """The error of the metadata in google.rpc's messages; empty for a bug, which has no name."""
     told = dict(status.metadata)
     if ERROR_KEY not in told:
         return
