@@ -56,7 +56,7 @@ class PackedLM:
     compiled: CompiledRunner | None = None
     """Runner of compiled passes on the CPU; None: passes are eager."""
     compiler: PassCompiler | None = None
-    """Compiles passes beside serving; None before `compile_passes`, or where passes stay eager."""
+    """Compiles passes beside serving; None unless `compile_passes` was asked to."""
     trial: Trial | None = None
     """The check at load, by which compiled passes are checked; None without a check, and once it was used."""
 
@@ -155,8 +155,8 @@ class PackedLM:
         values get the memory of a GPU that is free after a trial of the largest step. ``threads`` sets
         torch's threads for the whole process; with ``fewer_threads``, a measurement on the CPU may lower the
         number. Each rank of a ``rank_group`` gets its part of the model; all ranks make the same call.
-        ``guest`` is the room that a drafting layer wants beside the model's keys and values. ``cache_dir`` is the
-        folder that keeps measured times of kernels; None: they stay in this process.
+        ``guest`` is the room that a drafting layer wants beside the model's keys and values. ``cache_dir`` is
+        the folder that keeps measured times of kernels; None: they stay in this process.
 
         Raises InvalidRequest if there is no such model or device, ModelRefused (naming the model type) if the
         model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not as
@@ -216,8 +216,9 @@ class PackedLM:
         """Has passes run as ``passes`` says; call it after `wants` was set and before the first session.
 
         ``auto`` compiles beside serving: passes are eager until a package is ready, and stay eager where none
-        can be made. ``compiled`` waits for the package, and raises InvalidRequest where there is none. A package in
-        ``cache_dir`` is used at once. Raises ValueError for a model that was loaded without the check.
+        can be made. ``compiled`` waits for the package, and raises InvalidRequest where there is none. A
+        package in ``cache_dir`` is used at once. Raises ValueError for a model that was loaded without the
+        check.
         """
         trial, self.trial = self.trial, None
         if passes == "eager":
