@@ -27,7 +27,7 @@ async def without_end(first: Build, document: Build) -> AsyncIterator[Build]:
 
 
 async def refused_amid(build: Callable[[], Any]) -> grpc.aio.AioRpcError:
-    """The refusal of a call that writes on; gRPC's client hides one that meets a write, so this asks again."""
+    """The refusal of a call that writes on. gRPC hides one that meets a write, so this asks again."""
     for _ in range(20):
         error = await refused(build())
         if "execute_batch" not in str(error.debug_error_string()):
