@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from speculative.digest import HostDigest, RowDigest
-from verifier_service.engine.prompt_scorer import PromptScorer
+from verifier_service.engine.prompt_scorer import SCORED_AT_ONCE, PromptScorer, rows_with_scores
 
 PROMPT = (5, 3, 1, 4, 1, 0, 2)
 LOGITS = np.random.default_rng(3).normal(size=(len(PROMPT), 6)).astype(np.float32)
@@ -62,3 +62,10 @@ def test_a_prompt_of_one_token_has_nothing_to_score() -> None:
 def test_a_row_is_asked_for_the_token_behind_it() -> None:
     asks = PromptScorer(PROMPT, 1, 5).asks(range(1, 3), cached=2)
     assert [(ask.named, ask.top) for ask in asks] == [((PROMPT[4],), 5), ((PROMPT[5],), 5)]
+
+
+def test_a_step_scores_so_many_rows_of_all_sessions_together() -> None:
+    long = PromptScorer(range(1000), 1, 0)
+    sizes = rows_with_scores([None, long, long, PromptScorer(PROMPT[:1], 1, 0)], [100, 50, 50, 30])
+    assert sizes == [100, 50, SCORED_AT_ONCE - 50, 30]
+    assert rows_with_scores([long] * 3, [SCORED_AT_ONCE] * 3) == [SCORED_AT_ONCE, 1, 1]

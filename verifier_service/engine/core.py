@@ -29,7 +29,7 @@ from verifier_service.engine.messages import (
     StepReport,
     Update,
 )
-from verifier_service.engine.prompt_scorer import PromptScores, scored_at_once
+from verifier_service.engine.prompt_scorer import PromptScores, rows_with_scores
 from verifier_service.engine.scheduler import Scheduler
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
@@ -272,7 +272,7 @@ class EngineCore:
         sizes = uncomputed = [session.uncomputed for session in ready]
         if max(uncomputed) > 1:
             rows = schedule_rows(uncomputed, nodes, self._chunk(ready))
-            sizes = [scored_at_once(session.scorer, size) for session, size in zip(ready, rows, strict=True)]
+            sizes = rows_with_scores([session.scorer for session in ready], rows)
         taking = list(zip(uncomputed, sizes, strict=True))
         depth = sum(size * session.cached for session, size in zip(ready, sizes, strict=True)) / sum(sizes)
         drafts = self._budget.may_pay(taking, [session.node_limit for session in ready], depth)

@@ -12,7 +12,7 @@ from speculative.target_sampler import raw_logprob
 from verifier_service.sessions.request import SessionRequest
 
 SCORED_AT_ONCE = 64
-"""The most rows of a session that one step scores: other sessions wait while the host does."""
+"""The most rows that one step scores, of all sessions together: others wait while the host does."""
 
 
 class PromptScores(NamedTuple):
@@ -65,9 +65,15 @@ class PromptScorer:
         return PromptScores(first, tokens, tuple(scores))
 
 
-def scored_at_once(scorer: PromptScorer | None, rows: int) -> int:
-    """Most rows of a session in one step: `rows`, or fewer while its prompt is scored."""
-    return rows if scorer is None or scorer.done else min(rows, SCORED_AT_ONCE)
+def rows_with_scores(scorers: Sequence[PromptScorer | None], rows: Sequence[int]) -> list[int]:
+    """Rows of each session in one step: `rows`, or fewer (at least one) where a prompt is scored."""
+    left, sizes = SCORED_AT_ONCE, []
+    for scorer, size in zip(scorers, rows, strict=True):
+        if scorer is not None and not scorer.done:
+            size = min(size, max(1, left))
+            left -= size
+        sizes.append(size)
+    return sizes
 
 
 def scorer_of(request: SessionRequest) -> PromptScorer | None:

@@ -87,9 +87,17 @@ class AnswerAccumulator:
         else:
             piece = Piece(index, event.delta.text, event.delta.ids, event.delta.logprobs)
             self._count(place, choice, event.delta)
+        if not choice.pieces and self._scores_one(place):  # no score ever comes of it
+            prompt = self._requests[place].ids[:1]
+            piece = replace(piece, ids=(*prompt, *piece.ids), logprobs=(None, *piece.logprobs))
         piece = replace(piece, text=echoed + piece.text, first=not choice.pieces)
         choice.pieces.append(piece)
         return piece
+
+    def _scores_one(self, place: int) -> bool:
+        """Whether a request asks for the scores of a prompt of one token, which has none."""
+        request = self._requests[place]
+        return request.score_prompt and len(request.ids) == 1
 
     def _scored(self, index: int, choice: _Choice, event: PromptScored) -> Piece:
         """The piece of a prompt's tokens; the first piece has the first token, which nothing comes before."""

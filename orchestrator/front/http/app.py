@@ -1,6 +1,7 @@
 """The routes of the HTTP API."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -103,10 +104,14 @@ def _models(service: CompletionService) -> APIRouter:
 def _documents(app: FastAPI) -> APIRouter:
     router = APIRouter()
 
+    @cache
+    def page() -> str:
+        return reference_page(app.openapi())
+
     @router.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     async def docs() -> HTMLResponse:
         """The description of this API for readers."""
-        return HTMLResponse(reference_page(app.openapi()))
+        return HTMLResponse(page())
 
     return router
 

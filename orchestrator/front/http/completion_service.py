@@ -140,14 +140,14 @@ class CompletionService:
     async def _job(
         self, read: ReadBody, body: CompletionFields | ChatFields, caller: Caller
     ) -> CompletionJob:
-        translate.check_together(body)
+        translate.check_together(body, read.suffix)
         target = self.target(body.model)
         kind = ChatCompletionFormat if isinstance(body, ChatFields) else TextCompletionFormat
         seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed % 2**64
         name = f"{kind.id_prefix}-{secrets.token_hex(12)}"
         prediction = await prediction_ids(read.prediction, target)
         tenant = caller.tenant()
-        requests = []
+        requests, echoed = [], []
         for index, text in enumerate(read.prompts):
             prompt = _before(text, read.suffix, target) if read.suffix else text
             ids = await self.token_ids(prompt, target, add_special=not read.rendered)
@@ -155,9 +155,10 @@ class CompletionService:
             requests.append(
                 translate.admitted(body, ids, target, seed, tenant, session, self._defaults, prediction)
             )
+            if translate.echoes(body):
+                echoed.append(await asyncio.to_thread(_text, text, target))
             await asyncio.sleep(0)  # others have their turn between two prompts
         format_ = kind(target.tokens, requests[0].params.end_ids(target.eos_ids))
-        echoed = [_text(prompt, target) for prompt in read.prompts] if translate.echoes(body) else ()
         answers = AnswerAccumulator(requests, echoed, silent=translate.prompt_alone(body))
         return CompletionJob(body, caller, target, format_, tuple(requests), answers, seed, name)
 
@@ -165,7 +166,10 @@ class CompletionService:
         with self._metrics.begin() as measure:
             measure.admitted(request, job.target)
             answer = self._relay.answer(request, job.target, None)
-            async with aclosing(job.caller.charged(answer, len(request.ids))) as events:
+            prompts = (
+                request.choices if request.score_prompt else 1
+            )  # a prompt that is scored is computed anew
+            async with aclosing(job.caller.charged(answer, len(request.ids) * prompts)) as events:
                 async for event in events:
                     measure.note(event)
                     yield event

@@ -1,6 +1,8 @@
 """ASGI middleware around the routes: request ids, the framing of bodies, API keys."""
 
 from contextlib import ExitStack
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -91,9 +93,21 @@ class OriginMiddleware:
         await self._app(scope, receive, send)
 
     def _allows(self, origin: str, host: str) -> bool:
-        """Whether pages of this origin may call; those of the API's own address always may."""
-        own = origin.partition("://")[2].lower() == host.lower() != ""
+        """Whether pages of this origin may call; those of the API's own address always may.
+
+        A name proves nothing: the page's owner decides which address its name stands for.
+        """
+        own = origin.partition("://")[2].lower() == host.lower() and _is_address(host)
         return own or origin in self._origins or "*" in self._origins
+
+
+def _is_address(host: str) -> bool:
+    """Whether a Host header names this machine or an address, with or without a port."""
+    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
 
 
 def _not_allowed(origin: str) -> PermissionDenied:

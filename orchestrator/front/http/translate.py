@@ -53,8 +53,11 @@ class AnswerDefaults:
         return merged
 
 
-def check_together(body: GenerationFields) -> None:
-    """Check that no field is given without the field that gives it a meaning. Raises FieldRefused."""
+def check_together(body: GenerationFields, suffix: str | None) -> None:
+    """Check that no field is given without the field that gives it a meaning. Raises FieldRefused.
+
+    `suffix` is the body's, which large bodies bring apart.
+    """
     if body.stream_options is not None and not body.stream:
         raise FieldRefused("stream_options", "stream_options is given without stream: true")
     metrics_wanted = body.per_request_spec_decode_metrics not in (None, "none")
@@ -64,7 +67,7 @@ def check_together(body: GenerationFields) -> None:
             "per_request_spec_decode_metrics is sent with the usage; give stream_options.include_usage: true",
         )
     if isinstance(body, CompletionFields) and body.echo:
-        for other, given in (("suffix", body.suffix), ("return_token_ids", body.return_token_ids)):
+        for other, given in (("suffix", suffix), ("return_token_ids", body.return_token_ids)):
             if given:
                 raise FieldRefused("echo", f"echo is given beside {other}; give one of them")
     if isinstance(body, ChatFields):

@@ -179,15 +179,18 @@ async def test_an_echo_with_log_probabilities_has_those_of_the_prompt(
     assert answer.choices[0].text == "abcdef" + expected(table, 6, 2)[1]
 
 
-async def test_a_prompt_can_be_scored_without_a_token_behind_it(world: World, table: TokenTable) -> None:
+@pytest.mark.parametrize("prompt", ["abc", "a"])
+async def test_a_prompt_can_be_scored_without_a_token_behind_it(
+    world: World, table: TokenTable, prompt: str
+) -> None:
     async with asking(world, table) as (client, _, _):
         stream = await client.completions.create(
-            model="toy", prompt="abc", max_tokens=0, echo=True, logprobs=0, stream=True
+            model="toy", prompt=prompt, max_tokens=0, echo=True, logprobs=0, stream=True
         )
         choices = [choice async for event in stream for choice in event.choices]
-    assert "".join(choice.text for choice in choices) == "abc"
+    assert "".join(choice.text for choice in choices) == prompt
     tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.tokens or ()]
-    assert tokens == ["a", "b", "c"]
+    assert tokens == [*prompt]
     assert choices[-1].finish_reason == "length"
 
 
@@ -208,15 +211,30 @@ async def test_a_score_survives_the_loss_of_its_verifier(world: World, table: To
     assert tokens == [*"abcdefghij", *(table.token(id_) for id_ in expected(table, 10, 2)[0])]
 
 
+@pytest.mark.parametrize("room", [0, 70_000])
+async def test_an_echo_beside_a_suffix_is_refused_by_whoever_reads_the_body(
+    world: World, table: TokenTable, room: int
+) -> None:
+    async with asking(world, table) as (_, verifier, front):
+        body = b'{"prompt": "a", "suffix": "b", "echo": true%s}' % (b" " * room)
+        status, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body)
+    assert (status, said["error"]["message"]) == (400, "echo is given beside suffix; give one of them")
+    assert not verifier.opened
+
+
 async def test_pages_of_other_origins_are_refused(world: World, table: TokenTable) -> None:
     async with asking(world, table) as (_, verifier, front):
         body = b'{"prompt": "a", "max_tokens": 1}'
         status, said, _ = await asyncio.to_thread(
             send, front.http, "/v1/completions", body, origin="https://evil.example"
         )
+        rebound, _, _ = await asyncio.to_thread(
+            send, front.http, "/v1/completions", body, origin="http://evil.example:80", host="evil.example:80"
+        )
         own, _, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body, origin=front.http)
     assert (status, said["error"]["code"]) == (403, "permission_denied")
     assert "--http-origins" in said["error"]["message"]
+    assert rebound == 403, "its owner has the name stand for this machine"
     assert own == 200
     assert len(verifier.opened) == 1
 
