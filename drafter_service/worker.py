@@ -122,6 +122,11 @@ class DrafterWorker(SourceWorker[DraftingSession]):
         """Frees the session's cache."""
         self.drafter.close(session.cache)
 
+    def shut_down(self) -> None:
+        """Closes every session, then shuts the drafter down."""
+        super().shut_down()
+        self.drafter.shut_down()
+
     def least_survival(self, stream: int, survival: float) -> None:
         """Sets the survival below which nodes of a verifier's sessions are held back."""
         before = self._least.get(stream, 0.0)

@@ -46,6 +46,9 @@ class Drafter(Protocol):
         suffice.
         """
 
+    def shut_down(self) -> None:
+        """Ends what the drafter does beside its passes; the last call."""
+
     @property
     def cached_tokens(self) -> int:
         """Number of tokens that the open caches have room for."""

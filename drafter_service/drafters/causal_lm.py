@@ -72,6 +72,10 @@ class CausalLMDrafter:
         shares = [SequenceRows(_table(cache), rows.tokens, rows.parents, rows.want) for cache, rows in batch]
         return self.lm.forward(shares).rows()
 
+    def shut_down(self) -> None:
+        """Ends the model's compiler, should it still compile."""
+        self.lm.close()
+
     @property
     def cached_tokens(self) -> int:
         """Number of cache slots that belong to sessions."""

@@ -346,3 +346,9 @@ def test_a_failing_pass_refuses_its_sessions_and_the_worker_goes_on(
     assert bench.drafter.cached_tokens == 0
     bench.follow(2)
     assert bench.settle() > 0
+
+
+def test_a_worker_that_ends_shuts_its_drafter_down(bench: Bench) -> None:
+    bench.worker.stop()
+    bench.worker.run()
+    assert bench.drafter.is_shut_down

@@ -71,6 +71,7 @@ class FakeDrafter:
         self.sharpness = sharpness
         self.passes: list[int] = []
         self.caches: list[FakeCache] = []
+        self.is_shut_down = False
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """float32[WIDTH] after these ids."""
@@ -101,6 +102,9 @@ class FakeDrafter:
             cache.nodes.extend(zip(rows.tokens, rows.parents, strict=True))
             wanted.extend(self.logits(cache.path(low + row)) for row in rows.want)
         return np.array(wanted, dtype=np.float32).reshape(len(wanted), WIDTH)
+
+    def shut_down(self) -> None:
+        self.is_shut_down = True
 
     @property
     def cached_tokens(self) -> int:
