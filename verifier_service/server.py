@@ -109,6 +109,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         beats = asyncio.create_task(self._beat_while_loading(), name="beats")
         try:
             target = await asyncio.to_thread(self._load)
+            self._target = target  # a stop while its passes compile closes the target
             proposers = {name: make_batched_proposer(name) for name in self._settings.proposers}
             await asyncio.to_thread(_prepare, target, all_needs(proposers.values()))
             await self._compile_passes(target)
@@ -249,7 +250,6 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         settings = self._settings
         capacity = Capacity(settings.max_sessions, target.pool.max_slots, BLOCK)
         digest = "" if tokens is None else tokens.digest
-        self._target = target
         self._tokenizer = (target.tokenizer_json or "").encode()
         self._served = served_model(settings, target, capacity)
         self._description = description_of(settings, target, self._served, digest, weights, self._ranks)

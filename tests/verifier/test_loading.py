@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -47,6 +48,34 @@ async def test_beats_go_out_while_the_model_loads_and_nothing_is_opened() -> Non
         assert len((await client.generate([1, 2], new=5)).ids) == 5
     await service.stop(0.0)
     await server.stop(0.0)
+
+
+class _Compiling(NgramLM):
+    """A target that compiles its passes until it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiles = threading.Event()
+        self.closed = threading.Event()
+
+    def compile_passes(self, passes: str, cache_dir: Path | None) -> None:
+        self.compiles.set()
+        assert self.closed.wait(30)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+async def test_a_stop_while_passes_compile_closes_the_target() -> None:
+    target: Any = _Compiling()
+    settings = VerifierSettings(model="unused", passes="compiled")
+    service = VerifierServer(settings, lambda: target, Metrics("verifier"), print)
+    starting = asyncio.create_task(service.start())
+    assert await asyncio.to_thread(target.compiles.wait, 30)
+    starting.cancel()
+    await service.stop(0.0)
+    assert target.closed.is_set()
+    await asyncio.gather(starting, return_exceptions=True)
 
 
 async def test_slots_for_less_than_one_session_are_refused() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from outrider.lm.compiled.child import OPERATORS, ORDER, PACKAGE, PANELS
 from outrider.lm.compiled.order import CompileOrder
-from outrider.lm.compiled.store import PackageStore
+from outrider.lm.compiled.store import CompileFailed, PackageStore
 
 _POLL_S = 0.2
 _MESSAGES = "messages"
@@ -19,10 +19,6 @@ _MESSAGES = "messages"
 
 CHILD = (sys.executable, "-m", "outrider.lm.compiled.child")
 """Command that compiles in the folder named behind it."""
-
-
-class CompileFailed(Exception):
-    """A package could not be compiled or loaded; the message says why, for a log line."""
 
 
 @dataclass(frozen=True, slots=True)

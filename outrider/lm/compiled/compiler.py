@@ -9,17 +9,17 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from outrider.lm.compiled.building import CompileFailed, build
+from outrider.lm.compiled.building import build
 from outrider.lm.compiled.order import CompileOrder, find_compiler
 from outrider.lm.compiled.package import CompiledRunner, PassPackage, panel_width
 from outrider.lm.compiled.panels import constants_of, inlined, own_constants
-from outrider.lm.compiled.store import PackageStore
+from outrider.lm.compiled.store import CompileFailed, PackageStore
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
 from outrider.lm.kv.table import SlotTable
@@ -41,6 +41,7 @@ _MOST_BYTES = 4 * 2**30
 """Largest weights of linear layers that are kept twice, for eager and for compiled passes, in bytes."""
 
 _FOLDER = "passes"
+_STOPPED = "it was stopped"
 _GAIN = "; compiled passes of few rows take a third to a half of the time"
 
 
@@ -79,7 +80,8 @@ class PassCompiler:
     def wait(self, for_child: bool) -> None:
         """Waits until compiled passes are ready or cannot be had.
 
-        Unless ``for_child``, the wait also ends where only a child could still compile them.
+        Unless ``for_child``, the wait also ends where only a child could still compile them. `close`, called
+        from another thread, ends the wait too.
         """
         (self._done if for_child else self._searched).wait()
 
@@ -97,9 +99,14 @@ class PassCompiler:
         return ready
 
     def close(self) -> None:
-        """Ends compiling; blocks until the child is gone."""
+        """Ends compiling and every `wait`; blocks until the child is gone."""
         self._stop.set()
-        self._thread.join()
+        if not self._done.is_set():
+            self.failure = _STOPPED
+        self._searched.set()
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
         if self._temporary is not None:
             self._temporary.cleanup()
 
@@ -128,6 +135,7 @@ class PassCompiler:
     def _compiled(self) -> CompiledRunner:
         """The runner of compiled passes, checked. Raises CompileFailed."""
         lm = self._lm
+        self._require_open()
         check_compilable(lm)
         compiler = find_compiler()
         if compiler is None:
@@ -139,18 +147,27 @@ class PassCompiler:
             try:
                 return self._loaded(found)
             except Exception as error:
+                self._require_open()
                 log.warning("a compiled package in the cache is broken and is compiled anew: %s", error)
                 self._store.remove(order.key)
         self._searched.set()
         return self._loaded(build(order, self._store, self._stop.is_set))
 
     def _loaded(self, folder: Path) -> CompiledRunner:
-        package = PassPackage(folder, constants_of(self._lm.model, panel_width(folder)))
+        self._require_open()
+        constants = constants_of(self._lm.model, panel_width(folder))
+        self._require_open()
+        package = PassPackage(folder, constants)
         try:
-            self._trial.verify(_PackagedLM(self._lm, package))
+            self._trial.verify(_PackagedLM(self._lm, package, self._require_open))
         except ModelRefused as error:
             raise CompileFailed(f"compiled passes are wrong: {error}") from error
         return CompiledRunner(package, self._lm.pool)
+
+    def _require_open(self) -> None:
+        """Raises CompileFailed once the compiler is closed; called between two stages of loading."""
+        if self._stop.is_set():
+            raise CompileFailed(_STOPPED)
 
 
 def check_compilable(lm: "PackedLM") -> None:
@@ -175,13 +192,14 @@ def check_compilable(lm: "PackedLM") -> None:
 class _PackagedLM:
     """A package as the check at load runs it: passes over a pool of its own, beside a serving model."""
 
-    def __init__(self, lm: "PackedLM", package: PassPackage) -> None:
+    def __init__(self, lm: "PackedLM", package: PassPackage, require_open: Callable[[], None]) -> None:
         self.model = lm.model
         self.model_type = lm.model_type
         self.forward_calls = 0
         self.rows = 0
         self._pool = SlotPool(lm.pool.layout, max_slots=64 * lm.max_length, initial_slots=BLOCK)
         self._runner = CompiledRunner(package, self._pool)
+        self._require_open = require_open
 
     def table(self) -> SlotTable:
         """A slot table for a new session."""
@@ -193,7 +211,8 @@ class _PackagedLM:
 
     @torch.inference_mode()
     def forward(self, sequences: Sequence[SequenceRows]) -> HostOutcome:
-        """One compiled pass; see `PackedLM.forward`."""
+        """One compiled pass; see `PackedLM.forward`. Raises CompileFailed once the compiler is closed."""
+        self._require_open()
         plan = PassPlan(sequences, self._pool, torch.float32)
         computed = self._runner.forward(plan, plan.ids(sequences), plan.wanted(sequences))
         plan.keep_nodes()

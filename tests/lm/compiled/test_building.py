@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.lm.compiled.building import BuildLimits, CompileFailed, build
+from outrider.lm.compiled.building import BuildLimits, build
 from outrider.lm.compiled.order import CompileOrder
-from outrider.lm.compiled.store import PackageStore
+from outrider.lm.compiled.store import CompileFailed, PackageStore
 
 LIMITS = BuildLimits()
 ORDER = CompileOrder("{}", (), 1, "g++", {})

@@ -1,12 +1,15 @@
 """Where no compiled pass can be had, passes go on eagerly, and one warning says why."""
 
 import logging
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from outrider.lm.compiled.order import find_compiler
 from outrider.lm.compiled.panels import panels_of
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
@@ -14,6 +17,8 @@ from speculative.errors import InvalidRequest
 from tests.lm.families import logits_of
 
 IDS = [3, 1, 4, 1, 5, 9]
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler here")
 
 
 def rows(lm: PackedLM) -> torch.Tensor:
@@ -47,6 +52,42 @@ def test_compiled_passes_that_cannot_be_had_are_refused_where_they_were_asked_fo
     with pytest.raises(InvalidRequest, match="float32 alone, not in bfloat16"):
         lm.compile_passes("compiled", tmp_path)
     lm.close()
+
+
+@needs_compiler
+def test_a_cache_folder_that_others_may_write_leaves_passes_eager_and_one_warning_says_so(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "passes").mkdir()
+    (tmp_path / "passes").chmod(0o777)
+    lm = PackedLM.load(tiny_llama)
+    with caplog.at_level(logging.WARNING):
+        lm.compile_passes("auto", tmp_path)
+        assert lm.compiler is not None
+        lm.compiler.wait(for_child=True)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert f"stay eager: {tmp_path / 'passes'} has mode 0777" in warning
+    assert lm.compiled is None
+    assert list((tmp_path / "passes").iterdir()) == []
+    lm.close()
+
+
+@needs_compiler
+def test_closing_a_model_ends_the_wait_for_compiled_passes_and_the_child(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = PackedLM.load(tiny_llama)
+    with ThreadPoolExecutor() as threads, caplog.at_level(logging.WARNING):
+        waiting = threads.submit(lm.compile_passes, "compiled", tmp_path)
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("passes/building-*/tmp")):  # the child compiles
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        lm.close()
+        with pytest.raises(InvalidRequest, match="cannot be compiled: it was stopped"):
+            waiting.result(5)
+    assert caplog.records == []
+    assert [path.name for path in (tmp_path / "passes").iterdir()] == ["lock"]
 
 
 class _Failing:

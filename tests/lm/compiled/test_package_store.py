@@ -1,11 +1,12 @@
 """Packages in the cache are whole or absent."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from outrider.lm.compiled.store import PackageStore
+from outrider.lm.compiled.store import CompileFailed, PackageStore
 
 NAMES = ("one.so", "two.pt2")
 
@@ -25,6 +26,57 @@ def test_a_package_is_found_once_it_is_published(tmp_path: Path) -> None:
     assert found is not None
     assert (found / "one.so").read_text() == "a one.so"
     assert store.find("b") is None
+
+
+def open_to_all(folder: Path) -> str:
+    folder.chmod(0o777)
+    return "has mode 0777"
+
+
+def linked(folder: Path) -> str:
+    aside = folder.with_name("aside")
+    folder.rename(aside)
+    folder.symlink_to(aside)
+    return "is a symbolic link"
+
+
+@pytest.mark.parametrize("spoil", [open_to_all, linked])
+@pytest.mark.parametrize("name", ["passes", "passes/a"])
+def test_a_folder_that_others_could_have_filled_is_refused_and_left_as_it_is(
+    tmp_path: Path, name: str, spoil: Callable[[Path], str]
+) -> None:
+    store = PackageStore(tmp_path / "passes")
+    package = publish(store, "a")
+    why = f"{tmp_path / name} {spoil(tmp_path / name)}"
+    with pytest.raises(CompileFailed, match=why):
+        store.find("a")
+    assert (package / "one.so").read_text() == "a one.so"
+    if name == "passes":
+        with pytest.raises(CompileFailed, match=why), store.turn(lambda: True):
+            pass
+        with pytest.raises(CompileFailed, match=why), store.building():
+            pass
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PackageStore(tmp_path / "passes")
+    publish(store, "a")
+    owner = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: owner + 1)
+    with pytest.raises(CompileFailed, match=f"belongs to user {owner}, but .* as user {owner + 1}"):
+        store.find("a")
+
+
+def test_the_lock_neither_follows_a_link_nor_cuts_what_is_there(tmp_path: Path) -> None:
+    store = PackageStore(tmp_path)
+    (tmp_path / "lock").write_text("kept")
+    with store.turn(lambda: True) as free:
+        assert free
+    assert (tmp_path / "lock").read_text() == "kept"
+    (tmp_path / "lock").rename(tmp_path / "else")
+    (tmp_path / "lock").symlink_to(tmp_path / "else")
+    with pytest.raises(OSError, match="lock"), store.turn(lambda: True):
+        pass
 
 
 @pytest.mark.parametrize("spoil", ["cut", "missing", "no manifest", "another file"])
