@@ -5,6 +5,7 @@ it against the model's own eager forward on a pool of its own, and leaves it for
 to take up. Whatever goes wrong leaves the passes eager, and one warning says why.
 """
 
+import json
 import logging
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from transformers import PreTrainedModel
 
 from outrider.lm.compiled.building import build
 from outrider.lm.compiled.order import CompileOrder, find_compiler
@@ -140,7 +142,7 @@ class PassCompiler:
         compiler = find_compiler()
         if compiler is None:
             raise CompileFailed("there is no C++ compiler (g++) on the PATH; install one")
-        config = lm.model.config.to_json_string(use_diff=False)
+        config = _config_of(lm.model)
         small = inlined(own_constants(lm.model))
         order = CompileOrder(config, tuple(lm.wants.features), self._threads, compiler, small)
         if (found := self._store.find(order.key)) is not None:
@@ -217,3 +219,10 @@ class _PackagedLM:
         computed = self._runner.forward(plan, plan.ids(sequences), plan.wanted(sequences))
         plan.keep_nodes()
         return HostOutcome(computed.logits)
+
+
+def _config_of(model: PreTrainedModel) -> str:
+    """The model's configuration as JSON, without the folder that it came from."""
+    fields = json.loads(model.config.to_json_string(use_diff=False))
+    fields.pop("_name_or_path", None)
+    return json.dumps(fields, sort_keys=True)

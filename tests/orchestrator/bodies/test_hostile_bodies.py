@@ -82,7 +82,7 @@ BODIES: dict[str, tuple[str, Callable[[int], Any]]] = {
     "numbers for messages": (CHAT, lambda n: {"messages": [5] * n}),
     "parts of a message": (CHAT, lambda n: {"messages": [{"role": "user", "content": [5] * n}]}),
     "unknown fields of a message": (CHAT, lambda n: {"messages": [USER | {f"a{at}": at for at in range(n)}]}),
-    "a long message": (CHAT, lambda n: {"messages": [USER | {"content": "x" * n}]}),
+    "a long message": (CHAT, lambda n: {"messages": [USER | {"content": "x" * n}], "max_tokens": 1}),
     "a text to tokenize": ("/tokenize", lambda n: {"prompt": "x" * n, "return_token_strs": True}),
     "messages to tokenize": ("/tokenize", lambda n: {"messages": [USER] * n}),
     "negative tokens": ("/detokenize", lambda n: {"tokens": [-1] * n}),
