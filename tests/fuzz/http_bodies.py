@@ -43,10 +43,36 @@ _GENERATION: dict[str, Any] = {
     "per_request_spec_decode_metrics": "none",
 }
 _MESSAGE = {"role": "user", "content": [{"type": "text", "text": "x"}], "name": "n"}
+_IGNORED: dict[str, Any] = {
+    "user": "u",
+    "metadata": {"a": "b"},
+    "store": False,
+    "service_tier": "auto",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"a": [1]},
+    "prompt_cache_retention": "24h",
+}
+_ABSENT = ("function_call", "audio", "reasoning_effort", "verbosity", "web_search_options", "moderation")
 FULL: dict[str, dict[str, Any]] = {
-    "/v1/completions": {**_GENERATION, "prompt": [[5, 9]], "logprobs": 1, "echo": False, "best_of": 1},
+    "/v1/completions": {
+        **_GENERATION,
+        **_IGNORED,
+        "prompt": [[5, 9]],
+        "suffix": None,
+        "logprobs": 1,
+        "echo": False,
+        "best_of": 1,
+    },
     "/v1/chat/completions": {
         **_GENERATION,
+        **_IGNORED,
+        **dict.fromkeys(_ABSENT),
+        "tools": [],
+        "tool_choice": None,
+        "functions": [],
+        "parallel_tool_calls": True,
+        "modalities": ["text"],
         "messages": [_MESSAGE],
         "max_completion_tokens": 2,
         "logprobs": True,
