@@ -1,6 +1,7 @@
 """Random attention of one step: slots of several sessions in blocks that lie apart, and rows over them."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -96,22 +97,45 @@ class AttentionCase:
         return torch.randn(*shape, generator=self._random, device=self._device).to(self._dtype)
 
     def _session(self, committed: int, kept: int, rows: int, apart: bool) -> SequenceRows:
-        table = SlotTable(self.pool)
-        while len(table.blocks) * BLOCK < committed + kept:
-            table.reserve(len(table.blocks) * BLOCK + 1)
-            if apart:
-                self.pool.take(self._dice.randrange(1, 3), table.blocks[-1])
-        slots = table.slots(0, committed + kept)
-        for plane in self.pool.planes():
-            plane[:, slots] = self._draw(plane.shape[0], len(slots), plane.shape[2])
-        table.length = committed
         # A mask has bits for so many branching nodes; those before them are a chain, as a prompt's are.
         chain = max(0, kept + rows - _MOST_BRANCHES)
-        parents = [
-            node - 1 if node < chain else self._dice.randrange(max(-1, chain - 1, node - 4), node)
-            for node in range(kept + rows)
-        ]
-        for parent in parents[:kept]:
-            table.depths.append(table.depths[parent] + 1 if parent >= 0 else 0)
-        table.parents = parents[:kept]
-        return SequenceRows(table, [0] * rows, parents[kept:], [])
+        return random_session(
+            self.pool, self._dice, self._draw, (committed, kept, rows), chain=chain, apart=apart
+        )
+
+
+def random_session(
+    pool: SlotPool,
+    dice: random.Random,
+    draw: Callable[..., torch.Tensor],
+    tree: tuple[int, int, int],
+    *,
+    chain: int,
+    apart: bool = True,
+) -> SequenceRows:
+    """A session with random keys and values, whose rows hang in a random tree.
+
+    Args:
+        draw: gives random numbers of a shape.
+        tree: number of committed positions, of nodes kept from earlier passes, and of rows.
+        chain: number of first nodes that hang one below the other; others may hang beside the last of them.
+        apart: whether the session's blocks lie apart.
+    """
+    committed, kept, rows = tree
+    table = SlotTable(pool)
+    while len(table.blocks) * BLOCK < committed + kept:
+        table.reserve(len(table.blocks) * BLOCK + 1)
+        if apart:
+            pool.take(dice.randrange(1, 3), table.blocks[-1])
+    slots = table.slots(0, committed + kept)
+    for plane in pool.planes():
+        plane[:, slots] = draw(plane.shape[0], len(slots), plane.shape[2])
+    table.length = committed
+    parents = [
+        node - 1 if node < chain else dice.randrange(max(-1, chain - 2, node - 4), node)
+        for node in range(kept + rows)
+    ]
+    for parent in parents[:kept]:
+        table.depths.append(table.depths[parent] + 1 if parent >= 0 else 0)
+    table.parents = parents[:kept]
+    return SequenceRows(table, [0] * rows, parents[kept:], [])

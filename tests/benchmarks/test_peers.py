@@ -92,7 +92,7 @@ def test_a_wrong_path_of_the_server_is_named() -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def narrow_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a random Llama of 2 layers whose head width is not width / heads."""
     folder = tmp_path_factory.mktemp("peers") / "llama"
     torch.manual_seed(0)
@@ -114,23 +114,23 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def converted(tiny_llama: Path) -> Path:
+def converted(narrow_llama: Path) -> Path:
     """The GGUF file of the random Llama; skips where the gguf package is not installed."""
     pytest.importorskip("gguf", reason="the extra [bench] is not installed")
     from benchmarks.peers.gguf_models import write_gguf
 
-    file = tiny_llama.parent / "llama.gguf"
-    write_gguf(tiny_llama, file)
+    file = narrow_llama.parent / "llama.gguf"
+    write_gguf(narrow_llama, file)
     return file
 
 
 def test_a_gguf_file_holds_the_checkpoints_numbers_shape_and_tokens(
-    tiny_llama: Path, converted: Path
+    narrow_llama: Path, converted: Path
 ) -> None:
     from gguf import GGUFReader
 
-    model = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_llama)
+    model = LlamaForCausalLM.from_pretrained(narrow_llama, dtype=torch.float32)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(narrow_llama)
     reader = GGUFReader(converted)
     tensors = {tensor.name: np.asarray(tensor.data) for tensor in reader.tensors}
     own = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
@@ -149,9 +149,11 @@ def test_a_gguf_file_holds_the_checkpoints_numbers_shape_and_tokens(
 
 
 @pytest.mark.skipif(LLAMA_SERVER is None, reason="there is no llama-server on PATH")
-def test_llama_cpp_decodes_a_converted_model_as_transformers_does(tiny_llama: Path, converted: Path) -> None:
+def test_llama_cpp_decodes_a_converted_model_as_transformers_does(
+    narrow_llama: Path, converted: Path
+) -> None:
     assert LLAMA_SERVER is not None
-    model = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(narrow_llama, dtype=torch.float32)
     prompts = [[5, 6, 7, 8], [9, 10, 11]]
     greedy = {"n_predict": 12, "temperature": 0, "ignore_eos": True, "return_tokens": True}
     with LlamaServer(LLAMA_SERVER, converted, 2, 1, ["--flash-attn", "off"]) as server:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu_first.attention_case import random_session
 from outrider.lm.attention.interface import AttentionParams, SlotCache
 from outrider.lm.attention.kernels.gathered import attend_gathered
 from outrider.lm.attention.metadata import Attend
@@ -23,7 +24,6 @@ from outrider.lm.graphs.graph_runner import PagedCache
 from outrider.lm.graphs.inputs import GraphInputs
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import KVLayout, SlotPool
-from outrider.lm.kv.table import SlotTable
 from outrider.lm.plan import PassPlan, SequenceRows
 from outrider.lm.runner import PackedLM
 from tests.lm.families import VOCABULARY, logits_of, model_of, twin_of
@@ -99,23 +99,8 @@ class Attention:
         return torch.randn(*shape, generator=self._random).to(self.dtype)
 
     def _session(self, committed: int, kept: int, rows: int) -> SequenceRows:
-        table = SlotTable(self.pool)
-        while len(table.blocks) * BLOCK < committed + kept:
-            table.reserve(len(table.blocks) * BLOCK + 1)
-            self.pool.take(self._dice.randrange(1, 3), table.blocks[-1])
-        for plane in self.pool.planes():
-            slots = table.slots(0, committed + kept)
-            plane[:, slots] = self._draw(plane.shape[0], len(slots), plane.shape[2])
-        table.length = committed
         chain = kept + rows - 20 if rows > 60 else 0
-        parents = [
-            node - 1 if node < chain else self._dice.randrange(max(-1, chain - 2, node - 4), node)
-            for node in range(kept + rows)
-        ]
-        for parent in parents[:kept]:
-            table.depths.append(table.depths[parent] + 1 if parent >= 0 else 0)
-        table.parents = parents[:kept]
-        return SequenceRows(table, [0] * rows, parents[kept:], [])
+        return random_session(self.pool, self._dice, self._draw, (committed, kept, rows), chain=chain)
 
     def ragged(self) -> torch.Tensor:
         """`[rows, heads, value width]` by the way that the CPU takes."""
