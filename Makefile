@@ -9,7 +9,7 @@ FUZZ_SECONDS ?= 14400
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-slow kernel-check gpu-proof lint proto proto-check bench simulate chaos chaos-check fuzz fuzz-check dist clean
+.PHONY: help run test test-slow kernel-check gpu-proof lint proto proto-check bench simulate chaos chaos-check fuzz fuzz-check dist wheels docs clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -70,6 +70,13 @@ fuzz-check: ## The same for a minute
 dist: ## The wheel, with the embedded pair in it: dist/outrider-VERSION-py3-none-any.whl
 	@scripts/dist
 
+wheels: ## Which platforms and Pythons have wheels of the dependencies of client and command line
+	@scripts/setup run
+	@.venv/bin/python scripts/wheels
+
+docs: ## The documentation as a self-contained site: build/docs/index.html
+	@scripts/docs
+
 clean: ## Remove the environments and caches
-	rm -rf build dist .venv .venv-proto .venv-triton .venv.lock .venv-proto.lock .venv-triton.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist .venv .venv-docs .venv-proto .venv-triton .venv*.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

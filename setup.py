@@ -1,4 +1,4 @@
-"""Puts the embedded pair into the wheel; pyproject.toml says everything else.
+"""Puts the embedded pair and its heads into the wheel; pyproject.toml says everything else.
 
 In a clone the pair stays where it is. An image's build has no pair here: the image copies it in by itself.
 """

@@ -219,7 +219,7 @@ def floor_of(products: list[TunedProduct]) -> dict[str, Any]:
 
 def main() -> None:
     """Measures, prints a table to stderr and the result as the last line of stdout."""
-    parser = command_line("packed_step", __doc__)
+    parser = command_line("packed_step", __doc__, is_curve=True)
     parser.add_argument("--repeats", type=int, default=100, help="repeats of each case (default 100)")
     parser.add_argument("--layers", type=int, default=12, help="layers of the model (default 12)")
     parser.add_argument("--model", help="folder of a model to measure instead of a random-weight Llama")
@@ -254,7 +254,7 @@ def main() -> None:
         "small_ms": whole,
         "pass_overhead_ms": overheads,
     }
-    print_result("packed_step", settings_of(settings) | {"context": CONTEXT}, started, fields)
+    print_result("packed_step", settings_of(settings) | {"context": CONTEXT}, started, fields, settings.plot)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,12 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2, help="processes that simulate at once")
     parser.add_argument("--trace", action="store_true", help="print the events of all seeds, in order")
     parser.add_argument("--bug", choices=sorted(BUGS), default="", help="plant this bug, to see it found")
+    parser.add_argument(
+        "--drafters",
+        type=int,
+        default=0,
+        help="give every scenario this number of drafters of one name, one of which fails",
+    )
     return parser.parse_args()
 
 
@@ -45,10 +51,10 @@ def main() -> None:
     args, started = flags(), time.perf_counter()
     seeds = range(args.seed, args.seed + args.seeds)
     if args.trace:
-        found = trace(seeds, args.bug)
+        found = trace(seeds, args.bug, args.drafters)
     else:
-        found = search(seeds, args.processes, args.bug, progress=not args.json)
-    settings = {"seed": args.seed, "processes": args.processes, "bug": args.bug}
+        found = search(seeds, args.processes, args.bug, drafters=args.drafters, progress=not args.json)
+    settings = {"seed": args.seed, "processes": args.processes, "bug": args.bug, "drafters": args.drafters}
     print_result("simulate", settings, started, summary(found))
     raise SystemExit(1 if found.failing else 0)
 

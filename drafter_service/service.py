@@ -4,9 +4,11 @@ from collections.abc import Callable
 from functools import partial
 
 from drafter_service.drafters import Drafter, load
+from drafter_service.learning.service import Learning, learning_of
 from drafter_service.settings import DrafterSettings
 from drafter_service.worker import COUNTERS, GAUGES, DrafterWorker
 from outrider.announcing import announced
+from outrider.lm.load.progress import follow_loading
 from outrider.runtime.serve import Service, ServiceContext
 from outrider.source.followed import SourceProfile
 from outrider.source.server import SourceServer
@@ -14,11 +16,13 @@ from outrider.source.worker import Publish
 
 
 def drafter_server(
-    context: ServiceContext[DrafterSettings], load_drafter: Callable[[], Drafter]
+    context: ServiceContext[DrafterSettings],
+    load_drafter: Callable[[], Drafter],
+    learning: Learning | None = None,
 ) -> SourceServer[DrafterWorker]:
-    """A source server; its worker's thread calls `load_drafter` and runs the drafter."""
+    """A source server; its worker's thread calls `load_drafter` and runs the drafter, which may learn."""
     return SourceServer(
-        partial(_make_worker, context.settings, load_drafter),
+        partial(_make_worker, context.settings, load_drafter, learning),
         loading="the drafter is loading its model",
         metrics=context.metrics,
         counters=COUNTERS,
@@ -29,7 +33,10 @@ def drafter_server(
 
 
 def _make_worker(
-    settings: DrafterSettings, load_drafter: Callable[[], Drafter], publish: Publish
+    settings: DrafterSettings,
+    load_drafter: Callable[[], Drafter],
+    learning: Learning | None,
+    publish: Publish,
 ) -> DrafterWorker:
     drafter = load_drafter()
     profile = SourceProfile(
@@ -44,6 +51,8 @@ def _make_worker(
         numerics=drafter.numerics,
         noun="drafter",
     )
+    if learning is not None:
+        return learning.worker(drafter, profile, publish)
     return DrafterWorker(
         drafter,
         profile,
@@ -51,9 +60,14 @@ def _make_worker(
         growth=settings.growth,
         nodes_per_pass=settings.nodes_per_pass,
         chunk=settings.prefill_chunk,
+        policy=settings.policy,
     )
 
 
 async def build(context: ServiceContext[DrafterSettings]) -> Service:
     """The drafter service of these settings, not yet loaded."""
-    return announced(drafter_server(context, partial(load, context.settings)), context, waits=True)
+    follow_loading(context.loaded)
+    settings = context.settings
+    learning = learning_of(settings, context.metrics)
+    load_drafter = partial(load, settings) if learning is None else learning.load
+    return announced(drafter_server(context, load_drafter, learning), context, waits=True)

@@ -11,17 +11,21 @@ Knows nothing of models, threads, sockets or clocks; the cache is any object tha
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from drafter_service.cascade import CheapChain
 from drafter_service.draft_tree import DraftNode, DraftTree, Growth, Rerooted, pack
 from outrider.source.events import Follow
 from outrider.source.followed import FollowedIds, FollowedSession
 from speculative.digest import HostDigest
 from speculative.fragment import Fragment
-from speculative.ranking import ChildRanker
+from speculative.policies.entropy import entropy_of
+from speculative.policies.policy import DraftPolicy, SeenProgress
+from speculative.ranking import ChildRanker, Children
+from speculative.survival_curve import SurvivalCurve
 
 
 class Cache(Protocol):
@@ -45,12 +49,14 @@ class Abilities:
         bound: ids from here on are no tokens of its tokenizer and are never drafted.
         max_length: longest session that it can read, in ids.
         eos_ids: tokens after which nothing is worth drafting.
+        masks: ids that stand for tokens not known yet, in order of place; empty: the model has learnt none.
     """
 
     width: int
     bound: int
     max_length: int
     eos_ids: frozenset[int] = frozenset()
+    masks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +68,29 @@ class PassRows:
     want: list[int]
 
 
+class GuessedChain(NamedTuple):
+    """A chain of tokens guessed below one of the leaves of a pass."""
+
+    leaf: int
+    """Place of the leaf among the leaves of the pass."""
+    tokens: tuple[int, ...]
+
+
 class DraftingSession(FollowedSession):
-    """A followed session with its draft tree. `cache.length` of its ids may be in the cache already."""
+    """A followed session with its draft tree. `cache.length` of its ids may be in the cache already.
+
+    Without a `policy` the tree keeps the bounds of `growth`; without a `curve` the model's estimates stand.
+    """
 
     def __init__(
-        self, follow: Follow, ids: FollowedIds, cache: Cache, abilities: Abilities, growth: Growth
+        self,
+        follow: Follow,
+        ids: FollowedIds,
+        cache: Cache,
+        abilities: Abilities,
+        growth: Growth,
+        policy: DraftPolicy | None = None,
+        curve: SurvivalCurve | None = None,
     ) -> None:
         super().__init__(follow, ids)
         self.cache = cache
@@ -86,23 +110,26 @@ class DraftingSession(FollowedSession):
         self._unread = list(request.ids[cache.length :])
         self._rows = 0  # nodes in the cache
         self._asked: list[DraftNode] = []
-        self._tree = DraftTree(
-            request.ids[-1],
-            len(ids),
-            ids.prefix_hash,
-            growth=growth,
-            node_limit=request.node_limit,
-            end=min(request.limit - 2, abilities.max_length),
-            eos_ids=abilities.eos_ids,
-        )
+        self._guess: GuessedChain | None = None
+        """What a cheap source guessed below one of the asked leaves."""
+        self._cheap = CheapChain(request.ids) if growth.cascade else None
+        self.passes_before = 0
+        """Passes of the drafter when the last tokens were committed."""
+        self.is_sated = False
+        """Whether nothing was left to draft at some time since the last tokens were committed."""
+        self._abilities = abilities
+        self._growth = growth
+        self._curve = curve
+        self._tree = self._new_tree(policy)
+        self._committed_ms = 0.0  # when progress came last, on the caller's clock
 
     @property
     def unread(self) -> int:
         """Number of committed ids to read before anything can be drafted; from any thread."""
-        return 0 if self._is_over else len(self._unread)
+        return 0 if self.is_over else len(self._unread)
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether drafting is over: the tree's root is at the limit, or no draft is wanted."""
         return self._tree.root.position >= self._tree.end or self.request.node_limit == 0
 
@@ -113,14 +140,32 @@ class DraftingSession(FollowedSession):
 
     def require(self, survival: float) -> None:
         """Sets the least survival of nodes to send and to expand; the floor of `Growth` holds beside it."""
-        self._tree.least = max(survival, self._tree.growth.floor)
+        self._tree.required = survival
 
-    def commit(self, ids: Sequence[int]) -> Rerooted:
-        """Moves the tree along newly committed ids, which are in `self.ids` already."""
+    def restart(self, cache: Cache) -> None:
+        """Goes on with an empty cache, of another drafter: forgets the tree, and has every id to read again.
+
+        Nodes sent before may still be accepted; they are no longer counted as in flight.
+        """
+        left = self._tree
+        self.cache = cache
+        self._unread = self.ids.array.tolist()
+        self._rows, self._asked, self._guess = 0, [], None
+        self._tree = self._new_tree(left.policy)
+        self._tree.required = left.required
+
+    def commit(self, ids: Sequence[int], now_ms: float = 0.0) -> Rerooted:
+        """Moves the tree along newly committed ids, which are in `self.ids` already.
+
+        `now_ms` is the time on the caller's clock; 0: not known.
+        """
         if not ids:
             return Rerooted((), self.in_flight, 0)
+        self._learn(ids, now_ms)
         rerooted = self._tree.commit(ids)
-        self._asked = []
+        self._asked, self._guess = [], None
+        if self._cheap is not None:
+            self._cheap.commit(ids)
         for token in ids:
             self._ranker.push(token)
         self._ranker.forget_before(len(self.ids))
@@ -141,7 +186,7 @@ class DraftingSession(FollowedSession):
             nodes: most leaves to expand.
             chunk: most unread ids to read.
         """
-        if self._is_over:
+        if self.is_over:
             return None
         if self._unread:
             tokens = self._unread[:chunk]
@@ -151,12 +196,17 @@ class DraftingSession(FollowedSession):
         if not self._asked:  # else a pass that failed is tried again
             self._asked = self._tree.frontier(nodes)
         if not self._asked:
+            self.is_sated = True
             return None
-        return PassRows(
-            [node.token for node in self._asked],
-            [self._parent_row(node) for node in self._asked],
-            list(range(len(self._asked))),
-        )
+        tokens = [node.token for node in self._asked]
+        parents = [self._parent_row(node) for node in self._asked]
+        self._guess = self._guess_below()
+        if self._guess is not None:
+            # The first guessed token hangs below its leaf's row, each other one below the one before.
+            first = self._rows + len(tokens)
+            parents += [self._rows + self._guess.leaf, *range(first, first + len(self._guess.tokens) - 1)]
+            tokens += self._guess.tokens
+        return PassRows(tokens, parents, list(range(len(tokens))))
 
     def grow(self, rows: PassRows, logits: NDArray[np.float32]) -> None:
         """Takes the logits of the pass that `plan` asked for.
@@ -176,12 +226,55 @@ class DraftingSession(FollowedSession):
         for index, node in enumerate(self._asked):
             node.row = self._rows + index
             self._expand(node, logits[index])
-        self._rows += len(self._asked)
-        self._asked = []
+        if self._guess is not None:
+            self._adopt(self._guess, logits[len(self._asked) :])
+        self._rows += len(rows.tokens)
+        self._asked, self._guess = [], None
+
+    def _guess_below(self) -> GuessedChain | None:
+        """The tokens that a cheap source guesses below the likeliest asked leaf that it knows."""
+        if self._cheap is None:
+            return None
+        for place, leaf in enumerate(self._asked):
+            most = min(self._growth.cascade, self._tree.room_below(leaf))
+            if tokens := self._cheap.below(self._path(leaf), most):
+                return GuessedChain(place, tokens)
+        return None
+
+    def _adopt(self, guess: GuessedChain, logits: NDArray[np.float32]) -> None:
+        """Expands the guessed nodes that the tree has by now, from the leaf down to the first it lacks."""
+        assert self._cheap is not None, "without a cheap source nothing is guessed"
+        node, drawn, first = self._asked[guess.leaf], 0, self._rows + len(self._asked)
+        for token in guess.tokens:
+            child = node.children.get(token) if node.children else None
+            if child is None or not self._tree.can_expand(child):
+                break
+            child.row = first + drawn
+            self._expand(child, logits[drawn])
+            node, drawn = child, drawn + 1
+        self._cheap.learn(len(guess.tokens), drawn)
 
     def take_fragments(self) -> list[Fragment]:
         """New nodes to send, as fragments; each node once."""
         return pack(self._tree.take_unsent(), self.request.epoch)
+
+    def _new_tree(self, policy: DraftPolicy | None) -> DraftTree:
+        return DraftTree(
+            self.ids.array[-1],
+            len(self.ids),
+            self.ids.prefix_hash,
+            growth=self._growth,
+            node_limit=self.request.node_limit,
+            end=min(self.request.limit - 2, self._abilities.max_length),
+            eos_ids=self._abilities.eos_ids,
+            policy=policy,
+            curve=self._curve,
+        )
+
+    def _learn(self, ids: Sequence[int], now_ms: float) -> None:
+        ms = now_ms - self._committed_ms if self._committed_ms else 0.0
+        self._committed_ms = now_ms
+        self._tree.policy.saw(SeenProgress(len(ids), self._tree.trials(ids), ms))
 
     def _renumber(self, mapping: Sequence[int]) -> None:
         self._rows = sum(new >= 0 for new in mapping)
@@ -190,9 +283,16 @@ class DraftingSession(FollowedSession):
                 node.row = mapping[node.row]
 
     def _expand(self, node: DraftNode, logits: NDArray[np.float32]) -> None:
+        used = logits[: self._width]
+        self._tree.expand(node, self._ranked(node, HostDigest(used)), self._entropy(used))
+
+    def _ranked(self, node: DraftNode, digest: HostDigest) -> Children:
+        """The tokens that may follow a node, likeliest first, each with its probability."""
         path = self._path(node) if self._ranker.reads_path else ()
-        digest = HostDigest(logits[: self._width])
-        self._tree.expand(node, self._ranker.children(digest, node.position + 1, path))
+        return self._ranker.children(digest, node.position + 1, path)
+
+    def _entropy(self, logits: NDArray[np.float32]) -> float:
+        return entropy_of(logits) if self._tree.policy.reads_entropy else 0.0
 
     def _parent_row(self, node: DraftNode) -> int:
         parent = node.parent

@@ -6,12 +6,17 @@ from pydantic import AfterValidator, Field
 
 from drafter_service.draft_tree import Growth
 from outrider.model_settings import ModelSettings
-from outrider.runtime.settings import CacheDir, default_cache_dir
+from outrider.runtime.settings import CacheDir, Names, Numbers, default_cache_dir
 from outrider.runtime.threads import Threads
 from outrider.wire.names import checked_source_name
 from speculative.errors import InvalidRequest
+from speculative.policies.names import DEFAULT_POLICY, policy_choice
 
-DRAFTERS = {"causal_lm": "drafter_service.drafters.causal_lm:CausalLMDrafter"}
+DRAFTERS = {
+    "block": "drafter_service.drafters.block:BlockDrafter",
+    "causal_lm": "drafter_service.drafters.causal_lm:CausalLMDrafter",
+    "ngram": "drafter_service.drafters.ngram:NgramDrafter",
+}
 """Kinds of drafters: name in settings -> "module:class"; the class' `load` takes the service's settings."""
 if TYPE_CHECKING:
     DrafterKind = str
@@ -21,11 +26,25 @@ else:
 DEFAULT = Growth()
 
 
+def _policy(text: str) -> str:
+    try:
+        policy_choice(text)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
 def _source_name(name: str) -> str:
     try:
         return checked_source_name(name)
     except InvalidRequest as error:
         raise ValueError(str(error)) from error
+
+
+def _learn(owner: str) -> str:
+    if owner in ("", "public") or owner.removeprefix("tenant:") not in ("", owner):
+        return owner
+    raise ValueError(f"{owner!r} is no owner of what a drafter learns: give public, or tenant:NAME")
 
 
 class DrafterSettings(ModelSettings):
@@ -36,14 +55,26 @@ class DrafterSettings(ModelSettings):
     name: Annotated[str, AfterValidator(_source_name)] = "drafter"
     """This source's name in usage and metrics; 1 to 64 printable characters, no comma, not `target`."""
     drafter: DrafterKind = "causal_lm"
-    """The kind of drafter: an entry of drafter_service.settings.DRAFTERS."""
+    """The kind of drafter: causal_lm, which computes one token after the other; block, which writes several
+    in one pass with a model that `outrider distil --kind block` made; ngram, which counts texts and needs no
+    model but the tokenizer of --model."""
+    ngram_text: Names = ()
+    """With drafter=ngram: text files to count, separated by commas. The drafter may draft their contents
+    for every tenant."""
+    ngram_mb: Annotated[int, Field(ge=1)] = 64
+    """With drafter=ngram: memory of the counts, in MiB; the rarest n-grams are left out."""
+    skip: Numbers = ()
+    """Numbers of the model's layers to skip, from 0. With the target as the model, the target drafts for
+    itself with its other layers. `outrider models skip` finds such layers."""
+    exit_layer: Annotated[int, Field(ge=0)] = 0
+    """Number of leading layers to run before the last norm and the output layer; 0: all layers."""
     threads: Threads = "auto"
     """Threads that compute a pass on the CPU. auto: a measurement at load chooses as few as are fast, at most
     all cores but one, or OMP_NUM_THREADS."""
     cache_dir: CacheDir = Field(default_factory=default_cache_dir)
     """Folder that keeps compiled passes and times measured at load for later starts; none: nothing is kept.
     Default: outrider in the user's cache folder."""
-    passes: Literal["auto", "eager", "compiled"] = "eager"
+    passes: Literal["auto", "eager", "compiled"] = "auto"
     """How passes run on the CPU in float32: eager; compiled, which waits for the C++ compiler before serving;
     auto, which serves eagerly until compiled passes are ready."""
     max_sessions: Annotated[int, Field(ge=1)] = 256
@@ -59,17 +90,50 @@ class DrafterSettings(ModelSettings):
     scale: Annotated[float, Field(gt=0)] = DEFAULT.scale
     """Standard deviation of the target's logits from the drafter's: a larger number trusts each draft
     less."""
+    policy: Annotated[str, AfterValidator(_policy)] = DEFAULT_POLICY
+    """How far drafts go where a request names no policy: NAME or NAME:NUMBER. docs/drafter.md lists the
+    names."""
+    cascade: Annotated[int, Field(ge=0, le=16)] = DEFAULT.cascade
+    """Tokens that a lookup in the session's own text guesses below a leaf. The pass that expands the leaf
+    computes them as well, and the drafter keeps those that it would have drafted."""
     nodes_per_pass: Annotated[int, Field(ge=1)] = 5
     """Nodes expanded in one pass, shared by the sessions; each gets at least one."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 256
     """Most committed tokens read in one pass; the rest of a prompt waits for the next one."""
 
+    learn: Annotated[str, AfterValidator(_learn)] = ""
+    """Whose sessions the drafter learns from: tenant:NAME (the drafter then drafts for that tenant alone), or
+    public (see learn_from). Default: nobody's, and the weights stay as they are."""
+    learn_from: Names = ()
+    """With learn=public: tenants whose sessions the drafter learns from, separated by commas; * is every
+    tenant. The drafter drafts for all tenants."""
+    learn_dir: CacheDir = None
+    """Folder of the learnt weights, for this drafter alone; with learn it must be given."""
+    learn_buffer_mb: Annotated[int, Field(ge=1)] = 16
+    """Memory for text to learn from and to score with, in MiB; a quarter is for scoring."""
+    learn_every: Annotated[int, Field(ge=1)] = 512
+    """A lesson is due after so many committed tokens that the drafter had not drafted."""
+    learn_steps: Annotated[int, Field(ge=1)] = 60
+    """Steps of training in a lesson, of 8 passages each."""
+    learn_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    """Highest learning rate of a lesson."""
+    learn_memory_mb: Annotated[int, Field(ge=64)] = 2048
+    """Most memory that the process of a lesson may write to, in MiB."""
+    learn_cores: Annotated[int, Field(ge=1)] = 1
+    """Cores that a lesson computes on. Its process has the lowest priority, and pauses while sessions run and
+    fewer cores are idle."""
+    learn_duty: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Share of the time in which a lesson's process may run."""
+
     @property
     def most_rows(self) -> int:
         """The most rows of one pass: committed tokens, and nodes of all sessions."""
-        return self.prefill_chunk + max(self.nodes_per_pass, self.max_sessions)
+        expanded = max(self.nodes_per_pass, self.max_sessions)
+        return self.prefill_chunk + expanded + self.cascade * self.max_sessions
 
     @property
     def growth(self) -> Growth:
         """Bounds and estimates by which draft trees grow."""
-        return Growth(children=self.children, scale=self.scale, floor=self.floor, depth=self.depth)
+        return Growth(
+            children=self.children, scale=self.scale, floor=self.floor, depth=self.depth, cascade=self.cascade
+        )

@@ -10,6 +10,8 @@ from hashlib import blake2b
 from struct import pack
 
 from outrider.wire.codec import SessionKey
+from outrider.wire.names import GRAMMAR, PREDICTION, REFERENCES
+from speculative.acceptance.criterion import Criterion
 from speculative.grammar import Grammar
 from speculative.logprobs import Logprobs
 from speculative.noise import derive
@@ -22,7 +24,7 @@ hash for a prompt of any length."""
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The sources and the prediction that a request asks to be drafted with."""
+    """The sources and the texts that a request asks to be drafted with."""
 
     enabled: bool
     sources: tuple[str, ...]
@@ -35,6 +37,12 @@ class Speculation:
     """Names of the corpora to draft from; empty: all corpora that the tenant may read."""
     prediction: tuple[int, ...] = ()
     """Token ids that the answer may resemble; empty: the client predicts nothing."""
+    criterion: Criterion | None = None
+    """How drafted tokens are accepted; None: by the path match."""
+    references: tuple[tuple[int, ...], ...] = ()
+    """Token ids of texts that the answer may copy from, text by text."""
+    policy: str = ""
+    """Name of the draft policy; empty: each source's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +76,19 @@ class AdmittedRequest:
     """The grammar that the text has to match; None: any text."""
     score_prompt: bool = False
     """Whether the prompt's tokens, except the first, get log-probabilities too; needs `logprobs`."""
+    device: bool = False
+    """Whether the client's device drafts for the request, through this orchestrator."""
+    shown_ids: frozenset[int] = frozenset()
+    """Ids of special tokens whose names are part of the answer's text; other special tokens have no text."""
     unpaid: int = 0
     """Number of tokens in `have` that no record shows as generated for this session."""
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the sources inside verifiers that have a part of this request to draft from."""
+        asked = self.speculation
+        parts = {PREDICTION: asked.prediction, REFERENCES: asked.references, GRAMMAR: self.grammar}
+        return frozenset(name for name, part in parts.items() if part)
 
     @property
     def tokens_read(self) -> int:

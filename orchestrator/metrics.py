@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.edge.account import Dropped
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.source_probe import SourceProbe
 from orchestrator.fleet.target_model import TargetModel
@@ -157,6 +158,31 @@ class BodyMetrics:
         self.ended = metrics.counter(
             "body_processes_ended", "Processes that were replaced because of a body that they read."
         )
+
+
+class EdgeMetrics:
+    """Metrics of clients' devices and their drafts, up to the verifiers."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.sessions = metrics.gauge("edge_sessions", "Sessions whose client's device drafts.")
+        self.followed = metrics.gauge(
+            "edge_sessions_followed", "Sessions with a device whose verifier fetches the drafts."
+        )
+        self.unread = metrics.counter(
+            "edge_nodes_unread", "Devices' nodes dropped because a verifier did not read them."
+        )
+        self._forwarded = metrics.counter("edge_nodes_forwarded", "Devices' nodes sent on to verifiers.")
+        self._dropped = metrics.counter(
+            "edge_nodes_dropped", "Devices' nodes that did not go on to a verifier, by reason.", ("reason",)
+        )
+
+    def drop(self, why: Dropped, count: int) -> None:
+        """Count nodes that did not go on."""
+        self._dropped.labels(why.value).inc(count)
+
+    def forward(self, count: int) -> None:
+        """Count nodes that went on."""
+        self._forwarded.inc(count)
 
 
 class StoreMetrics:

@@ -67,9 +67,48 @@ class OrchestratorSettings(ServiceSettings):
     generation_config: Literal["auto", "none"] = "auto"
     """How requests over HTTP sample where they do not say so: as the model's generation_config.json says
     (auto), or with temperature 1 and nothing else (none). Requests over gRPC always get the latter."""
+    page: bool = True
+    """Whether the HTTP API has a page at / that shows speculation at work."""
     http_origins: Names = ()
     """Origins of web pages that may call the HTTP API from a browser, such as https://chat.example, separated
     by commas; * is any origin. Default: only pages of the API's own address."""
+    jwt_keys_file: File = None
+    """JSON Web Key Set (JWKS) with the public keys that verify the JSON Web Tokens of an app's users. The
+    server accepts such a token in place of an API key. The file is read again when it changes. Default: no
+    token is accepted."""
+    jwt_keys_url: str = ""
+    """URL of the JSON Web Key Set, in place of jwt_keys_file: https, or http on loopback. While tokens
+    come, the server fetches the set again every five minutes. A token with an unknown key makes the server
+    fetch the set at once, but at most twice a minute. If the URL does not answer, the keys fetched before
+    stay in use."""
+    jwt_issuer: str = ""
+    """Issuer that a JSON Web Token must name in `iss`. Default: any issuer whose key is in the key set."""
+    jwt_audience: Annotated[str, Field(min_length=1)] = "outrider"
+    """Audience that a JSON Web Token must name in `aud`."""
+    jwt_tenant_claim: Annotated[str, Field(min_length=1)] = "tenant"
+    """Claim of a JSON Web Token that names the tenant."""
+    edge_bind: Address | None = None
+    """host:port at which verifiers fetch the drafts of clients' devices; port 0 picks a free port. Clients
+    must not reach this port. Default: none, and the server refuses the drafts of devices."""
+    edge_advertise: Address | None = None
+    """host:port that verifiers dial to reach edge_bind, if edge_bind is a wildcard or behind another name.
+    Default: the bound address."""
+    edge_drafters_file: File = None
+    """JSON file that lists, by target, models that devices can download to draft with; see docs/http.md. The
+    file is read again when it changes. Default: no model is listed."""
+    edge_devices_per_tenant: Annotated[int, Field(ge=1)] = 1024
+    """The most devices of one tenant that draft at once; further requests are decoded without their
+    devices."""
+    edge_nodes_per_s: Annotated[int, Field(ge=1, le=10**9)] = 20_000
+    """Drafted tokens per second that the devices of one tenant together may send; further tokens are
+    dropped."""
+    edge_credits: Annotated[int, Field(ge=1, le=10**6)] = 256
+    """Drafted tokens that a device may send before it has received a token of the answer."""
+    edge_credits_per_token: Annotated[int, Field(ge=1, le=10**4)] = 32
+    """Further drafted tokens that a device may send for each token of the answer that it receives."""
+    edge_wait_ms: Annotated[int, Field(ge=0, le=10_000)] = 1000
+    """The longest time in ms that a round may wait for the drafts of a device that asks for waiting; the
+    verifier's source_wait_ms_max bounds the time as well. 0: rounds never wait."""
     silent_s: Annotated[float, Field(gt=0)] = 0.75
     """How long a verifier may show no sign of life, in seconds, until it is given up and its requests go on
     elsewhere; three times as long where no other verifier could take them."""
@@ -100,3 +139,15 @@ class OrchestratorSettings(ServiceSettings):
         if not given and info.data.get("registry_bind") is None:
             raise ValueError("give addresses of verifiers, or --registry-bind for those that register")
         return given
+
+    @field_validator("jwt_keys_url")
+    @classmethod
+    def _one_key_set(cls, given: str, info: ValidationInfo) -> str:
+        if given and info.data.get("jwt_keys_file") is not None:
+            raise ValueError("jwt_keys_file is given, too; give one of the two")
+        return given
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the server accepts JSON Web Tokens."""
+        return self.jwt_keys_file is not None or bool(self.jwt_keys_url)

@@ -176,6 +176,8 @@ class Builds:
         self._corpora_mb = corpora_mb
         self._rooms: dict[str | None, SpoolRoom] = {}
         """By tenant, of the tenants that build now; None: public corpora."""
+        self._turns: dict[str | None, asyncio.Lock] = {}
+        """Locks by tenant: the holder writes corpora of this tenant."""
         self._running: Counter[str | None] = Counter()
 
     @contextlib.contextmanager
@@ -193,6 +195,7 @@ class Builds:
             self._running[owner] -= 1
             if not self._running[owner]:
                 del self._running[owner], self._rooms[owner]
+                self._turns.pop(owner, None)
 
     @contextlib.contextmanager
     def only(self, path: Path) -> Iterator[None]:
@@ -209,9 +212,16 @@ class Builds:
         """Raises OSError where the owner's corpora leave no room on the disk for a corpus at `path`."""
         await asyncio.to_thread(BoundedDisk(path, self._corpora_mb).check_room)
 
-    async def run(self, path: Path, spool: Spool, tokens: TokenTable, owner: str | None) -> None:
-        """Builds a corpus at `path` from a spool. Raises BuildFailed."""
+    async def run(self, path: Path, spool: Spool, owner: str | None) -> None:
+        """Builds a corpus at `path` from a spool, after the owner's other builds. Raises BuildFailed.
+
+        One after another, because two builds at once would each count on the room that is left on the disk.
+        """
         await asyncio.to_thread(spool.flush)
+        async with self._turns.setdefault(owner, asyncio.Lock()):
+            await self._run(path, spool, owner)
+
+    async def _run(self, path: Path, spool: Spool, owner: str | None) -> None:
         command = ["-P", "-m", "retrieval_service.ingest", "--parent-pid", str(os.getpid())]
         task = [str(path), str(spool.path), str(spool.tokenizer), owner or "", str(self._corpora_mb)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -95,12 +95,18 @@ def _documents(
         raise InvalidRequest("give either --embeddings or --encoder: references are found with one of them")
     from retrieval_service.dense.documents import DocumentLimits, Documents  # FAISS, which nothing else needs
     from retrieval_service.dense.embeddings import TableEmbedder
+    from retrieval_service.dense.errors import NoEmbeddingTable
     from retrieval_service.dense.remote import EncoderProcess
 
     limits = DocumentLimits(settings.reference_tokens, settings.reference_tokens_of_tenant)
     folder, digest = settings.below("references"), "" if tokens is None else tokens.digest
     if settings.embeddings:
-        embedder = TableEmbedder.read(Path(settings.embeddings).expanduser())
+        try:
+            embedder = TableEmbedder.read(Path(settings.embeddings).expanduser())
+        except NoEmbeddingTable as error:
+            # Drafts of all other kinds need no embeddings.
+            log.warning("the worker has no reference documents: %s", error)
+            return None, None
         return Documents(embedder, digest, folder, limits), None
     if tokens is None:
         raise InvalidRequest(

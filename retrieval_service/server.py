@@ -130,7 +130,7 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
             with Spool(loaded.store.root, tokens, room) as spool:
                 async for message in in_time(requests):
                     await asyncio.to_thread(spool.add, await parsed(message, DOCUMENT_BOUNDS))
-                await self._builds.run(path, spool, tokens, key.owner)
+                await self._builds.run(path, spool, key.owner)
                 return await _add(worker, loaded, key)
 
     @guarded
@@ -211,6 +211,21 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
         return retrieval_pb2.RemoveReferencesResponse(removed=removed)
 
     @guarded
+    async def ExportPast(
+        self, request: retrieval_pb2.ExportPastRequest, context: Context
+    ) -> AsyncIterator[retrieval_pb2.ExportPastResponse]:
+        """Returns a tenant's past outputs; see retrieval.proto."""
+        _, loaded = self._ready()
+        tenant = checked_tenant(request.tenant)
+        past = loaded.past
+        outputs = [] if past is None else await asyncio.to_thread(past.outputs, scope(tenant))
+        digest = "" if loaded.tokens is None else loaded.tokens.digest
+        yield retrieval_pb2.ExportPastResponse(outputs=len(outputs), tokenizer_digest=digest)
+        for session, ids in outputs:
+            output = retrieval_pb2.PastOutput(session=session, ids=ids)
+            yield retrieval_pb2.ExportPastResponse(output=output)
+
+    @guarded
     async def Forget(
         self, request: retrieval_pb2.ForgetRequest, context: Context
     ) -> retrieval_pb2.ForgetResponse:
@@ -232,7 +247,8 @@ class RetrievalServer(retrieval_pb2_grpc.RetrievalServicer):
     ) -> retrieval_pb2.StatsResponse:
         """Returns what the worker holds, of all tenants together; see retrieval.proto."""
         worker, _ = self._ready()
-        return retrieval_pb2.StatsResponse(**await _in_worker(worker, worker.gauges))
+        held = await _in_worker(worker, worker.gauges)
+        return retrieval_pb2.StatsResponse(**{name: int(count) for name, count in held.items()})
 
 
 async def in_time(requests: AsyncIterator[T]) -> AsyncIterator[T]:

@@ -104,7 +104,7 @@ class RetrievalWorker(AnsweringWorker[RetrievalSession]):
         super().shut_down()
         self.catalogue.close()
 
-    def gauges(self) -> dict[str, int]:
+    def gauges(self) -> dict[str, float]:
         """Counts of what the memories hold now, of all tenants together, by metric."""
         headers = [index.header for _, index in self.catalogue]
         past, references = self.catalogue.past, self.catalogue.references

@@ -16,7 +16,7 @@ Where to look, in the order of one round:
                         (`processed_digest` applies bias, penalties and masks to what a digest says)
 `ranking`               the tokens that a drafter expects of the target, with their probabilities
 `grammar`               the grammar of a request's text, as sampling needs it
-`acceptance`            which drafted tokens the target agrees with
+`acceptance`            which drafted tokens a round accepts: the path match, and criteria by name
 `stop`, `text`          where a request ends; the text of its generated ids
 `lookup`                drafts copied from the session's own text, or from a given one
 `hashing`               the rolling hash by which messages name a prefix
@@ -27,7 +27,8 @@ Where to look, in the order of one round:
 ======================  =====================================================================================
 
 The law they keep: token t of a request is `argmax over v of processed_logprob[v] + gumbel(seed, t, v)`,
-whatever was drafted. docs/exactness.md states the law in full and says how it is proved.
+whatever was drafted, unless the request names another criterion. docs/exactness.md states the law in full and
+says how it is proved.
 
 Imports NumPy and the standard library only.
 """

@@ -163,7 +163,7 @@ def _sample(row: ProcessedDigest, params: SamplingParams, noise: PositionNoise |
         likeliest = row.likeliest(params.top_k)
         if likeliest is not None:
             return _of_likeliest(likeliest, best[1], params, noise)
-    return _walk(row, noise, _Cuts(row, params, best))
+    return _walk(row, noise, Cuts(row, params, best))
 
 
 def _greedily(row: ProcessedDigest) -> int | Fallback:
@@ -184,10 +184,10 @@ def _of_likeliest(
     descending[: len(scores)] = scores
     left = len(trim(descending[::-1].copy()[::-1], highest, params))
     ids, scores = ids[:left], scores[:left]
-    return int(ids[_best(ids, scores, noise)[0]])
+    return int(ids[best_of(ids, scores, noise)[0]])
 
 
-class _Cuts:
+class Cuts:
     """Which ids top-k, top-p and min-p keep; every cut keeps the ids ranked before some id."""
 
     def __init__(self, row: ProcessedDigest, params: SamplingParams, best: tuple[int, float]) -> None:
@@ -246,7 +246,7 @@ class _Cuts:
         return over < 0
 
 
-def _walk(row: ProcessedDigest, noise: PositionNoise, cuts: _Cuts | None) -> int | Fallback:
+def _walk(row: ProcessedDigest, noise: PositionNoise, cuts: Cuts | None) -> int | Fallback:
     """The first id, by score + noise, that the cuts keep; adds candidates until that id is among them."""
     least: float | None = None
     count = 1
@@ -274,7 +274,7 @@ def _walk(row: ProcessedDigest, noise: PositionNoise, cuts: _Cuts | None) -> int
 
 
 def _first_kept(
-    listed: Scored, noise: PositionNoise, cuts: _Cuts | None
+    listed: Scored, noise: PositionNoise, cuts: Cuts | None
 ) -> tuple[int | Fallback | None, float]:
     """The first of the candidates, by score + noise, that the cuts keep, if no other id could win.
 
@@ -287,7 +287,7 @@ def _first_kept(
             ids, scores = ids[likely], scores[likely]
         if not len(ids):
             return None, -math.inf
-        place, reached = _best(ids, scores, noise)
+        place, reached = best_of(ids, scores, noise)
         if reached < bound or reached == -math.inf:
             return None, reached
         token = int(ids[place])
@@ -298,7 +298,7 @@ def _first_kept(
             return Fallback.CUT if kept is None else token, reached
 
 
-def _best(ids: Ids, scores: Floats, noise: PositionNoise) -> tuple[int, float]:
+def best_of(ids: Ids, scores: Floats, noise: PositionNoise) -> tuple[int, float]:
     """The place of the id with the greatest score + noise, ties to the lowest id, and what it reaches."""
     low = scores + noise.low(ids)
     least = float(low.max())

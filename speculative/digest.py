@@ -254,8 +254,20 @@ def _sum(values: Row) -> float:
     return float(sums.sum()) + float(values[whole:].sum())
 
 
+def weak_floors(least: Floats, temperatures: Floats, weak_high: float) -> NDArray[np.float32]:
+    """For each row, float32[n]: no id with a smaller logit, and with noise up to `weak_high`, scores `least`.
+
+    `least` and `temperatures` are float64[n].
+    """
+    if weak_high == -math.inf:
+        return np.full(len(least), np.inf, dtype=np.float32)
+    margin = least - weak_high - 2.0**-20 * (np.abs(least) + abs(weak_high))
+    floor = (margin - 2.0**-20 * np.abs(margin)) * temperatures
+    return np.clip(floor, -_MOST, _MOST).astype(np.float32)
+
+
 def _floor(least: float, temperature: float, weak_high: float) -> float:
-    """A float32 number: no id with a smaller logit, and with noise up to `weak_high`, scores `least`."""
+    """`weak_floors` of a single row, with plain numbers, which are many times quicker."""
     if weak_high == -math.inf:
         return math.inf
     margin = least - weak_high - 2.0**-20 * (abs(least) + abs(weak_high))

@@ -69,7 +69,11 @@ class RankedNodes:
         Nodes are in depth-first order, the likeliest child first, so the rows of the best path lie together.
         """
         nodes = self._nodes[:count]
-        return _tree_of(self._root_hash, _depth_first(self._root_hash, nodes)) if nodes else EMPTY_TREE
+        return _tree_of(self._root_hash, nodes) if nodes else EMPTY_TREE
+
+    def sources(self, count: int) -> list[tuple[int, ...]]:
+        """The source indices of each of the first `count` nodes, in the order of their offers."""
+        return [tuple(node.estimates) for node in self._nodes[:count]]
 
 
 NO_NODES = RankedNodes(0, ())
@@ -97,8 +101,39 @@ def rank_nodes(root: PoolNode, nodes: Collection[PoolNode], node_limit: int) -> 
     return RankedNodes(root.hash, found)
 
 
-def _depth_first(root_hash: int, ranked: Sequence[PoolNode]) -> list[PoolNode]:
-    """The nodes, which come likeliest first, in depth-first order."""
+def best_chain(root: PoolNode, node_limit: int) -> RankedNodes:
+    """The chain below `root`, of up to `node_limit` nodes, whose survivals sum to the most.
+
+    The sum is the number of tokens expected of the chain. Ties go to the smaller hash, whatever came first.
+    """
+    if node_limit <= 0 or not root.children:
+        return NO_NODES
+    # Nodes by depth; a deeper node's best continuation is known before its parent's.
+    levels = [list(root.children.values())]
+    while len(levels) < node_limit and (
+        below := [one for node in levels[-1] for one in node.children.values()]
+    ):
+        levels.append(below)
+    worth: dict[int, float] = {}
+    onward: dict[int, PoolNode] = {}
+    for level in reversed(levels):
+        for node in level:
+            known = [child for child in node.children.values() if child.hash in worth]
+            best = min(known, key=lambda child: (-worth[child.hash], child.hash), default=None)
+            worth[node.hash] = node.survival
+            if best is not None:
+                onward[node.hash] = best
+                worth[node.hash] += worth[best.hash]
+    node = min(levels[0], key=lambda child: (-worth[child.hash], child.hash))
+    found = [node]
+    while (after := onward.get(node.hash)) is not None:
+        found.append(after)
+        node = after
+    return RankedNodes(root.hash, found)
+
+
+def _tree_of(root_hash: int, ranked: Sequence[PoolNode]) -> TokenTree:
+    """The tree of these nodes, which come likeliest first, in depth-first order."""
     # Children by the parent's hash; the likeliest comes last, as the last one is taken first.
     below: dict[int, list[PoolNode]] = {}
     for node in reversed(ranked):
@@ -108,28 +143,25 @@ def _depth_first(root_hash: int, ranked: Sequence[PoolNode]) -> list[PoolNode]:
         else:
             below[above] = [node]
     ordered: list[PoolNode] = []
+    parents: list[int] = []
+    children: dict[int, dict[int, int]] = {ROOT: {}}
     left = below.pop(root_hash)
+    parents_left = [ROOT] * len(left)
     while left:
-        node = left.pop()
+        node, parent = left.pop(), parents_left.pop()
+        own = len(ordered)
         ordered.append(node)
+        parents.append(parent)
+        children[parent][node.token] = own
         if node.hash in below:
-            left += below[node.hash]
-    return ordered
-
-
-def _tree_of(root_hash: int, nodes: Sequence[PoolNode]) -> TokenTree:
-    """The tree of these nodes, in which a parent precedes its children."""
-    place = {root_hash: ROOT}
-    for own, node in enumerate(nodes):
-        if node.children:
-            place[node.hash] = own
-    tokens = tuple([node.token for node in nodes])
-    parents = tuple([place[node.parent_hash] for node in nodes])
-    children: dict[int, dict[int, int]] = {}
-    for own, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if parent in children:
-            children[parent][token] = own
-        else:
-            children[parent] = {token: own}
-    survivals = tuple([node.survival for node in nodes])
-    return TokenTree.trusted(tokens, parents, survivals, tuple([node.source for node in nodes]), children)
+            under = below[node.hash]
+            left += under
+            parents_left += [own] * len(under)
+            children[own] = {}
+    return TokenTree.trusted(
+        tuple([node.token for node in ordered]),
+        tuple(parents),
+        tuple([node.survival for node in ordered]),
+        tuple([node.source for node in ordered]),
+        children,
+    )

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from speculative.calibration import UNCALIBRATED, Calibrator
-from speculative.draft_nodes import PoolNode, RankedNodes, rank_nodes
+from speculative.draft_nodes import PoolNode, RankedNodes, best_chain, rank_nodes
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment, Offer, OfferTotals
 from speculative.hashing import extend, prefix_hashes
+from speculative.marginal import DraftedPlace
 from speculative.tree import ROOT, TokenTree
 
 
@@ -127,6 +128,8 @@ class DraftPool:
         self._outdated = False
         """Whether nodes' survivals are to be worked out anew before they are ranked."""
         self._held: dict[int, int] = {}
+        self._late: set[tuple[int, int]] = set()
+        """Hash and source of the nodes that were drafted since the last ranking."""
         self._unanchored = UnanchoredFragments(unanchored_cap)
         self._ready: list[Fragment] = []
 
@@ -144,6 +147,15 @@ class DraftPool:
     def unanchored(self) -> int:
         """Number of fragments whose base is not known yet."""
         return len(self._unanchored)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing is drafted: a round that waits for drafts goes on waiting."""
+        return not self._by_hash
+
+    def committed_from(self, position: int) -> Sequence[int]:
+        """The committed ids from this position on."""
+        return self._ids[position:]
 
     def hash_at(self, length: int) -> int:
         """The prefix hash of the first `length` committed ids."""
@@ -171,12 +183,38 @@ class DraftPool:
             self._place(self._ready.pop())
         return offer
 
+    def drafted_along(self, tokens: Sequence[int]) -> list[DraftedPlace]:
+        """What sources had drafted in place of these tokens, which are about to be committed.
+
+        Holds one entry for each token up to the first for which nothing was drafted. Drafts that came after
+        the last ranking were too late for the pass that chose the tokens, and are left out.
+        """
+        found: list[DraftedPlace] = []
+        late, children = self._late, self._root.children
+        for token in tokens:
+            drafted = {
+                source
+                for node in children.values()
+                for source in node.estimates
+                if (node.hash, source) not in late
+            }
+            if not drafted:
+                break
+            node = children.get(token)
+            sources = () if node is None else tuple(s for s in node.estimates if (node.hash, s) not in late)
+            found.append(DraftedPlace(frozenset(drafted), sources))
+            if node is None:
+                break
+            children = node.children
+        return found
+
     def commit(self, tokens: Sequence[int]) -> int:
         """Moves the root along newly committed ids; returns the number of nodes dropped off the path.
 
         Dropped are drafted nodes off the path and nodes of unanchored fragments that turn out stale.
         """
         stale_before = self.totals.stale
+        self._late.clear()
         path = self._path(tokens)
         off_path: list[PoolNode] = []
         for depth, token in enumerate(tokens):
@@ -211,9 +249,17 @@ class DraftPool:
 
     def rank(self, node_limit: int) -> RankedNodes:
         """The `node_limit` nodes of the largest survival, likeliest first; the first n are always a tree."""
+        self._late.clear()
         if self._outdated:
             self._work_out_survivals()
         return rank_nodes(self._root, self._by_hash.values(), node_limit)
+
+    def rank_chain(self, node_limit: int) -> RankedNodes:
+        """The first `node_limit` nodes of the chain that promises the most tokens, from the root down."""
+        self._late.clear()
+        if self._outdated:
+            self._work_out_survivals()
+        return best_chain(self._root, node_limit)
 
     def best_tree(self, node_limit: int) -> TokenTree:
         """The tree of the `node_limit` nodes of the largest survival."""
@@ -312,6 +358,8 @@ class DraftPool:
         return node
 
     def _estimated(self, node: PoolNode, above: PoolNode, source: int, estimate: float) -> None:
+        if source not in node.estimates:
+            self._late.add((node.hash, source))
         if node.estimated(source, estimate, self._calibrator.worth(source, estimate)) and node.children:
             self._outdated = True
         node.survival = above.survival * node.given_parent

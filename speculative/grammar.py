@@ -9,14 +9,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from speculative.errors import InvalidRequest
 from speculative.params import SamplingParams
-from speculative.request_bounds import MAX_REGEX_BYTES, MAX_SCHEMA_BYTES
+from speculative.request_bounds import (
+    MAX_CHOICE_BYTES,
+    MAX_CHOICE_TEXTS,
+    MAX_LARK_BYTES,
+    MAX_REGEX_BYTES,
+    MAX_SCHEMA_BYTES,
+)
 
 
 class GrammarKind(StrEnum):
@@ -25,6 +31,16 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     JSON_OBJECT = "json_object"
+    CHOICE = "choice"
+    LARK = "lark"
+
+
+_MOST_BYTES = {
+    GrammarKind.JSON_SCHEMA: MAX_SCHEMA_BYTES,
+    GrammarKind.REGEX: MAX_REGEX_BYTES,
+    GrammarKind.CHOICE: MAX_CHOICE_BYTES,
+    GrammarKind.LARK: MAX_LARK_BYTES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +53,8 @@ class Grammar:
 
     kind: GrammarKind
     text: str = ""
-    """The schema as JSON, or the regular expression; empty for any JSON object."""
+    """The schema as JSON, the regular expression, the texts of a choice as a JSON array (`one_of`), or the
+    grammar in Lark's language; empty for any JSON object."""
 
     def __post_init__(self) -> None:
         if self.kind is GrammarKind.JSON_OBJECT:
@@ -45,11 +62,31 @@ class Grammar:
                 raise InvalidRequest(f"json_object stands alone, without {self.text[:80]!r}")
             return
         size = len(self.text.encode("utf-8", "replace"))
-        most = MAX_REGEX_BYTES if self.kind is GrammarKind.REGEX else MAX_SCHEMA_BYTES
+        most = _MOST_BYTES[self.kind]
         if not 1 <= size <= most:
             raise InvalidRequest(f"{self.kind} has {size} bytes; give 1 to {most}")
         if self.kind is GrammarKind.JSON_SCHEMA:
             _check_object(self.text)
+
+    @classmethod
+    def one_of(cls, texts: Sequence[str]) -> "Grammar":
+        """The grammar of a choice: the whole text is one of `texts`.
+
+        Raises InvalidRequest for no text, an empty text, or too many.
+        """
+        # Count first: the time to write the texts as JSON grows with their number.
+        if not 1 <= len(texts) <= MAX_CHOICE_TEXTS:
+            raise InvalidRequest(f"choice has {len(texts)} texts; give 1 to {MAX_CHOICE_TEXTS}")
+        listed = list(texts)  # a message's field has no `index`
+        if "" in listed:
+            raise InvalidRequest(
+                f"choice has an empty text, number {listed.index('')}; every text needs a character"
+            )
+        return cls(GrammarKind.CHOICE, json.dumps(listed, ensure_ascii=False))
+
+    def texts(self) -> tuple[str, ...]:
+        """The texts of a choice."""
+        return tuple(json.loads(self.text))
 
     def check_with(self, params: SamplingParams) -> None:
         """Raises InvalidRequest for sampling parameters that contradict a grammar."""
@@ -58,6 +95,14 @@ class Grammar:
                 f"ignore_eos cannot be together with {self.kind}: a complete text would have to go on; "
                 f"leave one of them out"
             )
+
+
+class ForcedToken(NamedTuple):
+    """A token of a text that a grammar forces."""
+
+    token: int
+    only: bool
+    """Whether the grammar allows no other id; else it forces the bytes, which other ids could write too."""
 
 
 class Matcher(Protocol):
@@ -71,6 +116,13 @@ class Matcher(Protocol):
 
         Raises:
             EmptySupport: no id may follow, or finding out would cost too much.
+        """
+
+    def forced(self, most: int) -> Sequence[ForcedToken]:
+        """The chain of at most `most` tokens in which the forced text after the committed ids goes on.
+
+        Where several ids could write the next bytes, the longest is taken, as tokenizers mostly do. Empty
+        where the grammar leaves a choice of bytes, or allows nothing.
         """
 
     def commit(self, tokens: Sequence[int]) -> None:

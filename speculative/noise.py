@@ -14,6 +14,7 @@ vectors.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,10 @@ DOMAIN = 0x746F6B656E730002
 """Second key word of token noise ("tokens", version 2)."""
 CHOICE_DOMAIN = 0x63686F6963650001
 """Second key word of `derive` ("choice", version 1)."""
+ACCEPT_DOMAIN = 0x6163636570740001
+"""Second key word of `accept_uniform` ("accept", version 1)."""
+DRAFT_DOMAIN = 0x6472616674000001
+"""Second key word of `draft_word` ("draft", version 1)."""
 LEADS = 1 << 16
 """Number of values that a lead can have."""
 
@@ -69,6 +74,18 @@ def derive(seed: int, choice: int) -> int:
     return seed if choice == 0 else int(_words(seed, CHOICE_DOMAIN, choice, 1)[0])
 
 
+def accept_uniform(seed: int, base: int, index: int) -> float:
+    """The uniform number of decision `index` of the round that begins at `base` committed ids; inside (0,
+    1)."""
+    word = int(_words(seed, ACCEPT_DOMAIN, base << 64 | index // 4, 4)[index % 4])
+    return ((word >> 12) + 0.5) * 2.0**-52
+
+
+def draft_word(seed: int, base: int, index: int) -> int:
+    """The 64 random bits of draw `index` of the window that a drafter draws behind `base` committed ids."""
+    return int(_words(seed, DRAFT_DOMAIN, base << 64 | index // 4, 4)[index % 4])
+
+
 @lru_cache(maxsize=1)
 def lead_bounds() -> tuple[Floats, Floats]:
     """The least and the greatest noise that an id can have, by its lead: two float64[65536], read-only.
@@ -99,6 +116,13 @@ def strong_lead(vocabulary_size: int) -> int:
     return max(0, LEADS - _STRONG * LEADS // vocabulary_size)
 
 
+@lru_cache(maxsize=64)
+def _weakness(vocabulary_size: int) -> tuple[int, float]:
+    """The least lead of strong noise, and the upper bound of weaker noise, -inf where all is strong."""
+    least = strong_lead(vocabulary_size)
+    return least, float(lead_bounds()[1][least - 1]) if least else -np.inf
+
+
 class PositionNoise:
     """The noise of one position: leads of all ids, and tails of those that are asked for; immutable.
 
@@ -110,39 +134,53 @@ class PositionNoise:
     Attributes:
         leads: leading bits of each id, uint16[vocabulary_size], read-only.
         strong_lead: least lead of strong noise; 0 for a small vocabulary.
-        strong: ids whose lead is at least `strong_lead`, int64[n], ascending.
-        strong_low: lower bounds of the noise of `strong`, float64[n].
-        strong_high: upper bounds of the noise of `strong`, float64[n].
         weak_high: upper bound of the noise of every id that is not strong; -inf where all ids are.
     """
 
-    __slots__ = (
-        "leads",
-        "position",
-        "seed",
-        "strong",
-        "strong_high",
-        "strong_lead",
-        "strong_low",
-        "weak_high",
-    )
+    __slots__ = ("_strong", "_strong_bounds", "leads", "position", "seed", "strong_lead", "weak_high")
 
     def __init__(self, seed: int, position: int, vocabulary_size: int) -> None:
         self.seed = seed
         self.position = position
         self.leads = leads(seed, position, vocabulary_size)
         self.leads.setflags(write=False)
-        least = self.strong_lead = strong_lead(vocabulary_size)
-        low, high = lead_bounds()
-        self.strong: Ids = np.flatnonzero(self.leads >= least)
-        drawn = self.leads[self.strong]
-        self.strong_low: Floats = low[drawn]
-        self.strong_high: Floats = high[drawn]
-        # The highest lead bounds its noise from below alone, so its ids would be candidates of every row.
-        endless = np.flatnonzero(drawn == LEADS - 1)
-        if len(endless):
-            self.strong_low[endless] = self.strong_high[endless] = self.exact(self.strong[endless])
-        self.weak_high = float(high[least - 1]) if least else -np.inf
+        self.strong_lead, self.weak_high = _weakness(vocabulary_size)
+        self._strong: Ids | None = None
+        self._strong_bounds: tuple[Floats, Floats] | None = None
+
+    @property
+    def strong(self) -> Ids:
+        """Ids whose lead is at least `strong_lead`, ascending: int64[n]."""
+        self.prepare()
+        assert self._strong is not None
+        return self._strong
+
+    @property
+    def strong_low(self) -> Floats:
+        """Lower bounds of the noise of `strong`: float64[n]."""
+        return self._bounds_of_strong()[0]
+
+    @property
+    def strong_high(self) -> Floats:
+        """Upper bounds of the noise of `strong`: float64[n]."""
+        return self._bounds_of_strong()[1]
+
+    def _bounds_of_strong(self) -> tuple[Floats, Floats]:
+        if self._strong_bounds is None:
+            low, high = lead_bounds()
+            drawn = self.leads[self.strong]
+            lows, highs = low[drawn], high[drawn]
+            # The highest lead bounds its noise from below alone, so its ids would be candidates of every row.
+            endless = np.flatnonzero(drawn == LEADS - 1)
+            if len(endless):
+                lows[endless] = highs[endless] = self.exact(self.strong[endless])
+            self._strong_bounds = lows, highs
+        return self._strong_bounds
+
+    def prepare(self) -> None:
+        """Finds the strong ids now, ahead of the pass that needs them."""
+        if self._strong is None:
+            self._strong = np.flatnonzero(self.leads >= self.strong_lead)
 
     def low(self, ids: Ids) -> Floats:
         """Lower bounds of the noise of `ids`: float64[n]."""
@@ -294,10 +332,30 @@ def _multiply(words: NDArray[np.uint64], by: int) -> tuple[NDArray[np.uint64], N
     return high * by_high + (carried >> _HALF) + (middle >> _HALF), words * np.uint64(by)
 
 
+_IDLE: list[np.random.Philox] = []
+"""Idle generators: making a generator takes longer than drawing a small vocabulary's noise."""
+
+
 def _words(seed: int, domain: int, counter: int, count: int) -> NDArray[np.uint64]:
     """The first `count` output words from the 256-bit `counter` on; its lowest word counts blocks."""
     # NumPy steps its counter before the first block, so it starts one lower (wrapping below 0).
     before = counter - 1
-    counters = np.array([(before >> shift) & _MASK for shift in (0, 64, 128, 192)], dtype=np.uint64)
-    generator = np.random.Philox(key=np.array([seed, domain], dtype=np.uint64), counter=counters)
-    return generator.random_raw(count)
+    state: Any = {
+        "bit_generator": "Philox",
+        "state": {
+            "counter": [(before >> shift) & _MASK for shift in (0, 64, 128, 192)],
+            "key": [seed, domain],
+        },
+        "buffer": [0] * 4,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    try:
+        generator = _IDLE.pop()  # of two threads that draw at once, each gets its own
+    except IndexError:
+        generator = np.random.Philox(key=0)
+    generator.state = state
+    words = generator.random_raw(count)
+    _IDLE.append(generator)
+    return words

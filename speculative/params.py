@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from speculative.contrast import Contrast
 from speculative.errors import InvalidRequest
 
 GREEDY_BELOW = 1e-5
@@ -15,7 +16,7 @@ MAX_STOP_IDS = 64
 class SamplingParams:
     """How the target's logits become a token, and which ids end the request; the defaults change nothing.
 
-    The fields apply in this order: bias, repetition, presence and frequency penalty, `min_tokens`,
+    The fields apply in this order: contrast, bias, repetition, presence and frequency penalty, `min_tokens`,
     temperature, top-k, top-p, min-p.
 
     Raises:
@@ -44,6 +45,10 @@ class SamplingParams:
     """Whether the request goes on after the target's end-of-sequence ids."""
     stop_ids: tuple[int, ...] = ()
     """Ids that end the request beside the target's end-of-sequence ids, sorted."""
+    contrast_strength: float = 0.0
+    """Weight of the verifier's amateur against the target, 0 to 10; 0: the target alone."""
+    contrast_plausibility: float = 0.1
+    """Where an amateur counts: smallest share of the target's highest probability to keep; above 0 to 1."""
 
     def __post_init__(self) -> None:
         _check_whole("top_k", self.top_k)
@@ -54,6 +59,8 @@ class SamplingParams:
         _check("presence_penalty", self.presence_penalty, -100, 100)
         _check("frequency_penalty", self.frequency_penalty, -100, 100)
         _check_whole("min_tokens", self.min_tokens)
+        _check("contrast_strength", self.contrast_strength, 0, 10)
+        _check("contrast_plausibility", self.contrast_plausibility, 0, 1, above=True)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest(f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
         for token in self.stop_ids:
@@ -103,6 +110,13 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether decoding takes the likeliest token, without noise, top-k, top-p and min-p."""
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def contrast(self) -> Contrast | None:
+        """How an amateur's logits count against the target's; None: not at all."""
+        if not self.contrast_strength:
+            return None
+        return Contrast(self.contrast_strength, self.contrast_plausibility)
 
     @property
     def penalised(self) -> bool:

@@ -125,6 +125,16 @@ class ProcessedDigest:
         """Number of ids of the row."""
         return self._digest.vocabulary_size
 
+    @property
+    def changed(self) -> Ids:
+        """The ids that processing changes, ascending: int64[n]."""
+        return _NO_IDS if self._named is None else self._named.ids
+
+    @property
+    def live(self) -> Scored | None:
+        """The ids that processing changes and does not drop; None where processing changes none."""
+        return None if self._named is None else self._live
+
     def highest(self) -> tuple[int, float] | None:
         """The id ranked first and its score, -inf where every id is dropped."""
         best = self._best(self._live) if self._named is not None else None

@@ -16,12 +16,12 @@ Knows nothing of trees, models or sessions.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
 from speculative.digest import RowDigest
+from speculative.draft_law import params_within
 from speculative.errors import EmptySupport
 from speculative.history import History
 from speculative.noise import Floats, Ids, NoiseRows, PositionNoise, lead_medians
@@ -43,6 +43,7 @@ class ChildRanker:
         bound: ids from here on are never drafted; at most `width`.
         children: most children of one node.
         scale: how far the target's logits stray from the drafter's, in logits.
+        noise: shared noise of the session over `width` ids; None: the ranker draws its own noise.
     """
 
     def __init__(
@@ -56,15 +57,12 @@ class ChildRanker:
         bound: int,
         children: int,
         scale: float,
+        noise: NoiseRows | None = None,
     ) -> None:
-        # Biases and stops of ids that the drafter has no logits for change nothing here.
-        bias = tuple((token, bias) for token, bias in params.logit_bias if token < width)
-        stops = tuple(token for token in params.stop_ids if token < width)
-        if (bias, stops) != (params.logit_bias, params.stop_ids):
-            params = replace(params, logit_bias=bias, stop_ids=stops)
-        self._params = params
+        self._params = params = params_within(params, width)
         self._history = History.of(ids, prompt_length)
-        self._noise = None if params.greedy else NoiseRows(seed, width)
+        own = NoiseRows(seed, width) if noise is None else noise
+        self._noise = None if params.greedy else own
         self._bound = bound
         self._most = children
         self._scale = scale

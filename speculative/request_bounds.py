@@ -3,3 +3,7 @@
 MAX_TOP_LOGPROBS = 20
 MAX_SCHEMA_BYTES = 65_536
 MAX_REGEX_BYTES = 8_192
+MAX_LARK_BYTES = 65_536
+MAX_CHOICE_TEXTS = 1_024
+MAX_CHOICE_BYTES = 65_536
+"""Most bytes of all texts of a choice together, as a JSON array."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from speculative.acceptance.criterion import Promise
+
 
 @dataclass(slots=True)
 class UsageCount:
@@ -26,6 +28,8 @@ class UsageCount:
     """Number of prompt tokens whose keys and values were cached when the request began."""
     replay_identical: bool = False
     """Whether every verifier of the same numerics gives the same ids."""
+    promise: Promise = Promise.SAME_IDS
+    """What the request's criterion promises."""
 
     def record_round(self, committed_count: int, token_sources: Sequence[int], admitted: int) -> None:
         """Counts a target pass that computed `admitted` nodes and committed `committed_count` ids.

@@ -3,18 +3,22 @@
 Knows nothing of models: digests of logits come from a function of the node.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import isfinite
+
+import numpy as np
 
 from speculative.acceptance.path_match import Match
+from speculative.batch_choice import FEWEST, RowChoice, sample_rows
 from speculative.choice import ChoiceCounts, choose_token, digest_logprob
-from speculative.digest import RowDigest
+from speculative.digest import HostDigest, RowDigest
 from speculative.grammar import Matcher
 from speculative.history import History
 from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
-from speculative.noise import NoiseRows
+from speculative.noise import Floats, NoiseRows
 from speculative.params import SamplingParams
 from speculative.sampling import Mask, process_logits, token_logprob
-from speculative.tree import ROOT
+from speculative.tree import ROOT, TokenTree
 
 
 class TargetSampler:
@@ -32,7 +36,17 @@ class TargetSampler:
         counts: counts the tokens chosen, and those that took a whole row; None: nobody counts.
     """
 
-    __slots__ = ("_counts", "_digests", "_grammar", "_history", "_known", "_length", "_noise", "_params")
+    __slots__ = (
+        "_chosen",
+        "_counts",
+        "_digests",
+        "_grammar",
+        "_history",
+        "_known",
+        "_length",
+        "_noise",
+        "_params",
+    )
 
     def __init__(
         self,
@@ -52,6 +66,7 @@ class TargetSampler:
         self._grammar = grammar
         self._counts = counts
         self._known: dict[int, RowDigest] = {}
+        self._chosen: dict[int, int] = {}
 
     def __call__(self, node: int, path_tokens: tuple[int, ...]) -> int:
         """The target's token after `node`; `path_tokens` are the tokens from the root's child to the node.
@@ -59,11 +74,65 @@ class TargetSampler:
         Raises:
             EmptySupport: as for `sample_token`, and where the grammar allows no id after the node.
         """
+        chosen = self._chosen.get(node)
+        if chosen is not None:
+            if self._counts is not None:
+                self._counts.tokens += 1
+            return chosen
+        if self._params.greedy and self._params.plain_logits and self._grammar is None:
+            # As `choose_token` would, at a fraction of the time: a step of many sessions asks very often.
+            token, highest = self._digest(node).highest()
+            if isfinite(highest):
+                if self._counts is not None:
+                    self._counts.tokens += 1
+                return token
         # The position follows from the node's depth, wherever the node's row lies in the batch.
         noise = None if self._params.greedy else self._noise.at(self._length + len(path_tokens))
         history = self._history.with_path(path_tokens)
         allowed = self._allowed(path_tokens)
         return choose_token(self._digest(node), self._params, history, noise, allowed, self._counts)
+
+    def log_probabilities(self, node: int, path_tokens: tuple[int, ...]) -> Floats:
+        """Log-probabilities of the processed row after `node`: float64[V]; before temperature where greedy.
+
+        Fetches the whole row. Raises EmptySupport, as the token itself does.
+        """
+        history = self._history.with_path(path_tokens)
+        full = self._digest(node).full()
+        scores = process_logits(full, self._params, history, self._allowed(path_tokens))
+        scores -= scores.max()
+        scores -= np.log(np.exp(scores).sum())
+        return scores
+
+    def probabilities(self, node: int, path_tokens: tuple[int, ...]) -> Floats:
+        """The distribution that the token after `node` is sampled from: float64[V], sum 1.
+
+        Fetches the whole row unless decoding is greedy. Raises EmptySupport.
+        """
+        if self._params.greedy:
+            weights = np.zeros(self._digest(node).vocabulary_size)
+            weights[self(node, path_tokens)] = 1.0
+            return weights
+        weights = np.exp(self.log_probabilities(node, path_tokens))
+        weights /= weights.sum()
+        return weights
+
+    @property
+    def may_batch(self) -> bool:
+        """Whether rows in memory can be sampled together with other sessions' rows."""
+        return not self._params.greedy and self._grammar is None
+
+    def row_choice(self, node: int, path_tokens: tuple[int, ...]) -> RowChoice | None:
+        """What decides the token after `node`; None where its row is not in memory. For `sample_together`."""
+        digest = self._digest(node)
+        if not isinstance(digest, HostDigest):
+            return None
+        noise = self._noise.at(self._length + len(path_tokens))
+        return RowChoice(digest, self._params, self._history.with_path(path_tokens), noise)
+
+    def note(self, node: int, token: int) -> None:
+        """Notes the token after `node` that `sample_together` found."""
+        self._chosen[node] = token
 
     def _digest(self, node: int) -> RowDigest:
         """The node's digest, one object, so that log-probabilities reuse what the token needed."""
@@ -94,6 +163,35 @@ class TargetSampler:
             processed = process_logits(digest.full(), self._params, history, self._allowed(path_tokens))
             return token_logprob(processed, token, asked.top_logprobs)
         return raw_logprob(digest, token, asked.top_logprobs)
+
+
+_Walk = tuple[TargetSampler, TokenTree, int, tuple[int, ...]]
+"""A sampler, its session's tree, a node of the tree, and the tokens that lead to the node."""
+
+
+def sample_together(walks: Sequence[tuple[TargetSampler, TokenTree]]) -> None:
+    """Samples along the trees of several sessions at once, level by level; their samplers keep the tokens.
+
+    Changes no token: if a node's token is not found here, for any reason, the node's sampler chooses it.
+    """
+    level: list[_Walk] = [(sampler, tree, ROOT, ()) for sampler, tree in walks if sampler.may_batch]
+    while len(level) >= FEWEST:
+        asked, choices = [], []
+        for walk in level:
+            try:
+                choice = walk[0].row_choice(walk[2], walk[3])
+            except Exception:  # the sampler meets the error again, which then ends only its own session
+                choice = None
+            if choice is not None:
+                asked.append(walk)
+                choices.append(choice)
+        level = []
+        for (sampler, tree, node, path), token in zip(asked, sample_rows(choices), strict=True):
+            if token is not None:
+                sampler.note(node, token)
+                child = tree.children(node).get(token)
+                if child is not None:
+                    level.append((sampler, tree, child, (*path, token)))
 
 
 def raw_logprob(digest: RowDigest, token: int, top: int) -> TokenLogprob:

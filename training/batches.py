@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+Unsigned = TypeVar("Unsigned", bound="np.unsignedinteger[Any]")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def shuffled(rows: int, batch: int, seed: int, step: int) -> npt.NDArray[np.int6
     return order[index * batch : (index + 1) * batch]
 
 
-def scattered(ids: npt.NDArray[np.uint16], rows: int, window: int, seed: int) -> npt.NDArray[np.uint16]:
-    """`rows` windows that begin anywhere in `ids`: uint16, shape (rows, window)."""
+def scattered(ids: npt.NDArray[Unsigned], rows: int, window: int, seed: int) -> npt.NDArray[Unsigned]:
+    """`rows` windows that begin anywhere in `ids`: shape (rows, window), the same dtype."""
     starts = np.random.default_rng((seed, window)).integers(len(ids) - window, size=rows)
     return np.stack([ids[start : start + window] for start in starts])

@@ -83,12 +83,22 @@ def loss_of(drafter: LlamaForCausalLM, short: Taught, long: Taught) -> LossOf:
 
 def divergence(drafter: LlamaForCausalLM, lesson: Lesson) -> torch.Tensor:
     """Mean KL(teacher || drafter) in nats per position; tokens that were not kept count as one token."""
-    logits = logits_of(drafter, lesson.ids)
-    given = logits.gather(-1, lesson.tokens) - logits.logsumexp(-1, keepdim=True)
-    kept = _relative(lesson.wanted, given).sum(-1)
-    rest = (1.0 - lesson.wanted.sum(-1)).clamp(min=_LEAST)
+    return divergence_at(logits_of(drafter, lesson.ids), lesson.tokens, lesson.wanted).mean()
+
+
+def divergence_at(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """KL(teacher || drafter) in nats at each position; tokens that were not kept count as one token.
+
+    Args:
+        logits: the drafter's, float32 [..., vocabulary].
+        tokens: the teacher's likeliest tokens, int64 [..., kept].
+        wanted: the teacher's probabilities of these, float32 [..., kept].
+    """
+    given = logits.gather(-1, tokens) - logits.logsumexp(-1, keepdim=True)
+    kept = _relative(wanted, given).sum(-1)
+    rest = (1.0 - wanted.sum(-1)).clamp(min=_LEAST)
     given_rest = (1.0 - given.exp().sum(-1)).clamp(min=_LEAST).log()
-    return (kept + _relative(rest, given_rest)).mean()
+    return kept + _relative(rest, given_rest)
 
 
 def _relative(wanted: torch.Tensor, given: torch.Tensor) -> torch.Tensor:

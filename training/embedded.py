@@ -101,7 +101,12 @@ def train_target(job: Job, minutes: float) -> None:
     made = model.build(recipe.target, recipe.eos, seed=0)
     # With products in bfloat16, plain attention is faster than the fused kernel at these windows.
     made.set_attn_implementation("eager")
-    run = Run("target", made, Settings(60 * minutes, recipe.target_rate, recipe.evaluate_every), job.work)
+    run = Run(
+        "target",
+        made,
+        Settings(60 * minutes, recipe.target_rate, evaluate_every=recipe.evaluate_every),
+        job.work,
+    )
     run.train(target.loss_of(made, job.data.train, recipe.window, recipe.batch), _held_out(job, made))
     export.write(made, job.tokenizer, job.work / "target")
 
@@ -116,7 +121,12 @@ def train_drafter(job: Job, minutes: float) -> None:
     teacher.bfloat16().set_attn_implementation("eager")
     made = model.build(recipe.drafter, recipe.eos, seed=0)
     made.set_attn_implementation("eager")
-    run = Run("drafter", made, Settings(60 * minutes, recipe.drafter_rate, recipe.evaluate_every), job.work)
+    run = Run(
+        "drafter",
+        made,
+        Settings(60 * minutes, recipe.drafter_rate, evaluate_every=recipe.evaluate_every),
+        job.work,
+    )
     window = own.shape[1]
     source = scattered(job.data.train, recipe.source_rows, window, seed=3)
     short = distil.Taught(teacher, np.concatenate([own, source]), recipe.batch // window, seed=4)

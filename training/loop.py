@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from speculative.errors import InvalidRequest
+
 LossOf = Callable[[int, float], torch.Tensor]
 """Loss of a step's batch, given the step and the share of the budget spent (0 to 1)."""
 
@@ -29,12 +31,18 @@ DECAY_FROM = 0.45
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run; times are seconds of processor time, so a paused process spends none."""
+    """Settings of a run; times are seconds of processor time, so a paused process spends none.
+
+    A run of a number of steps ends with the same weights however often it was interrupted. A run of a
+    time does not.
+    """
 
     budget: float
-    """Time to train, in seconds."""
+    """Time to train, in seconds, where `steps` is 0."""
     rate: float
     """Peak learning rate."""
+    steps: int = 0
+    """Number of steps to train; 0: until the time is spent, or the held-out loss stands still."""
     evaluate_every: float = 150.0
     """Time between two evaluations, in seconds."""
     save_every: float = 150.0
@@ -60,12 +68,30 @@ class Interrupted(Exception):
 class Run:
     """One model in training, its checkpoint in `folder`, and a log there of one JSON line per evaluation."""
 
-    def __init__(self, name: str, model: torch.nn.Module, settings: Settings, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: torch.nn.Module,
+        settings: Settings,
+        folder: Path,
+        *,
+        is_outer: Callable[[str, torch.nn.Parameter], bool] = lambda name, _: "embed" in name,
+        after_step: Callable[[TrainingProgress, float], None] = lambda _progress, _loss: None,
+    ) -> None:
+        """Goes on from the checkpoint in `folder`, if there is one.
+
+        Args:
+            is_outer: whether a matrix, given with its name, is an embedding or an output matrix.
+            after_step: called with the progress and the step's loss.
+
+        Raises InvalidRequest where the checkpoint cannot be read.
+        """
         self.name = name
         self.model = model
         self.settings = settings
         self.progress = TrainingProgress()
-        self._optimisers = optimisers(model, settings.rate)
+        self._after_step = after_step
+        self._optimisers = optimisers(model, settings.rate, is_outer)
         self._checkpoint = folder / f"{name}.pt"
         self._log = folder / "log.jsonl"
         if self._checkpoint.exists():
@@ -75,8 +101,9 @@ class Run:
         """Trains until the budget is spent or the held-out loss stands still."""
         with _StopRequest() as stop:
             saved = evaluated = self.progress.spent
-            while self._share() < 1.0 and not plateaued(self.progress.history):
+            while self._share() < 1.0 and (self.settings.steps or not plateaued(self.progress.history)):
                 loss = self._step(loss_of)
+                self._after_step(self.progress, loss)
                 if self.progress.spent - evaluated >= self.settings.evaluate_every:
                     evaluated = self.progress.spent
                     self._evaluate(evaluate, loss)
@@ -101,13 +128,21 @@ class Run:
         os.replace(partial, self._checkpoint)
 
     def _restore(self) -> None:
-        state: dict[str, Any] = torch.load(self._checkpoint, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
-        self.progress = TrainingProgress(**state["progress"])
+        try:
+            state: dict[str, Any] = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
+            self.model.load_state_dict(state["model"])
+            for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
+                optimiser.load_state_dict(saved)
+            self.progress = TrainingProgress(**state["progress"])
+        except Exception as error:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InvalidRequest(
+                f"the checkpoint {self._checkpoint} cannot be read ({why}): remove it to train anew"
+            ) from error
 
     def _share(self) -> float:
+        if self.settings.steps:
+            return self.progress.step / self.settings.steps
         return self.progress.spent / self.settings.budget
 
     def _step(self, loss_of: LossOf) -> float:
@@ -145,14 +180,17 @@ def plateaued(history: list[tuple[float, float]]) -> bool:
     return bool(before) and min(loss for _, loss in history) > min(before) * (1.0 - PLATEAU_GAIN)
 
 
-def optimisers(model: torch.nn.Module, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms.
+def optimisers(
+    model: torch.nn.Module, rate: float, is_outer: Callable[[str, torch.nn.Parameter], bool]
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for outer matrices (embeddings, outputs) and norms.
 
     On a corpus of a few million tokens Muon gets further per token than AdamW, for a few percent of a step.
     """
-    named = list(model.named_parameters())
-    inner = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-    outer = [p for name, p in named if p.ndim != 2 or "embed" in name]
+    inner: list[torch.nn.Parameter] = []
+    outer: list[torch.nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (outer if parameter.ndim != 2 or is_outer(name, parameter) else inner).append(parameter)
     return [
         torch.optim.Muon(inner, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(outer, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),

@@ -28,10 +28,15 @@ def train(texts: Iterable[str], size: int) -> Tokenizer:
 
 
 CHAT = (
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if tools %}tools:\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    'call a tool by <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>\n{% endif %}'
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}{{ '\\n' }}<tool_call>\n"
+    '{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""A plain chat template: the pair is no assistant, but accepts chat requests."""
+"""A plain chat template with tools: the pair is no assistant, but accepts chat requests."""
 
 
 def load(path: Path) -> Tokenizer:

@@ -1,18 +1,28 @@
 """Loads the target of a verifier, and describes the target to orchestrators and peers."""
 
+import hashlib
 import logging
+from collections.abc import Iterable
 
+import torch
+
+from outrider.lm.chains.fallback import trees_or_chains
 from outrider.lm.device.placement import GpuOptions, kv_mb_of
+from outrider.lm.load.weights_digest import weights_digest
 from outrider.lm.runner import PackedLM
 from outrider.runtime.threads import most_threads
 from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2, verifier_pb2
 from outrider.wire.channel import least_message_mb
 from outrider.wire.codec import sampling_from_wire
+from outrider.wire.criteria import SERVED_CRITERIA
 from outrider.wire.workers import CONTRACT, WorkerState
-from speculative.errors import InvalidRequest, ModelRefused
+from speculative.acceptance import CRITERIA
+from speculative.errors import InvalidRequest, ModelRefused, OutriderError
+from speculative.implementations import load_implementation
 from verifier_service.proposers import PROPOSERS
 from verifier_service.proposers.batched import guest_room
+from verifier_service.proposers.planning import plan_proposers
 from verifier_service.sessions.manager import Capacity
 from verifier_service.sessions.request import MAX_NODES, ServedModel
 from verifier_service.settings import VerifierSettings
@@ -25,18 +35,79 @@ def load_target(settings: VerifierSettings) -> PackedLM:
 
     The deterministic profile computes on one thread; settings that ask for more threads are refused.
     """
-    return PackedLM.load(
-        settings.model,
-        device=settings.device,
-        dtype=settings.dtype,
-        threads=threads_of(settings),
-        fewer_threads=settings.threads == "auto",
-        kv_mb=kv_mb_of(settings.kv_mb),
-        deterministic=settings.deterministic,
-        guest=guest_room(settings.proposers),
-        cache_dir=settings.cache_dir,
-        gpu=gpu_options(settings),
-    )
+    guest = guest_room(plan_proposers(settings).values())
+
+    def load(kind: type[PackedLM]) -> PackedLM:
+        return kind.load(
+            settings.model,
+            device=settings.device,
+            dtype=settings.dtype,
+            threads=threads_of(settings),
+            fewer_threads=settings.threads == "auto",
+            kv_mb=kv_mb_of(settings.kv_mb),
+            deterministic=settings.deterministic,
+            guest=guest,
+            cache_dir=settings.cache_dir,
+            gpu=gpu_options(settings),
+        )
+
+    return trees_or_chains(settings.model, load)
+
+
+def load_amateur(settings: VerifierSettings, target: PackedLM) -> PackedLM | None:
+    """Loads the model against which requests may contrast; None where the settings name none.
+
+    Raises InvalidRequest for a model of another tokenizer, and beside a target on a GPU or over ranks.
+    """
+    if not settings.amateur:
+        return None
+    if target.model.device.type != "cpu":
+        raise InvalidRequest(
+            f"amateur = {settings.amateur!r} beside a target on {target.model.device}: contrastive decoding "
+            "runs on CPUs alone; leave amateur out"
+        )
+    if target.pool.chains_only:
+        raise InvalidRequest(
+            f"amateur = {settings.amateur!r} beside the target {settings.model!r}, which verifies chains: "
+            "contrastive decoding takes targets that verify trees alone; leave amateur out"
+        )
+    if settings.ranks > 1:
+        raise InvalidRequest(
+            f"amateur = {settings.amateur!r} beside ranks = {settings.ranks}: contrastive decoding runs on "
+            "one rank alone; leave one of the two out"
+        )
+    try:
+        amateur = PackedLM.load(
+            settings.amateur,
+            dtype=str(target.model.dtype).removeprefix("torch."),
+            threads=torch.get_num_threads(),
+            kv_mb=kv_mb_of(settings.kv_mb),  # a bound for the check at load; storage follows the target's
+            deterministic=settings.deterministic,
+            cache_dir=settings.cache_dir,
+        )
+    except OutriderError as refusal:
+        raise InvalidRequest(f"amateur = {settings.amateur!r} cannot be used: {refusal}") from None
+    own, other = tokens_of(target), tokens_of(amateur)
+    if (own and own.digest) != (other and other.digest):
+        raise InvalidRequest(
+            f"the amateur {settings.amateur!r} has another tokenizer than the target {settings.model!r}; "
+            "give a model of the same vocabulary"
+        )
+    if unknown := [id_ for id_ in target.eos_ids if id_ >= amateur.vocabulary_size]:
+        raise InvalidRequest(
+            f"the amateur {settings.amateur!r} knows ids below {amateur.vocabulary_size}, and the target "
+            f"ends texts with {unknown[0]}; give a model of the same vocabulary"
+        )
+    return amateur
+
+
+def digest_of_weights(settings: VerifierSettings) -> str:
+    """Digest of the weights that decide tokens: the target's, and the amateur's if there is one."""
+    target = weights_digest(settings.model)
+    if not settings.amateur or not target:
+        return target
+    both = f"{target} {weights_digest(settings.amateur)}"
+    return hashlib.sha256(both.encode()).hexdigest()[: len(target)]
 
 
 def gpu_options(settings: VerifierSettings) -> GpuOptions:
@@ -60,12 +131,22 @@ def tokens_of(target: PackedLM) -> TokenTable | None:
     return None if target.tokenizer_json is None else TokenTable.from_json(target.tokenizer_json)
 
 
-def served_model(settings: VerifierSettings, target: PackedLM, capacity: Capacity) -> ServedModel:
-    """The target as requests are checked against it.
+def served_model(
+    settings: VerifierSettings,
+    target: PackedLM,
+    capacity: Capacity,
+    batched: Iterable[str] = (),
+    amateur: PackedLM | None = None,
+) -> ServedModel:
+    """The target as requests are checked against it; `batched` are the names of its batched proposers.
+
+    Beside an amateur no session is longer than the amateur's context.
 
     Raises ModelRefused where `kv_mb` or `max_message_mb` is too small for it.
     """
     max_length = min(target.max_length, capacity.longest(MAX_NODES))
+    if amateur is not None:
+        max_length = min(max_length, amateur.max_length)
     if max_length < 2:
         raise ModelRefused(
             f"kv_mb = {settings.kv_mb} gives {capacity.slots} KV slots, too few for one session of "
@@ -86,8 +167,20 @@ def served_model(settings: VerifierSettings, target: PackedLM, capacity: Capacit
         settings.node_limit,
         frozenset(target.eos_ids),
         settings.deterministic,
-        tuple(sorted({*PROPOSERS, *settings.proposers})),
+        tuple(sorted({*PROPOSERS, *batched})),
+        settings.policy,
+        0 if amateur is None else amateur.vocabulary_size,
+        target.pool.chains_only,
     )
+
+
+def _criteria_of(served: ServedModel) -> tuple[str, ...]:
+    """Names of the criteria that requests may name."""
+    if served.replay_identical:
+        return ()
+    if not served.chains_only:
+        return SERVED_CRITERIA
+    return tuple(name for name in SERVED_CRITERIA if not load_implementation(CRITERIA, name).needs_q)
 
 
 def description_of(
@@ -114,6 +207,7 @@ def description_of(
         contract=CONTRACT,
         weights_digest=weights_digest,
         sampling_defaults=_defaults_to_wire(target),
+        criteria=_criteria_of(served),
     )
 
 

@@ -27,6 +27,7 @@ from outrider.runtime.settings import OF_THIS_PROCESS, as_variables
 from speculative.errors import InvalidRequest, ModelRefused, OutriderError
 from verifier_service.loading import gpu_options, threads_of
 from verifier_service.proposers.batched import guest_room
+from verifier_service.proposers.planning import plan_proposers
 from verifier_service.server import VerifierServer
 from verifier_service.settings import VerifierSettings
 
@@ -185,7 +186,7 @@ def _load_shard(settings: VerifierSettings, group: RankGroup) -> PackedLM:
             kv_mb=kv_mb_of(settings.kv_mb),
             rank_group=group,
             deterministic=settings.deterministic,
-            guest=guest_room(settings.proposers),
+            guest=guest_room(plan_proposers(settings).values()),
             gpu=gpu_options(settings),
         )
     except ModelRefused as refusal:

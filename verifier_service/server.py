@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc.aio
 
+from outrider.lm.contrast import ContrastingLM
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.load.weights_digest import weights_digest
 from outrider.lm.outcome import OutcomeWants
 from outrider.lm.runner import PackedLM
 from outrider.runtime.metrics import Metrics
@@ -31,10 +31,19 @@ from verifier_service.engine.step import EngineLimits
 from verifier_service.engine.step_cost import StepCostModel, profile_steps
 from verifier_service.engine.thread import EngineThread
 from verifier_service.grammar.grammars import Grammars
-from verifier_service.loading import description_of, numerics_of, served_model, state_of, tokens_of
+from verifier_service.loading import (
+    description_of,
+    digest_of_weights,
+    load_amateur,
+    numerics_of,
+    served_model,
+    state_of,
+    tokens_of,
+)
 from verifier_service.observe.metrics import VerifierCollector
 from verifier_service.observe.session_trace import SessionTracer
-from verifier_service.proposers.batched import ProposerNeeds, all_needs, make_batched_proposer
+from verifier_service.proposers.batched import BatchedProposer, all_needs
+from verifier_service.proposers.planning import plan_proposers
 from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.remote_sources.stream import LinkLimits, link_limits_from
 from verifier_service.sessions.manager import Capacity, SessionManager
@@ -110,19 +119,20 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         try:
             target = await asyncio.to_thread(self._load)
             self._target = target  # a stop while its passes compile closes the target
-            proposers = {name: make_batched_proposer(name) for name in self._settings.proposers}
-            await asyncio.to_thread(_prepare, target, all_needs(proposers.values()))
+            amateur = await asyncio.to_thread(load_amateur, self._settings, target)
+            proposers = await asyncio.to_thread(_prepare, target, self._settings)
             await self._compile_passes(target)
             costs = await asyncio.to_thread(self._measure, target)
             tokens = await asyncio.to_thread(tokens_of, target)
-            weights = await asyncio.to_thread(weights_digest, self._settings.model)
+            weights = await asyncio.to_thread(digest_of_weights, self._settings)
             self._grammars = await asyncio.to_thread(Grammars, tokens, target.eos_ids, target.vocabulary_size)
         finally:
             beats.cancel()
         sys.setswitchinterval(self._settings.switch_interval_us / 1e6)
-        self._describe(target, tokens, weights)
+        self._describe(target, tokens, weights, proposers, amateur)
+        passing = target if amateur is None else ContrastingLM(target, amateur)
         self._engine = EngineThread(
-            target, _engine_limits(self._settings), self._publish, self._fail, costs, proposers
+            passing, _engine_limits(self._settings), self._publish, self._fail, costs, proposers
         )
         self._metrics.registry.register(
             VerifierCollector(self._engine, self._sources, self._table, target, self._served.model)
@@ -223,7 +233,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self, request: explain_pb2.ExplainRequest, context: Context
     ) -> explain_pb2.ExplainResponse:
         """Returns the last rounds of a session, under each of its epochs."""
-        return self._ready().tracer.explain(key_from_wire(request.key))
+        return self._ready().tracer.explain(key_from_wire(request.key), request.nodes)
 
     def _ready(self) -> SessionManager:
         if self._manager is None:
@@ -245,13 +255,20 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         if not self._table.running:
             self._quiet.set()
 
-    def _describe(self, target: PackedLM, tokens: TokenTable | None, weights: str = "") -> None:
-        """Sets everything that depends on the loaded model."""
+    def _describe(
+        self,
+        target: PackedLM,
+        tokens: TokenTable | None,
+        weights: str = "",
+        batched: Iterable[str] = (),
+        amateur: PackedLM | None = None,
+    ) -> None:
+        """Sets everything that depends on the loaded model and on the names of batched proposers."""
         settings = self._settings
         capacity = Capacity(settings.max_sessions, target.pool.max_slots, BLOCK)
         digest = "" if tokens is None else tokens.digest
         self._tokenizer = (target.tokenizer_json or "").encode()
-        self._served = served_model(settings, target, capacity)
+        self._served = served_model(settings, target, capacity, batched, amateur)
         self._description = description_of(settings, target, self._served, digest, weights, self._ranks)
         self._manager = SessionManager(
             self._served,
@@ -288,10 +305,16 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
             await self._sources.close_idle()
 
 
-def _prepare(target: PackedLM, needs: ProposerNeeds) -> None:
-    """Sets what passes give beside digests, and captures steps with it: none is captured while serving."""
+def _prepare(target: PackedLM, settings: VerifierSettings) -> dict[str, BatchedProposer]:
+    """Makes the batched proposers, by source name, and has the target's passes give what they need.
+
+    Steps are captured with it, so that none is captured while serving.
+    """
+    proposers = {name: plan.make(target) for name, plan in plan_proposers(settings).items()}
+    needs = all_needs(proposers.values())
     target.wants = OutcomeWants(needs.tops, needs.layers)
     target.capture_steps()
+    return proposers
 
 
 def _engine_limits(settings: VerifierSettings) -> EngineLimits:

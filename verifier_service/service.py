@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from outrider.announcing import announced
+from outrider.lm.load.progress import follow_loading
 from outrider.runtime.children import ServiceProcess
 from outrider.runtime.serve import Service, ServiceContext
 from verifier_service.loading import load_target
@@ -15,6 +16,7 @@ from verifier_service.settings import VerifierSettings
 async def build(context: ServiceContext[VerifierSettings]) -> Service:
     """The verifier, not loaded yet; of a verifier of several processes, the first rank."""
     settings = context.settings
+    follow_loading(context.loaded)
     rank = rank_from_environment(settings)
     server: VerifierServer
     if rank is None and settings.ranks == 1:

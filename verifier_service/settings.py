@@ -7,8 +7,20 @@ from pydantic import Field, field_validator
 from outrider.model_settings import ModelSettings
 from outrider.runtime.settings import CacheDir, Names, default_cache_dir
 from outrider.runtime.threads import Threads
-from verifier_service.proposers.batched import BATCHED_PROPOSERS
+from outrider.wire.names import checked_source_name
+from speculative.errors import InvalidRequest
+from speculative.policies.names import checked_policy
+from verifier_service.proposers import BATCHED_PROPOSERS
 from verifier_service.sessions.request import MAX_NODES
+
+
+def named_head(text: str) -> tuple[str, str]:
+    """Splits NAME=CHECKPOINT, or CHECKPOINT alone, into name and checkpoint; the name may be empty.
+
+    An = behind a slash is part of the checkpoint's path.
+    """
+    name, equals, checkpoint = text.partition("=")
+    return (name, checkpoint) if equals and "/" not in name else ("", text)
 
 
 class VerifierSettings(ModelSettings):
@@ -27,7 +39,7 @@ class VerifierSettings(ModelSettings):
     cache_dir: CacheDir = Field(default_factory=default_cache_dir)
     """Folder that keeps compiled passes and times measured at load for later starts; none: nothing is kept.
     Default: outrider in the user's cache folder."""
-    passes: Literal["auto", "eager", "compiled"] = "eager"
+    passes: Literal["auto", "eager", "compiled"] = "auto"
     """How the target's passes run on the CPU in float32: eager; compiled, which waits for the C++ compiler
     before serving; auto, which serves eagerly until compiled passes are ready."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
@@ -50,26 +62,65 @@ class VerifierSettings(ModelSettings):
     budget: Literal["adaptive", "fixed"] = "adaptive"
     """Which drafted nodes a step admits: those that pay for their rows (adaptive), or all within the node
     limits (fixed)."""
+    policy: str = ""
+    """How far sources inside the verifier draft where a request names no policy: NAME or NAME:NUMBER, as
+    docs/drafter.md lists them. Empty: each source decides."""
     proposers: Names = ()
-    """Batched proposers, sources inside the verifier that learn or compute, to offer beside the usual ones:
-    bigram."""
+    """Batched proposers to offer as further sources inside the verifier: bigram, jacobi, lookahead,
+    recycling."""
+    small_model: str = ""
+    """Folder or id of a small model with the target's tokenizer. The model drafts inside the verifier,
+    between the target's passes, as source small-model. Use it if a pass takes only a few milliseconds: the
+    drafts of a drafter process then come too late."""
+    amateur: str = ""
+    """Folder or id of a weaker model with the target's tokenizer, for the contrastive decoding of
+    requests that set contrast_strength. Its keys and values take memory beside kv_mb. Only on CPUs, on one
+    rank, and beside a target that verifies trees."""
+    heads: Names = ()
+    """Heads that draft from the target's hidden states: folders or ids of checkpoints. NAME=CHECKPOINT names
+    the source; without NAME= the source has the name of the head's kind."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
     """The most rows of one pass, shared by prompts and decoding sessions."""
-    prefill_stall_ms: Annotated[float, Field(gt=0)] = 60.0
+    prefill_stall_ms: Annotated[float, Field(gt=0)] = 40.0
     """How long a pass that computes part of a prompt may take while other sessions decode, in ms."""
     wait_ms_max: Annotated[float, Field(ge=0, le=1000)] = 4.0
     """How long a step with a single ready session may wait for drafts, in ms; 0: not at all."""
+    source_wait_ms_max: Annotated[int, Field(ge=0, le=10_000)] = 1000
+    """The longest time in ms that a session's round may wait for a remote source that asks for waiting, such
+    as the client's device; 0: rounds never wait. Other sessions continue meanwhile."""
     orphan_grace_s: Annotated[float, Field(gt=0)] = 5.0
     """How long a session goes on while nobody reads it, in seconds; then it is parked."""
     switch_interval_us: Annotated[int, Field(ge=10, le=5000)] = 500
     """How long the event loop may hold the interpreter while the engine waits for it, in microseconds
     (`sys.setswitchinterval`)."""
 
+    @field_validator("heads")
+    @classmethod
+    def _named(cls, heads: tuple[str, ...]) -> tuple[str, ...]:
+        for head in heads:
+            name, checkpoint = named_head(head)
+            if not checkpoint:
+                raise ValueError(f"{head!r} has no folder or id after the =; give NAME=FOLDER or NAME=ID")
+            if name:
+                try:
+                    checked_source_name(name)
+                except InvalidRequest as error:
+                    raise ValueError(str(error)) from error
+        return tuple(dict.fromkeys(heads))
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, policy: str) -> str:
+        try:
+            return checked_policy(policy)
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from error
+
     @field_validator("proposers")
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := [name for name in names if name not in BATCHED_PROPOSERS]:
             raise ValueError(
-                f"{unknown[0]!r} is no batched proposer; there is {', '.join(BATCHED_PROPOSERS)}"
+                f"{unknown[0]!r} is not a batched proposer; choose from {', '.join(BATCHED_PROPOSERS)}"
             )
         return tuple(dict.fromkeys(names))

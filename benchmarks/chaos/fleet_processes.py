@@ -159,6 +159,7 @@ class ChaosFleet:
         flags = ["--bind", self.address[process], "--metrics-bind", self._metrics[process]]
         flags += ["--log-level", self._log_level]
         if role == "orchestrator":
+            flags += ["--edge-bind", "127.0.0.1:0"]
             flags += ["--store", "redis", "--redis-url", f"redis://{self.addresses('redis')}"]
             for peers in ("verifier", "drafter", "retrieval"):
                 flags += [f"--{peers}", self.addresses(peers)]
@@ -166,7 +167,7 @@ class ChaosFleet:
             tokenizer = Path(self._models["verifier"]) / "tokenizer.json"
             flags += ["--tokenizer", str(tokenizer)] if tokenizer.is_file() else []
         else:
-            flags += ["--model", self._models[role], "--threads", "1", "--kv-mb", "256"]
+            flags += ["--model", self._models[role], "--threads", "1", "--kv-mb", "256", "--passes", "eager"]
         if role == "verifier" and self._deterministic:
             flags += ["--deterministic"]
         module = role if role == "orchestrator" else f"{role}_service"

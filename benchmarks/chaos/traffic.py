@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from benchmarks.chaos.device import DeviceCall
 from benchmarks.chaos.stream_figures import StreamRecord
 from outrider.client.async_client import AsyncClient, AsyncStream
 from outrider.client.endpoints import addresses_in, ping_patience_ms
@@ -34,13 +35,14 @@ REQUEST_KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.8, "learn": True},
     {"temperature": 0.8, "turns": 3},
-    {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1},
-    {"temperature": 0.0, "turns": 3},
+    {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1, "device": True},
+    {"temperature": 0.0, "turns": 3, "device": True},
     {"temperature": 0.8, "n": 2},
     {"temperature": 0.8, "speculation": False},
     {"temperature": 0.9, "top_k": 40, "presence_penalty": 0.3, "turns": 2},
 )
-"""Options of the streams, in turn; a stream with several turns is a conversation.
+"""Options of the streams, in turn; a stream with several turns is a conversation, one with a device has a
+client that drafts for it.
 
 Few streams learn: learnt outputs come back as drafts that are right throughout, and a stream that ends in a
 moment is hard to hit."""
@@ -55,6 +57,8 @@ class GoldenConversation:
     golden: tuple[tuple[tuple[int, ...], ...], ...]
     """The golden ids by turn, then by choice."""
     options: dict[str, Any]
+    device: bool
+    """Whether the client's device drafts along."""
 
 
 def scripts(prompts: Sequence[Sequence[int]], streams: int, tokens: int) -> list[dict[str, Any]]:
@@ -62,11 +66,12 @@ def scripts(prompts: Sequence[Sequence[int]], streams: int, tokens: int) -> list
     made = []
     for number in range(streams):
         kind = dict(REQUEST_KINDS[number % len(REQUEST_KINDS)])
-        turns = kind.pop("turns", 1)
+        turns, device = kind.pop("turns", 1), kind.pop("device", False)
         first, *more = (prompts[(number + turn) % len(prompts)] for turn in range(turns))
         own = {"seed": 1000 + number, "max_tokens": tokens, "ignore_eos": True}
         options = {"learn": False} | kind | own
-        made.append({"said": [tuple(first), *(tuple(ids[:USER_TOKENS]) for ids in more)], "options": options})
+        said = [tuple(first), *(tuple(ids[:USER_TOKENS]) for ids in more)]
+        made.append({"said": said, "options": options, "device": device})
     return made
 
 
@@ -88,7 +93,7 @@ async def decode_golden(client: AsyncClient, script: dict[str, Any], repeats: in
         prompts.append(so_far)
         golden.append(ids.pop())
         so_far += golden[-1][0]
-    return GoldenConversation(tuple(prompts), tuple(golden), options)
+    return GoldenConversation(tuple(prompts), tuple(golden), options, script["device"])
 
 
 class RecordedCall:
@@ -176,17 +181,26 @@ class RepeatedStreams:
                 record = StreamRecord(f"{number}.{turn}/{lap}", len(prompt), self.now())
                 self.records.append(record)
                 request = conversation.options | {"ids": prompt, "session": f"chaos-{number}-{lap}"}
-                await self._stream(record, request, first=number + lap)
+                drafted = (*prompt, *conversation.golden[turn][0]) if conversation.device else None
+                await self._stream(record, request, number + lap, drafted)
             lap += 1
 
-    async def _stream(self, record: StreamRecord, options: dict[str, Any], first: int) -> None:
-        """Runs one stream to its end and records its outcome."""
+    async def _stream(
+        self, record: StreamRecord, options: dict[str, Any], first: int, drafted: Sequence[int] | None
+    ) -> None:
+        """Runs one stream to its end and records its outcome.
+
+        Args:
+            drafted: ids of prompt and answer that the client's device drafts; None: the client has no device.
+        """
         request = build_request(None, options)
 
         def ask(resuming: Resuming) -> Any:
             record.asked += 1
-            call = self._stubs[resuming.orchestrator].Generate(iter((resuming.request,)))
-            return RecordedCall(call, record, self.now)
+            stub = self._stubs[resuming.orchestrator]
+            if drafted is not None:
+                return RecordedCall(DeviceCall(stub.Generate(), resuming.request, drafted), record, self.now)
+            return RecordedCall(stub.Generate(iter((resuming.request,))), record, self.now)
 
         try:
             resuming = Resuming(request, len(self._stubs), RETRY_S, first)

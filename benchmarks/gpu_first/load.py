@@ -90,7 +90,7 @@ class Load:
             refused = None
         except ModelRefused as error:
             refused = str(error)
-        found = check._packed_logits(self._lm, trial.sessions)
+        found = check._packed_logits(self._lm, trial.sessions, trial.shape)
         worst = check.Difference(0.0, 0.0)
         for got, want in zip(found, trial.expected, strict=True):
             worst = worst.worse(check.Difference.of(got, want))

@@ -64,9 +64,11 @@ class AttackedServices:
         lines = [{"sha256": key_digest(key), "tenant": tenant} for tenant, key in self.keys.items()]
         keys_file.write_text("\n".join(map(json.dumps, lines)))
         try:
-            self._start("drafter", "--model", drafter, "--threads", "1")
+            self._start("drafter", "--model", drafter, "--threads", "1", "--passes", "eager")
             self._start("retrieval", "--tokenizer", str(Path(target) / "tokenizer.json"))
-            self._start("verifier", "--model", target, "--threads", "1", "--deterministic")
+            self._start(
+                "verifier", "--model", target, "--threads", "1", "--passes", "eager", "--deterministic"
+            )
             self._wait("drafter", "retrieval", "verifier")
             sources = ",".join([self._children["retrieval"].address, *further_sources])
             peers = ["--verifier", self._children["verifier"].address, "--retrieval", sources]

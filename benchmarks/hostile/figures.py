@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
 
@@ -81,19 +82,24 @@ def longest_stall(stalls: Iterable[dict[str, Any]], window: Window) -> dict[str,
     }
 
 
-def best_of(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summed_up(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One class's figures from its repeats.
 
-    Times are the smallest of the repeats: what an input does, it does every time; what the machine does, it
-    does now and then. Counts are sums, and lasting growth of memory is that of the last repeat.
+    A gap is the median of the repeats, with the longest of them as `worst_gap_ms`. Stalls are the smallest of
+    the repeats: what an input does, it does every time; what the machine does, it does now and then. Counts
+    are sums, and lasting growth of memory is that of the last repeat.
     """
     stalled = min(repeats, key=lambda one: float(one["processor_ms"]))
+    gaps = [float(one["longest_gap_ms"]) for one in repeats]
     statuses: dict[str, int] = {}
     for one in repeats:
         for status, count in one["statuses"].items():
             statuses[status] = statuses.get(status, 0) + count
     return stalled | {
-        **{name: min(one[name] for one in repeats) for name in ("longest_stall_ms", "longest_gap_ms")},
+        "longest_gap_ms": round(median(gaps), 1),
+        "worst_gap_ms": max(gaps),
+        "usual_gap_ms": round(median(one["usual_gap_ms"] for one in repeats), 1),
+        "longest_stall_ms": min(one["longest_stall_ms"] for one in repeats),
         "leaked_bytes": repeats[-1]["leaked_bytes"],
         "statuses": dict(sorted(statuses.items())),
         **{name: sum(one[name] for one in repeats) for name in ("inputs", "wrong", "hung", "tracebacks")},

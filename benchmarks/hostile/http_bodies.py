@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 
 from benchmarks.hostile.inputs import HostileClass, Input, json_post, post
+from speculative.params import MAX_BIAS_ENTRIES
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -175,7 +176,7 @@ def encodings() -> Sequence[Input]:
 def large_and_legal() -> Sequence[Input]:
     """Bodies that are answered, and that are as large as they may be."""
     many = {"role": "user", "content": "if x:\n    return y\n"}
-    bias = {str(number): 0.5 for number in range(4000)}
+    bias = {str(number): 0.5 for number in range(MAX_BIAS_ENTRIES)}
     return [
         json_post(COMPLETIONS, prompt=[[5, 9, 30]] * 64, max_tokens=1),
         json_post(COMPLETIONS, prompt=[5] * 1_900, max_tokens=1, logit_bias=bias),

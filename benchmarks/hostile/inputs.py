@@ -21,6 +21,10 @@ HELD = "held"
 CLOSED = "closed"
 FAULTS = frozenset({"500", "INTERNAL", "UNKNOWN", "smuggled", "no HTTP"})
 """Outcomes that no input may have."""
+WRITE_FAILED = "write failed"
+"""Outcome of a call that the server refused while the client still wrote: grpc.aio hides the refusal."""
+CLIENT_DETAILS = "Internal error from Core"
+"""What grpc.aio says of such a call; a server's INTERNAL has the words of outrider.wire.status."""
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
@@ -118,6 +122,8 @@ async def outcome_of(
             pass
         code = await made.code()
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.INTERNAL and error.details() == CLIENT_DETAILS:
+            return WRITE_FAILED
         code = error.code()
     return str(code.name)
 

@@ -17,7 +17,7 @@ JUNK = (b"\xff" * 100, b"\x0a\xff\xff\xff\x7f", b"\xaa\x06\x01x" * 2_000_000)
 VERIFIER = ("Describe", "Tokenizer", "Open", "Watch", "Cancel", "Explain")
 SOURCE = ("Describe", "Attach")
 CORPORA = ("ListCorpora", "BuildCorpus", "LoadCorpus", "UnloadCorpus")
-RETRIEVAL = (*CORPORA, "AddReferences", "RemoveReferences", "Forget", "Stats")
+RETRIEVAL = (*CORPORA, "AddReferences", "RemoveReferences", "ExportPast", "Forget", "Stats")
 
 
 def endless(role: str, method: str, message: bytes, pause_s: float = 0.0) -> Input:

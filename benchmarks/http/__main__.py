@@ -11,8 +11,9 @@ import importlib.util
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -114,34 +115,66 @@ async def relay_rates(
     }
 
 
-def count_scenarios(target: str, drafter: str) -> dict[str, Any] | None:
-    """How many of the openai client's scenarios pass with real services; None where the client is missing."""
+def count_scenarios(target: str, drafter: str) -> dict[str, Any]:
+    """How many scenarios of each client pass with real services; None for a client that is missing."""
+    with UpServices(target, drafter) as services:
+        return {
+            "openai_scenarios": _openai_passed(services.http),
+            "anthropic_scenarios": _anthropic_passed(services.http),
+        }
+
+
+def _openai_passed(url: str) -> dict[str, Any] | None:
     if importlib.util.find_spec("openai") is None:
         return None
     import openai
 
-    import benchmarks.http.program_scenarios  # noqa: F401  # adds its scenarios
-    from benchmarks.http.openai_scenarios import SCENARIOS, play, play_async
+    import benchmarks.http.program_scenarios  # adds its scenarios
+    import benchmarks.http.response_scenarios  # noqa: F401  # adds its scenarios, and those with tools
+    from benchmarks.http.openai_scenarios import SCENARIOS
 
-    async def play_once_async(url: str, model: str, name: str) -> None:
-        async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
-            await play_async(client, model, name)
+    options: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "any", "max_retries": 0}
+    return _passed(partial(openai.OpenAI, **options), partial(openai.AsyncOpenAI, **options), SCENARIOS)
+
+
+def _anthropic_passed(url: str) -> dict[str, Any] | None:
+    if None in (importlib.util.find_spec("openai"), importlib.util.find_spec("anthropic")):
+        return None
+    import anthropic
+
+    from benchmarks.http.message_scenarios import MESSAGE_SCENARIOS
+
+    options: dict[str, Any] = {"base_url": url, "api_key": "any", "max_retries": 0}
+    return _passed(
+        partial(anthropic.Anthropic, **options),
+        partial(anthropic.AsyncAnthropic, **options),
+        MESSAGE_SCENARIOS,
+    )
+
+
+def _passed(
+    blocking: Callable[[], Any], asynchronous: Callable[[], Any], scenarios: Mapping[str, Any]
+) -> dict[str, Any]:
+    """How many scenarios pass with the two clients that are made so."""
+    from benchmarks.http.openai_scenarios import play, play_async
+
+    async def play_once_async(model: str, name: str) -> None:
+        async with asynchronous() as client:
+            await play_async(client, model, name, scenarios)
 
     failed = []
-    with UpServices(target, drafter) as services:
-        url = f"{services.http}/v1"
-        with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
-            model = client.models.list().data[0].id
-            for name in SCENARIOS:
-                for kind in ("blocking", "asyncio"):
-                    try:
-                        if kind == "blocking":
-                            play(client, model, name)
-                        else:
-                            asyncio.run(play_once_async(url, model, name))
-                    except Exception as error:
-                        failed.append(f"{name}, {kind}: {error!r}"[:300])
-    total = 2 * len(SCENARIOS)
+    with blocking() as client:
+        model = client.models.list().data[0].id
+        for name in scenarios:
+            for kind in ("blocking", "asyncio"):
+                try:
+                    if kind == "blocking":
+                        play(client, model, name, scenarios)
+                    else:
+                        asyncio.run(play_once_async(model, name))
+                except Exception as error:
+                    failed.append(f"{name}, {kind}: {error!r}"[:300])
+    total = 2 * len(scenarios)
     return {"passed": total - len(failed), "of": total, "failed": failed}
 
 
@@ -166,10 +199,9 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
             relay_rates(orchestrator, settings.relayed_streams, settings.relayed_tokens, settings.repeats)
         )
     print("relayed: done", file=sys.stderr)
-    fields["openai_scenarios"] = (
-        None if settings.drafter == "" else count_scenarios(settings.target, settings.drafter)
-    )
-    return fields
+    asked = settings.drafter != ""
+    scenarios = count_scenarios(settings.target, settings.drafter) if asked else {"openai_scenarios": None}
+    return fields | scenarios
 
 
 def parse() -> argparse.Namespace:

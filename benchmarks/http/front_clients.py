@@ -5,17 +5,16 @@ A stream is recorded as the times of its events and its number of tokens. Knows 
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, Self
 
 import grpc.aio
 
 from benchmarks.shared.process_memory import resident_mb
+from benchmarks.shared.process_time import processor_s
 from benchmarks.shared.services import orchestrator
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
@@ -27,9 +26,10 @@ PROMPT = "def add(left, right):"
 class MeasuredOrchestrator:
     """An orchestrator process with both fronts before one verifier, and its processor time and memory."""
 
-    def __init__(self, verifier: str, max_streams: int) -> None:
+    def __init__(self, verifier: str, max_streams: int, *more: str) -> None:
+        """Starts the process with the flags `more` and those that all measurements share."""
         flags = ["--max-streams", str(max_streams), "--http-bind", "127.0.0.1:0", "--log-level", "error"]
-        self._helper = orchestrator(verifier, *flags)
+        self._helper = orchestrator(verifier, *flags, *more)
         self._pid = self._helper.process.pid
         self.address = self._helper.address
         self.http: str = self._helper.ready["http"]
@@ -43,8 +43,7 @@ class MeasuredOrchestrator:
     @property
     def cpu_s(self) -> float:
         """Processor seconds so far, of all the process's threads."""
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return processor_s(self._pid)
 
     @property
     def resident_mb(self) -> float:
@@ -183,14 +182,15 @@ async def front_clients(orchestrator: MeasuredOrchestrator) -> AsyncIterator[dic
         "grpc": GrpcFrontClient(orchestrator.address),
     }
     try:
-        await _until_ready(orchestrator)
+        await until_ready(orchestrator)
         yield fronts
     finally:
         for front in fronts.values():
             await front.close()
 
 
-async def _until_ready(orchestrator: MeasuredOrchestrator) -> None:
+async def until_ready(orchestrator: MeasuredOrchestrator) -> None:
+    """Returns once the orchestrator serves a model."""
     async with open_channel(orchestrator.address) as channel:
         stub: Any = GenerationStub(channel)
         async with asyncio.timeout(20):

@@ -10,7 +10,12 @@ from benchmarks.shared.services import HfPeer
 from outrider.client import AsyncClient
 
 Prompts = Sequence[tuple[int, ...]]
-HF_METHODS = {"hf_generate": "generate", "hf_assisted": "assisted", "hf_prompt_lookup": "prompt_lookup"}
+HF_METHODS = {
+    "hf_generate": "generate",
+    "hf_assisted": "assisted",
+    "hf_prompt_lookup": "prompt_lookup",
+    "hf_early_exit": "early_exit",
+}
 """How hf_peer.py decodes, by arm."""
 
 

@@ -53,6 +53,11 @@ class LlamaServer:
         ]
         self._process = subprocess.Popen(self._command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
 
+    @property
+    def url(self) -> str:
+        """http://HOST:PORT of the server."""
+        return f"http://127.0.0.1:{self._port}"
+
     def __enter__(self) -> Self:
         return self
 

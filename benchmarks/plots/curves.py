@@ -30,6 +30,8 @@ class Panel:
     y_label: str
     curves: tuple[Curve, ...]
     is_log_x: bool = False
+    is_scatter: bool = False
+    """Whether curves of one point each are compared by their places; the axis has ticks of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ def chart_of(result: Result) -> Chart:
     """The chart of a benchmark's last line. Raises KeyError for a benchmark without a curve."""
     machine = result["machine"]
     where = f"{machine['processor']}, {machine['cores']} cores, commit {result['commit']}"
-    return Chart(f"outrider bench {result['name']}: {where}", _PANELS[result["name"]](result))
+    command = " ".join((result["name"], *filter(None, (result.get("experiment"),))))
+    return Chart(f"outrider bench {command}: {where}", _PANELS[result["name"]](result))
 
 
 def _load(result: Result) -> tuple[Panel, ...]:
@@ -107,6 +110,18 @@ def _chaos(result: Result) -> tuple[Panel, ...]:
     return (Panel("Longest silence of a stream around a fault", "", "s", tuple(curves)),)
 
 
+def _packed_step(result: Result) -> tuple[Panel, ...]:
+    """One session's pass by rows, beside transformers' own; names are `ARM_ROWS` and `ARM_SESSIONSxROWS`."""
+    arms: dict[str, dict[str, float]] = {}
+    for name, spent in result["ms"].items():
+        arm, _, shape = name.rpartition("_")
+        sessions, _, rows = shape.rpartition("x")
+        if sessions in ("", "1"):
+            arms.setdefault(arm, {})[rows] = spent
+    curves = [_by_number(arm, values, arm == "own") for arm, values in arms.items()]
+    return (Panel("One pass of the target", "rows of one session", "ms", tuple(curves), is_log_x=True),)
+
+
 def _peers(result: Result) -> tuple[Panel, ...]:
     rates = result["tokens_per_second"]
     panels = []
@@ -122,6 +137,117 @@ def _peers(result: Result) -> tuple[Panel, ...]:
                 Panel(f"temperature {temperature}, streams: {streams}", "", "tokens/s", tuple(curves))
             )
     return tuple(panels)
+
+
+def _proposers(result: Result) -> tuple[Panel, ...]:
+    return tuple(
+        _scatter(f"{mode}, streams: {streams}", figures)
+        for mode, by_streams in result["figures"].items()
+        for streams, figures in by_streams.items()
+    )
+
+
+def _scatter(title: str, figures: Mapping[str, Any]) -> Panel:
+    """Methods by what they bring and cost; on a dashed line all are equally fast beside plain decoding.
+
+    A line holds for rounds that take as long as plain decoding's but for the drafting, so a method whose rows
+    make passes longer is slower than the line says.
+    """
+    plain_ms = figures["plain"]["round_ms"]
+    points = [
+        Curve(method, (row["draft_ms"],), (row["acceptance_length"] - 1,))
+        for method, row in figures.items()
+        if method != "plain"
+    ]
+    end_ms = max(0.1, *(x for point in points for x in point.x)) * 1.1
+    most = max(y for point in points for y in point.y)
+    lines = [
+        Curve(f"{speed:g}x plain", (0.0, end_ms), (speed - 1, speed * (1 + end_ms / plain_ms) - 1), True)
+        for speed in _SPEEDS
+        if speed - 1 <= most
+    ]
+    y_label = "accepted tokens a round"
+    return Panel(title, "drafting, ms a round", y_label, (*points, *lines), is_scatter=True)
+
+
+def _spec_bench(result: Result) -> tuple[Panel, ...]:
+    tasks = result["tasks"]
+    names = tuple(task.replace("_", "\n") for task in tasks)
+    return tuple(
+        Panel(
+            title,
+            "",
+            label,
+            tuple(
+                Curve(arm, names, tuple(of[arm][field] for of in tasks.values())) for arm in tasks["overall"]
+            ),
+        )
+        for title, label, field in (
+            ("Mean accepted tokens", "tokens per step", "mat"),
+            ("Speed", "over plain", "speedup"),
+        )
+    )
+
+
+def _compare(result: Result) -> tuple[Panel, ...]:
+    figures = result["figures"]
+    shown: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float]], ...] = (
+        ("All requests together", "tokens/s", lambda level: level["tokens_per_second"]),
+        ("To the first token", "ms (p50)", lambda level: level["first_token_ms"]["p50"]),
+        ("Between events", "ms (p99)", lambda level: level["gap_ms"]["p99"]),
+    )
+    return tuple(
+        Panel(
+            title,
+            "requests at a time",
+            label,
+            tuple(
+                _by_number(name, {level: value(found) for level, found in levels.items()})
+                for name, levels in figures.items()
+            ),
+            is_log_x=True,
+        )
+        for title, label, value in shown
+    )
+
+
+def _edge(result: Result) -> tuple[Panel, ...]:
+    """Modes by round trip; distances with loss are left out, because a line is for one kind of link."""
+    places = [at for at, loss in enumerate(result["loss"]) if not loss]
+    rtt_ms = tuple(result["rtt_ms"][at] for at in places)
+
+    def curves(field: str, label: str = "{}", is_reference: bool = False) -> list[Curve]:
+        return [
+            Curve(label.format(arm), rtt_ms, tuple(row[at] for at in places), is_reference, arm)
+            for arm, row in result[field].items()
+        ]
+
+    predicted = curves("predicted_ms_per_token", "{}, predicted", is_reference=True)
+    x_label = "round trip, ms"
+    return (
+        Panel("Time per token", x_label, "ms", (*curves("ms_per_token"), *predicted), is_log_x=True),
+        Panel("Passes of the target", x_label, "per token", tuple(curves("rounds_per_token")), is_log_x=True),
+    )
+
+
+def _experiments(result: Result) -> tuple[Panel, ...]:
+    """An experiment says itself what its curves are."""
+    return tuple(
+        Panel(
+            **{
+                **panel,
+                "curves": tuple(
+                    Curve(**{**curve, "x": tuple(curve["x"]), "y": tuple(curve["y"])})
+                    for curve in panel["curves"]
+                ),
+            }
+        )
+        for panel in result["panels"]
+    )
+
+
+_SPEEDS = (1.0, 1.5, 2.0, 3.0, 4.0)
+"""Multiples of plain decoding's speed that have a line."""
 
 
 def _over_streams(title: str, y_label: str, curves: Iterable[Curve]) -> Panel:
@@ -142,4 +268,10 @@ _PANELS: Mapping[str, Callable[[Result], tuple[Panel, ...]]] = {
     "retrieval": _retrieval,
     "chaos": _chaos,
     "peers": _peers,
+    "packed_step": _packed_step,
+    "proposers": _proposers,
+    "spec_bench": _spec_bench,
+    "compare": _compare,
+    "edge": _edge,
+    "experiments": _experiments,
 }

@@ -8,7 +8,7 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from benchmarks.plots.curves import Chart, Curve, Panel, chart_of
 
@@ -32,7 +32,7 @@ def svg_path(text: str) -> Path:
     return path
 
 
-def draw(chart: Chart, file: Path) -> None:
+def draw(chart: Chart, file: Path | TextIO) -> None:
     """Writes the chart; the same chart gives the same bytes."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -42,22 +42,39 @@ def draw(chart: Chart, file: Path) -> None:
     with matplotlib.rc_context({**small, "font.size": 9, "lines.linewidth": 1.2}):
         figure = Figure(figsize=(PANEL_WIDTH * len(chart.panels), PANEL_HEIGHT), layout="constrained")
         figure.suptitle(chart.title, fontsize=8)
-        for axes, panel in zip(
-            figure.subplots(1, len(chart.panels), squeeze=False)[0], chart.panels, strict=True
-        ):
+        row = figure.subplots(1, len(chart.panels), squeeze=False)[0]
+        for axes, panel in zip(row, chart.panels, strict=True):
             _draw_panel(axes, panel)
+        _add_legends(figure, row, chart.panels)
         figure.savefig(file, format="svg", metadata={"Date": None})
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
-    if all(isinstance(x, str) for curve in panel.curves for x in curve.x):
+    if _has_bars(panel):
         _draw_bars(axes, panel.curves)
+    elif panel.is_scatter:
+        _draw_scatter(axes, panel.curves)
     else:
         _draw_lines(axes, panel)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3, axis="y")
-    axes.legend(fontsize=7, frameon=False)
+
+
+def _add_legends(figure: Any, row: Sequence[Any], panels: Sequence[Panel]) -> None:
+    """One legend below panels of the same bars, which leave no room for it; else a legend in each panel."""
+    labels = {tuple(curve.label for curve in panel.curves) for panel in panels}
+    if len(labels) == 1 and all(map(_has_bars, panels)):
+        bars, names = row[0].get_legend_handles_labels()
+        figure.legend(bars, names, loc="outside lower center", ncols=4, fontsize=7, frameon=False)
+        return
+    for axes, panel in zip(row, panels, strict=True):
+        if not panel.is_scatter:
+            axes.legend(fontsize=7, frameon=False)
+
+
+def _has_bars(panel: Panel) -> bool:
+    return all(isinstance(x, str) for curve in panel.curves for x in curve.x)
 
 
 def _draw_bars(axes: Any, curves: Sequence[Curve]) -> None:
@@ -79,6 +96,25 @@ def _draw_lines(axes: Any, panel: Panel) -> None:
     places = sorted({x for curve in panel.curves for x in curve.x})
     axes.set_xticks(places, [f"{place:,g}" for place in places])
     axes.minorticks_off()
+
+
+def _draw_scatter(axes: Any, curves: Sequence[Curve]) -> None:
+    """Points with their names, and lines from the left edge to where they leave the points' rectangle."""
+    points = [curve for curve in curves if not curve.is_reference]
+    top = 1.2 * max(0.1, *(y for curve in points for y in curve.y))
+    right = 1.1 * max(0.1, *(x for curve in points for x in curve.x))
+    for line in (curve for curve in curves if curve.is_reference):
+        slope = (line.y[-1] - line.y[0]) / (line.x[-1] - line.x[0])
+        end = min(right, (top - line.y[0]) / slope)
+        axes.plot(line.x, line.y, "--", color="0.7", linewidth=0.8)
+        axes.annotate(
+            line.label, (end, line.y[0] + slope * end), fontsize=6, color="0.5", ha="right", va="top"
+        )
+    for number, point in enumerate(points):
+        axes.plot(point.x, point.y, "o", color=f"C{number}", markersize=4)
+        place = (point.x[0], point.y[0])
+        axes.annotate(point.label, place, (4, 2), textcoords="offset points", fontsize=7, color=f"C{number}")
+    axes.set(xlim=(0, right), ylim=(0, top))
 
 
 def main() -> None:

@@ -25,3 +25,8 @@ def load_prompts(model: str | Path, count: int) -> list[tuple[int, ...]]:
     """Token ids of the first `count` held-out prompts under the model's tokenizer."""
     tokenizer = tokenizer_of(model)
     return [tuple(tokenizer.encode(record["prompt"]).ids) for record in held_out_records(count)]
+
+
+def repeated(text: str) -> str:
+    """The text with its first half repeated behind it."""
+    return f"{text}\n\n{text[: len(text) // 2]}"

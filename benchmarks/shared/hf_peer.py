@@ -32,9 +32,10 @@ def padded(batch: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def decode(target: Any, drafter: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Times one `generate` call of a batch; the request's `method` is generate, assisted or prompt_lookup.
+    """Times one `generate` call of a batch.
 
-    Sampling options beside the temperature are optional.
+    The request's `method` is generate, assisted, prompt_lookup or early_exit. Sampling options beside the
+    temperature are optional.
     """
     torch.set_num_threads(request["threads"])
     torch.manual_seed(request["seed"])
@@ -50,6 +51,8 @@ def decode(target: Any, drafter: Any, request: dict[str, Any]) -> dict[str, Any]
         options["assistant_model"] = drafter
     elif request["method"] == "prompt_lookup":
         options["prompt_lookup_num_tokens"] = 10
+    elif request["method"] == "early_exit":
+        options["assistant_early_exit"] = target.config.num_hidden_layers // 2
     started = time.perf_counter()
     output = target.generate(ids, attention_mask=mask, **options)
     seconds = time.perf_counter() - started

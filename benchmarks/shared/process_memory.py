@@ -1,4 +1,4 @@
-"""Resident memory of processes of this machine, as /proc reports it."""
+"""Resident memory and processor time of processes of this machine, as /proc reports them."""
 
 import os
 from pathlib import Path

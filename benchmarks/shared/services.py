@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,20 +25,29 @@ STOP_S = 15.0
 
 
 class UpServices:
-    """A running `outrider up`: one verifier, at most one drafter, one orchestrator, each a process."""
+    """A running `outrider up`: a verifier, at most one drafter, an orchestrator, each a process."""
 
     def __init__(
-        self, target: str, drafter: str, *, threads: int = 1, passes: str = "eager", **variables: str
+        self,
+        target: str,
+        drafter: str,
+        *,
+        threads: int = 1,
+        passes: str = "eager",
+        corpora: Sequence[Path] = (),
+        **variables: str,
     ) -> None:
         """Starts the services with `variables` in their environment and returns when they are ready.
 
         Args:
             passes: how models compute their passes, as `outrider up --passes` says.
+            corpora: folders of corpora to draft from; without any there is no retrieval worker.
         """
         command = [sys.executable, "-m", "outrider.cli", "up", "--json", "--threads", str(threads)]
+        command += ["--target", target, "--drafter", drafter]
         # Benchmarks repeat requests, and past outputs would remember them.
-        command += ["--target", target, "--drafter", drafter, "--retrieval", "none"]
-        command += ["--passes", passes]
+        command += [f"--corpus={corpus}" for corpus in corpora] or ["--retrieval", "none"]
+        command += ["--passes", passes, "--bind", "127.0.0.1:0", "--http-bind", "127.0.0.1:0"]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=os.environ | variables
         )
@@ -162,9 +172,11 @@ class HelperProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.terminate()
         self.process.wait(STOP_S)
+        self.process.stdout.close()
 
 
 def faulty_drafter(drafter: str, fault: str) -> HelperProcess:

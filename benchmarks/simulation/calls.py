@@ -70,7 +70,9 @@ class Channel:
 
         return call
 
-    def stream_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+    def stream_stream(
+        self, path: str, request_serializer: Any, response_deserializer: Any = bytes, **_: Any
+    ) -> Any:
         def call(requests: Any = None, timeout: float | None = None, **_: Any) -> StreamCall:
             server = self._network.find(self._address) if self._process.alive else None
             stream = SimulatedStream(self._network, self._process, self._address, server, path)

@@ -2,12 +2,17 @@
 
 import asyncio
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
+
+from grpc.aio import AioRpcError
 
 from benchmarks.simulation.calls import Channel
 from benchmarks.simulation.clock import Process
+from benchmarks.simulation.device import SimulatedDevice
 from benchmarks.simulation.network import Network
 from benchmarks.simulation.plan import Turn
 from benchmarks.simulation.request_checker import RequestChecker
@@ -82,6 +87,8 @@ class SimulatedClient:
             resumable=turn.resumable,
             speculation=generation_pb2.Speculation(enabled=turn.speculate),
         )
+        if turn.device:
+            start.device.wait_ms = 100 if turn.seed % 2 else 0
         return generation_pb2.GenerateRequest(start=start)
 
     def stream(
@@ -106,7 +113,10 @@ class SimulatedClient:
         def ask(resuming: Resuming) -> Any:
             checker.asked()
             timeout = None if ends is None else max(0.001, ends - loop.now)
-            call = self._stubs[resuming.orchestrator].Generate(iter((resuming.request,)), timeout=timeout)
+            stub = self._stubs[resuming.orchestrator]
+            if turn.device:
+                return self._with_device(stub.Generate(timeout=timeout), resuming.request, turn, checker)
+            call = stub.Generate(iter((resuming.request,)), timeout=timeout)
             call.on_message = checker.message
             return call
 
@@ -119,6 +129,26 @@ class SimulatedClient:
         if before is not None:
             stream._builder = before._builder
         return stream
+
+    def _with_device(
+        self, call: Any, request: generation_pb2.GenerateRequest, turn: Turn, checker: RequestChecker
+    ) -> Any:
+        """The call, on which the request is followed by what the client's device drafts."""
+        chance = random.Random(turn.seed)
+        device = SimulatedDevice(turn.device, call, turn.seed, checker, chance, self.process.spawn)
+
+        def on_message(response: generation_pb2.GenerateResponse) -> None:
+            checker.message(response)
+            device.message(response)
+
+        async def begin() -> None:
+            with suppress(AioRpcError, asyncio.InvalidStateError):  # the reader of the call says so
+                await call.write(request)
+
+        call.on_message = on_message
+        self.process.spawn(begin())
+        self._counts["devices"] += 1
+        return call
 
     async def read(self, stream: AsyncStream, turn: Turn, checker: RequestChecker) -> bool:
         """Reads the stream to its end; True where the request got a whole answer."""

@@ -5,8 +5,10 @@ changes every id that is computed from it, as it would with a model.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 from outrider.lm.kv.blocks import BLOCK, BlockAllocator
+from outrider.lm.kv.table import SlotTable
 from speculative.errors import Overloaded
 
 
@@ -17,6 +19,9 @@ class ToyPool:
         blocks: number of blocks in all.
     """
 
+    chains_only = False
+    """See SlotPool."""
+
     def __init__(self, blocks: int) -> None:
         self.blocks = BlockAllocator(blocks)
         self.max_blocks = blocks
@@ -24,6 +29,11 @@ class ToyPool:
         self.rows = [0] * blocks * BLOCK
         """Prefix hash by slot."""
         self.evict: Callable[[int], int] = lambda blocks: 0
+
+    @property
+    def most_tables(self) -> int:
+        """Largest number of sessions that may have tables at once; see SlotPool."""
+        return self.max_blocks
 
     @property
     def free_blocks(self) -> int:
@@ -44,6 +54,17 @@ class ToyPool:
                 f"{count} more blocks are needed, {self.free_blocks} are free", retry_after_s=1.0
             )
         return taken
+
+    def table(self, room: int = 0) -> SlotTable:
+        """A table for a new session; see SlotPool."""
+        return SlotTable(cast(Any, self), room)
+
+    def resumable(self, blocks: Sequence[int]) -> Sequence[int]:
+        """The part of a cached prefix behind which a session can go on: all of it."""
+        return blocks
+
+    def same(self, cached: int, own: int) -> None:
+        """Notes nothing of equal blocks; see SlotPool."""
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies rows from slots to slots: all are read before any is written."""

@@ -52,6 +52,8 @@ class Turn:
     """Seconds after a turn, and before a client that left comes back."""
     by_hash: bool
     """Whether a client that comes back names its tokens by number and hash."""
+    device: str = ""
+    """Kind of the client's device: good, useless or hostile; empty: the client has no device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ KINDS = (
     "freeze source",
     "clock",
 )
+DEVICES = (*("",) * 7, "good", "useless", "hostile")
 ACTS = (*("nothing",) * 8, "cancel", "leave", "return", "return", "rival", "rival", "stale", "stale")
 
 
@@ -143,6 +146,14 @@ def plan_of(seed: int) -> Plan:
     tight = plan.most_blocks + 1
     shapes = [replace(shape, blocks=tight) if shape.blocks == TIGHT else shape for shape in plan.verifiers]
     return replace(plan, verifiers=tuple(shapes))
+
+
+def with_pool(plan: Plan, drafters: int) -> Plan:
+    """The plan with `drafters` drafters of one name, one of which dies or freezes sooner or later."""
+    chance = random.Random(f"pool {plan.seed}")
+    fault = replace(_fault(chance), kind=chance.choice(("kill source", "freeze source")))
+    pool = tuple(_source(chance) for _ in range(drafters))
+    return replace(plan, sources=pool, faults=(*plan.faults, fault))
 
 
 def _weather(chance: random.Random) -> Weather:
@@ -177,7 +188,7 @@ def _turns(chance: random.Random) -> list[Turn]:
 
 def _turn(chance: random.Random) -> Turn:
     act = chance.choice(ACTS)
-    return Turn(
+    turn = Turn(
         new_ids=tuple(chance.randrange(1, VOCABULARY) for _ in range(chance.randint(1, 12))),
         max_tokens=CANCELLED_TOKENS if act == "cancel" else chance.randint(1, 40),
         n=chance.choice((1, 1, 1, 2)),
@@ -191,6 +202,12 @@ def _turn(chance: random.Random) -> Turn:
         pause_s=chance.choice((0.0, 0.05, 0.6)),
         by_hash=chance.random() < 0.5,
     )
+    return replace(turn, device=_device(turn))
+
+
+def _device(turn: Turn) -> str:
+    """The kind of a turn's device, which the turn's own seed decides."""
+    return random.Random(turn.seed).choice(DEVICES) if turn.speculate else ""
 
 
 def _fault(chance: random.Random) -> Fault:

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from benchmarks.simulation.bugs import planted
+from benchmarks.simulation.plan import Plan, plan_of, with_pool
 from benchmarks.simulation.world import simulate
 
 BATCH = 50
@@ -37,12 +38,12 @@ class SearchResult:
         self.cpu_seconds += other.cpu_seconds
 
 
-def batch(seeds: range, bug: str = "") -> SearchResult:
-    """Simulates these seeds in this process, with the named bug planted."""
+def batch(seeds: range, bug: str = "", drafters: int = 0) -> SearchResult:
+    """Simulates these seeds in this process, with the named bug planted; `drafters`: see `search`."""
     found, began = SearchResult(), time.process_time()
     with planted(bug):
         for seed in seeds:
-            outcome = simulate(seed)
+            outcome = simulate(seed, plan=planned(seed, drafters))
             found.seeds += 1
             found.counts.update(outcome.counts)
             if outcome.violations:
@@ -58,10 +59,25 @@ def first_failing(seeds: range, bug: str) -> int | None:
         return next((seed for seed in seeds if simulate(seed).violations), None)
 
 
-def search(seeds: range, processes: int, bug: str = "", *, progress: bool = False) -> SearchResult:
-    """Simulates all seeds in `processes` processes; `progress` prints each failing seed at once."""
+def planned(seed: int, drafters: int = 0) -> Plan:
+    """The plan of a seed; with a pool of `drafters` drafters of one name, if not 0."""
+    plan = plan_of(seed)
+    return with_pool(plan, drafters) if drafters else plan
+
+
+def search(
+    seeds: range, processes: int, bug: str = "", *, drafters: int = 0, progress: bool = False
+) -> SearchResult:
+    """Simulates all seeds in several processes.
+
+    Args:
+        processes: how many processes simulate at once.
+        bug: name of the bug to plant; empty: none.
+        drafters: if not 0, every plan has a pool of this number of drafters.
+        progress: whether each failing seed is printed at once.
+    """
     found, began = SearchResult(), time.perf_counter()
-    for part in _parts(seeds, processes, bug):
+    for part in _parts(seeds, processes, bug, drafters):
         for seed, what in part.failing.items():
             if progress:
                 print(f"seed {seed}: {what[0]}", flush=True)
@@ -70,13 +86,13 @@ def search(seeds: range, processes: int, bug: str = "", *, progress: bool = Fals
     return found
 
 
-def trace(seeds: range, bug: str = "") -> SearchResult:
+def trace(seeds: range, bug: str = "", drafters: int = 0) -> SearchResult:
     """Simulates these seeds one after the other and prints every event to standard output."""
     found, began = SearchResult(), time.perf_counter()
     with planted(bug):
         for seed in seeds:
             print(f"seed {seed}")
-            outcome = simulate(seed, print)
+            outcome = simulate(seed, print, planned(seed, drafters))
             found.seeds += 1
             found.counts.update(outcome.counts)
             if outcome.violations:
@@ -85,12 +101,12 @@ def trace(seeds: range, bug: str = "") -> SearchResult:
     return found
 
 
-def _parts(seeds: range, processes: int, bug: str) -> Iterator[SearchResult]:
+def _parts(seeds: range, processes: int, bug: str, drafters: int) -> Iterator[SearchResult]:
     batches = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
     if processes <= 1 or len(batches) <= 1:
-        yield from (batch(each, bug) for each in batches)
+        yield from (batch(each, bug, drafters) for each in batches)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        for future in as_completed([pool.submit(batch, each, bug) for each in batches]):
+        for future in as_completed([pool.submit(batch, each, bug, drafters) for each in batches]):
             yield future.result()

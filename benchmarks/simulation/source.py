@@ -105,6 +105,7 @@ class SimulatedSource(DraftSourceServicer):
                 case SessionEnded(_, alias):
                     followed.pop(alias, None)
                 case Follow(_, alias, _, asked):
+                    self._counts[f"followed by {self.process.name}"] += 1
                     followed[alias] = _Followed(list(asked.ids), asked.epoch, asked.seed, asked.limit)
                     touched[alias] = None
                 case MalformedFollow():

@@ -51,7 +51,7 @@ def _metrics() -> Metrics:
 
 _TARGET: Any = SimpleNamespace(
     max_length=MAX_LENGTH,
-    pool=SimpleNamespace(max_slots=1 << 20),
+    pool=SimpleNamespace(max_slots=1 << 20, chains_only=False),
     tokenizer_json=None,
     chat=None,
     name=MODEL,

@@ -21,7 +21,17 @@ from outrider.client import AsyncClient
 
 UNTIMED = 8
 """Tokens at the beginning of each stream that are not counted."""
-VERIFIER = ("--threads", "1", "--no-prefix-cache", "--kv-mb", "256", "--log-level", "warning")
+VERIFIER = (
+    "--threads",
+    "1",
+    "--passes",
+    "eager",
+    "--no-prefix-cache",
+    "--kv-mb",
+    "256",
+    "--log-level",
+    "warning",
+)
 
 FINDING_TRIES = 200
 

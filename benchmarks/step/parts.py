@@ -25,7 +25,7 @@ METHODS: tuple[tuple[str, type, tuple[str, ...]], ...] = (
     ("rank", DraftBudget, ("admit", "may_pay")),
     ("plan", KVCache, ("sequence_rows",)),
     ("around_model", PackedLM, ("forward",)),
-    ("choose", Session, ("match",)),
+    ("choose", SessionPool, ("match_all",)),
     ("commit", Session, ("commit", "skip")),
     ("bookkeeping", EngineCore, ("finish",)),
     ("publish", EngineCore, ("published",)),

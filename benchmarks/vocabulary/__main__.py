@@ -88,7 +88,10 @@ class ModelFigures:
 def measure(folder: Path, vocabulary: int, settings: argparse.Namespace) -> ModelFigures:
     """Runs every arm of one model with each number of streams; the arms take turns."""
     figures = ModelFigures(settings.streams)
-    with UpServices(str(folder), "none", **SERVICE_SETTINGS) as services, HfPeer(str(folder), None) as peer:
+    with (
+        UpServices(str(folder), "none", passes=settings.passes, **SERVICE_SETTINGS) as services,
+        HfPeer(str(folder), None) as peer,
+    ):
         arms = VocabularyArms(services, None if settings.no_generate else peer, vocabulary)
         for arm in arms.names():
             arms.run(arm, 2, 4, 0)  # untimed
@@ -179,6 +182,7 @@ def parse() -> argparse.Namespace:
         "--generate-tokens", type=int, default=256, help="the most tokens of one batch of `generate`"
     )
     parser.add_argument("--repeats", type=int, default=3, help="repeats of every arm")
+    parser.add_argument("--passes", default="compiled", help="our passes, as `outrider up --passes` says")
     parser.add_argument("--no-generate", action="store_true", help="leave transformers' `generate` out")
     return parser.parse_args()
 

@@ -10,6 +10,7 @@ from drafter_service.session import Abilities, Cache, PassRows
 from drafter_service.settings import DrafterSettings
 from outrider.lm.device.placement import GpuOptions, kv_mb_of
 from outrider.lm.kv.table import SlotTable
+from outrider.lm.load.part import ModelPart
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from outrider.runtime.threads import most_threads
@@ -17,7 +18,7 @@ from outrider.tokens import TokenTable
 
 
 class CausalLMDrafter:
-    """Drafts with any causal language model that the verifier could serve too."""
+    """Drafts with any causal language model that the verifier could serve too, or with some of its layers."""
 
     def __init__(self, lm: PackedLM) -> None:
         tokens = None if lm.tokenizer_json is None else TokenTable.from_json(lm.tokenizer_json)
@@ -34,7 +35,11 @@ class CausalLMDrafter:
 
     @classmethod
     def load(cls, settings: DrafterSettings) -> Self:
-        """Loads the model. Raises InvalidRequest without a model, ModelRefused if it would draft wrongly."""
+        """Loads the model.
+
+        Raises InvalidRequest without a model or for layers that are not there, ModelRefused if it would draft
+        wrongly.
+        """
         lm = PackedLM.load(
             settings.model,
             device=settings.device,
@@ -43,6 +48,7 @@ class CausalLMDrafter:
             fewer_threads=settings.threads == "auto",
             kv_mb=kv_mb_of(settings.kv_mb),
             cache_dir=settings.cache_dir,
+            part=ModelPart(settings.skip, settings.exit_layer),
             gpu=GpuOptions(
                 cuda_graphs=settings.cuda_graphs,
                 memory_utilization=settings.gpu_memory_utilization,

@@ -7,7 +7,7 @@ placing them needs.
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -35,6 +35,7 @@ from orchestrator.fleet.target_model import ModelIdentity, TargetModel
 from orchestrator.fleet.verifier_link import Patience, VerifierLink
 from outrider.runtime.resolving import resolve
 from outrider.wire.channel import DEFAULT_MESSAGE_MB
+from outrider.wire.names import EDGE
 from outrider.wire.status import peer_text
 from outrider.wire.tls import Certificates
 from outrider.wire.workers import WorkerEntry
@@ -204,29 +205,37 @@ class Fleet:
         return [self.verifiers[info.address] for info in found]
 
     def source_names(self, target: TargetModel) -> tuple[str, ...]:
-        """Names of the sources that draft for this model."""
-        return source_names(usable_local_sources(target.local_sources), self._remote_sources(target))
+        """Names of the sources that draft for this model and for any tenant."""
+        return source_names(usable_local_sources(target.local_sources), self._remote_sources(target, ""))
 
     def sources_for(
-        self, target: TargetModel, wanted: Sequence[str], *, predicted: bool
+        self, target: TargetModel, wanted: Sequence[str], *, tenant: str, given: Collection[str] = ()
     ) -> tuple[ChosenSource, ...]:
         """The sources of a new session; see choose_sources. Raises InvalidRequest for an unknown name.
 
         Args:
+            tenant: the session's tenant; sources of other tenants are left out.
             wanted: the names that the request asks for; empty: all names.
-            predicted: whether the request has a prediction.
+            given: names of the sources that have a part of the request to draft from.
         """
-        local = usable_local_sources(target.local_sources, predicted=predicted)
-        return choose_sources(local, self._remote_sources(target), wanted, turn=next(self._turns))
+        local = usable_local_sources(target.local_sources, given)
+        remote = self._remote_sources(target, tenant)
+        return choose_sources(local, remote, wanted, turn=next(self._turns))
 
     def sources_instead(
-        self, target: TargetModel, chosen: tuple[ChosenSource, ...]
+        self,
+        target: TargetModel,
+        chosen: tuple[ChosenSource, ...],
+        *,
+        tenant: str,
+        staying: Collection[str] = (),
     ) -> tuple[ChosenSource, ...]:
-        """Sources that a session should have now: those chosen, with each lost or draining one replaced.
+        """Sources that a session should have now: those chosen, with each lost or lagging one replaced.
 
-        The rule is `replace_sources`.
+        The rule is `replace_sources`, which explains `staying`.
         """
-        return replace_sources(chosen, self._remote_sources(target), turn=next(self._turns))
+        remote = self._remote_sources(target, tenant)
+        return replace_sources(chosen, remote, turn=next(self._turns), staying=staying)
 
     def count_sessions(self, sources: Sequence[ChosenSource], change: int) -> None:
         """Add `change` to the sessions of each of these sources."""
@@ -287,12 +296,17 @@ class Fleet:
             link.numerics,
         )
 
-    def _remote_sources(self, target: TargetModel) -> list[SourceInfo]:
-        """The remote sources that can follow this model. Refuses those that have a local source's name."""
+    def _remote_sources(self, target: TargetModel, tenant: str) -> list[SourceInfo]:
+        """The remote sources that can follow this model for a tenant; empty: those that follow any tenant.
+
+        Refuses those that have a local source's name.
+        """
         known = []
         for probe in self._sources.staying:
             for source in probe.infos():
-                if source.name in target.local_sources:
+                if source.name == EDGE:
+                    probe.refuse(Refusal("name", f"it calls itself {EDGE!r}, as clients' devices are called"))
+                elif source.name in target.local_sources:
                     probe.refuse(
                         Refusal(
                             "name",
@@ -303,7 +317,7 @@ class Fleet:
                 else:
                     source = replace(source, proven=target.name in probe.drafted_for)
                     known.append(self._with_announced_load(source))
-        return compatible_sources(known, target.tokenizer_digest)
+        return compatible_sources(known, target.tokenizer_digest, tenant)
 
     def _with_announced_load(self, source: SourceInfo) -> SourceInfo:
         if (entry := self._entry(source.address)) is None:

@@ -3,13 +3,19 @@
 Pure: drives no connection, reads no clock. Knows nothing of prompts, tokens or messages.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import log2
 
-from outrider.wire.names import MAX_SOURCES, PREDICTION
+from outrider.wire.names import GRAMMAR, MAX_SOURCES, PREDICTION, REFERENCES
 from speculative.errors import InvalidRequest
 
+NEAR_S = 0.002
+"""Round trips up to this length, in seconds, count as none: within one place they vary as much."""
+LAGGING = 4.0
+"""How many times as long as another source's the step and the way of a lagging source are, at least."""
+LAG_S = 0.005
+"""By how many seconds the step and the way of a lagging source are longer, at least."""
 NEARNESS = 4
 """How many sessions fewer another verifier needs to be preferred to the one that has a session's prefix."""
 
@@ -54,6 +60,10 @@ class SourceInfo:
     """Whether the target has accepted a token of the source's, as far as this orchestrator saw."""
     rank: int = 0
     """Place of `name` among the source's names, from 0."""
+    tenant: str = ""
+    """The only tenant that the source drafts for; empty: any tenant."""
+    round_trip_s: float = 0.0
+    """Duration of a call that computes nothing, in seconds: the distance from here; 0: unknown."""
 
     @property
     def usable(self) -> bool:
@@ -73,17 +83,24 @@ class LoadScore:
     """Scores how much one more session would load each of several workers: less is better.
 
     The score is the worker's sessions as a share of its capacity, times how much slower its steps are than
-    those of the fastest worker. Durations measured under load vary, so they count by doublings only.
+    those of the fastest worker. A source's distance counts as a part of its steps, as drafts take that much
+    longer. Durations measured under load vary, so they count by doublings only.
     """
 
     def __init__(self, workers: Iterable[VerifierInfo | SourceInfo]) -> None:
         workers = tuple(workers)
         self._most = max((it.capacity for it in workers), default=0) or 1
-        self._fastest_s = min((it.step_s for it in workers if it.step_s > 0), default=0.0)
+        self._shortest_s = min((it.step_s for it in workers if it.step_s > 0), default=0.0)
+        self._fastest_s = min(map(self.delay_s, workers), default=0.0)
+
+    def delay_s(self, worker: VerifierInfo | SourceInfo) -> float:
+        """Seconds that a step of the worker takes, and its way; an unknown step counts as the shortest."""
+        way_s = worker.round_trip_s if isinstance(worker, SourceInfo) else 0.0
+        return (worker.step_s or self._shortest_s) + (way_s if way_s > NEAR_S else 0.0)
 
     def of(self, worker: VerifierInfo | SourceInfo, fewer: int = 0) -> float:
         """The score of a worker, as if it had `fewer` sessions less."""
-        slower = 2.0 ** round(log2(worker.step_s / self._fastest_s)) if worker.step_s > 0 else 1.0
+        slower = 2.0 ** round(log2(self.delay_s(worker) / self._fastest_s)) if self._fastest_s > 0 else 1.0
         return (max(0, worker.sessions - fewer) + 1) / (worker.capacity or self._most) * slower
 
 
@@ -117,14 +134,26 @@ def rank_verifiers(
     return sorted(fitting, key=rank)
 
 
-def compatible_sources(sources: Iterable[SourceInfo], tokenizer_digest: str) -> list[SourceInfo]:
-    """The remote sources that can follow a target with this tokenizer."""
-    return [source for source in sources if source.tokenizer_digest in ("", tokenizer_digest)]
+def compatible_sources(
+    sources: Iterable[SourceInfo], tokenizer_digest: str, tenant: str = ""
+) -> list[SourceInfo]:
+    """The remote sources that can follow a target with this tokenizer, for a session of this tenant.
+
+    A source of one tenant, which may have learnt that tenant's text, is never among another tenant's.
+    """
+    return [
+        source
+        for source in sources
+        if source.tokenizer_digest in ("", tokenizer_digest) and source.tenant in ("", tenant)
+    ]
 
 
-def usable_local_sources(local: Sequence[str], *, predicted: bool = False) -> tuple[str, ...]:
-    """Names of the sources inside a verifier that can draft for a request; one of them needs a prediction."""
-    return tuple(name for name in local if predicted or name != PREDICTION)
+def usable_local_sources(local: Sequence[str], given: Collection[str] = ()) -> tuple[str, ...]:
+    """Names of the sources inside a verifier that can draft for a request.
+
+    Sources that draft from a part of the request are among them only if `given` names them.
+    """
+    return tuple(name for name in local if name in given or name not in (GRAMMAR, PREDICTION, REFERENCES))
 
 
 def source_names(local: Sequence[str], remote: Iterable[SourceInfo]) -> tuple[str, ...]:
@@ -157,7 +186,8 @@ def choose_sources(
 ) -> tuple[ChosenSource, ...]:
     """One source for each name in `wanted`, or for the most useful names where `wanted` is empty.
 
-    Of several sources with one name, the least loaded one that can be reached and is not draining is chosen.
+    Of several sources with one name, the least loaded one that can be reached and is not draining is chosen,
+    the tenant's own source before others.
     A source that cannot be reached is chosen where there is no other: the verifier dials it until it is back.
     Raises InvalidRequest where `wanted` has a name that no source has, or more than MAX_SOURCES names.
 
@@ -189,25 +219,47 @@ def choose_sources(
 
 
 def replace_sources(
-    chosen: Sequence[ChosenSource], remote: Sequence[SourceInfo], *, turn: int = 0
+    chosen: Sequence[ChosenSource],
+    remote: Sequence[SourceInfo],
+    *,
+    turn: int = 0,
+    staying: Collection[str] = (),
 ) -> tuple[ChosenSource, ...]:
-    """The session's sources by the same names, each unusable one replaced if there is another of its name.
+    """The session's sources by the same names, each unusable or lagging one replaced by another of its name.
 
-    A source is unusable once it is gone, out of reach or draining. Sources that serve well stay.
+    A source is unusable once it is gone, out of reach or draining. One lags if its step and its way take
+    LAGGING times as long as another's. Sources that serve well stay.
+
+    Args:
+        staying: addresses of sources that no session leaves because they lag. A lagging source gets faster as
+            sessions leave it, so they should leave it one by one.
     """
     usable = [it for it in remote if it.usable]
-    there = {(it.name, it.address) for it in usable}
+    there = {(it.name, it.address): it for it in usable}
     found = []
     for source in chosen:
-        others = [it for it in usable if it.name == source.name]
-        if source.address and (source.name, source.address) not in there and others:
-            source = ChosenSource(source.name, _least_loaded(others, turn).address)
+        same_name = [it for it in usable if it.name == source.name]
+        known = there.get((source.name, source.address))
+        if source.address and known is None and same_name:
+            source = ChosenSource(source.name, _least_loaded(same_name, turn).address)
+        elif known is not None and source.address not in staying and len(same_name) > 1:
+            best = _least_loaded(same_name, turn)
+            source = ChosenSource(source.name, best.address) if _lags(known, best, same_name) else source
         found.append(source)
     return tuple(found)
+
+
+def _lags(source: SourceInfo, best: SourceInfo, same_name: Sequence[SourceInfo]) -> bool:
+    """Whether a source with known step times lags behind the best of its name, which has room."""
+    if not source.step_s or not best.step_s or 0 < best.capacity <= best.sessions:
+        return False
+    score = LoadScore(same_name)
+    mine, other = score.delay_s(source), score.delay_s(best)
+    return mine > LAGGING * other and mine > other + LAG_S
 
 
 def _least_loaded(same_name: Sequence[SourceInfo], turn: int) -> SourceInfo:
     start = turn % len(same_name)
     rotated = [*same_name[start:], *same_name[:start]]
     score = LoadScore(rotated)
-    return min(rotated, key=lambda it: (not it.usable, score.of(it)))
+    return min(rotated, key=lambda it: (not it.usable, not it.tenant, score.of(it)))

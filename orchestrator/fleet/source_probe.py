@@ -6,6 +6,8 @@ here, and sessions may still be sent its way. Knows nothing of drafts.
 
 import asyncio
 import logging
+import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 DESCRIBE_S = 2.0
 ASK_UNKNOWN_S = 0.25
 """Pause between two probes of a source that is out of reach, in seconds."""
+ROUND_TRIPS = 8
+"""Probes of which the fastest says how far away a source is; the others met a busy process."""
 ASK_KNOWN_S = 2.0
 """Pause between two probes of a source that answers, in seconds."""
 
@@ -43,6 +47,8 @@ class DescribedSource:
     tokenizer_digest: str
     capacity: int
     """The most sessions that the source follows; 0: unknown."""
+    tenant: str = ""
+    """The only tenant that the source drafts for; empty: any tenant."""
 
 
 class SourceProbe:
@@ -68,6 +74,8 @@ class SourceProbe:
         self.drafted_for: set[str] = set()
         """Models that have accepted a token of the source's, by name."""
         self._answered = False
+        self._round_trips_s: deque[float] = deque(maxlen=ROUND_TRIPS)
+        """Durations of the last probes that were answered, in seconds."""
         self._first_calls = first_calls
         self._channel = open_channel(address, max_message_mb, certificates=certificates, role=SOURCE)
         self._stub: DraftSourceAsyncStub = DraftSourceStub(self._channel)
@@ -77,9 +85,18 @@ class SourceProbe:
         known = self.described
         if known is None:
             return []
-        digest, capacity = known.tokenizer_digest, known.capacity
         return [
-            SourceInfo(self.address, name, digest, self.sessions, self.reachable, capacity, rank=rank)
+            SourceInfo(
+                self.address,
+                name,
+                known.tokenizer_digest,
+                self.sessions,
+                self.reachable,
+                known.capacity,
+                rank=rank,
+                tenant=known.tenant,
+                round_trip_s=min(self._round_trips_s, default=0.0),
+            )
             for rank, name in enumerate(known.names)
         ]
 
@@ -104,8 +121,10 @@ class SourceProbe:
         was = self.reachable
         try:
             async with turn_to_call(self._first_calls, self._answered):
-                request = draft_source_pb2.SourceDescribeRequest()
+                request, began_s = draft_source_pb2.SourceDescribeRequest(), time.monotonic()
                 message = await self._stub.Describe(request, timeout=DESCRIBE_S)
+            if self.reachable:  # else the call also opened the connection
+                self._round_trips_s.append(time.monotonic() - began_s)
             self.described = self._checked(message)
             self.reachable = self._answered = True
         except grpc.aio.AioRpcError as error:
@@ -130,7 +149,7 @@ class SourceProbe:
         except InvalidRequest as error:
             self.refuse(Refusal("name", str(error)))
             return None
-        found = DescribedSource(names, message.tokenizer_digest, message.max_sessions)
+        found = DescribedSource(names, message.tokenizer_digest, message.max_sessions, message.tenant)
         if found != self.described:
             self.refusal = None
         return found

@@ -44,6 +44,8 @@ class TargetModel:
     """The model's end-of-sequence ids."""
     sampling_defaults: common_pb2.Sampling = field(default_factory=common_pb2.Sampling, hash=False)
     """The parameters that the checkpoint's generation config sets."""
+    criteria: tuple[str, ...] = ()
+    """Names of the criteria that a request may name."""
 
     @property
     def identity(self) -> ModelIdentity:
@@ -67,6 +69,7 @@ def target_from_wire(message: verifier_pb2.VerifierDescription, tokens: TokenTab
         weights_digest=message.weights_digest,
         eos_ids=frozenset(message.eos_ids),
         sampling_defaults=message.sampling_defaults,
+        criteria=tuple(message.criteria),
     )
 
 

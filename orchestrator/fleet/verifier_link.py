@@ -231,9 +231,9 @@ class VerifierLink:
             response: verifier_pb2.VerifierCancelResponse = await self._stub.Cancel(request, timeout=CANCEL_S)
             return response.found
 
-    async def explain(self, key: SessionKey) -> explain_pb2.ExplainResponse:
-        """The verifier's record of a session's rounds. Raises the verifier's error."""
-        request = explain_pb2.ExplainRequest(key=key_to_wire(key))
+    async def explain(self, key: SessionKey, *, nodes: bool) -> explain_pb2.ExplainResponse:
+        """The verifier's record of a session's rounds, with trees if `nodes`. Raises the verifier's error."""
+        request = explain_pb2.ExplainRequest(key=key_to_wire(key), nodes=nodes)
         with rpc_errors():
             response: explain_pb2.ExplainResponse = await self._stub.Explain(request, timeout=CANCEL_S)
             return response

@@ -10,9 +10,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.admitted_request import AdmittedRequest, Speculation
+from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target_model import TargetModel
+from orchestrator.front.asked_speculation import speculation_of
+from orchestrator.front.copied_texts import NO_TEXTS, CopiedTexts, encode_copied, with_document
 from orchestrator.front.message_bounds import generate_bounds, most_text_bytes
 from orchestrator.front.paid_tokens import RecordedIds, count_unpaid
 from outrider.tokens import TokenTable, TooManyTokens
@@ -27,14 +29,13 @@ from outrider.wire.codec import (
     sampling_from_wire,
 )
 from outrider.wire.incoming.shape import Bounds
-from outrider.wire.names import MAX_SOURCES, checked_corpora
+from outrider.wire.names import MAX_REFERENCES, MAX_SOURCES
 from speculative.errors import IdsNeeded, InvalidRequest, Unavailable, UnknownModel
 from speculative.grammar import Grammar
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
 from speculative.stop import stop_bytes
 
-MAX_NODE_LIMIT = 256
 IDS_AT_ONCE = 1 << 16
 """Token ids that are made Python objects between two pauses: some 2 ms."""
 
@@ -67,22 +68,33 @@ class Admission:
         """Bounds of a request whose model is not known yet. Raises Unavailable where no model is served."""
         return generate_bounds(self.targets())
 
-    async def admit(self, start: generation_pb2.GenerateStart) -> tuple[AdmittedRequest, TargetModel]:
-        """Check a request; returns it with the model that will answer it. Raises OutriderError."""
-        key = session_key(start)
+    async def admit(
+        self, start: generation_pb2.GenerateStart, owner: str = ""
+    ) -> tuple[AdmittedRequest, TargetModel]:
+        """Check a request; returns it with the model that will answer it. Raises OutriderError.
+
+        Args:
+            owner: what stands before the session's name inside.
+        """
+        key = session_key(start, owner)
         target = self.target(start.model)
         _check_counts(start, target)
         ids = await _prompt_ids(start, target)
         have = await had_ids(start, key, ids, self._recorded_ids)
-        prediction = await prediction_ids(start.speculation.prediction, target)
-        request = admit(start, key, ids, target, self.default_max_tokens, prediction, have)
+        copied = await _copied(start, target)
+        request = admit(start, key, ids, target, self.default_max_tokens, copied, have)
         return replace(request, unpaid=await count_unpaid(request, self._recorded_ids)), target
 
 
-def session_key(start: generation_pb2.GenerateStart) -> SessionKey:
+def session_key(start: generation_pb2.GenerateStart, owner: str = "") -> SessionKey:
     """The key of the session that the client names, or of a new session. Raises InvalidRequest."""
-    session = start.session or f"s-{secrets.token_hex(8)}"
-    return SessionKey(checked_tenant(start.tenant), checked_session(session))
+    named = start.session or f"s-{secrets.token_hex(8)}"
+    return SessionKey(checked_tenant(start.tenant), owned_session(named, owner))
+
+
+def owned_session(named: str, owner: str) -> str:
+    """The name inside of a session that a client names; `owner` is its Caller's. Raises InvalidRequest."""
+    return checked_session(owner + checked_session(named))
 
 
 def choose_target(name: str, targets: Sequence[TargetModel], unreached: Sequence[str]) -> TargetModel:
@@ -129,26 +141,6 @@ def check_text(text: str, target: TargetModel) -> TokenTable:
     return target.tokens
 
 
-async def prediction_ids(text: str, target: TargetModel) -> Sequence[int]:
-    """Token ids of the answer that a client predicts; none where the text is empty.
-
-    Tokenizes in a thread. Raises InvalidRequest where the text is too long.
-    """
-    if not text:
-        return ()
-    if target.tokens is None:
-        raise InvalidRequest(f"prediction cannot be used: model {target.name!r} has no tokenizer")
-    _check_size("prediction", text, target)
-    most = target.max_length - 1
-    try:
-        return await asyncio.to_thread(target.tokens.encode, text, add_special=False, most=most)
-    except TooManyTokens as error:
-        raise InvalidRequest(
-            f"prediction has at least {error.count} ids; no answer in a context of {target.max_length} has "
-            "so many"
-        ) from None
-
-
 async def had_ids(
     start: generation_pb2.GenerateStart, key: SessionKey, prompt: Sequence[int], recorded_ids: RecordedIds
 ) -> list[tuple[int, ...]]:
@@ -181,14 +173,14 @@ def admit(
     ids: Sequence[int],
     target: TargetModel,
     default_max_tokens: int,
-    prediction: Sequence[int] = (),
+    copied: CopiedTexts = NO_TEXTS,
     have: Sequence[tuple[int, ...]] = (),
 ) -> AdmittedRequest:
     """Check a request and make it an AdmittedRequest. Raises InvalidRequest.
 
     Args:
         ids: token ids of the prompt.
-        prediction: token ids of the client's prediction.
+        copied: token ids of the texts that the answer may copy from.
         have: token ids of each entry of the request's `have`.
     """
     _check_ids(ids, target)
@@ -202,7 +194,7 @@ def admit(
         params=params,
         seed=start.seed if start.HasField("seed") else secrets.randbits(64),
         stops=_stops(start.stop, target),
-        speculation=_speculation(start.speculation, prediction),
+        speculation=speculation_of(start, copied, params, target),
         choices=_choices(start),
         logprobs=logprobs_from_wire(start.logprobs) if start.HasField("logprobs") else None,
         have=_have(start, have, max_tokens, target),
@@ -210,47 +202,20 @@ def admit(
         ended=_ended(start),
         resumable=start.resumable,
         grammar=_grammar(start, params, target),
+        device=_device(start),
     )
 
 
-def _speculation(asked: generation_pb2.Speculation, prediction: Sequence[int]) -> Speculation:
-    """The request's Speculation; `prediction` is the client's, as token ids.
-
-    Raises InvalidRequest for a value out of its range, and where a request that turns drafting off says how
-    to.
-    """
-    node_limit = asked.node_limit if asked.HasField("node_limit") else None
-    if node_limit is not None and not 0 <= node_limit <= MAX_NODE_LIMIT:
-        raise InvalidRequest(f"speculation.node_limit is {node_limit}; 0 to {MAX_NODE_LIMIT} are possible")
-    enabled = asked.enabled if asked.HasField("enabled") else True
-    if not enabled:
-        _check_nothing_to_draft(asked)
-    return Speculation(
-        enabled and node_limit != 0,
-        tuple(dict.fromkeys(asked.sources)),
-        node_limit,
-        learn=asked.learn if asked.HasField("learn") else True,
-        corpora=checked_corpora(asked.corpora),
-        prediction=tuple(prediction),
-    )
-
-
-def _check_nothing_to_draft(asked: generation_pb2.Speculation) -> None:
-    """Raises InvalidRequest where drafting is off, but the request says how to draft.
-
-    A node limit of 0 turns drafting off as well, and a prediction describes the answer, not the drafting.
-    """
-    says = ""
-    if asked.sources:
-        says = f"sources names {asked.sources[0]!r}"
-    elif asked.corpora:
-        says = f"corpora names {asked.corpora[0]!r}"
-    elif asked.node_limit:
-        says = f"node_limit is {asked.node_limit}"
-    if says:
-        raise InvalidRequest(
-            f"speculation.{says}, but speculation.enabled is false: leave one of the two out"
-        )
+def _device(start: generation_pb2.GenerateStart) -> bool:
+    """Whether the client's device drafts. Raises InvalidRequest where the request turns drafting off."""
+    if not start.HasField("device"):
+        return False
+    asked = start.speculation
+    if asked.HasField("enabled") and not asked.enabled:
+        raise InvalidRequest("device is set, but speculation.enabled is false: leave one of the two out")
+    if asked.HasField("node_limit") and asked.node_limit == 0:
+        raise InvalidRequest("device is set, but speculation.node_limit is 0: leave one of the two out")
+    return True
 
 
 def _check_size(what: str, text: str, target: TargetModel) -> None:
@@ -280,6 +245,15 @@ async def _prompt_ids(start: generation_pb2.GenerateStart, target: TargetModel) 
     return await encode_prompt(start.text, target)
 
 
+async def _copied(start: generation_pb2.GenerateStart, target: TargetModel) -> CopiedTexts:
+    """Token ids of the texts that the answer may copy from. Raises InvalidRequest."""
+    asked = start.speculation
+    if asked.edit and not start.HasField("text"):
+        raise InvalidRequest("speculation.edit is true beside a prompt of ids; give the prompt as text")
+    copied = await encode_copied(asked.prediction, asked.references, target)
+    return await with_document(copied, start.text, target) if asked.edit else copied
+
+
 async def _as_tuple(ids: Sequence[int]) -> tuple[int, ...]:
     """The ids of a message as Python objects, made in pieces so that no piece holds the event loop up."""
     if len(ids) <= IDS_AT_ONCE:
@@ -304,6 +278,8 @@ def _check_counts(start: generation_pb2.GenerateStart, target: TargetModel) -> N
             raise InvalidRequest(
                 f"have[{choice}] has {len(have.ids)} ids, more than the context of {target.max_length}"
             )
+    if (count := len(start.speculation.references)) > MAX_REFERENCES:
+        raise InvalidRequest(f"references has {count} texts; at most {MAX_REFERENCES} are possible")
     if (count := len(start.speculation.sources)) > MAX_SOURCES:
         raise InvalidRequest(f"speculation.sources has {count} names; at most {MAX_SOURCES} are possible")
     if start.HasField("ids"):

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.front.cluster_quotas import ClusterQuotas
 from orchestrator.front.quota import Allowance, Quota
+from orchestrator.front.web_tokens import KeySource, TokenRules, TokenUser, is_token
 from orchestrator.relay.delivery import Delivered, Event
 from outrider.wire.codec import checked_tenant
 from outrider.wire.keys import HEADER, key_digest, key_of
@@ -32,6 +33,8 @@ SETTING = "api_keys_file"
 DEFAULT_TENANT = "default"
 """The tenant of a request that names none."""
 PEER_RETRY_S = 1.0
+MOST_USERS = 65_536
+"""Most JSON Web Token users whose use of quotas is remembered."""
 Count = Annotated[int, Field(ge=1, le=10**12)]
 
 
@@ -47,12 +50,14 @@ class _Line(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """The tenant and the quota of one API key of the key file."""
+    """The tenant and the quota of one API key of the key file, or of a token's user."""
 
     id: str
-    """The beginning of the key's digest, which logs may name."""
+    """The beginning of the key's or the user's digest, which logs may contain."""
     tenant: str
     quota: Quota
+    owns_sessions: bool = False
+    """Whether sessions are the user's own, not the tenant's."""
 
 
 class KeyTable:
@@ -80,7 +85,11 @@ class KeyTable:
 
 
 class Caller:
-    """Who makes a call: the tenant, and what its key allows."""
+    """Who makes a call: the tenant, and what its key allows.
+
+    Args:
+        until: when the key expires, on the clock; None: never.
+    """
 
     def __init__(
         self,
@@ -89,22 +98,37 @@ class Caller:
         clock: Callable[[], float],
         refused: Callable[[OutriderError], None],
         cluster: ClusterQuotas | None = None,
+        until: float | None = None,
     ) -> None:
         self._cluster = cluster
+        self._until = until
         self._key = key
         self._allowance = allowance
         self._clock = clock
         self._refused = refused
 
     def tenant(self, named: str = "") -> str:
-        """The tenant of the call; `named` is the one that the request names. Raises PermissionDenied."""
+        """The tenant of a request; `named` is the one that the request names.
+
+        Raises PermissionDenied, and Unauthenticated where the key expired since the call began.
+        """
         if self._key is None:
             return named or DEFAULT_TENANT
+        if self._until is not None and self._clock() > self._until:
+            gone = Unauthenticated("the token has expired; connect with a new one")
+            self._refused(gone)
+            raise gone
         if named not in ("", self._key.tenant):
             error = PermissionDenied(f"tenant {named!r} is not this key's; leave it out, or use its own key")
             self._refused(error)
             raise error
         return self._key.tenant
+
+    @property
+    def owner(self) -> str:
+        """What stands before the names of the caller's sessions inside: a token's user has sessions of their
+        own, keys of a tenant share theirs."""
+        return f"{self._key.id}/" if self._key is not None and self._key.owns_sessions else ""
 
     @contextmanager
     def within_quota(self, count: int = 1, *, held: int = 0) -> Iterator[None]:
@@ -169,8 +193,9 @@ class Gate:
         keys: the known keys; None: no key is needed, and each request names its tenant.
         most_per_peer: the most calls at once from one address; None: no bound.
         refused: is called with the reason for each caller that is not let in.
-        clock: seconds that only rise.
+        clock: monotonic clock in seconds.
         cluster: counts quotas together with other orchestrators; None: each quota holds here alone.
+        tokens: the keys and the required claims of JSON Web Tokens; None: no token is accepted.
     """
 
     def __init__(
@@ -180,9 +205,11 @@ class Gate:
         refused: Callable[[OutriderError], None] = lambda error: None,
         clock: Callable[[], float] = time.monotonic,
         cluster: ClusterQuotas | None = None,
+        tokens: tuple[KeySource, TokenRules] | None = None,
     ) -> None:
         self._cluster = cluster
         self._keys = keys
+        self._tokens = tokens
         self._most_per_peer = most_per_peer
         self._refused = refused
         self._clock = clock
@@ -190,12 +217,15 @@ class Gate:
         self._allowances: dict[str, Allowance] = {}
         """Allowances by key. Keys that were taken back keep theirs: they may return, and what they used
         counts."""
+        self._users: dict[str, Allowance] = {}
+        """Allowances of the users of JSON Web Tokens by user id, the latest user last."""
 
     @contextmanager
     def entered(self, header: str | None, peer: str) -> Iterator[Caller]:
         """The caller of one call, while the call lasts.
 
-        Raises Unauthenticated, and Overloaded where the peer makes too many calls.
+        Raises Unauthenticated, Overloaded where the peer makes too many calls, and Unavailable while the
+        key of a JSON Web Token may be on its way.
 
         Args:
             header: the authorization header, where the call has one.
@@ -217,21 +247,41 @@ class Gate:
                 del self._peers[peer]
 
     def _caller(self, header: str | None) -> Caller:
-        if self._keys is None:
+        if self._keys is None and self._tokens is None:
             return Caller(None, None, self._clock, self._refused)
         if header is None:
             raise Unauthenticated(f"no API key came; give one as `{HEADER}: Bearer KEY`")
         shown = key_of(header)
         if shown is None:
             raise Unauthenticated(f"{HEADER} holds no API key; give one as `{HEADER}: Bearer KEY`")
-        key = self._keys.current().find(shown)
+        if self._tokens is not None and is_token(shown):
+            keys, rules = self._tokens
+            return self._user(keys.current().user(shown, rules))
+        key = None if self._keys is None else self._keys.current().find(shown)
         if key is None:
             raise Unauthenticated("the API key is not known here; ask whoever runs this for one")
         return Caller(key, self._allowance(key), self._clock, self._refused, self._cluster)
 
+    def _user(self, user: TokenUser) -> Caller:
+        """The caller that a JSON Web Token names. A user's quota use is forgotten after very many other
+        users."""
+        key = ApiKey(user.id, user.tenant, user.quota, owns_sessions=True)
+        allowance = self._users.pop(key.id, None) or Allowance(self._quota(key), self._clock())
+        allowance.change(self._quota(key), self._clock())
+        self._users[key.id] = allowance
+        if len(self._users) > MOST_USERS:
+            idle = next((id_ for id_, held in self._users.items() if not held.running), None)
+            if idle is not None:
+                del self._users[idle]
+        until = self._clock() + user.left_s
+        return Caller(key, allowance, self._clock, self._refused, self._cluster, until)
+
+    def _quota(self, key: ApiKey) -> Quota:
+        return key.quota if self._cluster is None else self._cluster.allowed_here(key.quota)
+
     def _allowance(self, key: ApiKey) -> Allowance:
         now = self._clock()
-        quota = key.quota if self._cluster is None else self._cluster.allowed_here(key.quota)
+        quota = self._quota(key)
         allowance = self._allowances.get(key.id)
         if allowance is None:
             allowance = self._allowances[key.id] = Allowance(quota, now)

@@ -49,7 +49,7 @@ class ClusterQuotas:
 
     Args:
         seconds: is called with the time that each request has waited for the store, in seconds.
-        clock: seconds that only rise.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(

@@ -5,24 +5,20 @@ Knows of verifiers and sessions only their names; what happens in between is the
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, suppress
 
 import grpc.aio
 
-from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.edge.drafters import DraftersOf
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.fleet.target_model import TargetModel
-from orchestrator.front.admission import Admission
-from orchestrator.front.auth import Caller, Gate, credentials_of
-from orchestrator.front.concurrency import ConcurrencyLimit
+from orchestrator.front.admission import owned_session
+from orchestrator.front.auth import Gate, credentials_of
 from orchestrator.front.explain import explain
-from orchestrator.front.reservation import reserved
-from orchestrator.metrics import RequestMeasure, RequestMetrics
-from orchestrator.relay.delivery import Delivered, Finished, PromptScored, Recovered, Started
+from orchestrator.front.generating import Incoming, StreamAnswerer
 from orchestrator.relay.relay import Relay
 from outrider.v1 import explain_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServicer
-from outrider.wire.codec import SessionKey, checked_session, checked_tenant, finish_to_wire, key_from_wire
+from outrider.wire.codec import SessionKey, checked_tenant, key_from_wire
 from outrider.wire.incoming.unparsed import Unparsed, parsed
 from outrider.wire.status import guarded_unparsed
 from speculative.errors import InvalidRequest, OutriderError
@@ -30,9 +26,8 @@ from speculative.errors import InvalidRequest, OutriderError
 FIRST_MESSAGE_S = 30.0
 REFUSAL_DELAY_S = 0.2
 """How long a refusal waits for the client's request, in seconds."""
-
-Incoming = Unparsed[generation_pb2.GenerateRequest] | generation_pb2.GenerateRequest
-"""A message of a client: as bytes from a gRPC port, as a message where a server parses it."""
+MOST_DELAYED = 64
+"""Refusals that wait at a time; a client that opens more calls than that is refused at once."""
 GenerateContext = grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
 CancelContext = grpc.aio.ServicerContext[generation_pb2.CancelRequest, generation_pb2.CancelResponse]
 ExplainContext = grpc.aio.ServicerContext[explain_pb2.ExplainRequest, explain_pb2.ExplainResponse]
@@ -45,18 +40,17 @@ class GenerationServer(GenerationServicer):
     def __init__(
         self,
         fleet: Fleet,
-        admission: Admission,
         relay: Relay,
-        metrics: RequestMetrics,
-        limit: ConcurrencyLimit,
+        answerer: StreamAnswerer,
         gate: Gate,
+        drafters_of: DraftersOf,
     ) -> None:
+        self._drafters_of = drafters_of
         self._fleet = fleet
-        self._admission = admission
         self._relay = relay
-        self._metrics = metrics
-        self._limit = limit
+        self._answerer = answerer
         self._gate = gate
+        self._refusals = RefusalDelay()
 
     @guarded_unparsed
     async def Generate(  # type: ignore[override]  # of grpc.aio's two styles the one that writes
@@ -66,14 +60,10 @@ class GenerationServer(GenerationServicer):
             try:
                 caller = stack.enter_context(self._gate.entered(*credentials_of(context)))
             except OutriderError:
-                await _arrived(requests)
+                await self._refusals.wait(requests)
                 raise
             first = await _first(requests)
-            with reserved(self._limit, caller):
-                start = await self._start(first)
-                start.tenant = caller.tenant(start.tenant)
-                with self._metrics.begin() as measure:
-                    await self._generate(start, context, measure, caller)
+            await self._answerer.answer(first, requests, context.write, caller, context.time_remaining())
 
     @guarded_unparsed
     async def Cancel(
@@ -84,7 +74,7 @@ class GenerationServer(GenerationServicer):
         with self._gate.entered(*credentials_of(context)) as caller:
             asked = await parsed(request)
             tenant = caller.tenant(checked_tenant(asked.tenant))
-            key = SessionKey(tenant, checked_session(asked.session))
+            key = SessionKey(tenant, owned_session(asked.session, caller.owner))
             return generation_pb2.CancelResponse(found=await self._relay.cancel(key))
 
     @guarded_unparsed
@@ -94,8 +84,11 @@ class GenerationServer(GenerationServicer):
         context: ExplainContext,
     ) -> explain_pb2.ExplainResponse:
         with self._gate.entered(*credentials_of(context)) as caller:
-            key = key_from_wire((await parsed(request)).key)
-            return await explain(self._fleet, key._replace(tenant=caller.tenant(key.tenant)))
+            asked = await parsed(request)
+            key = key_from_wire(asked.key)
+            session = owned_session(key.session, caller.owner)
+            key = key._replace(tenant=caller.tenant(key.tenant), session=session)
+            return await explain(self._fleet, key, nodes=asked.nodes)
 
     @guarded_unparsed
     async def ListModels(
@@ -117,47 +110,35 @@ class GenerationServer(GenerationServicer):
                     vocabulary_size=target.vocabulary_size,
                     has_tokenizer=target.tokens is not None,
                     sources=fleet.source_names(target),
+                    tokenizer_digest=target.tokenizer_digest,
+                    drafters=self._drafters_of(target),
                 )
                 for target in fleet.served()
             ]
         )
 
-    async def _start(self, first: Incoming) -> generation_pb2.GenerateStart:
-        """The client's request. Raises InvalidRequest where the first message is another one, or none."""
-        message = await parsed(first, self._admission.bounds())
-        if not message.HasField("start"):
-            raise InvalidRequest("the first message must be `start`")
-        return message.start
 
-    async def _generate(
-        self,
-        start: generation_pb2.GenerateStart,
-        context: GenerateContext,
-        measure: RequestMeasure,
-        caller: Caller,
-    ) -> None:
-        request, target = await self._admission.admit(start)
-        measure.admitted(request, target)
-        answer = self._relay.answer(request, target, context.time_remaining())
-        async with aclosing(caller.charged(answer, request.tokens_read)) as events:
-            epoch = 0
-            async for event in events:
-                measure.note(event)
-                if isinstance(event, Recovered | PromptScored):  # scores are asked for over HTTP alone
-                    continue
-                await context.write(_message(event, request, target, start.return_prompt_ids, epoch))
-                epoch = epoch if isinstance(event, Finished) else event.epoch
-
-
-async def _arrived(requests: AsyncIterator[Incoming]) -> None:
-    """Wait for the request, if it is under way, before the client is refused.
+class RefusalDelay:
+    """Has refusals wait for the client's request.
 
     gRPC's client for asyncio may take a refusal that overtakes its request for a fault of its own, and report
-    INTERNAL instead.
+    INTERNAL instead. Waiting costs the event loop about as much as the call itself.
     """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(REFUSAL_DELAY_S):
-            await anext(aiter(requests), None)
+
+    def __init__(self) -> None:
+        self._waiting = 0
+
+    async def wait(self, requests: AsyncIterator[Incoming]) -> None:
+        """Waits for the request, if it is under way and not too many others wait."""
+        if self._waiting >= MOST_DELAYED:
+            return
+        self._waiting += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFUSAL_DELAY_S):
+                    await anext(aiter(requests), None)
+        finally:
+            self._waiting -= 1
 
 
 async def _first(requests: AsyncIterator[Incoming]) -> Incoming:
@@ -170,47 +151,3 @@ async def _first(requests: AsyncIterator[Incoming]) -> Incoming:
     if first is None:
         raise InvalidRequest("the first message must be `start`, but none came")
     return first
-
-
-def _message(
-    event: Started | Delivered | Finished,
-    request: AdmittedRequest,
-    target: TargetModel,
-    return_prompt_ids: bool,
-    known_epoch: int,
-) -> generation_pb2.GenerateResponse:
-    if isinstance(event, Started):
-        return generation_pb2.GenerateResponse(
-            started=generation_pb2.GenerateStarted(
-                session=request.key.session,
-                epoch=event.epoch,
-                seed=request.seed,
-                prompt_tokens=len(request.ids),
-                prompt_ids=request.ids if return_prompt_ids else (),
-                source_names=event.source_names,
-                model=target.name,
-            )
-        )
-    if isinstance(event, Finished):
-        return generation_pb2.GenerateResponse(
-            finished=generation_pb2.GenerateFinished(
-                reason=finish_to_wire(event.reason),
-                usage=event.usage,
-                text=event.text,
-                message=event.message,
-                choice=event.choice,
-                seed=request.seed_of(event.choice),
-            )
-        )
-    delta = event.delta
-    return generation_pb2.GenerateResponse(
-        tokens=generation_pb2.GeneratedTokens(
-            position=delta.position,
-            ids=delta.ids,
-            text=delta.text,
-            token_sources=delta.token_sources,
-            choice=event.choice,
-            logprobs=delta.logprobs,
-            epoch=event.epoch if event.epoch != known_epoch else 0,
-        )
-    )

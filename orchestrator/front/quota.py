@@ -79,6 +79,11 @@ class Allowance:
         self._requests = _bucket(None, quota.requests_per_minute, now)
         self._tokens = _bucket(None, quota.tokens_per_minute, now)
 
+    @property
+    def running(self) -> int:
+        """Requests of the key that run now."""
+        return self._running
+
     def change(self, quota: Quota, now: float) -> None:
         """Replace the quota; what the key has used stays used."""
         if quota == self._quota:

@@ -47,7 +47,7 @@ def warn_of_open_doors(settings: OrchestratorSettings) -> None:
     if not binds or settings.front_client_ca is not None:
         return
     where = ", ".join(binds)
-    if settings.api_keys_file is None:
+    if settings.api_keys_file is None and not settings.takes_tokens:
         log.warning("whoever can connect to %s may ask: give api_keys_file, or bind to 127.0.0.1", where)
     elif settings.front_cert is None:
         log.warning(

@@ -28,6 +28,7 @@ from outrider.wire.codec import (
     logprobs_to_wire,
     sampling_to_wire,
 )
+from outrider.wire.criteria import criterion_to_wire
 from speculative.errors import InvalidRequest, OutriderError, StaleEpoch, Superseded
 
 OPEN_S = 10.0
@@ -284,7 +285,14 @@ class Opener:
                 learn=speculation.learn,
                 corpora=speculation.corpora,
                 prediction=speculation.prediction if speculation.enabled else (),
+                references=[
+                    verifier_pb2.ReferenceIds(ids=ids)
+                    for ids in speculation.references
+                    if speculation.enabled
+                ],
+                policy=speculation.policy,
                 score_prompt=choice in plan.scoring,
+                criterion=None if speculation.criterion is None else criterion_to_wire(speculation.criterion),
             )
             messages.append(message)
         return messages

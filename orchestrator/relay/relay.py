@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.placement import ChosenSource
 from orchestrator.fleet.target_model import TargetModel
 from orchestrator.fleet.verifier_link import VerifierLink
 from orchestrator.relay.delivery import Event
@@ -17,6 +18,7 @@ from orchestrator.relay.request_state import RequestDeadline, RequestState
 from orchestrator.relay.source_mover import SourceMover
 from orchestrator.store.ledger import Ledger
 from outrider.wire.codec import SessionKey
+from outrider.wire.names import EDGE, MAX_SOURCES
 from speculative.errors import OutriderError, StaleEpoch, Superseded
 
 
@@ -25,15 +27,19 @@ class Relay:
 
     Args:
         patience_s: how long a request without a deadline that lost its verifier waits for another.
+        edge: host:port at which verifiers find the drafts of clients' devices; empty: no device drafts here.
     """
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, epochs: Epochs, patience_s: float) -> None:
+    def __init__(
+        self, fleet: Fleet, ledger: Ledger, epochs: Epochs, patience_s: float, edge: str = ""
+    ) -> None:
         self._fleet = fleet
         self._ledger = ledger
         self._epochs = epochs
         self._patience_s = patience_s
+        self._edge = edge
         self._running: dict[SessionKey, RequestState] = {}
-        self._mover = SourceMover(fleet)
+        self._mover = SourceMover()
 
     def start(self) -> None:
         """Begin to replace sources that are lost."""
@@ -48,11 +54,7 @@ class Relay:
     ) -> AsyncGenerator[Event, None]:
         """The request's events; see RelayedRequest.events. Raises OutriderError."""
         deadline = RequestDeadline(time.monotonic, time_left, self._patience_s)
-        sources = self._fleet.sources_for(
-            target, request.speculation.sources, predicted=bool(request.speculation.prediction)
-        )
-        if not request.speculation.enabled:
-            sources = ()
+        sources = self._sources(request, target)
         state = self._take_over(request.key)
         self._fleet.count_sessions(sources, request.choices)
         opener = Opener(self._ledger, self._epochs, state, request, target)
@@ -91,6 +93,18 @@ class Relay:
         """Give every client this error in place of all further tokens."""
         for state in self._running.values():
             state.end(error)
+
+    def _sources(self, request: AdmittedRequest, target: TargetModel) -> tuple[ChosenSource, ...]:
+        """The sources that draft for a new request. Raises InvalidRequest for a name that no source has."""
+        asked = request.speculation
+        wanted = tuple(name for name in asked.sources if name != EDGE) if request.device else asked.sources
+        sources = self._fleet.sources_for(target, wanted, tenant=request.key.tenant, given=request.given)
+        if not asked.enabled:
+            return ()
+        if not request.device:
+            return sources
+        others = sources if wanted or not asked.sources else ()  # a request may want its device alone
+        return (*others[: MAX_SOURCES - 1], ChosenSource(EDGE, self._edge))
 
     def _take_over(self, key: SessionKey) -> RequestState:
         """The state of a new request for this session; an earlier request ends."""

@@ -9,7 +9,7 @@ knows nothing of how the request came in, nor of the stream that answers it.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 
 from orchestrator.admitted_request import AdmittedRequest
@@ -90,6 +90,11 @@ class RelayedRequest:
     def ended(self) -> bool:
         """Whether every choice has ended."""
         return not self._unfinished
+
+    def sources_instead(self, staying: Collection[str] = ()) -> tuple[ChosenSource, ...]:
+        """The sources that the request should have now; see `Fleet.sources_instead`."""
+        tenant = self._request.key.tenant
+        return self._fleet.sources_instead(self.target, self.sources, tenant=tenant, staying=staying)
 
     def use(self, sources: tuple[ChosenSource, ...]) -> None:
         """Have these sources draft for the request from its next opening on, or from `send_sources` on."""
@@ -239,7 +244,7 @@ class RelayedRequest:
         """Open the request on the first verifier that takes it, or raise the last verifier's error."""
         name = self.target.name
         refusal: OutriderError = Unavailable(f"no verifier of model {name!r} can be reached; retry")
-        if (instead := self._fleet.sources_instead(self.target, self.sources)) != self.sources:
+        if (instead := self.sources_instead()) != self.sources:
             self.use(instead)
         numerics = next(iter(self._numerics)) if len(self._numerics) == 1 else ""
         links = self._fleet.verifiers_for(
@@ -295,12 +300,14 @@ def _text_of(request: AdmittedRequest, target: TargetModel) -> TextStream | None
     tokens, params = target.tokens, request.params
     if tokens is None:
         return None
-    silent = params.end_ids(target.eos_ids)
-    return TextStream(
-        lambda id_: b"" if id_ in silent else tokens.token_bytes(id_),
-        stop_bytes(request.stops),
-        params.min_tokens,
-    )
+    silent, shown = params.end_ids(target.eos_ids), request.shown_ids
+
+    def bytes_of(id_: int) -> bytes:
+        if id_ in silent:
+            return b""
+        return tokens.token(id_).encode() if id_ in shown else tokens.token_bytes(id_)
+
+    return TextStream(bytes_of, stop_bytes(request.stops), params.min_tokens)
 
 
 def _raise_for(committed: verifier_pb2.Committed, address: str) -> None:

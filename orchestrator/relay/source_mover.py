@@ -1,4 +1,4 @@
-"""Gives running requests other sources where theirs are gone, out of reach, or about to end.
+"""Gives running requests other sources where theirs are gone, out of reach, about to end, or lagging.
 
 A session decodes without drafts meanwhile, so nothing waits for this, and only speed depends on it.
 """
@@ -6,7 +6,6 @@ A session decodes without drafts meanwhile, so nothing waits for this, and only 
 import asyncio
 import logging
 
-from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.placement import ChosenSource
 from orchestrator.relay.relayed_request import RelayedRequest
 from outrider.wire.status import peer_text
@@ -20,8 +19,7 @@ EVERY_S = 0.25
 class SourceMover:
     """Checks the sources of all its requests every EVERY_S seconds, from `start` to `stop`."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self) -> None:
         self._requests: dict[RelayedRequest, None] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -52,11 +50,13 @@ class SourceMover:
                 log.exception("sources were not changed")
 
     async def move(self) -> None:
-        """Replace the lost sources of all requests, once."""
+        """Replace the lost sources of all requests, once, and each lagging source of one request."""
         moves = []
+        left: set[str] = set()
         for request in self._requests:
             before = request.sources
-            if (instead := self._fleet.sources_instead(request.target, before)) != before:
+            if (instead := request.sources_instead(left)) != before:
+                left |= {source.address for source in before} - {source.address for source in instead}
                 request.use(instead)  # counted before the next request chooses
                 moves.append(_send(request, before))
         await asyncio.gather(*moves)

@@ -38,9 +38,10 @@ class Access(NamedTuple):
         from outrider.client import Client
 
         ca, cert, cert_key = (path or None for path in (self.ca, self.cert, self.cert_key))
-        return Client(address, api_key=self._api_key(), ca=ca, cert=cert, cert_key=cert_key)
+        return Client(address, api_key=self.api_key(), ca=ca, cert=cert, cert_key=cert_key)
 
-    def _api_key(self) -> str | None:
+    def api_key(self) -> str | None:
+        """The API key; None without one. Raises CommandFailed."""
         if not self.api_key_file:
             return os.environ.get(API_KEY) or None
         try:

@@ -13,9 +13,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from outrider.cli import config as config_commands
-from outrider.cli import index, keys, memory, models, roles
+from outrider.cli import distil, index, keys, memory, models, roles
 from outrider.cli.access import Access, ApiKeyFile, Ca, Cert, CertKey
+from outrider.cli.asking import chat as chat_command
+from outrider.cli.config import commands as config_commands
+from outrider.cli.edge import edge
 from outrider.cli.failures import (
     INTERRUPTED,
     OUTPUT_ERRORS,
@@ -26,6 +28,7 @@ from outrider.cli.failures import (
     status_name,
     usage,
 )
+from outrider.cli.observe import commands as observe
 from speculative.errors import OutriderError
 
 app = typer.Typer(
@@ -42,6 +45,7 @@ app.add_typer(config_commands.app, name="config")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(memory.app, name="memory")
+app.command()(chat_command.chat)
 
 
 Float = float | None
@@ -82,23 +86,54 @@ class Distribution(StrEnum):
 
 @app.command()
 def up(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="The model to serve: a Hugging Face id or folder. Default: the embedded pair."),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="TOML file with a table per role, and [up]. Default: $OUTRIDER_CONFIG."),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Target model: a Hugging Face folder or id. Default: the embedded pair."),
+        typer.Option(help="The same as MODEL; for scripts that give settings as flags."),
     ] = None,
     drafter: Annotated[
         str | None,
-        typer.Option(help="Drafter model: a folder, an id, or `none`. Default: none with --target."),
+        typer.Option(
+            help="Drafter model: a folder, an id, `auto` or `none`; A,B starts several. Default: auto, which "
+            "looks for a model."
+        ),
+    ] = None,
+    serve_drafter: Annotated[
+        bool | None,
+        typer.Option(
+            "--serve-drafter",
+            help="Answer requests with the drafter, or the first of several, too: model NAME:drafter. "
+            "Requests must then name their model.",
+        ),
+    ] = None,
+    heads: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Head that drafts from the target's hidden states: a folder, an id, or `eagle` or `medusa` "
+            "of the embedded target; repeatable."
+        ),
+    ] = None,
+    amateur: Annotated[
+        str | None,
+        typer.Option(
+            help="Weaker model for contrastive decoding: a folder, an id, or `drafter`, the drafter of the "
+            "embedded pair. Default: none."
+        ),
     ] = None,
     bind: Annotated[
-        str | None, typer.Option(help="host:port for clients over gRPC. Default: 127.0.0.1 and a free port.")
+        str | None,
+        typer.Option(help="host:port for clients over gRPC. Default: port 50051, or the next free port."),
     ] = None,
     http_bind: Annotated[
-        str | None, typer.Option(help="host:port for OpenAI's API over HTTP. Default: as for --bind.")
+        str | None,
+        typer.Option(help="host:port for OpenAI's API. Default: port 8000, or the next free port."),
     ] = None,
     threads: Annotated[
         int | None,
@@ -124,17 +159,22 @@ def up(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Run all services on this machine until SIGTERM or Ctrl-C.
+    """Serve a model on this machine until SIGTERM or Ctrl-C: downloads the model and starts all services.
 
     The services are verifier, drafter, retrieval and orchestrator.
 
     \b
     Examples:
       outrider up
-      outrider up --target Qwen/Qwen3-0.6B --drafter none --bind 127.0.0.1:50051
+      outrider up Qwen/Qwen3-8B
+      outrider up Qwen/Qwen3-8B --drafter none --http-bind 0.0.0.0:8000
       outrider up --config outrider.toml
     """
-    flags = {name: value for name, value in locals().items() if name != "json_"}
+    flags = {name: value for name, value in locals().items() if name not in ("json_", "model")}
+    if model is not None:
+        if target not in (None, model):
+            raise usage(f"the model is given twice: {model} and --target {target}; leave one of the two out")
+        flags["target"] = model
     from outrider.cli.local.up import run_up
     from outrider.cli.local.up_settings import read_up
 
@@ -158,6 +198,13 @@ def generate(
     ] = None,
     min_p: Annotated[
         Float, typer.Option(help="Drop tokens less likely than this share of the likeliest. Default: 0.")
+    ] = None,
+    contrast_strength: Annotated[
+        Float, typer.Option(help="Weight of the verifier's amateur against the target. Default: 0, none.")
+    ] = None,
+    contrast_plausibility: Annotated[
+        Float,
+        typer.Option(help="With a contrast, drop tokens below this share of the likeliest. Default: 0.1."),
     ] = None,
     repetition_penalty: Annotated[
         Float, typer.Option(help="Penalize tokens of prompt and output. Default: 1, off.")
@@ -183,6 +230,12 @@ def generate(
         str | None, typer.Option(help="Answer with text that this regular expression matches as a whole.")
     ] = None,
     json_object: Annotated[bool, typer.Option("--json-object", help="Answer with a JSON object.")] = False,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="Answer with this text, or another --choice; repeatable.")
+    ] = None,
+    lark: Annotated[
+        str, typer.Option(help="Lark grammar that the answer must follow: a file, or the grammar itself.")
+    ] = "",
     n: Annotated[Int, typer.Option(help="Generate this many answers, 1 to 16. Default: 1.")] = None,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="With --json: print each token's log-probability.")
@@ -215,6 +268,23 @@ def generate(
     corpora: Annotated[
         str | None, typer.Option(help="Draft from these corpora alone, such as A,B. Default: all.")
     ] = None,
+    references: Annotated[
+        list[str] | None,
+        typer.Option(help="File that the answer may copy from; repeatable, at most 16."),
+    ] = None,
+    edit: Annotated[
+        bool, typer.Option("--edit", help="Draft from the prompt's last document, too; the answer edits it.")
+    ] = False,
+    criterion: Annotated[
+        str | None,
+        typer.Option(
+            help="Criterion by which drafts are accepted, such as typical:epsilon=0.2; it may "
+            "change the answer. Default: none."
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="How far drafts go, such as fixed:4. Default: the services' settings.")
+    ] = None,
     model: Annotated[
         str, typer.Option(help="Name of the target, where the orchestrator serves several.")
     ] = "",
@@ -235,109 +305,51 @@ def generate(
       outrider generate --address 127.0.0.1:50051 --ids 12,7,99 --max-tokens 32 --seed 7 --json
       outrider generate --address 127.0.0.1:50051 --prompt "class" --n 3 --logprobs --top-logprobs 5 --json
     """
-    from outrider.cli.generate import check_drafting, parse_ids, parse_names, read_schema, run_generate
+    from outrider.cli.asking import generate as asked
     from outrider.client.options import Options
 
-    if (prompt is None) == (ids is None):
-        raise usage("give either --prompt or --ids")
-    if logprobs and not json_:
-        raise usage("--logprobs needs --json")
     options = Options(
-        ids=None if ids is None else parse_ids(ids, "--ids"),
+        ids=None if ids is None else asked.parse_ids(ids, "--ids"),
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        contrast_strength=contrast_strength,
+        contrast_plausibility=contrast_plausibility,
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         stop=stop or (),
-        stop_ids=parse_ids(stop_ids, "--stop-ids"),
+        stop_ids=asked.parse_ids(stop_ids, "--stop-ids"),
         ignore_eos=ignore_eos,
         min_tokens=min_tokens,
-        json_schema=read_schema(json_schema),
+        json_schema=asked.read_schema(json_schema),
         regex=regex,
         json_object=json_object,
+        choice=choice or None,
+        lark=asked.read_grammar(lark),
         n=n,
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         logprobs_of=None if logprobs_of is None else logprobs_of.value,
         seed=seed,
         speculation=speculation is Switch.ON,
-        sources=parse_names(sources, "--sources"),
+        sources=asked.parse_names(sources, "--sources"),
         nodes=nodes,
         learn=learn is Switch.ON,
-        corpora=parse_names(corpora, "--corpora"),
+        corpora=asked.parse_names(corpora, "--corpora"),
+        references=asked.read_references(references or ()),
+        edit=edit,
+        criterion=asked.parse_criterion(criterion),
+        policy=policy,
         model=model,
         session=session,
         tenant=tenant,
         timeout=timeout,
     )
-    check_drafting(options)
-    run_generate(address, prompt, options, Access(api_key_file, ca, cert, cert_key), as_json=json_)
-
-
-@app.command()
-def top(
-    addresses: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="ADDRESS",
-            help="host:port of each process's metrics, or a file with the output of `outrider up --json`; "
-            "- reads that output from standard input.",
-        ),
-    ],
-    interval: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Seconds between two readings; rates are over this time.")
-    ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False,
-    json_: Json = False,
-) -> None:
-    """Show what each process does, live.
-
-    The table has requests, tokens per second, acceptance by source, memory and step time.
-
-    \b
-    Examples:
-      outrider top 127.0.0.1:9464 127.0.0.1:9465
-      outrider up --json > up.json & outrider top up.json
-      outrider top up.json --once --json
-    """
-    from outrider.cli.observe.top import run_top
-
-    raise typer.Exit(run_top(addresses, interval_s=interval, once=once, as_json=json_))
-
-
-@app.command()
-def explain(
-    session: Annotated[
-        str,
-        typer.Argument(help="Name of the session, as `generate --json` prints it; over HTTP: `id`-0."),
-    ],
-    address: Annotated[str, typer.Option(help="host:port of the orchestrator, as `outrider up` prints it.")],
-    tenant: Annotated[str, typer.Option(help="Tenant that the session belongs to.")] = "",
-    choice: Annotated[
-        int, typer.Option(min=0, help="Number of the answer, where the request had several.")
-    ] = 0,
-    api_key_file: ApiKeyFile = "",
-    ca: Ca = "",
-    cert: Cert = "",
-    cert_key: CertKey = "",
-    json_: Json = False,
-) -> None:
-    """Print a session's rounds, with drafts and times.
-
-    Each round shows the tokens drafted (offered), verified (admitted) and accepted, and its time.
-
-    \b
-    Example:
-      outrider explain s-1f2e3d4c5b6a7988 --address 127.0.0.1:50051
-    """
-    from outrider.cli.observe.explain import run_explain
-
-    access = Access(api_key_file, ca, cert, cert_key)
-    run_explain(address, session, tenant=tenant, choice=choice, access=access, as_json=json_)
+    asked.check_together(prompt, options, as_json=json_)
+    asked.run_generate(address, prompt, options, Access(api_key_file, ca, cert, cert_key), as_json=json_)
 
 
 @app.command(
@@ -362,6 +374,12 @@ def bench(
         typer.echo(context.get_help())
         return
     become([str(find_benchmark(name)), *(["--json"] if json_ else []), *context.args])
+
+
+app.command()(observe.top)
+app.command()(observe.explain)
+app.command()(distil.distil)
+app.command("edge")(edge)
 
 
 @app.command()

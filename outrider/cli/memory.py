@@ -208,6 +208,30 @@ def drop_references(
     _print({"removed": removed}, [f"{removed:,} documents removed"], as_json=json_)
 
 
+@app.command("export")
+def export_past(
+    out: Annotated[Path, typer.Argument(help="File to write; an existing file is replaced.")],
+    address: Address,
+    tenant: Tenant = "",
+    json_: Json = False,
+) -> None:
+    """Write a tenant's past outputs to a file for `outrider distil --past`.
+
+    The worker keeps only outputs of requests that allowed learning. The file is not encrypted: delete the
+    file, and heads trained on it, when you forget the tenant.
+
+    \b
+    Example:
+      outrider memory export acme.jsonl --tenant acme --address 127.0.0.1:40001
+    """
+    with _worker(address) as worker:
+        from outrider.cli.past_file import write_past
+
+        written = write_past(out, tenant, worker)
+    result = {"tenant": tenant, "outputs": written.outputs, "tokens": written.tokens, "file": str(out)}
+    _print(result, [f"{out}: {written.outputs:,} past outputs, {written.tokens:,} tokens"], as_json=json_)
+
+
 @app.command("forget")
 def forget(
     address: Address,

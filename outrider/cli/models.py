@@ -1,4 +1,4 @@
-"""`outrider models`: checks whether a drafter fits a target, and recommends settings for the pair.
+"""`outrider models`: suggests a drafter for a target, checks a pair, and recommends settings for the pair.
 
 Modules that do a command's work are imported when it is called. Progress goes to standard error.
 """
@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,13 +15,57 @@ from outrider.cli.failures import FAILED, CommandFailed, Json, usage
 
 if TYPE_CHECKING:
     from outrider.pair.checking import Report, Side
+    from outrider.pair.skipping import Skipped
 
-app = typer.Typer(help="Check whether two models fit, and what speedup they bring.", rich_markup_mode=None)
+app = typer.Typer(
+    help="Suggest a drafter, check whether two models fit, and what speedup they bring.",
+    rich_markup_mode=None,
+)
 
 
 @app.callback()
 def models() -> None:
-    """Check whether two models fit, and what speedup they bring."""
+    """Suggest a drafter, check whether two models fit, and what speedup they bring."""
+
+
+@app.command("suggest")
+def suggest(
+    target: Annotated[
+        str, typer.Argument(help="Target: a Hugging Face folder, or ORG/NAME, or ORG/NAME@REVISION.")
+    ],
+    json_: Json = False,
+) -> None:
+    """Suggest a drafter for a target: the one that `outrider up --drafter auto` would take.
+
+    Looks in a table of model families, then at models of this machine. Downloads configurations and
+    tokenizers, no weights.
+
+    \b
+    Examples:
+      outrider models suggest Qwen/Qwen3-8B
+      outrider models suggest /weights/my-model --json
+    """
+    try:
+        from outrider.hub.finding import find_model
+        from outrider.pair.candidates import suggest_drafter
+        from outrider.pair.drafter_choice import listed_siblings
+    except ModuleNotFoundError as error:
+        raise CommandFailed(f"{error.name} is not installed: pip install 'outrider[serve]'") from error
+
+    choice = suggest_drafter(find_model(target))
+    listed = listed_siblings(target)
+    if json_:
+        found = {"target": target, "drafter": choice.drafter or None, "why": choice.why}
+        passed_over = [{"model": name, "why": why} for name, why in choice.passed_over]
+        print(json.dumps(found | {"passed_over": passed_over, "family": [one.name for one in listed]}))
+        return
+    print(f"drafter  {choice.drafter or 'none'}: {choice.why}")
+    for name, why in choice.passed_over:
+        print(f"not      {name}: {why}")
+    if len(listed) > 1:
+        print(f"family   {', '.join(one.name for one in listed)}")
+    if choice.drafter:
+        print(f"measure  outrider models check {target} {choice.drafter}")
 
 
 @app.command("check")
@@ -41,6 +85,9 @@ def check_models(
     ] = "auto",
     device: Annotated[str, typer.Option(help="Torch device, such as auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: by cores.")] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Search the drafter's children, scale and width too: minutes.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Check whether two models can be served together, and recommend settings measured on this machine.
@@ -69,10 +116,77 @@ def check_models(
         text=text,
         prompts=prompts,
         tokens=tokens,
+        search=search,
     )
     report = check(target, drafter, how, lambda what: print(what, file=sys.stderr, flush=True))
     print(json.dumps(report.as_object()) if json_ else "\n".join(_lines(report)))
     raise typer.Exit(0 if report.fits else FAILED)
+
+
+@app.command("skip")
+def skip_layers(
+    target: Annotated[
+        str, typer.Argument(help="Target: a Hugging Face folder, or ORG/NAME, or ORG/NAME@REVISION.")
+    ],
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text to continue, or .jsonl with prompts. Default: built-in prompts."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, max=1000, help="Continue at most this many prompts.")] = 8,
+    tokens: Annotated[int, typer.Option(min=2, max=4096, help="Tokens to generate for each prompt.")] = 48,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Temperature; 0 is greedy.")] = 0.0,
+    dtype: Annotated[
+        str, typer.Option(help="Number format: auto, float32, bfloat16, float16 or float64.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="Torch device, such as auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: by cores.")] = None,
+    json_: Json = False,
+) -> None:
+    """Find layers that a target can skip while it drafts for itself, and say whether that pays.
+
+    The search skips layers one by one, beginning with the layer that changes the tokens least. A drafter
+    with --model TARGET --skip LAYERS then drafts with the other layers.
+
+    \b
+    Examples:
+      outrider models skip models/target
+      outrider models skip Qwen/Qwen3-8B --dtype bfloat16 --device cuda --text notes.txt --temperature 0.8
+    """
+    if text is not None and not text.expanduser().is_file():
+        raise usage(f"there is no text {str(text)!r}")
+    try:
+        from outrider.pair.skipping import SkipOptions, find_skips
+    except ModuleNotFoundError as error:
+        raise CommandFailed(f"{error.name} is not installed: pip install 'outrider[verifier]'") from error
+    from outrider.runtime.threads import most_threads
+
+    how = SkipOptions(dtype, device, threads or most_threads(), text, prompts, tokens, 128, temperature)
+    found = find_skips(target, how, lambda what: print(what, file=sys.stderr, flush=True))
+    if not found:
+        raise CommandFailed(f"{target} has a single layer, which cannot be skipped")
+    best = max(found, key=lambda one: one.speedup)
+    skip = best.layers if best.speedup > 1 else ()
+    if json_:
+        print(json.dumps({"target": target, "sets": [_of_set(one) for one in found], "skip": skip}))
+        return
+    for one in found:
+        print(
+            f"skip {','.join(map(str, one.layers)):<30} acceptance {one.acceptance:.0%}, "
+            f"break-even {one.cost:.0%}: {one.speedup:.2f} times plain decoding"
+        )
+    if skip:
+        print(f"\n[drafter]\nmodel = {json.dumps(target)}\nskip = {json.dumps(skip)}")
+    else:
+        print("no set of layers pays: drafting would cost more time than it saves")
+
+
+def _of_set(one: "Skipped") -> dict[str, Any]:
+    return {
+        "skip": one.layers,
+        "acceptance": round(one.acceptance, 4),
+        "break_even": round(one.cost, 4),
+        "expected_speedup": round(one.speedup, 3),
+    }
 
 
 def _lines(report: "Report") -> Iterator[str]:
@@ -94,6 +208,12 @@ def _lines(report: "Report") -> Iterator[str]:
         )
     verdict = "use the drafter" if report.advice.drafter else "do not use the drafter"
     yield f"advice      {verdict}: {report.advice.why}"
+    if report.found is not None:
+        found = report.found
+        yield (
+            f"search      {found.speedup:.2f} times plain decoding, {found.default_speedup:.2f} with the "
+            f"defaults; {found.tried} settings tried"
+        )
     for role, settings in report.settings().items():
         yield f"\n[{role}]"
         yield from (f"{name} = {json.dumps(value)}" for name, value in settings.items())

@@ -145,14 +145,19 @@ class Client:
         found = [self._control(stub.Cancel, request).found for stub in self._stubs]
         return any(found)
 
-    def explain(self, session: str, *, tenant: str = "", choice: int = 0) -> explain_pb2.ExplainResponse:
-        """The last rounds of a session, from the verifiers' logs. Raises OutriderError."""
+    def explain(
+        self, session: str, *, tenant: str = "", choice: int = 0, nodes: bool = False
+    ) -> explain_pb2.ExplainResponse:
+        """The last rounds of a session, from the verifiers' logs; with nodes and tokens if `nodes`.
+
+        Raises OutriderError.
+        """
         key = common_pb2.SessionKey(tenant=tenant, session=session, choice=choice)
         refusal: OutriderError = Unavailable("no orchestrator")
         for stub in self._stubs:
             try:
                 response: explain_pb2.ExplainResponse = self._control(
-                    stub.Explain, explain_pb2.ExplainRequest(key=key)
+                    stub.Explain, explain_pb2.ExplainRequest(key=key, nodes=nodes)
                 )
             except (Unavailable, UnknownSession) as error:
                 refusal = error

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import finish_from_wire
+from outrider.wire.criteria import promise_from_wire
 from outrider.wire.names import TARGET
+from speculative.acceptance.criterion import Promise
 from speculative.errors import OutriderError, Unavailable
 from speculative.stop import FinishReason
 
@@ -39,6 +41,20 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """Counts of the drafts that a client's device sent for a choice, up to the verifier."""
+
+    windows: int
+    """Messages with drafts that the orchestrator received."""
+    nodes: int
+    """Drafted tokens in these messages."""
+    forwarded: int
+    """Drafted tokens that the orchestrator sent on to the verifier."""
+    dropped: Mapping[str, int]
+    """Drafted tokens that the orchestrator dropped, by reason; see docs/metrics.md."""
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What a request cost, and what speculation saved. After a move to another orchestrator, counted anew."""
 
@@ -51,8 +67,14 @@ class Usage:
     """How often the request moved to another verifier because it had lost its own."""
     replay_identical: bool = False
     """Whether every verifier with the same numerics generates these tokens; see docs/exactness.md."""
+    promise: Promise = Promise.SAME_IDS
+    """What was promised of the output beside plain decoding; another than SAME_IDS where the request named a
+    criterion."""
     cached_tokens: int = 0
     """Prompt tokens that the verifier had cached; of several choices, those of the first."""
+    device: DeviceShare | None = None
+    """What the client's device contributed, of several choices to the first; None without a device. Tokens
+    that the device drafted and the target accepted are in `accepted_by_source`, under `edge`."""
 
     @property
     def acceptance_length(self) -> float:
@@ -233,7 +255,7 @@ class _Folded:
             text="".join(chunk.text for chunk in self.chunks),
             finish_reason=finish_from_wire(finished.reason) or FinishReason.ERROR,
             seed=finished.seed,
-            usage=_usage(finished.usage),
+            usage=_usage(finished),
             sources=tuple(source for chunk in self.chunks for source in chunk.sources),
             logprobs=tuple(logprob for chunk in self.chunks for logprob in chunk.logprobs),
         )
@@ -243,7 +265,8 @@ def _logprob(id_: int, sent: common_pb2.TokenLogprob) -> Logprob:
     return Logprob(id_, sent.logprob, tuple(zip(sent.top_ids, sent.top_logprobs, strict=True)))
 
 
-def _usage(usage: common_pb2.Usage) -> Usage:
+def _usage(finished: generation_pb2.GenerateFinished) -> Usage:
+    usage = finished.usage
     return Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -251,8 +274,14 @@ def _usage(usage: common_pb2.Usage) -> Usage:
         accepted_by_source=dict(usage.accepted_by_source),
         recoveries=usage.recoveries,
         replay_identical=usage.replay_identical,
+        promise=promise_from_wire(usage.promise),
         cached_tokens=usage.cached_tokens,
+        device=_device(finished.device) if finished.HasField("device") else None,
     )
+
+
+def _device(sent: generation_pb2.DeviceUsage) -> DeviceShare:
+    return DeviceShare(sent.windows, sent.nodes, sent.forwarded, dict(sent.dropped))
 
 
 def _total(usages: Sequence[Usage]) -> Usage:
@@ -268,5 +297,7 @@ def _total(usages: Sequence[Usage]) -> Usage:
         accepted_by_source=accepted,
         recoveries=sum(usage.recoveries for usage in usages),
         replay_identical=all(usage.replay_identical for usage in usages),
+        promise=usages[0].promise,
         cached_tokens=usages[0].cached_tokens,
+        device=usages[0].device,
     )

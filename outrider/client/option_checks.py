@@ -105,6 +105,11 @@ def _schema(name: str, value: object) -> None:
         raise _fault(name, value, "a JSON schema, as a mapping or as text")
 
 
+def _criterion(name: str, value: object) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
+        raise _fault(name, value, "{name: {parameter: value}}")
+
+
 def _seconds(name: str, value: Any) -> None:
     if not _is_number(value) or not math.isfinite(value) or not 0 < value <= LONGEST_S:
         raise _fault(
@@ -129,6 +134,8 @@ _CHECKS: dict[str, Check] = {
     "presence_penalty": _number,
     "frequency_penalty": _number,
     "logit_bias": _bias,
+    "contrast_strength": _number,
+    "contrast_plausibility": _number,
     "stop": _texts,
     "stop_ids": _ids,
     "ignore_eos": _flag,
@@ -136,6 +143,8 @@ _CHECKS: dict[str, Check] = {
     "json_schema": _schema,
     "regex": _text,
     "json_object": _flag,
+    "choice": _texts,
+    "lark": _text,
     "n": _SIGNED,
     "logprobs": _flag,
     "top_logprobs": _SIGNED,
@@ -150,5 +159,9 @@ _CHECKS: dict[str, Check] = {
     "learn": _flag,
     "corpora": _texts,
     "prediction": _text,
+    "criterion": _criterion,
+    "references": _texts,
+    "edit": _flag,
+    "policy": _text,
     "timeout": _seconds,
 }

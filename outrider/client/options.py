@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 from outrider.client.option_checks import check_options
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import grammar_to_wire, logprobs_to_wire
+from outrider.wire.criteria import criterion_of
 from speculative.errors import InvalidRequest
 from speculative.grammar import Grammar, GrammarKind
 from speculative.logprobs import Logprobs, LogprobsOf
@@ -31,6 +32,11 @@ class Options(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
+    contrast_strength: float | None
+    """Weight of the verifier's amateur against the target (docs/contrast.md); default 0, no contrast."""
+    contrast_plausibility: float | None
+    """With `contrast_strength`: ids below this share of the target's highest probability are dropped; default
+    0.1."""
     stop: Sequence[str] | str
     """Strings that end the request."""
     stop_ids: Sequence[int] | None
@@ -40,11 +46,16 @@ class Options(TypedDict, total=False):
     min_tokens: int | None
     """Tokens to generate before a stop string, a stop id or an end-of-sequence id may end the request."""
     json_schema: Mapping[str, Any] | str | None
-    """The answer is JSON that matches this schema. At most one of this, `regex` and `json_object`."""
+    """The answer is JSON that matches this schema. At most one of this, `regex`, `json_object`, `choice` and
+    `lark`."""
     regex: str | None
     """The whole answer matches this regular expression."""
     json_object: bool
     """Whether the answer must be a JSON object."""
+    choice: Sequence[str] | str | None
+    """Texts of which the whole answer must be one."""
+    lark: str | None
+    """Grammar in Lark's language that the whole answer must follow, from the rule `start` on."""
     n: int | None
     """How many answers to generate; default 1."""
     logprobs: bool
@@ -71,6 +82,17 @@ class Options(TypedDict, total=False):
     """Names of the corpora to draft from; default all that the tenant may use."""
     prediction: str | None
     """Text that the answer may resemble, in whole or in part. Drafts come from it; the answer is the same."""
+    criterion: Mapping[str, Mapping[str, float]] | None
+    """How drafted tokens are accepted: {name: {parameter: value}}; default: by the target's own choice alone.
+    docs/criteria.md says what each criterion gives up."""
+    references: Sequence[str] | str | None
+    """Texts that the answer may copy from, at most 16, such as files. Drafts come from them; the answer is
+    the same."""
+    edit: bool
+    """Whether drafts also come from the prompt's last document: its last block between lines of ```, or the
+    whole prompt if it has none."""
+    policy: str | None
+    """How far drafts go: a policy's name, or name:number; default: as each source's settings say."""
     timeout: float | None
     """Seconds for the whole request, above 0, after which Unavailable is raised. Default: no limit."""
 
@@ -83,6 +105,7 @@ def build_request(prompt: str | None, options: Options) -> generation_pb2.Genera
     check_options(prompt, options)
     stop, sources = options.get("stop") or (), options.get("sources") or ()
     corpora, ids = options.get("corpora") or (), options.get("ids")
+    references = options.get("references") or ()
     try:
         start = generation_pb2.GenerateStart(
             tenant=options.get("tenant", ""),
@@ -100,6 +123,10 @@ def build_request(prompt: str | None, options: Options) -> generation_pb2.Genera
                 learn=options.get("learn"),
                 corpora=(corpora,) if isinstance(corpora, str) else corpora,
                 prediction=options.get("prediction") or "",
+                criterion=None if (named := options.get("criterion")) is None else criterion_of(named),
+                references=(references,) if isinstance(references, str) else references,
+                edit=options.get("edit") or False,
+                policy=options.get("policy") or "",
             ),
             n=options.get("n"),
             logprobs=_logprobs(options),
@@ -125,16 +152,24 @@ def _logprobs(options: Options) -> common_pb2.Logprobs | None:
 
 
 def _grammar(options: Options) -> common_pb2.Grammar | None:
-    schema, regex = options.get("json_schema"), options.get("regex")
-    given = [kind for kind in GrammarKind if options.get(kind) not in (None, False)]
+    given: dict[GrammarKind, Any] = {
+        kind: value for kind in GrammarKind if (value := options.get(kind)) not in (None, False)
+    }
+    if not given:
+        return None
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} are given; the text can be one of them")
-    if schema is not None:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        return grammar_to_wire(Grammar(GrammarKind.JSON_SCHEMA, text))
-    if regex is not None:
-        return grammar_to_wire(Grammar(GrammarKind.REGEX, regex))
-    return grammar_to_wire(Grammar(GrammarKind.JSON_OBJECT)) if options.get("json_object") else None
+    ((kind, value),) = given.items()
+    match kind:
+        case GrammarKind.JSON_OBJECT:
+            grammar = Grammar(kind)
+        case GrammarKind.CHOICE:
+            grammar = Grammar.one_of((value,) if isinstance(value, str) else list(value))
+        case GrammarKind.JSON_SCHEMA if not isinstance(value, str):
+            grammar = Grammar(kind, json.dumps(value))
+        case _:
+            grammar = Grammar(kind, value)
+    return grammar_to_wire(grammar)
 
 
 def _sampling(options: Options) -> common_pb2.Sampling:
@@ -150,4 +185,6 @@ def _sampling(options: Options) -> common_pb2.Sampling:
         min_tokens=options.get("min_tokens"),
         ignore_eos=options.get("ignore_eos") or None,
         stop_ids=options.get("stop_ids") or (),
+        contrast_strength=options.get("contrast_strength"),
+        contrast_plausibility=options.get("contrast_plausibility"),
     )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from outrider.lm.load.part import layer_stack
 from speculative.errors import ModelRefused
 
 LAST = -1
@@ -32,7 +33,7 @@ class FeatureTaps:
         Raises ModelRefused for a layer that the model lacks, or where its layers are not to be found.
         """
         body = model.base_model
-        stack = _stack(model)
+        stack = layer_stack(model)
         for layer in layers:
             if layer != LAST and (stack is None or not 0 <= layer < len(stack)):
                 kind = model.config.model_type
@@ -61,10 +62,3 @@ class FeatureTaps:
             self._kept[layer] = found[0]
 
         return keep
-
-
-def _stack(model: PreTrainedModel) -> nn.ModuleList | None:
-    """The model's layers: the list of as many modules as the config has layers."""
-    count = model.config.get_text_config().num_hidden_layers
-    lists = (module for module in model.base_model.modules() if isinstance(module, nn.ModuleList))
-    return next((found for found in lists if len(found) == count), None)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from outrider.lm import transfer
 from outrider.lm.kv.pool import Run, SlotPool
 from outrider.lm.kv.table import SlotTable
+from speculative.contrast import Contrast
 from speculative.digest import RowAsk
 
 _ADDED = np.array([-np.inf, 0], dtype=np.float32)
@@ -37,6 +38,8 @@ class SequenceRows:
     asks: Callable[[], Sequence[RowAsk]] | None = None
     """What the host will ask of each wanted row, one RowAsk for each; None: greedy. Called where a device
     makes the digests, never where host and device share the memory."""
+    contrast: Contrast | None = None
+    """How the wanted rows are contrasted with an amateur's, see `outrider.lm.contrast`; None: not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,23 @@ class PassPlan:
             table.reserve(table.length + len(rows.parents))
         self._visible: dict[int | None, list[AttentionView]] = {}
 
+    def check(self, sequences: Sequence[SequenceRows], vocabulary_size: int, max_length: int) -> None:
+        """Raises ValueError for sequences, those of the plan, that contradict themselves or the model."""
+        seen = set()
+        for sequence, rows in zip(sequences, self.rows, strict=True):
+            count = len(sequence.tokens)
+            if not count or len(sequence.parents) != count:
+                raise ValueError(f"a sequence has {count} tokens and {len(sequence.parents)} parents")
+            if id(sequence.table) in seen:
+                raise ValueError("a table appears twice in one pass")
+            seen.add(id(sequence.table))
+            if min(sequence.tokens) < 0 or max(sequence.tokens) >= vocabulary_size:
+                raise ValueError(f"a token is outside the vocabulary of {vocabulary_size}")
+            if sequence.want and not 0 <= min(sequence.want) <= max(sequence.want) < count:
+                raise ValueError(f"a wanted row is not one of the {count} rows")
+            if max(rows.positions) >= max_length:
+                raise ValueError(f"position {max(rows.positions)} is past the model's {max_length}")
+
     def positions(self) -> list[int]:
         """Absolute position of every row, in order of rows."""
         return [position for rows in self.rows for position in rows.positions]
@@ -200,3 +220,15 @@ def _additive_mask(rows: PackedRows, first: int, total: int, window: int | None)
         slots[table.length :] = table.length + np.asarray(rows.depths)
         mask[slots[None, first:] <= np.asarray(rows.positions)[:, None] - window] = -np.inf
     return mask
+
+
+def rows_asked(sequences: Sequence[SequenceRows]) -> list[RowAsk]:
+    """What the host asks of each wanted row of a pass."""
+    asked: list[RowAsk] = []
+    for sequence in sequences:
+        rows = len(sequence.want)
+        asks = [RowAsk()] * rows if sequence.asks is None else sequence.asks()
+        if len(asks) != rows:
+            raise ValueError(f"a sequence wants {rows} rows and asks of {len(asks)}")
+        asked += asks
+    return asked

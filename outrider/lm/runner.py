@@ -28,7 +28,7 @@ from outrider.lm.device.outcome import DeviceOutcome
 from outrider.lm.device.placement import CPU_KV_MB, GpuOptions, find_device, keep_products_exact
 from outrider.lm.features import FeatureTaps
 from outrider.lm.graphs.graph_runner import Computed, GraphRunner
-from outrider.lm.kv.pool import COMPILED, EAGER, GuestRoom, KVLayout
+from outrider.lm.kv.pool import COMPILED, EAGER, GuestRoom, KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.load.check import Trial
 from outrider.lm.load.layout import ModelShape, find_layout
@@ -40,11 +40,11 @@ from outrider.lm.load.model import (
     longest_context,
     sampling_defaults,
 )
+from outrider.lm.load.part import ModelPart
 from outrider.lm.outcome import MOST_TOP, HostOutcome, Outcome, OutcomeWants, TransferCounts
 from outrider.lm.parallel.rank_group import RankGroup
-from outrider.lm.plan import PassPlan, SequenceRows
+from outrider.lm.plan import PassPlan, SequenceRows, rows_asked
 from outrider.lm.profile import FastProfile, Profile
-from speculative.digest import RowAsk
 from speculative.errors import InvalidRequest, ModelRefused
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 class PackedLM:
     """A causal language model and the KV slots of its sessions."""
 
+    attention = ATTENTION
+    """Name of the attention function that the model's layers call."""
     compiled: CompiledRunner | None = None
     """Runner of compiled passes on the CPU; None: passes are eager."""
     compiler: PassCompiler | None = None
@@ -99,12 +101,12 @@ class PackedLM:
         self.gpu = gpu or GpuOptions()
         """How passes run on a GPU."""
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        model.config._attn_implementation = ATTENTION
+        model.config._attn_implementation = self.attention
         self._layers: int = text.num_hidden_layers
         self.profile: Profile = FastProfile() if profile is None else profile
         """How passes are laid out and computed."""
         found = self.find_layout()
-        self.max_length = longest_context(model.config)
+        self.max_length = self.longest_context()
         """Largest number of positions that a session may have."""
         self.vocabulary_size = found.vocabulary_size
         """Width of the logits."""
@@ -115,7 +117,7 @@ class PackedLM:
         self.steps: GraphRunner | None = None
         """Runner of steps of static shape on a GPU; None: all passes are ragged."""
         layout = self._pool_layout(found.layout, guest)
-        self.pool = first_pool(layout, kv_mb)
+        self.pool = self.first_pool(layout, kv_mb)
         self._mask_dtype = found.layout.dtype
         self.logits_dtype = found.logits_dtype
         """dtype of the logits on the device."""
@@ -148,6 +150,7 @@ class PackedLM:
         guest: GuestRoom | None = None,
         cache_dir: Path | None = None,
         gpu: GpuOptions | None = None,
+        part: ModelPart | None = None,
     ) -> "PackedLM":
         """Loads a Hugging Face folder or id; checks that packed passes compute what the model's forward does.
 
@@ -156,11 +159,12 @@ class PackedLM:
         torch's threads for the whole process; with ``fewer_threads``, a measurement on the CPU may lower the
         number. Each rank of a ``rank_group`` gets its part of the model; all ranks make the same call.
         ``guest`` is the room that a drafting layer wants beside the model's keys and values. ``cache_dir`` is
-        the folder that keeps measured times of kernels; None: they stay in this process.
+        the folder that keeps measured times of kernels; None: they stay in this process. ``part`` says which
+        layers are kept; None: all.
 
-        Raises InvalidRequest if there is no such model or device, ModelRefused (naming the model type) if the
-        model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not as
-        ``gpu`` requires.
+        Raises InvalidRequest if there is no such model, layer or device, ModelRefused (naming the model type)
+        if the model cannot be served exactly, or not to the bit under the ``deterministic`` profile, or not
+        as ``gpu`` requires.
         """
         profile: Profile = Deterministic() if deterministic else FastProfile(cache_dir)
         ranks = 1 if rank_group is None else rank_group.info.size
@@ -172,6 +176,8 @@ class PackedLM:
             if where.type == "cuda":
                 keep_products_exact()
             model = load_model(source, device=str(where), dtype=dtype, ranks=ranks)
+            if part is not None:
+                part.apply(model)
             if rank_group is not None:
                 rank_group.meet("loaded")
             name = Path(source).name if Path(source).is_dir() else source
@@ -179,19 +185,35 @@ class PackedLM:
             lm = cls(
                 model, name=name, kv_mb=kv_mb, tokenizer=tokenizer, profile=profile, guest=guest, gpu=gpu
             )
-            trial = Trial.of(lm) if check else None
+            trial = lm.first_trial() if check else None
             if fewer_threads and ranks == 1 and where.type == "cpu":
                 measure_threads(lm, threads)
-            if profile.can_pack(model, ranks):
-                lm.pack()
-            if trial is not None:
-                trial.verify(lm)
-            profile.settle(lm, trial, ranks)
+            lm.settle(trial, ranks)
             if where.type == "cuda" and kv_mb is None:
                 fit_pool(lm, (lambda slots: slots) if rank_group is None else rank_group.least)
         lm.trial = trial
         log.info("the model is loaded", extra={"fields": chosen(lm)})
         return lm
+
+    def first_trial(self) -> Trial:
+        """The check at load, before the model is changed. Raises ModelRefused."""
+        return Trial.of(self)
+
+    def settle(self, trial: Trial | None, ranks: int) -> None:
+        """Packs linear layers, checks the passes and chooses how they run. Raises ModelRefused."""
+        if self.profile.can_pack(self.model, ranks):
+            self.pack()
+        if trial is not None:
+            trial.verify(self)
+        self.profile.settle(self, trial, ranks)
+
+    def longest_context(self) -> int:
+        """Largest number of positions that a session may have. Raises ModelRefused."""
+        return longest_context(self.model.config)
+
+    def first_pool(self, layout: KVLayout, kv_mb: int | None) -> SlotPool:
+        """The pool of all sessions, of ``kv_mb`` MiB."""
+        return first_pool(layout, kv_mb)
 
     def capture_steps(self) -> None:
         """Captures all sizes of static steps now, so that none is captured while sessions wait.
@@ -205,11 +227,15 @@ class PackedLM:
 
     @property
     def passes(self) -> str:
-        """How passes run: ``ragged``, ``compiled``, ``static`` (operation by operation) or ``graphs``."""
+        """How passes run.
+
+        ``eager`` or ``compiled`` on a CPU; on a GPU ``ragged``, ``static`` (operation by operation) or
+        ``graphs``.
+        """
         if self.compiled is not None:
             return "compiled"
         if self.steps is None:
-            return "ragged"
+            return "eager" if self._device.type == "cpu" else "ragged"
         return "graphs" if self.steps.are_graphs else "static"
 
     def compile_passes(self, passes: Passes, cache_dir: Path | None = None) -> None:
@@ -274,7 +300,7 @@ class PackedLM:
         ``room`` is the number of slots that the session may come to need; the pool places its first block
         accordingly. Raises Overloaded where the pool lacks ``reserve`` slots.
         """
-        table = SlotTable(self.pool, max(reserve, room))
+        table = self.pool.table(max(reserve, room))
         table.reserve(reserve)
         return table
 
@@ -309,7 +335,7 @@ class PackedLM:
         if self.digester is None:
             computed = self._pass(sequences)
             return HostOutcome(computed.logits, computed.features)
-        asks = Asks.of(_asked(sequences), self.digester.capacity, self._wants.top)
+        asks = Asks.of(rows_asked(sequences), self.digester.capacity, self._wants.top)
         computed = self._pass(sequences, asks)
         down = computed.digests
         outcome = DeviceOutcome(
@@ -333,7 +359,7 @@ class PackedLM:
             raise ValueError("a pass needs at least one sequence")
         with torch.inference_mode(), self._on_device:
             plan = PassPlan(sequences, self.pool, self._mask_dtype)
-            self._check_sequences(sequences, plan)
+            plan.check(sequences, self.vocabulary_size, self.max_length)
             ids, wanted = plan.ids(sequences), plan.wanted(sequences)
             with self.around_pass(sequences):
                 computed = self._run(plan, ids, wanted, asks)
@@ -412,31 +438,3 @@ class PackedLM:
         if count and list(wanted) == list(range(rows - count, rows)):
             return count
         return transfer.indices([list(wanted)], self._device)[0]
-
-    def _check_sequences(self, sequences: Sequence[SequenceRows], plan: PassPlan) -> None:
-        seen = set()
-        for sequence, rows in zip(sequences, plan.rows, strict=True):
-            count = len(sequence.tokens)
-            if not count or len(sequence.parents) != count:
-                raise ValueError(f"a sequence has {count} tokens and {len(sequence.parents)} parents")
-            if id(sequence.table) in seen:
-                raise ValueError("a table appears twice in one pass")
-            seen.add(id(sequence.table))
-            if min(sequence.tokens) < 0 or max(sequence.tokens) >= self.vocabulary_size:
-                raise ValueError(f"a token is outside the vocabulary of {self.vocabulary_size}")
-            if sequence.want and not 0 <= min(sequence.want) <= max(sequence.want) < count:
-                raise ValueError(f"a wanted row is not one of the {count} rows")
-            if max(rows.positions) >= self.max_length:
-                raise ValueError(f"position {max(rows.positions)} is past the model's {self.max_length}")
-
-
-def _asked(sequences: Sequence[SequenceRows]) -> list[RowAsk]:
-    """What the host asks of each wanted row of a pass."""
-    asked: list[RowAsk] = []
-    for sequence in sequences:
-        rows = len(sequence.want)
-        asks = [RowAsk()] * rows if sequence.asks is None else sequence.asks()
-        if len(asks) != rows:
-            raise ValueError(f"a sequence wants {rows} rows and asks of {len(asks)}")
-        asked += asks
-    return asked

@@ -6,12 +6,12 @@ machine (`outrider.pair.simulation`).
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from drafter_service.draft_tree import Growth
 from drafter_service.drafters.causal_lm import CausalLMDrafter
 from outrider.lm.load.source import ModelSource
 from outrider.lm.plan import SequenceRows
@@ -19,6 +19,7 @@ from outrider.lm.runner import PackedLM
 from outrider.pair.advice import Advice, Drafting, advise, kv_mb
 from outrider.pair.beforehand import tokenizer_difference
 from outrider.pair.costs import Cost, measure
+from outrider.pair.search import DrafterTuning, FoundTuning, search_tuning
 from outrider.pair.simulation import Scene, Simulation, Tally, Truth, continuation
 from outrider.pair.texts import prompts
 from outrider.pair.tokenizers import Fit, fit
@@ -30,6 +31,7 @@ TEMPERATURES = (0.0, 0.8)
 NODES = (4, 8, 16)
 """Limits of nodes to measure."""
 KV_MB = 1024
+DEFAULT_TUNING = DrafterTuning()
 
 Progress = Callable[[str], None]
 """Prints a line about the step that begins."""
@@ -49,6 +51,8 @@ class CheckOptions:
     """Number of tokens to generate for each prompt."""
     prompt_ids: int = 128
     """Largest number of tokens of a prompt."""
+    search: bool = False
+    """Whether to search the drafter's children, scale and width too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class Report:
     prompts: int = 0
     measured: list[Drafting] = field(default_factory=list)
     advice: Advice = field(default_factory=lambda: advise([]))
+    found: FoundTuning | None = None
+    """The drafter's fastest settings; None where they were not searched, or no drafter is recommended."""
 
     @property
     def fits(self) -> bool:
@@ -94,6 +100,8 @@ class Report:
         if self.advice.drafter:
             found["verifier"]["node_limit"] = self.advice.nodes
             found["drafter"] = {"model": self.drafter.source, **common, "kv_mb": _room(self.drafter)}
+            if self.found is not None:
+                found["drafter"] |= self.found.tuning.as_object()
         return found
 
     def as_object(self) -> dict[str, Any]:
@@ -114,6 +122,7 @@ class Report:
             "acceptance": [asdict(one) for one in self.measured],
             "how": how | {"prompts": self.prompts},
             "advice": self.advice.as_object(),
+            "search": None if self.found is None else asdict(self.found),
             "settings": self.settings(),
         }
 
@@ -180,20 +189,48 @@ def _measure(report: Report, big: PackedLM, small: PackedLM, progress: Progress)
     progress("timing passes")
     costs = measure(big, small)
     model = CausalLMDrafter(small)
+    answers: dict[float, list[Truth]] = {}
     for temperature in TEMPERATURES:
         progress(f"continuing {len(given)} prompts by {how.tokens} ids at temperature {temperature:g}")
         params = SamplingParams(temperature=temperature)
         truths = [continuation(big, ids, params, seed, how.tokens) for seed, ids in enumerate(given)]
+        answers[temperature] = truths
         if params.greedy:
             report.agreement = _agreement(small, truths)
         for nodes in NODES:
             report.measured.append(_draft(model, truths, temperature, nodes, costs))
     report.how, report.costs, report.prompts = how, costs, len(given)
     report.advice = advise(report.measured)
+    if how.search and report.advice.drafter:
+        report.found = _search(model, answers, report.advice.nodes, costs, progress)
+
+
+def _search(
+    model: CausalLMDrafter,
+    answers: Mapping[float, Sequence[Truth]],
+    nodes: int,
+    costs: tuple[Cost, Cost],
+    progress: Progress,
+) -> FoundTuning:
+    """The fastest settings of the drafter for these answers, by temperature, with `nodes` nodes a round."""
+
+    def measure(tuning: DrafterTuning) -> float:
+        progress(f"trying {', '.join(f'{name} {value:g}' for name, value in tuning.as_object().items())}")
+        return prod(
+            _draft(model, truths, temperature, nodes, costs, tuning).expected_speedup
+            for temperature, truths in answers.items()
+        ) ** (1 / len(answers))
+
+    return search_tuning(measure)
 
 
 def _draft(
-    model: CausalLMDrafter, truths: Sequence[Truth], temperature: float, nodes: int, costs: tuple[Cost, Cost]
+    model: CausalLMDrafter,
+    truths: Sequence[Truth],
+    temperature: float,
+    nodes: int,
+    costs: tuple[Cost, Cost],
+    tuning: DrafterTuning = DEFAULT_TUNING,
 ) -> Drafting:
     target, drafter = costs
     scene = Scene(
@@ -202,10 +239,11 @@ def _draft(
         drafter_step=drafter.step_ms,
         drafter_row=drafter.row_ms,
         node_limit=nodes,
+        nodes_per_pass=tuning.nodes_per_pass,
     )
     tally = Tally()
     for truth in truths:
-        Simulation(model, truth, Growth(), scene, tally).run()
+        Simulation(model, truth, tuning.growth, scene, tally).run()
     plain_ms = tally.tokens * (scene.target_step + scene.between)
     return Drafting(temperature, nodes, round(tally.tokens / tally.rounds, 3), round(plain_ms / tally.ms, 3))
 

@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from drafter_service.block_session import drafting_session
 from drafter_service.draft_tree import Growth
-from drafter_service.drafters.causal_lm import CausalLMDrafter
-from drafter_service.session import DraftingSession
+from drafter_service.drafters import Drafter
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
 from outrider.source.events import DecodingRequest, Follow
@@ -24,6 +24,8 @@ from speculative.hashing import prefix_hashes
 from speculative.history import History
 from speculative.noise import NoiseRows
 from speculative.params import SamplingParams
+from speculative.policies.policy import DraftPolicy
+from speculative.survival_curve import SurvivalCurve
 from speculative.tree import ROOT
 
 TICK_MS = 0.1
@@ -72,6 +74,7 @@ class Tally:
             "target_rows_per_round": round(self.target_rows / self.rounds, 2),
             "passes_per_round": round(self.passes / self.rounds, 2),
             "drafted_per_token": round(self.drafted / self.tokens, 2),
+            "passes_per_drafted": round(self.passes / max(1, self.drafted), 3),
         }
 
 
@@ -102,10 +105,20 @@ def continuation(lm: PackedLM, prompt: Sequence[int], params: SamplingParams, se
 
 
 class Simulation:
-    """One request: a verifier and a drafter, each with its own time; the one that is behind acts next."""
+    """One request: a verifier and a drafter, each with its own time; the one that is behind acts next.
+
+    `policy` and `curves` are those of `drafting_session`.
+    """
 
     def __init__(
-        self, drafter: CausalLMDrafter, truth: Truth, growth: Growth, scene: Scene, tally: Tally
+        self,
+        drafter: Drafter,
+        truth: Truth,
+        growth: Growth,
+        scene: Scene,
+        tally: Tally,
+        policy: DraftPolicy | None = None,
+        curves: Sequence[SurvivalCurve] = (),
     ) -> None:
         prompt, limit = truth.ids[: truth.prompt_length], len(truth.ids)
         width = drafter.abilities.width
@@ -122,7 +135,9 @@ class Simulation:
         self._drafter, self._truth, self._scene, self._tally = drafter, truth, scene, tally
         follow = Follow(0, 0, SessionKey("", "simulated"), request)
         ids = FollowedIds(prompt, width, SourceProfile("drafter", drafter.model))
-        self._session = DraftingSession(follow, ids, drafter.open(limit), drafter.abilities, growth)
+        self._session = drafting_session(
+            follow, ids, drafter.open(limit), drafter.abilities, growth, policy, curves
+        )
         self._pool = DraftPool(prompt, epoch=1, vocabulary_size=width, limit=limit)
         self._hashes = prefix_hashes(truth.ids)
         self._fragments: list[tuple[float, int, Fragment]] = []  # by arrival
@@ -145,7 +160,7 @@ class Simulation:
         while self._lengths and self._lengths[0][0] <= now:
             known, length = len(self._session.ids), heapq.heappop(self._lengths)[1]
             fresh = self._session.ids.extend(known, self._truth.ids[known:length], int(self._hashes[length]))
-            self._session.commit(fresh)
+            self._session.commit(fresh, now)
             self._send(now)
         rows = self._session.plan(self._scene.nodes_per_pass, len(self._truth.ids))
         if rows is None:

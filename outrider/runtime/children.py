@@ -46,8 +46,13 @@ class ServiceProcess:
         """URL of the service's HTTP front; empty until the service is ready, and where it has none."""
         self.registry = ""
         """host:port at which workers register; empty until the service is ready, or without a registry."""
+        self.loaded = 0
+        """Tensors of the service's model that are loaded."""
+        self.of = 0
+        """Tensors of the service's model; 0 until the service begins to load them."""
         self._process = process
         self._log_path = log_path
+        self._unread = b""
 
     @classmethod
     def start(
@@ -88,13 +93,33 @@ class ServiceProcess:
         return self._process.poll()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits for the child's announcement. Raises ServiceFailed, with the message that the child sent."""
-        line = self._first_line(time.monotonic() + timeout_s)
+        """Waits for the child to be ready. Raises ServiceFailed, with the message that the child sent.
+
+        `timeout_s` bounds the time in which the child says nothing, not even that its model loads.
+        """
+        while not self.ready:
+            if not self.hear(timeout_s):
+                raise ServiceFailed(
+                    f"{self.role} was not ready within {timeout_s:g} s{self._last_words()}", self.role
+                )
+
+    @property
+    def ready(self) -> bool:
+        """Whether the service has announced that it is ready for requests."""
+        return bool(self.address)
+
+    def hear(self, timeout_s: float) -> bool:
+        """Takes in the child's next announcement; returns whether one came within `timeout_s` seconds.
+
+        Raises ServiceFailed where the child gave up, with the message that the child sent.
+        """
+        line = self._next_line(time.monotonic() + timeout_s)
         if line is None:
-            raise ServiceFailed(
-                f"{self.role} was not ready within {timeout_s:g} s{self._last_words()}", self.role
-            )
+            return False
         announced = _object(line)
+        if "loaded" in announced:
+            self.loaded, self.of = announced["loaded"], announced["of"]
+            return True
         if "error" in announced:
             raise ServiceFailed(announced["error"]["message"], self.role, announced["error"]["code"])
         if "address" not in announced:
@@ -103,6 +128,7 @@ class ServiceProcess:
             raise ServiceFailed(f"{self.role} {ended} without being ready{self._last_words()}", self.role)
         self.address, self.metrics = announced["address"], announced["metrics"]
         self.http, self.registry = announced.get("http", ""), announced.get("registry", "")
+        return True
 
     def terminate(self) -> None:
         """Sends the child SIGTERM; returns at once."""
@@ -125,21 +151,21 @@ class ServiceProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def _first_line(self, deadline: float) -> bytes | None:
-        """The child's first line of output; empty where it ended without output, None at the deadline."""
+    def _next_line(self, deadline: float) -> bytes | None:
+        """The child's next line of output; empty if the child ended, None at the deadline."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
-        output = b""
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
-            while b"\n" not in output:
+            while b"\n" not in self._unread:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     return None
                 part = os.read(descriptor, 65_536)
                 if not part:
                     break
-                output += part
-        return output.partition(b"\n")[0]
+                self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
 
     def _last_words(self) -> str:
         if self._log_path is None:

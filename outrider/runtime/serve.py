@@ -1,7 +1,8 @@
 """Runs one service as a process: bind, load, announce, serve, stop.
 
 A process binds its port before it loads (port 0 picks a free port) and is live but not ready while it loads.
-Then it prints one JSON line on standard output; everything else goes to standard error. SIGTERM and SIGINT
+Then it prints one JSON line on standard output, after lines about the load where a parent
+reads them; everything else goes to standard error. SIGTERM and SIGINT
 stop the process. This module knows nothing of what a service does.
 """
 
@@ -68,6 +69,8 @@ class ServiceContext(Generic[Settings]):
     """Ends the process with this error; may be called from any thread, and returns at once."""
     also: dict[str, str] = field(default_factory=dict)
     """Further fronts of the service, name to URL; the process announces them beside its address."""
+    loaded: Callable[[int, int], None] = lambda done, of: None
+    """Tells the parent process how many tensors of the model are loaded, and of how many; any thread."""
     tracing: Tracing = field(default_factory=Tracing)
 
 
@@ -154,7 +157,9 @@ async def _serve(
     address = _bind(role, server, settings.bind, listening.credentials)
     metrics = Metrics(role)
     tracing = open_tracing(role, settings.trace_endpoint, settings.trace_sample)
-    context = ServiceContext(settings, address, metrics, ending.fail, tracing=tracing)
+    context = ServiceContext(
+        settings, address, metrics, ending.fail, tracing=tracing, loaded=_loaded(settings, announce)
+    )
     service = await build(context)
     health = _Health()
     names = (READY, *service.register(server))
@@ -186,6 +191,16 @@ async def _serve(
         watchdog.stop()
         http.close()
         await asyncio.to_thread(tracing.close)
+
+
+def _loaded(settings: ServiceSettings, announce: Announce) -> Callable[[int, int], None]:
+    """A callback that reports loaded tensors to the parent process; without a parent it does nothing."""
+
+    def loaded(done: int, of: int) -> None:
+        if settings.parent_pid is not None:
+            announce({"loaded": done, "of": of})
+
+    return loaded
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -262,7 +277,7 @@ def run(role: str, build: Build[Settings], settings: Settings, listen: Listen[Se
         die_with_parent(settings.parent_pid)
     announce = _claim_stdout()
     configure(role, settings.log_level, settings.log_format)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         code = runner.run(serve(role, build, settings, announce, listen))
         logging.shutdown()
         sys.stderr.flush()
@@ -283,7 +298,8 @@ def _claim_stdout() -> Announce:
     return announce
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes the event loops of services: uvloop's where it is installed; None: asyncio's own."""
     try:
         import uvloop
     except ImportError:

@@ -43,6 +43,14 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list of strings, written as A,B."""
 
 
+def _split_numbers(value: Any) -> Any:
+    return _split([str(item) for item in value] if isinstance(value, list | tuple) else value)
+
+
+Numbers = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split_numbers)]
+"""A list of whole numbers, written as 1,2."""
+
+
 def _named(path: Any) -> Any:
     return None if path == "" else path
 

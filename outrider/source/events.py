@@ -31,6 +31,11 @@ class DecodingRequest:
     """Whether the output may be kept to draft from."""
     corpora: tuple[str, ...] = ()
     """Names of the corpora to draft from; empty: all that the session's tenant may use."""
+    policy: str = ""
+    """The draft policy that the request names, NAME or NAME:NUMBER; empty: the source's own."""
+    criterion: str = ""
+    """The request's criterion, by name, where it accepts drafts that were drawn, in whole windows; empty: any
+    other, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,9 @@ Event = Follow | Progress | SessionEnded | LeastSurvival | StreamClosed | Malfor
 
 @dataclass(slots=True)
 class Outgoing:
-    """Fragments and refusals that go out on one stream, each with its alias."""
+    """Fragments, refusals and waits to send on one stream, each with its alias."""
 
     drafts: list[tuple[int, Fragment]] = field(default_factory=list)
     refusals: list[tuple[int, str]] = field(default_factory=list)
+    waits: dict[int, int] = field(default_factory=dict)
+    """How many ms rounds may wait for this source's drafts; 0: they stop waiting. See draft_source.proto."""

@@ -45,6 +45,8 @@ class SourceProfile:
     tops: int = 0
     """How many of the target's likeliest ids the source wants of each verified row, 0 to 32; see
     `SourceWorker.observed`."""
+    tenant: str = ""
+    """The only tenant whose sessions the source follows; empty: any tenant's."""
     noun: str = "source"
     """What refusals call the source: "this source follows 256 sessions already"."""
 

@@ -19,6 +19,7 @@ from outrider.wire.codec import FULL, fragment_to_wire, key_from_wire, sampling_
 from outrider.wire.incoming.shape import Bounds
 from outrider.wire.status import peer_text
 from speculative.errors import InvalidRequest
+from speculative.policies.names import checked_policy
 
 LONGEST = 1 << 20
 """The longest session that a source follows where its profile says no other length, in tokens."""
@@ -67,6 +68,8 @@ def follow_from_wire(
         sources=tuple(message.sources),
         learn=message.learn,
         corpora=tuple(message.corpora),
+        policy=checked_policy(message.policy),
+        criterion=message.criterion.WhichOneof("kind") or "",
     )
     return Follow(stream, message.alias, key_from_wire(message.key), request)
 
@@ -125,7 +128,7 @@ def _followed(
 
 
 def outgoing_to_wire(outgoing: Outgoing) -> draft_source_pb2.AttachResponse:
-    """One Attach message with all drafts and refusals that go out on a stream."""
+    """One Attach message with all drafts, refusals and waits that go out on a stream."""
     sources = bytes(fragment.source - 1 for _, fragment in outgoing.drafts)
     return draft_source_pb2.AttachResponse(
         drafts=[fragment_to_wire(fragment, alias) for alias, fragment in outgoing.drafts],
@@ -133,4 +136,5 @@ def outgoing_to_wire(outgoing: Outgoing) -> draft_source_pb2.AttachResponse:
         refusals=[
             draft_source_pb2.Refusal(alias=alias, message=message) for alias, message in outgoing.refusals
         ],
+        waits=[draft_source_pb2.Wait(alias=alias, ms=ms) for alias, ms in outgoing.waits.items()],
     )

@@ -52,9 +52,13 @@ class Roster(Generic[S]):
         """The ids of a session that may be followed; changes nothing.
 
         Raises:
-            NotFollowed: the source cannot read the ids, follows a later epoch, or has no room.
+            NotFollowed: the source cannot read the ids, follows a later epoch, has no room, or belongs to
+                another tenant.
         """
         request, profile = follow.request, self._profile
+        if profile.tenant and follow.key.tenant != profile.tenant:
+            # The owner's name stays here: the refusal is another tenant's to read.
+            raise NotFollowed(f"this {profile.noun} follows the sessions of one tenant, which is another one")
         ids = FollowedIds(request.ids, request.vocabulary_size, profile)
         holder = self._by_key.get(follow.key)
         if holder is not None and holder.request.epoch > request.epoch:

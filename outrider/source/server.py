@@ -126,6 +126,7 @@ class SourceServer(draft_source_pb2_grpc.DraftSourceServicer, Generic[W]):
             contract=CONTRACT,
             max_sessions=profile.max_sessions,
             tops=profile.tops,
+            tenant=profile.tenant,
         )
 
     @guarded_unparsed

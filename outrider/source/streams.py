@@ -39,7 +39,7 @@ WEIGHT_PER_PAUSE = 1 << 16
 
 
 class DraftOutbox:
-    """Drafts and refusals that wait to be sent on one stream: they become the next message.
+    """Drafts, refusals and waits that are to be sent on one stream: they become the next message.
 
     Bounded: a peer that does not read costs the oldest drafts, which are the likeliest to be stale, and never
     the worker's time. Belongs to the event loop.
@@ -48,11 +48,12 @@ class DraftOutbox:
     def __init__(self, most_drafts: int = MOST_DRAFTS) -> None:
         self._drafts: deque[tuple[int, Fragment]] = deque(maxlen=most_drafts)
         self._refusals: deque[tuple[int, str]] = deque(maxlen=MOST_REFUSALS)
+        self._waits: dict[int, int] = {}
         self._changed = asyncio.Event()
         self._closed = False
 
     def put(self, outgoing: Outgoing) -> int:
-        """Adds drafts and refusals, without waiting; returns how many nodes were dropped to make room."""
+        """Adds drafts, refusals and waits; returns how many nodes were dropped to make room."""
         lost = len(self._drafts) + len(outgoing.drafts) - (self._drafts.maxlen or 0)
         dropped = 0
         if lost > 0:
@@ -60,6 +61,7 @@ class DraftOutbox:
             dropped = sum(len(fragment) for _, fragment in oldest)
         self._drafts.extend(outgoing.drafts)
         self._refusals.extend(outgoing.refusals)
+        self._waits |= outgoing.waits
         self._changed.set()
         return dropped
 
@@ -69,13 +71,14 @@ class DraftOutbox:
         self._changed.set()
 
     async def take(self) -> Outgoing | None:
-        """Waits for drafts or refusals and takes them, many refusals in pieces; None after `close`."""
+        """Waits until there is something and takes it, many refusals in pieces; None after `close`."""
         while not self._closed:
-            if self._drafts or self._refusals:
+            if self._drafts or self._refusals or self._waits:
                 most = min(REFUSALS_AT_ONCE, len(self._refusals))
                 refusals = [self._refusals.popleft() for _ in range(most)]
-                taken = Outgoing(list(self._drafts), refusals)
+                taken = Outgoing(list(self._drafts), refusals, self._waits)
                 self._drafts.clear()
+                self._waits = {}
                 return taken
             self._changed.clear()
             await self._changed.wait()
@@ -160,14 +163,15 @@ class AttachStreams:
     def publish(self, outgoing: dict[int, Outgoing]) -> None:
         """Sends drafts and refusals, by stream; for any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
-            self._loop.call_soon_threadsafe(self._put, outgoing)
+            self._loop.call_soon_threadsafe(self.put, outgoing)
 
     def close(self) -> None:
         """Ends every stream."""
         for outbox in self._outboxes.values():
             outbox.close()
 
-    def _put(self, outgoing: dict[int, Outgoing]) -> None:
+    def put(self, outgoing: dict[int, Outgoing]) -> None:
+        """Sends drafts and refusals, by stream; for the loop's own thread."""
         for stream, what in outgoing.items():
             outbox = self._outboxes.get(stream)
             if outbox is not None:

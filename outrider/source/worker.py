@@ -144,7 +144,7 @@ class SourceWorker(ABC, Generic[S]):
         """Called at the end of `run`: closes every session."""
         self.roster.close()
 
-    def gauges(self) -> dict[str, int]:
+    def gauges(self) -> dict[str, float]:
         """Present values of the worker's gauges, by metric; safe from any thread."""
         return {"sessions": len(self.roster)}
 

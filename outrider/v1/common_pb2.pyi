@@ -79,6 +79,34 @@ FINISH_REASON_ERROR: FinishReason.ValueType  # 4
 """The worker could not go on; the message says why."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _Promise:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PromiseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Promise.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROMISE_UNSPECIFIED: _Promise.ValueType  # 0
+    """Of a verifier before this field; as PROMISE_SAME_IDS."""
+    PROMISE_SAME_IDS: _Promise.ValueType  # 1
+    """The very ids, for every seed."""
+    PROMISE_SAME_LAW: _Promise.ValueType  # 2
+    """The joint distribution of the tokens, but not the ids of a seed."""
+    PROMISE_RELAXED: _Promise.ValueType  # 3
+    """The bound of the request's criterion and nothing else."""
+
+class Promise(_Promise, metaclass=_PromiseEnumTypeWrapper):
+    """What was promised of the output, beside plain decoding of the same request."""
+
+PROMISE_UNSPECIFIED: Promise.ValueType  # 0
+"""Of a verifier before this field; as PROMISE_SAME_IDS."""
+PROMISE_SAME_IDS: Promise.ValueType  # 1
+"""The very ids, for every seed."""
+PROMISE_SAME_LAW: Promise.ValueType  # 2
+"""The joint distribution of the tokens, but not the ids of a seed."""
+PROMISE_RELAXED: Promise.ValueType  # 3
+"""The bound of the request's criterion and nothing else."""
+Global___Promise: _TypeAlias = Promise  # noqa: Y015
+
 @_typing.final
 class SessionKey(_message.Message):
     """Names one session. The three fields together are the session's key everywhere."""
@@ -111,9 +139,9 @@ Global___SessionKey: _TypeAlias = SessionKey  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
-    """How the target's logits become a token, and which ids end the request. The order is: bias, repetition,
-    presence, frequency, min_tokens and Grammar, temperature, top-k, top-p, min-p. A field that is left out has
-    its default, which changes nothing.
+    """How the target's logits become a token, and which ids end the request. The order is: contrast, bias,
+    repetition, presence, frequency, min_tokens and Grammar, temperature, top-k, top-p, min-p. A field that is left
+    out has its default, which changes nothing.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -149,6 +177,8 @@ class Sampling(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STOP_IDS_FIELD_NUMBER: _builtins.int
+    CONTRAST_STRENGTH_FIELD_NUMBER: _builtins.int
+    CONTRAST_PLAUSIBILITY_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits; 0 to 100, default 1. Below 1e-5 decoding is greedy."""
     top_k: _builtins.int
@@ -171,6 +201,14 @@ class Sampling(_message.Message):
     """
     ignore_eos: _builtins.bool
     """Whether the target's end-of-sequence ids end nothing; default false. min_tokens still holds them back."""
+    contrast_strength: _builtins.float
+    """Weight b of the verifier's amateur: decoding goes by (1 + b) log p - b log q, p the target's probability and q
+    the amateur's; 0 (the target alone, the default) to 10. Refused by a verifier without an amateur.
+    """
+    contrast_plausibility: _builtins.float
+    """With contrast_strength: ids below this share of the target's highest probability are dropped; above 0, at most
+    1, default 0.1.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Token id to a number added to its logit first; at most 1024 entries, each -100 to 100; default none."""
@@ -195,11 +233,17 @@ class Sampling(_message.Message):
         min_tokens: _builtins.int | None = ...,
         ignore_eos: _builtins.bool | None = ...,
         stop_ids: _abc.Iterable[_builtins.int] | None = ...,
+        contrast_strength: _builtins.float | None = ...,
+        contrast_plausibility: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_contrast_plausibility", b"_contrast_plausibility", "_contrast_strength", b"_contrast_strength", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "contrast_plausibility", b"contrast_plausibility", "contrast_strength", b"contrast_strength", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "stop_ids", b"stop_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_contrast_plausibility", b"_contrast_plausibility", "_contrast_strength", b"_contrast_strength", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "contrast_plausibility", b"contrast_plausibility", "contrast_strength", b"contrast_strength", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "stop_ids", b"stop_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__contrast_plausibility: _TypeAlias = _typing.Literal["contrast_plausibility"]  # noqa: Y015
+    _WhichOneofArgType__contrast_plausibility: _TypeAlias = _typing.Literal["_contrast_plausibility", b"_contrast_plausibility"]  # noqa: Y015
+    _WhichOneofReturnType__contrast_strength: _TypeAlias = _typing.Literal["contrast_strength"]  # noqa: Y015
+    _WhichOneofArgType__contrast_strength: _TypeAlias = _typing.Literal["_contrast_strength", b"_contrast_strength"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__ignore_eos: _TypeAlias = _typing.Literal["ignore_eos"]  # noqa: Y015
@@ -218,6 +262,10 @@ class Sampling(_message.Message):
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__contrast_plausibility) -> _WhichOneofReturnType__contrast_plausibility | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__contrast_strength) -> _WhichOneofReturnType__contrast_strength | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload
@@ -250,6 +298,8 @@ class Grammar(_message.Message):
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """The text is JSON that this schema allows. The schema is a JSON object as text, at most 65,536 bytes;
     keywords that cannot be enforced are refused by name.
@@ -260,22 +310,56 @@ class Grammar(_message.Message):
     """
     json_object: _builtins.bool
     """The text is any JSON object; true if set."""
+    lark: _builtins.str
+    """Grammar that the whole output must follow, from its rule `start` on: 1 to 65,536 bytes in Lark's language,
+    as llguidance reads it, without %llguidance.
+    """
+    @_builtins.property
+    def choice(self) -> Global___AllowedTexts:
+        """Texts of which the whole output must be one."""
+
     def __init__(
         self,
         *,
         json_schema: _builtins.str = ...,
         regex: _builtins.str = ...,
         json_object: _builtins.bool = ...,
+        choice: Global___AllowedTexts | None = ...,
+        lark: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "json_object"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "json_object", "choice", "lark"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class AllowedTexts(_message.Message):
+    """The texts that a choice allows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 to 1,024 texts, none of them empty, at most 65,536 bytes together as a JSON array."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AllowedTexts: _TypeAlias = AllowedTexts  # noqa: Y015
 
 @_typing.final
 class Logprobs(_message.Message):
@@ -342,6 +426,327 @@ class TokenLogprob(_message.Message):
 Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
+class Criterion(_message.Message):
+    """The criterion by which drafted tokens are accepted, in place of the target's own choice: docs/criteria.md says what
+    each gives up. Exactly one kind is set; its parameters have the defaults of its paper. None holds with a Grammar.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Typical(_message.Message):
+        """A token passes if its probability is at least min(epsilon, delta * exp(-entropy))."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        EPSILON_FIELD_NUMBER: _builtins.int
+        DELTA_FIELD_NUMBER: _builtins.int
+        epsilon: _builtins.float
+        """Threshold where the target is sure; above 0, at most 1, default 0.09."""
+        delta: _builtins.float
+        """Multiplies exp(-entropy); above 0, at most 1, default 0.3."""
+        def __init__(
+            self,
+            *,
+            epsilon: _builtins.float | None = ...,
+            delta: _builtins.float | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_delta", b"_delta", "_epsilon", b"_epsilon", "delta", b"delta", "epsilon", b"epsilon"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_delta", b"_delta", "_epsilon", b"_epsilon", "delta", b"delta", "epsilon", b"epsilon"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType__delta: _TypeAlias = _typing.Literal["delta"]  # noqa: Y015
+        _WhichOneofArgType__delta: _TypeAlias = _typing.Literal["_delta", b"_delta"]  # noqa: Y015
+        _WhichOneofReturnType__epsilon: _TypeAlias = _typing.Literal["epsilon"]  # noqa: Y015
+        _WhichOneofArgType__epsilon: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon"]  # noqa: Y015
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__delta) -> _WhichOneofReturnType__delta | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon) -> _WhichOneofReturnType__epsilon | None: ...
+
+    @_typing.final
+    class SpecDec(_message.Message):
+        """A token passes if it is among the target's likeliest and not far behind the first."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        BETA_FIELD_NUMBER: _builtins.int
+        GAP_FIELD_NUMBER: _builtins.int
+        beta: _builtins.int
+        """Number of likeliest ids that pass; 1 to 1024, default 3."""
+        gap: _builtins.float
+        """The most by which the log-probability may be below the likeliest id's; 0 to 100, default 1."""
+        def __init__(
+            self,
+            *,
+            beta: _builtins.int | None = ...,
+            gap: _builtins.float | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_gap", b"_gap", "beta", b"beta", "gap", b"gap"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_gap", b"_gap", "beta", b"beta", "gap", b"gap"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType__beta: _TypeAlias = _typing.Literal["beta"]  # noqa: Y015
+        _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015
+        _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
+        _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__beta) -> _WhichOneofReturnType__beta | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
+
+    @_typing.final
+    class Blockwise(_message.Message):
+        """A token passes by any of three rules; the defaults together accept the likeliest id alone."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOP_K_FIELD_NUMBER: _builtins.int
+        DISTANCE_FIELD_NUMBER: _builtins.int
+        LEAST_BLOCK_FIELD_NUMBER: _builtins.int
+        top_k: _builtins.int
+        """Ids among the k likeliest pass; 1 to 1024, default 1."""
+        distance: _builtins.int
+        """Ids at most this far from the likeliest id pass, for ids that are levels; 0 to 65536, default 0."""
+        least_block: _builtins.int
+        """The least number of tokens that a round commits where as many are drafted; 1 to 64, default 1."""
+        def __init__(
+            self,
+            *,
+            top_k: _builtins.int | None = ...,
+            distance: _builtins.int | None = ...,
+            least_block: _builtins.int | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_distance", b"_distance", "_least_block", b"_least_block", "_top_k", b"_top_k", "distance", b"distance", "least_block", b"least_block", "top_k", b"top_k"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_distance", b"_distance", "_least_block", b"_least_block", "_top_k", b"_top_k", "distance", b"distance", "least_block", b"least_block", "top_k", b"top_k"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType__distance: _TypeAlias = _typing.Literal["distance"]  # noqa: Y015
+        _WhichOneofArgType__distance: _TypeAlias = _typing.Literal["_distance", b"_distance"]  # noqa: Y015
+        _WhichOneofReturnType__least_block: _TypeAlias = _typing.Literal["least_block"]  # noqa: Y015
+        _WhichOneofArgType__least_block: _TypeAlias = _typing.Literal["_least_block", b"_least_block"]  # noqa: Y015
+        _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+        _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__distance) -> _WhichOneofReturnType__distance | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__least_block) -> _WhichOneofReturnType__least_block | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+
+    @_typing.final
+    class BiLD(_message.Message):
+        """A token passes while the drafter is sure and the target does not find it too unlikely."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        FALLBACK_FIELD_NUMBER: _builtins.int
+        ROLLBACK_FIELD_NUMBER: _builtins.int
+        DISSENT_FIELD_NUMBER: _builtins.int
+        fallback: _builtins.float
+        """The drafter hands over before a token that it gives less chance than this; 0 to 1, default 0."""
+        rollback: _builtins.float
+        """The most that a token's negative log-probability may be; 0 to 100, default 3."""
+        dissent: _builtins.int
+        """A run of more tokens that are not the target's own is rolled back from its beginning; 0 to 256, the default."""
+        def __init__(
+            self,
+            *,
+            fallback: _builtins.float | None = ...,
+            rollback: _builtins.float | None = ...,
+            dissent: _builtins.int | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_dissent", b"_dissent", "_fallback", b"_fallback", "_rollback", b"_rollback", "dissent", b"dissent", "fallback", b"fallback", "rollback", b"rollback"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_dissent", b"_dissent", "_fallback", b"_fallback", "_rollback", b"_rollback", "dissent", b"dissent", "fallback", b"fallback", "rollback", b"rollback"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType__dissent: _TypeAlias = _typing.Literal["dissent"]  # noqa: Y015
+        _WhichOneofArgType__dissent: _TypeAlias = _typing.Literal["_dissent", b"_dissent"]  # noqa: Y015
+        _WhichOneofReturnType__fallback: _TypeAlias = _typing.Literal["fallback"]  # noqa: Y015
+        _WhichOneofArgType__fallback: _TypeAlias = _typing.Literal["_fallback", b"_fallback"]  # noqa: Y015
+        _WhichOneofReturnType__rollback: _TypeAlias = _typing.Literal["rollback"]  # noqa: Y015
+        _WhichOneofArgType__rollback: _TypeAlias = _typing.Literal["_rollback", b"_rollback"]  # noqa: Y015
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__dissent) -> _WhichOneofReturnType__dissent | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__fallback) -> _WhichOneofReturnType__fallback | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__rollback) -> _WhichOneofReturnType__rollback | None: ...
+
+    @_typing.final
+    class Ratio(_message.Message):
+        """A drawn token is accepted with probability min(1, p / q)."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class MultiStep(_message.Message):
+        """The draws of a node in order, each by the ratio rule against what those before it left."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class WithoutReplacement(_message.Message):
+        """The same for siblings that were drawn without repetition."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class KSeq(_message.Message):
+        """Each draw of a node with probability min(1, p / (rho q)), rho the least for which the law stays."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class BlockVerification(_message.Message):
+        """The longest beginning of a drawn chain that the joint ratio allows."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Lenience(_message.Message):
+        """A drawn token is accepted with probability min(1, p / (factor q))."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        FACTOR_FIELD_NUMBER: _builtins.int
+        factor: _builtins.float
+        """Multiplies the draft's probability; above 0, at most 1, default 0.7."""
+        def __init__(
+            self,
+            *,
+            factor: _builtins.float | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_factor", b"_factor", "factor", b"factor"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_factor", b"_factor", "factor", b"factor"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType__factor: _TypeAlias = _typing.Literal["factor"]  # noqa: Y015
+        _WhichOneofArgType__factor: _TypeAlias = _typing.Literal["_factor", b"_factor"]  # noqa: Y015
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__factor) -> _WhichOneofReturnType__factor | None: ...
+
+    TYPICAL_FIELD_NUMBER: _builtins.int
+    SPECDEC_FIELD_NUMBER: _builtins.int
+    BLOCKWISE_FIELD_NUMBER: _builtins.int
+    BILD_FIELD_NUMBER: _builtins.int
+    RATIO_FIELD_NUMBER: _builtins.int
+    MULTI_STEP_FIELD_NUMBER: _builtins.int
+    WITHOUT_REPLACEMENT_FIELD_NUMBER: _builtins.int
+    K_SEQ_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    LENIENCE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def typical(self) -> Global___Criterion.Typical:
+        """Medusa's typical acceptance; promises PROMISE_RELAXED. Needs a temperature of at least 1e-5."""
+
+    @_builtins.property
+    def specdec(self) -> Global___Criterion.SpecDec:
+        """SpecDec's verification; promises PROMISE_RELAXED."""
+
+    @_builtins.property
+    def blockwise(self) -> Global___Criterion.Blockwise:
+        """The approximate criteria of blockwise parallel decoding; promises PROMISE_RELAXED."""
+
+    @_builtins.property
+    def bild(self) -> Global___Criterion.BiLD:
+        """Big Little Decoder's fallback and rollback; promises PROMISE_RELAXED."""
+
+    @_builtins.property
+    def ratio(self) -> Global___Criterion.Ratio:
+        """The ratio rule of speculative sampling; promises PROMISE_SAME_LAW. This kind and those below accept drafts that
+        were drawn, so a request that names one needs a source outside the verifier.
+        """
+
+    @_builtins.property
+    def multi_step(self) -> Global___Criterion.MultiStep:
+        """SpecInfer's multi-step sampling; promises PROMISE_SAME_LAW."""
+
+    @_builtins.property
+    def without_replacement(self) -> Global___Criterion.WithoutReplacement:
+        """Recursive rejection of siblings drawn without replacement; promises PROMISE_SAME_LAW."""
+
+    @_builtins.property
+    def k_seq(self) -> Global___Criterion.KSeq:
+        """SpecTr's sequential selection; promises PROMISE_SAME_LAW."""
+
+    @_builtins.property
+    def block(self) -> Global___Criterion.BlockVerification:
+        """Block verification; promises PROMISE_SAME_LAW."""
+
+    @_builtins.property
+    def lenience(self) -> Global___Criterion.Lenience:
+        """The ratio rule against a smaller draft probability; promises PROMISE_RELAXED."""
+
+    def __init__(
+        self,
+        *,
+        typical: Global___Criterion.Typical | None = ...,
+        specdec: Global___Criterion.SpecDec | None = ...,
+        blockwise: Global___Criterion.Blockwise | None = ...,
+        bild: Global___Criterion.BiLD | None = ...,
+        ratio: Global___Criterion.Ratio | None = ...,
+        multi_step: Global___Criterion.MultiStep | None = ...,
+        without_replacement: Global___Criterion.WithoutReplacement | None = ...,
+        k_seq: Global___Criterion.KSeq | None = ...,
+        block: Global___Criterion.BlockVerification | None = ...,
+        lenience: Global___Criterion.Lenience | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bild", b"bild", "block", b"block", "blockwise", b"blockwise", "k_seq", b"k_seq", "kind", b"kind", "lenience", b"lenience", "multi_step", b"multi_step", "ratio", b"ratio", "specdec", b"specdec", "typical", b"typical", "without_replacement", b"without_replacement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bild", b"bild", "block", b"block", "blockwise", b"blockwise", "k_seq", b"k_seq", "kind", b"kind", "lenience", b"lenience", "multi_step", b"multi_step", "ratio", b"ratio", "specdec", b"specdec", "typical", b"typical", "without_replacement", b"without_replacement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["typical", "specdec", "blockwise", "bild", "ratio", "multi_step", "without_replacement", "k_seq", "block", "lenience"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Criterion: _TypeAlias = Criterion  # noqa: Y015
+
+@_typing.final
 class Usage(_message.Message):
     """What a request cost and what speculation gained. Counts are of delivered tokens."""
 
@@ -396,6 +801,7 @@ class Usage(_message.Message):
     RECOVERIES_FIELD_NUMBER: _builtins.int
     REPLAY_IDENTICAL_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMISE_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt; at least 1."""
     completion_tokens: _builtins.int
@@ -417,6 +823,8 @@ class Usage(_message.Message):
     """Tokens of the prompt whose keys and values were cached when the session began, so that no pass computed
     them; for a choice that moved, on its last verifier.
     """
+    promise: Global___Promise.ValueType
+    """What the request's criterion promised; never replay_identical beside another promise than PROMISE_SAME_IDS."""
     @_builtins.property
     def accepted_by_source(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Accepted (drafted and delivered) tokens by source name. Their sum is completion_tokens less the target's
@@ -439,10 +847,11 @@ class Usage(_message.Message):
         recoveries: _builtins.int = ...,
         replay_identical: _builtins.bool = ...,
         cached_tokens: _builtins.int = ...,
+        promise: Global___Promise.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_source", b"accepted_by_source", "admitted", b"admitted", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_by_source", b"drafted_by_source", "prompt_tokens", b"prompt_tokens", "recoveries", b"recoveries", "replay_identical", b"replay_identical", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_source", b"accepted_by_source", "admitted", b"admitted", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_by_source", b"drafted_by_source", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "recoveries", b"recoveries", "replay_identical", b"replay_identical", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

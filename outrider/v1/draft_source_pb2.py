@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoutrider/v1/draft_source.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x17\n\x15SourceDescribeRequest\"\xbc\x01\n\x11SourceDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x12\n\nmax_length\x18\x05 \x01(\r\x12\r\n\x05names\x18\x06 \x03(\t\x12\x10\n\x08\x63ontract\x18\x07 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x08 \x01(\r\x12\x0c\n\x04tops\x18\t \x01(\r\"\x82\x01\n\rAttachRequest\x12#\n\x06\x66ollow\x18\x01 \x03(\x0b\x32\x13.outrider.v1.Follow\x12\'\n\x08progress\x18\x02 \x03(\x0b\x32\x15.outrider.v1.Progress\x12\x0b\n\x03\x65nd\x18\x03 \x03(\r\x12\x16\n\x0eleast_survival\x18\x04 \x01(\r\"\xd2\x02\n\x06\x46ollow\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12$\n\x03key\x18\x02 \x01(\x0b\x32\x17.outrider.v1.SessionKey\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\r\n\x05model\x18\x04 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t\x12\x0b\n\x03ids\x18\x06 \x03(\r\x12\x15\n\rprompt_length\x18\x07 \x01(\r\x12\r\n\x05limit\x18\x08 \x01(\r\x12\'\n\x08sampling\x18\t \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x0c\n\x04seed\x18\n \x01(\x06\x12\x12\n\nnode_limit\x18\x0b \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x0c \x01(\r\x12\x0f\n\x07sources\x18\r \x03(\t\x12\r\n\x05learn\x18\x0e \x01(\x08\x12\x0f\n\x07\x63orpora\x18\x0f \x03(\t\x12\x13\n\x0btraceparent\x18\x10 \x01(\t\"m\n\x08Progress\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x0c\n\x04tops\x18\x05 \x01(\x0c\x12\x10\n\x08off_path\x18\x06 \x01(\x0c\"m\n\x0e\x41ttachResponse\x12\"\n\x06\x64rafts\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Draft\x12&\n\x08refusals\x18\x02 \x03(\x0b\x32\x14.outrider.v1.Refusal\x12\x0f\n\x07sources\x18\x03 \x01(\x0c\"x\n\x05\x44raft\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x0b\n\x03ids\x18\x05 \x03(\r\x12\x0f\n\x07parents\x18\x06 \x01(\x0c\x12\x10\n\x08survival\x18\x07 \x01(\x0c\")\n\x07Refusal\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t2\xa4\x01\n\x0b\x44raftSource\x12N\n\x08\x44\x65scribe\x12\".outrider.v1.SourceDescribeRequest\x1a\x1e.outrider.v1.SourceDescription\x12\x45\n\x06\x41ttach\x12\x1a.outrider.v1.AttachRequest\x1a\x1b.outrider.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoutrider/v1/draft_source.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x17\n\x15SourceDescribeRequest\"\xcc\x01\n\x11SourceDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x12\n\nmax_length\x18\x05 \x01(\r\x12\r\n\x05names\x18\x06 \x03(\t\x12\x10\n\x08\x63ontract\x18\x07 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x08 \x01(\r\x12\x0c\n\x04tops\x18\t \x01(\r\x12\x0e\n\x06tenant\x18\n \x01(\t\"\x82\x01\n\rAttachRequest\x12#\n\x06\x66ollow\x18\x01 \x03(\x0b\x32\x13.outrider.v1.Follow\x12\'\n\x08progress\x18\x02 \x03(\x0b\x32\x15.outrider.v1.Progress\x12\x0b\n\x03\x65nd\x18\x03 \x03(\r\x12\x16\n\x0eleast_survival\x18\x04 \x01(\r\"\x8d\x03\n\x06\x46ollow\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12$\n\x03key\x18\x02 \x01(\x0b\x32\x17.outrider.v1.SessionKey\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\r\n\x05model\x18\x04 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t\x12\x0b\n\x03ids\x18\x06 \x03(\r\x12\x15\n\rprompt_length\x18\x07 \x01(\r\x12\r\n\x05limit\x18\x08 \x01(\r\x12\'\n\x08sampling\x18\t \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x0c\n\x04seed\x18\n \x01(\x06\x12\x12\n\nnode_limit\x18\x0b \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x0c \x01(\r\x12\x0f\n\x07sources\x18\r \x03(\t\x12\r\n\x05learn\x18\x0e \x01(\x08\x12\x0f\n\x07\x63orpora\x18\x0f \x03(\t\x12\x13\n\x0btraceparent\x18\x10 \x01(\t\x12)\n\tcriterion\x18\x11 \x01(\x0b\x32\x16.outrider.v1.Criterion\x12\x0e\n\x06policy\x18\x12 \x01(\t\"m\n\x08Progress\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x0c\n\x04tops\x18\x05 \x01(\x0c\x12\x10\n\x08off_path\x18\x06 \x01(\x0c\"\x8f\x01\n\x0e\x41ttachResponse\x12\"\n\x06\x64rafts\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Draft\x12&\n\x08refusals\x18\x02 \x03(\x0b\x32\x14.outrider.v1.Refusal\x12\x0f\n\x07sources\x18\x03 \x01(\x0c\x12 \n\x05waits\x18\x04 \x03(\x0b\x32\x11.outrider.v1.Wait\"!\n\x04Wait\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12\n\n\x02ms\x18\x02 \x01(\r\"\x92\x01\n\x05\x44raft\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x0b\n\x03ids\x18\x05 \x03(\r\x12\x0f\n\x07parents\x18\x06 \x01(\x0c\x12\x10\n\x08survival\x18\x07 \x01(\x0c\x12\t\n\x01q\x18\x08 \x01(\x0c\x12\r\n\x05whole\x18\t \x01(\x08\")\n\x07Refusal\x12\r\n\x05\x61lias\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t2\xa4\x01\n\x0b\x44raftSource\x12N\n\x08\x44\x65scribe\x12\".outrider.v1.SourceDescribeRequest\x1a\x1e.outrider.v1.SourceDescription\x12\x45\n\x06\x41ttach\x12\x1a.outrider.v1.AttachRequest\x1a\x1b.outrider.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SOURCEDESCRIBEREQUEST']._serialized_start=73
   _globals['_SOURCEDESCRIBEREQUEST']._serialized_end=96
   _globals['_SOURCEDESCRIPTION']._serialized_start=99
-  _globals['_SOURCEDESCRIPTION']._serialized_end=287
-  _globals['_ATTACHREQUEST']._serialized_start=290
-  _globals['_ATTACHREQUEST']._serialized_end=420
-  _globals['_FOLLOW']._serialized_start=423
-  _globals['_FOLLOW']._serialized_end=761
-  _globals['_PROGRESS']._serialized_start=763
-  _globals['_PROGRESS']._serialized_end=872
-  _globals['_ATTACHRESPONSE']._serialized_start=874
-  _globals['_ATTACHRESPONSE']._serialized_end=983
-  _globals['_DRAFT']._serialized_start=985
-  _globals['_DRAFT']._serialized_end=1105
-  _globals['_REFUSAL']._serialized_start=1107
-  _globals['_REFUSAL']._serialized_end=1148
-  _globals['_DRAFTSOURCE']._serialized_start=1151
-  _globals['_DRAFTSOURCE']._serialized_end=1315
+  _globals['_SOURCEDESCRIPTION']._serialized_end=303
+  _globals['_ATTACHREQUEST']._serialized_start=306
+  _globals['_ATTACHREQUEST']._serialized_end=436
+  _globals['_FOLLOW']._serialized_start=439
+  _globals['_FOLLOW']._serialized_end=836
+  _globals['_PROGRESS']._serialized_start=838
+  _globals['_PROGRESS']._serialized_end=947
+  _globals['_ATTACHRESPONSE']._serialized_start=950
+  _globals['_ATTACHRESPONSE']._serialized_end=1093
+  _globals['_WAIT']._serialized_start=1095
+  _globals['_WAIT']._serialized_end=1128
+  _globals['_DRAFT']._serialized_start=1131
+  _globals['_DRAFT']._serialized_end=1277
+  _globals['_REFUSAL']._serialized_start=1279
+  _globals['_REFUSAL']._serialized_end=1320
+  _globals['_DRAFTSOURCE']._serialized_start=1323
+  _globals['_DRAFTSOURCE']._serialized_end=1487
 # @@protoc_insertion_point(module_scope)

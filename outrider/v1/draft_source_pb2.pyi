@@ -47,6 +47,7 @@ class SourceDescription(_message.Message):
     CONTRACT_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     TOPS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The source's name in usage and metrics; see Source.name in verifier.proto."""
     model: _builtins.str
@@ -67,6 +68,10 @@ class SourceDescription(_message.Message):
     """How many of the target's likeliest ids the source wants of each verified row, 0 (the default: none) to 32.
     Then Progress carries tops and off_path.
     """
+    tenant: _builtins.str
+    """The only tenant whose sessions the source follows; empty: any tenant's. A drafter that learns from one
+    tenant's text names that tenant here.
+    """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """All names, if the source drafts under several, each as Source.name in verifier.proto; else empty."""
@@ -83,10 +88,11 @@ class SourceDescription(_message.Message):
         contract: _builtins.int = ...,
         max_sessions: _builtins.int = ...,
         tops: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "name", b"name", "names", b"names", "tokenizer_digest", b"tokenizer_digest", "tops", b"tops", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "name", b"name", "names", b"names", "tenant", b"tenant", "tokenizer_digest", b"tokenizer_digest", "tops", b"tops", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,6 +164,8 @@ class Follow(_message.Message):
     LEARN_FIELD_NUMBER: _builtins.int
     CORPORA_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    CRITERION_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     alias: _builtins.int
     """A number for the session, chosen by the verifier, unique on this stream until the session's end."""
     epoch: _builtins.int
@@ -182,6 +190,10 @@ class Follow(_message.Message):
     """Whether the session's output may be kept to draft from, for its own tenant alone; default false."""
     traceparent: _builtins.str
     """The session's trace, as W3C's Trace Context writes it; empty: the session is not traced."""
+    policy: _builtins.str
+    """How far drafts go, as Speculation.policy names it; empty: as the source's own settings say. A source that
+    does not choose lengths ignores a policy that it knows.
+    """
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:
         """The session to follow."""
@@ -202,6 +214,12 @@ class Follow(_message.Message):
     def corpora(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of corpora to draft from; empty: all that the tenant may use. A source without corpora ignores this."""
 
+    @_builtins.property
+    def criterion(self) -> _common_pb2.Criterion:
+        """The request's criterion, where it accepts drafts that were drawn. A source that can draw then sends whole windows
+        with q, drawn from its own distribution under `sampling`; any other source drafts as always.
+        """
+
     def __init__(
         self,
         *,
@@ -221,10 +239,12 @@ class Follow(_message.Message):
         learn: _builtins.bool = ...,
         corpora: _abc.Iterable[_builtins.str] | None = ...,
         traceparent: _builtins.str = ...,
+        criterion: _common_pb2.Criterion | None = ...,
+        policy: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["criterion", b"criterion", "key", b"key", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "corpora", b"corpora", "epoch", b"epoch", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "model", b"model", "node_limit", b"node_limit", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "tokenizer_digest", b"tokenizer_digest", "traceparent", b"traceparent", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "corpora", b"corpora", "criterion", b"criterion", "epoch", b"epoch", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "model", b"model", "node_limit", b"node_limit", "policy", b"policy", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sources", b"sources", "tokenizer_digest", b"tokenizer_digest", "traceparent", b"traceparent", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -288,6 +308,7 @@ class AttachResponse(_message.Message):
     DRAFTS_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     sources: _builtins.bytes
     """One byte per draft: the index in Follow.sources of the source that drafted it. Empty: 0 for all drafts."""
     @_builtins.property
@@ -298,20 +319,53 @@ class AttachResponse(_message.Message):
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
         """Sessions that the source does not follow."""
 
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Wait]:
+        """How long sessions' rounds may wait for this source's drafts."""
+
     def __init__(
         self,
         *,
         drafts: _abc.Iterable[Global___Draft] | None = ...,
         refusals: _abc.Iterable[Global___Refusal] | None = ...,
         sources: _builtins.bytes = ...,
+        waits: _abc.Iterable[Global___Wait] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "refusals", b"refusals", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "refusals", b"refusals", "sources", b"sources", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class Wait(_message.Message):
+    """Sets how long a session's rounds may wait for a draft. A remote source sends this message to trade time for fewer
+    passes of the target. The verifier has a bound of its own, and stops waiting for a source that stays silent.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALIAS_FIELD_NUMBER: _builtins.int
+    MS_FIELD_NUMBER: _builtins.int
+    alias: _builtins.int
+    """As in Follow."""
+    ms: _builtins.int
+    """Milliseconds after a round until the next round begins without a draft; 0: at once."""
+    def __init__(
+        self,
+        *,
+        alias: _builtins.int = ...,
+        ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "ms", b"ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Wait: _TypeAlias = Wait  # noqa: Y015
 
 @_typing.final
 class Draft(_message.Message):
@@ -326,6 +380,8 @@ class Draft(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
     SURVIVAL_FIELD_NUMBER: _builtins.int
+    Q_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
     alias: _builtins.int
     """As in Follow."""
     epoch: _builtins.int
@@ -338,7 +394,19 @@ class Draft(_message.Message):
     """One byte per node: 0 for the base, k for node k - 1. Empty: a chain."""
     survival: _builtins.bytes
     """One byte per node: the probability, in 1/255, that its path from the base is accepted, given that the base
-    is.
+    is. Empty in a whole window.
+    """
+    q: _builtins.bytes
+    """Only in a whole window: what its nodes were drawn from. For the base, then for each node that has children, in
+    order of the nodes: a byte K, 1 to 255, then K pairs of an id (u32) and its weight less one (u16), little-endian,
+    ids ascending. An id's probability is its weight over 65536, and the weights sum to 65536.
+    """
+    whole: _builtins.bool
+    """Whether the draft is a whole window, for a session with a criterion. Each node is one draw, siblings are in the
+    order of drawing, and a token that is drawn again below the same parent is one more node, without children. No
+    depth has more nodes than the base has children. The base is a committed prefix, for which the source sends one
+    window. Neither the window's shape nor the time of its sending may depend on what was drawn: draws go on behind an
+    end-of-sequence id.
     """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -354,10 +422,12 @@ class Draft(_message.Message):
         ids: _abc.Iterable[_builtins.int] | None = ...,
         parents: _builtins.bytes = ...,
         survival: _builtins.bytes = ...,
+        q: _builtins.bytes = ...,
+        whole: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "base", b"base", "epoch", b"epoch", "ids", b"ids", "parents", b"parents", "prefix_hash", b"prefix_hash", "survival", b"survival"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "base", b"base", "epoch", b"epoch", "ids", b"ids", "parents", b"parents", "prefix_hash", b"prefix_hash", "q", b"q", "survival", b"survival", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

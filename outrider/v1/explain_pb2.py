@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/explain.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"6\n\x0e\x45xplainRequest\x12$\n\x03key\x18\x01 \x01(\x0b\x32\x17.outrider.v1.SessionKey\"A\n\x0f\x45xplainResponse\x12.\n\x0cincarnations\x18\x01 \x03(\x0b\x32\x18.outrider.v1.Incarnation\"\xd3\x01\n\x0bIncarnation\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x10\n\x08verifier\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x12\n\nnode_limit\x18\x04 \x01(\r\x12\x14\n\x0csource_names\x18\x05 \x03(\t\x12\x11\n\tforgotten\x18\x06 \x01(\r\x12\"\n\x06rounds\x18\x07 \x03(\x0b\x32\x12.outrider.v1.Round\x12+\n\x08\x66inished\x18\x08 \x01(\x0e\x32\x19.outrider.v1.FinishReason\"\x8b\x02\n\x05Round\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x01\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0f\n\x07pending\x18\x04 \x01(\r\x12\x15\n\rprompt_passes\x18\x05 \x01(\r\x12\x12\n\ncandidates\x18\x06 \x01(\r\x12\x10\n\x08\x61\x64mitted\x18\x07 \x01(\r\x12\x11\n\tcommitted\x18\x08 \x01(\r\x12+\n\tby_source\x18\t \x03(\x0b\x32\x18.outrider.v1.SourceShare\x12\x10\n\x08sessions\x18\n \x01(\r\x12\x0c\n\x04rows\x18\x0b \x01(\r\x12\x11\n\twaited_ms\x18\x0c \x01(\x01\x12\x12\n\nforward_ms\x18\r \x01(\x01\"R\n\x0bSourceShare\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x64mitted\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/explain.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"E\n\x0e\x45xplainRequest\x12$\n\x03key\x18\x01 \x01(\x0b\x32\x17.outrider.v1.SessionKey\x12\r\n\x05nodes\x18\x02 \x01(\x08\"A\n\x0f\x45xplainResponse\x12.\n\x0cincarnations\x18\x01 \x03(\x0b\x32\x18.outrider.v1.Incarnation\"\xd3\x01\n\x0bIncarnation\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x10\n\x08verifier\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x12\n\nnode_limit\x18\x04 \x01(\r\x12\x14\n\x0csource_names\x18\x05 \x03(\t\x12\x11\n\tforgotten\x18\x06 \x01(\r\x12\"\n\x06rounds\x18\x07 \x03(\x0b\x32\x12.outrider.v1.Round\x12+\n\x08\x66inished\x18\x08 \x01(\x0e\x32\x19.outrider.v1.FinishReason\"\xdb\x02\n\x05Round\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x01\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0f\n\x07pending\x18\x04 \x01(\r\x12\x15\n\rprompt_passes\x18\x05 \x01(\r\x12\x12\n\ncandidates\x18\x06 \x01(\r\x12\x10\n\x08\x61\x64mitted\x18\x07 \x01(\r\x12\x11\n\tcommitted\x18\x08 \x01(\r\x12+\n\tby_source\x18\t \x03(\x0b\x32\x18.outrider.v1.SourceShare\x12\x10\n\x08sessions\x18\n \x01(\r\x12\x0c\n\x04rows\x18\x0b \x01(\r\x12\x11\n\twaited_ms\x18\x0c \x01(\x01\x12\x12\n\nforward_ms\x18\r \x01(\x01\x12%\n\x05nodes\x18\x0e \x03(\x0b\x32\x16.outrider.v1.RoundNode\x12\'\n\x06tokens\x18\x0f \x03(\x0b\x32\x17.outrider.v1.RoundToken\"i\n\tRoundNode\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0e\n\x06parent\x18\x02 \x01(\r\x12\x0e\n\x06source\x18\x03 \x01(\r\x12\x10\n\x08survival\x18\x04 \x01(\x02\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x08\x12\x0c\n\x04text\x18\x06 \x01(\t\"6\n\nRoundToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0e\n\x06source\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"R\n\x0bSourceShare\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x64mitted\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.explain_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXPLAINREQUEST']._serialized_start=68
-  _globals['_EXPLAINREQUEST']._serialized_end=122
-  _globals['_EXPLAINRESPONSE']._serialized_start=124
-  _globals['_EXPLAINRESPONSE']._serialized_end=189
-  _globals['_INCARNATION']._serialized_start=192
-  _globals['_INCARNATION']._serialized_end=403
-  _globals['_ROUND']._serialized_start=406
-  _globals['_ROUND']._serialized_end=673
-  _globals['_SOURCESHARE']._serialized_start=675
-  _globals['_SOURCESHARE']._serialized_end=757
+  _globals['_EXPLAINREQUEST']._serialized_end=137
+  _globals['_EXPLAINRESPONSE']._serialized_start=139
+  _globals['_EXPLAINRESPONSE']._serialized_end=204
+  _globals['_INCARNATION']._serialized_start=207
+  _globals['_INCARNATION']._serialized_end=418
+  _globals['_ROUND']._serialized_start=421
+  _globals['_ROUND']._serialized_end=768
+  _globals['_ROUNDNODE']._serialized_start=770
+  _globals['_ROUNDNODE']._serialized_end=875
+  _globals['_ROUNDTOKEN']._serialized_start=877
+  _globals['_ROUNDTOKEN']._serialized_end=931
+  _globals['_SOURCESHARE']._serialized_start=933
+  _globals['_SOURCESHARE']._serialized_end=1015
 # @@protoc_insertion_point(module_scope)

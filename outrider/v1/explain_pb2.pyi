@@ -26,6 +26,9 @@ class ExplainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    nodes: _builtins.bool
+    """Whether rounds come with their nodes and tokens; default false."""
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:
         """The session and choice to explain."""
@@ -34,10 +37,11 @@ class ExplainRequest(_message.Message):
         self,
         *,
         key: _common_pb2.SessionKey | None = ...,
+        nodes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,6 +142,8 @@ class Round(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     WAITED_MS_FIELD_NUMBER: _builtins.int
     FORWARD_MS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The number of the engine's step."""
     at_ms: _builtins.float
@@ -166,6 +172,14 @@ class Round(_message.Message):
     def by_source(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceShare]:
         """Each source's part in the round; sources without a part are left out."""
 
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundNode]:
+        """The drafted nodes of the pass, a parent before its children; the latest 64 rounds of a session have them."""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundToken]:
+        """The committed tokens, in order; of the rounds that have nodes."""
+
     def __init__(
         self,
         *,
@@ -182,14 +196,88 @@ class Round(_message.Message):
         rows: _builtins.int = ...,
         waited_ms: _builtins.float = ...,
         forward_ms: _builtins.float = ...,
+        nodes: _abc.Iterable[Global___RoundNode] | None = ...,
+        tokens: _abc.Iterable[Global___RoundToken] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "at_ms", b"at_ms", "by_source", b"by_source", "candidates", b"candidates", "committed", b"committed", "forward_ms", b"forward_ms", "pending", b"pending", "position", b"position", "prompt_passes", b"prompt_passes", "rows", b"rows", "sessions", b"sessions", "step", b"step", "waited_ms", b"waited_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "at_ms", b"at_ms", "by_source", b"by_source", "candidates", b"candidates", "committed", b"committed", "forward_ms", b"forward_ms", "nodes", b"nodes", "pending", b"pending", "position", b"position", "prompt_passes", b"prompt_passes", "rows", b"rows", "sessions", b"sessions", "step", b"step", "tokens", b"tokens", "waited_ms", b"waited_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Round: _TypeAlias = Round  # noqa: Y015
+
+@_typing.final
+class RoundNode(_message.Message):
+    """A drafted token in a round's tree."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    SURVIVAL_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Vocabulary id."""
+    parent: _builtins.int
+    """0: the node continues the last committed token; k: the node continues nodes[k - 1]."""
+    source: _builtins.int
+    """The index of the source that offered the node first, from 1."""
+    survival: _builtins.float
+    """Estimated probability that the target accepts the node and all nodes above it."""
+    accepted: _builtins.bool
+    """Whether the client received the node as a token."""
+    text: _builtins.str
+    """The token's text, if the orchestrator answers and the model has a tokenizer; U+FFFD for a part of a character."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        parent: _builtins.int = ...,
+        source: _builtins.int = ...,
+        survival: _builtins.float = ...,
+        accepted: _builtins.bool = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "id", b"id", "parent", b"parent", "source", b"source", "survival", b"survival", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundNode: _TypeAlias = RoundNode  # noqa: Y015
+
+@_typing.final
+class RoundToken(_message.Message):
+    """A committed token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Vocabulary id."""
+    source: _builtins.int
+    """The index of the source that drafted the token; 0: the target itself."""
+    text: _builtins.str
+    """See RoundNode.text."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        source: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "source", b"source", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundToken: _TypeAlias = RoundToken  # noqa: Y015
 
 @_typing.final
 class SourceShare(_message.Message):

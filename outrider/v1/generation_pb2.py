@@ -26,39 +26,53 @@ from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 from outrider.v1 import explain_pb2 as outrider_dot_v1_dot_explain__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x19outrider/v1/explain.proto\"F\n\x0fGenerateRequest\x12+\n\x05start\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.GenerateStartH\x00\x42\x06\n\x04\x62ody\"\x85\x04\n\rGenerateStart\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12$\n\x03ids\x18\x05 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12\'\n\x08sampling\x18\x06 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x17\n\nmax_tokens\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x11\n\x04seed\x18\t \x01(\x06H\x02\x88\x01\x01\x12-\n\x0bspeculation\x18\n \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x19\n\x11return_prompt_ids\x18\x0b \x01(\x08\x12\x0e\n\x01n\x18\x0c \x01(\x03H\x03\x88\x01\x01\x12\'\n\x08logprobs\x18\r \x01(\x0b\x32\x15.outrider.v1.Logprobs\x12\x11\n\tresumable\x18\x0f \x01(\x08\x12#\n\x04have\x18\x10 \x03(\x0b\x32\x15.outrider.v1.TokenIds\x12\x12\n\nseen_epoch\x18\x11 \x01(\x06\x12\r\n\x05\x65nded\x18\x12 \x03(\r\x12%\n\x07grammar\x18\x0e \x01(\x0b\x32\x14.outrider.v1.GrammarB\x08\n\x06promptB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x04\n\x02_n\";\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x06\"\xab\x01\n\x0bSpeculation\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x17\n\nnode_limit\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x12\n\x05learn\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\x0f\n\x07\x63orpora\x18\x05 \x03(\t\x12\x12\n\nprediction\x18\x06 \x01(\tB\n\n\x08_enabledB\r\n\x0b_node_limitB\x08\n\x06_learn\"\xae\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.GenerateStartedH\x00\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.GeneratedTokensH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.outrider.v1.GenerateFinishedH\x00\x42\x06\n\x04\x62ody\"\x8f\x01\n\x0fGenerateStarted\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04seed\x18\x03 \x01(\x06\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nprompt_ids\x18\x05 \x03(\r\x12\x14\n\x0csource_names\x18\x06 \x03(\t\x12\r\n\x05model\x18\x07 \x01(\t\"\xa1\x01\n\x0fGeneratedTokens\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x15\n\rtoken_sources\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\x12\r\n\x05\x65poch\x18\x07 \x01(\x06\"\x9d\x01\n\x10GenerateFinished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\x0c\n\x04seed\x18\x06 \x01(\x06\"0\n\rCancelRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Model\"j\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmax_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x15\n\rhas_tokenizer\x18\x04 \x01(\x08\x12\x0f\n\x07sources\x18\x05 \x03(\t2\xb1\x02\n\nGeneration\x12K\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse(\x01\x30\x01\x12\x41\n\x06\x43\x61ncel\x12\x1a.outrider.v1.CancelRequest\x1a\x1b.outrider.v1.CancelResponse\x12\x44\n\x07\x45xplain\x12\x1b.outrider.v1.ExplainRequest\x1a\x1c.outrider.v1.ExplainResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x19outrider/v1/explain.proto\"s\n\x0fGenerateRequest\x12+\n\x05start\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.GenerateStartH\x00\x12+\n\x06\x64rafts\x18\x02 \x01(\x0b\x32\x19.outrider.v1.DeviceDraftsH\x00\x42\x06\n\x04\x62ody\"\xaf\x04\n\rGenerateStart\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12$\n\x03ids\x18\x05 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12\'\n\x08sampling\x18\x06 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x17\n\nmax_tokens\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x11\n\x04seed\x18\t \x01(\x06H\x02\x88\x01\x01\x12-\n\x0bspeculation\x18\n \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x19\n\x11return_prompt_ids\x18\x0b \x01(\x08\x12\x0e\n\x01n\x18\x0c \x01(\x03H\x03\x88\x01\x01\x12\'\n\x08logprobs\x18\r \x01(\x0b\x32\x15.outrider.v1.Logprobs\x12\x11\n\tresumable\x18\x0f \x01(\x08\x12#\n\x04have\x18\x10 \x03(\x0b\x32\x15.outrider.v1.TokenIds\x12\x12\n\nseen_epoch\x18\x11 \x01(\x06\x12\r\n\x05\x65nded\x18\x12 \x03(\r\x12%\n\x07grammar\x18\x0e \x01(\x0b\x32\x14.outrider.v1.Grammar\x12(\n\x06\x64\x65vice\x18\x13 \x01(\x0b\x32\x18.outrider.v1.DeviceOfferB\x08\n\x06promptB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x04\n\x02_n\"8\n\x0b\x44\x65viceOffer\x12\x18\n\x10tokenizer_digest\x18\x01 \x01(\t\x12\x0f\n\x07wait_ms\x18\x02 \x01(\r\"\xa2\x01\n\x0c\x44\x65viceDrafts\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x02 \x01(\x06\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x01(\x0c\x12\x10\n\x08survival\x18\x05 \x01(\x0c\x12\r\n\x05\x65poch\x18\x06 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x07 \x01(\r\x12\x14\n\x07wait_ms\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_wait_ms\"\xf0\x01\n\x0b\x44\x65viceTerms\x12\x0f\n\x07refused\x18\x01 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\x0f\n\x07\x65nd_ids\x18\x05 \x03(\r\x12\r\n\x05limit\x18\x06 \x01(\r\x12\x12\n\nnode_limit\x18\x07 \x01(\r\x12\x0f\n\x07\x63redits\x18\x08 \x01(\r\x12\x19\n\x11\x63redits_per_token\x18\t \x01(\r\x12\x14\n\x0cmost_wait_ms\x18\n \x01(\r\"\xa8\x01\n\x0b\x44\x65viceUsage\x12\x0f\n\x07windows\x18\x01 \x01(\r\x12\r\n\x05nodes\x18\x02 \x01(\r\x12\x11\n\tforwarded\x18\x03 \x01(\r\x12\x36\n\x07\x64ropped\x18\x04 \x03(\x0b\x32%.outrider.v1.DeviceUsage.DroppedEntry\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\";\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x06\"\x88\x02\n\x0bSpeculation\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x17\n\nnode_limit\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x12\n\x05learn\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\x0f\n\x07\x63orpora\x18\x05 \x03(\t\x12\x12\n\nprediction\x18\x06 \x01(\t\x12)\n\tcriterion\x18\x07 \x01(\x0b\x32\x16.outrider.v1.Criterion\x12\x12\n\nreferences\x18\x08 \x03(\t\x12\x0c\n\x04\x65\x64it\x18\n \x01(\x08\x12\x0e\n\x06policy\x18\t \x01(\tB\n\n\x08_enabledB\r\n\x0b_node_limitB\x08\n\x06_learn\"\xae\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.GenerateStartedH\x00\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.GeneratedTokensH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.outrider.v1.GenerateFinishedH\x00\x42\x06\n\x04\x62ody\"\xb9\x01\n\x0fGenerateStarted\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04seed\x18\x03 \x01(\x06\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nprompt_ids\x18\x05 \x03(\r\x12\x14\n\x0csource_names\x18\x06 \x03(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12(\n\x06\x64\x65vice\x18\x08 \x01(\x0b\x32\x18.outrider.v1.DeviceTerms\"\xb6\x01\n\x0fGeneratedTokens\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x15\n\rtoken_sources\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\x12\r\n\x05\x65poch\x18\x07 \x01(\x06\x12\x13\n\x0bprefix_hash\x18\x08 \x01(\x06\"\xc7\x01\n\x10GenerateFinished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\x0c\n\x04seed\x18\x06 \x01(\x06\x12(\n\x06\x64\x65vice\x18\x07 \x01(\x0b\x32\x18.outrider.v1.DeviceUsage\"0\n\rCancelRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Model\"\xb2\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmax_length\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x15\n\rhas_tokenizer\x18\x04 \x01(\x08\x12\x0f\n\x07sources\x18\x05 \x03(\t\x12\x18\n\x10tokenizer_digest\x18\x06 \x01(\t\x12,\n\x08\x64rafters\x18\x07 \x03(\x0b\x32\x1a.outrider.v1.DeviceDrafter\"e\n\rDeviceDrafter\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t2\xb1\x02\n\nGeneration\x12K\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse(\x01\x30\x01\x12\x41\n\x06\x43\x61ncel\x12\x1a.outrider.v1.CancelRequest\x1a\x1b.outrider.v1.CancelResponse\x12\x44\n\x07\x45xplain\x12\x1b.outrider.v1.ExplainRequest\x1a\x1c.outrider.v1.ExplainResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_DEVICEUSAGE_DROPPEDENTRY']._loaded_options = None
+  _globals['_DEVICEUSAGE_DROPPEDENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=98
-  _globals['_GENERATEREQUEST']._serialized_end=168
-  _globals['_GENERATESTART']._serialized_start=171
-  _globals['_GENERATESTART']._serialized_end=688
-  _globals['_TOKENIDS']._serialized_start=690
-  _globals['_TOKENIDS']._serialized_end=749
-  _globals['_SPECULATION']._serialized_start=752
-  _globals['_SPECULATION']._serialized_end=923
-  _globals['_GENERATERESPONSE']._serialized_start=926
-  _globals['_GENERATERESPONSE']._serialized_end=1100
-  _globals['_GENERATESTARTED']._serialized_start=1103
-  _globals['_GENERATESTARTED']._serialized_end=1246
-  _globals['_GENERATEDTOKENS']._serialized_start=1249
-  _globals['_GENERATEDTOKENS']._serialized_end=1410
-  _globals['_GENERATEFINISHED']._serialized_start=1413
-  _globals['_GENERATEFINISHED']._serialized_end=1570
-  _globals['_CANCELREQUEST']._serialized_start=1572
-  _globals['_CANCELREQUEST']._serialized_end=1620
-  _globals['_CANCELRESPONSE']._serialized_start=1622
-  _globals['_CANCELRESPONSE']._serialized_end=1653
-  _globals['_LISTMODELSREQUEST']._serialized_start=1655
-  _globals['_LISTMODELSREQUEST']._serialized_end=1674
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1676
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1732
-  _globals['_MODEL']._serialized_start=1734
-  _globals['_MODEL']._serialized_end=1840
-  _globals['_GENERATION']._serialized_start=1843
-  _globals['_GENERATION']._serialized_end=2148
+  _globals['_GENERATEREQUEST']._serialized_end=213
+  _globals['_GENERATESTART']._serialized_start=216
+  _globals['_GENERATESTART']._serialized_end=775
+  _globals['_DEVICEOFFER']._serialized_start=777
+  _globals['_DEVICEOFFER']._serialized_end=833
+  _globals['_DEVICEDRAFTS']._serialized_start=836
+  _globals['_DEVICEDRAFTS']._serialized_end=998
+  _globals['_DEVICETERMS']._serialized_start=1001
+  _globals['_DEVICETERMS']._serialized_end=1241
+  _globals['_DEVICEUSAGE']._serialized_start=1244
+  _globals['_DEVICEUSAGE']._serialized_end=1412
+  _globals['_DEVICEUSAGE_DROPPEDENTRY']._serialized_start=1366
+  _globals['_DEVICEUSAGE_DROPPEDENTRY']._serialized_end=1412
+  _globals['_TOKENIDS']._serialized_start=1414
+  _globals['_TOKENIDS']._serialized_end=1473
+  _globals['_SPECULATION']._serialized_start=1476
+  _globals['_SPECULATION']._serialized_end=1740
+  _globals['_GENERATERESPONSE']._serialized_start=1743
+  _globals['_GENERATERESPONSE']._serialized_end=1917
+  _globals['_GENERATESTARTED']._serialized_start=1920
+  _globals['_GENERATESTARTED']._serialized_end=2105
+  _globals['_GENERATEDTOKENS']._serialized_start=2108
+  _globals['_GENERATEDTOKENS']._serialized_end=2290
+  _globals['_GENERATEFINISHED']._serialized_start=2293
+  _globals['_GENERATEFINISHED']._serialized_end=2492
+  _globals['_CANCELREQUEST']._serialized_start=2494
+  _globals['_CANCELREQUEST']._serialized_end=2542
+  _globals['_CANCELRESPONSE']._serialized_start=2544
+  _globals['_CANCELRESPONSE']._serialized_end=2575
+  _globals['_LISTMODELSREQUEST']._serialized_start=2577
+  _globals['_LISTMODELSREQUEST']._serialized_end=2596
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2598
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2654
+  _globals['_MODEL']._serialized_start=2657
+  _globals['_MODEL']._serialized_end=2835
+  _globals['_DEVICEDRAFTER']._serialized_start=2837
+  _globals['_DEVICEDRAFTER']._serialized_end=2938
+  _globals['_GENERATION']._serialized_start=2941
+  _globals['_GENERATION']._serialized_end=3246
 # @@protoc_insertion_point(module_scope)

@@ -24,20 +24,26 @@ class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     START_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___GenerateStart:
         """The request; required first message."""
+
+    @_builtins.property
+    def drafts(self) -> Global___DeviceDrafts:
+        """Drafts of the client's device, if the request has a `device`; any number of messages after the first."""
 
     def __init__(
         self,
         *,
         start: Global___GenerateStart | None = ...,
+        drafts: Global___DeviceDrafts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "drafts", b"drafts", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "drafts", b"drafts", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "drafts"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -65,6 +71,7 @@ class GenerateStart(_message.Message):
     SEEN_EPOCH_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The client's tenant; see SessionKey.tenant. Default: the key's tenant, or `default` if no keys are
     configured.
@@ -131,6 +138,12 @@ class GenerateStart(_message.Message):
     def grammar(self) -> _common_pb2.Grammar:
         """Constrains the text; default: no constraint. Excludes Sampling.ignore_eos."""
 
+    @_builtins.property
+    def device(self) -> Global___DeviceOffer:
+        """Set if the client's device drafts for this request; `started` then has its terms. Excludes
+        Speculation.enabled = false and a node_limit of 0.
+        """
+
     def __init__(
         self,
         *,
@@ -152,10 +165,11 @@ class GenerateStart(_message.Message):
         seen_epoch: _builtins.int = ...,
         ended: _abc.Iterable[_builtins.int] | None = ...,
         grammar: _common_pb2.Grammar | None = ...,
+        device: Global___DeviceOffer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "grammar", b"grammar", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "device", b"device", "grammar", b"grammar", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "ended", b"ended", "grammar", b"grammar", "have", b"have", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "resumable", b"resumable", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "seen_epoch", b"seen_epoch", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "_seed", b"_seed", "device", b"device", "ended", b"ended", "grammar", b"grammar", "have", b"have", "ids", b"ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "resumable", b"resumable", "return_prompt_ids", b"return_prompt_ids", "sampling", b"sampling", "seed", b"seed", "seen_epoch", b"seen_epoch", "session", b"session", "speculation", b"speculation", "stop", b"stop", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -175,6 +189,223 @@ class GenerateStart(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateStart: _TypeAlias = GenerateStart  # noqa: Y015
+
+@_typing.final
+class DeviceOffer(_message.Message):
+    """What a drafting device tells the server about itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    tokenizer_digest: _builtins.str
+    """Digest of the drafting model's vocabulary, as DeviceTerms.tokenizer_digest; a device with another
+    vocabulary is not used. Empty: the device itself compares.
+    """
+    wait_ms: _builtins.int
+    """DeviceDrafts.wait_ms from the beginning; default 0."""
+    def __init__(
+        self,
+        *,
+        tokenizer_digest: _builtins.str = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokenizer_digest", b"tokenizer_digest", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceOffer: _TypeAlias = DeviceOffer  # noqa: Y015
+
+@_typing.final
+class DeviceDrafts(_message.Message):
+    """A fragment of a draft tree from the client's device, like Draft in draft_source.proto. A malformed fragment ends
+    the device's part in the session. A fragment that is stale, too late or beyond the credits is dropped and
+    counted. The session itself always continues.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_FIELD_NUMBER: _builtins.int
+    PREFIX_HASH_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
+    SURVIVAL_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    base: _builtins.int
+    """Number of ids before the first node, prompt included; the last of these ids may be drafted and sent before."""
+    prefix_hash: _builtins.int
+    """Prefix hash over the ids before the first node; see docs/exactness.md. The hash shows which window this window
+    continues. So several windows can be in flight, and the server drops windows that continue a refuted window.
+    """
+    parents: _builtins.bytes
+    """One byte per node: 0 for the base, k for node k - 1. Empty: a chain."""
+    survival: _builtins.bytes
+    """One byte per node: the probability, in 1/255, that the node's path from the base is accepted, given that the
+    base is accepted.
+    """
+    epoch: _builtins.int
+    """The latest epoch that the device has seen, in `started` or `tokens`; needed only with the first drafts after
+    the epoch changed, else 0. Drafts under an epoch older than the session's are stale.
+    """
+    choice: _builtins.int
+    """Index of the choice that these drafts are for; from 0, below GenerateStart.n."""
+    wait_ms: _builtins.int
+    """Milliseconds after a round that the choice's next rounds may wait for a draft, up to DeviceTerms.most_wait_ms.
+    0: rounds do not wait for the device's drafts (hints). Unset: the time stays as it was.
+    """
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Vocabulary ids, at most 255; a parent precedes its child. Empty: the message only sets wait_ms."""
+
+    def __init__(
+        self,
+        *,
+        base: _builtins.int = ...,
+        prefix_hash: _builtins.int = ...,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+        parents: _builtins.bytes = ...,
+        survival: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        choice: _builtins.int = ...,
+        wait_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wait_ms", b"_wait_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wait_ms", b"_wait_ms", "base", b"base", "choice", b"choice", "epoch", b"epoch", "ids", b"ids", "parents", b"parents", "prefix_hash", b"prefix_hash", "survival", b"survival", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__wait_ms: _TypeAlias = _typing.Literal["wait_ms"]  # noqa: Y015
+    _WhichOneofArgType__wait_ms: _TypeAlias = _typing.Literal["_wait_ms", b"_wait_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_ms) -> _WhichOneofReturnType__wait_ms | None: ...
+
+Global___DeviceDrafts: _TypeAlias = DeviceDrafts  # noqa: Y015
+
+@_typing.final
+class DeviceTerms(_message.Message):
+    """What a device needs to know to draft, apart from the request itself and `started`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSED_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    END_IDS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    NODE_LIMIT_FIELD_NUMBER: _builtins.int
+    CREDITS_FIELD_NUMBER: _builtins.int
+    CREDITS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    MOST_WAIT_MS_FIELD_NUMBER: _builtins.int
+    refused: _builtins.str
+    """Why the device is not used; the request continues, and the device's drafts are dropped. Empty: it is used."""
+    tokenizer_digest: _builtins.str
+    """Digest of the target's vocabulary (its id -> token map), hexadecimal; see docs/edge.md."""
+    vocabulary_size: _builtins.int
+    """Width of the target's logits: drafted ids are below it."""
+    limit: _builtins.int
+    """The most tokens of prompt and answer; do not draft at or past this position."""
+    node_limit: _builtins.int
+    """The most nodes worth keeping in flight per choice."""
+    credits: _builtins.int
+    """Nodes that the device may send per choice on this stream, with credits_per_token further nodes for each token
+    that the device receives. The server drops nodes beyond that.
+    """
+    credits_per_token: _builtins.int
+    """See credits."""
+    most_wait_ms: _builtins.int
+    """The largest useful wait_ms."""
+    @_builtins.property
+    def sampling(self) -> _common_pb2.Sampling:
+        """The request's parameters with their defaults, so that the device ranks tokens as the target will; stop_ids
+        are all ids that min_tokens holds back, end-of-sequence ids included.
+        """
+
+    @_builtins.property
+    def end_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that end the request; do not draft behind such an id."""
+
+    def __init__(
+        self,
+        *,
+        refused: _builtins.str = ...,
+        tokenizer_digest: _builtins.str = ...,
+        vocabulary_size: _builtins.int = ...,
+        sampling: _common_pb2.Sampling | None = ...,
+        end_ids: _abc.Iterable[_builtins.int] | None = ...,
+        limit: _builtins.int = ...,
+        node_limit: _builtins.int = ...,
+        credits: _builtins.int = ...,
+        credits_per_token: _builtins.int = ...,
+        most_wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "credits_per_token", b"credits_per_token", "end_ids", b"end_ids", "limit", b"limit", "most_wait_ms", b"most_wait_ms", "node_limit", b"node_limit", "refused", b"refused", "sampling", b"sampling", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceTerms: _TypeAlias = DeviceTerms  # noqa: Y015
+
+@_typing.final
+class DeviceUsage(_message.Message):
+    """Counts of the device's drafts of one choice, up to the verifier. Usage has the verifier's counts under the source
+    name `edge`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DroppedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    FORWARDED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    windows: _builtins.int
+    """Messages with drafts that arrived."""
+    nodes: _builtins.int
+    """Nodes in these messages."""
+    forwarded: _builtins.int
+    """Nodes that were sent on to the verifier."""
+    @_builtins.property
+    def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Nodes that were dropped, by reason: malformed, credit, stale, rate, unplaced."""
+
+    def __init__(
+        self,
+        *,
+        windows: _builtins.int = ...,
+        nodes: _builtins.int = ...,
+        forwarded: _builtins.int = ...,
+        dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "forwarded", b"forwarded", "nodes", b"nodes", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceUsage: _TypeAlias = DeviceUsage  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -210,7 +441,7 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class Speculation(_message.Message):
-    """How a client steers speculation. It never changes the output, only the speed."""
+    """How a client steers speculation. Without a criterion it never changes the output, only the speed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -220,6 +451,10 @@ class Speculation(_message.Message):
     LEARN_FIELD_NUMBER: _builtins.int
     CORPORA_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    CRITERION_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
+    EDIT_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Whether drafts are used; default true. False is plain decoding and excludes sources, corpora and a
     node_limit above 0.
@@ -230,7 +465,15 @@ class Speculation(_message.Message):
     """Whether the output may be kept to draft from, for requests of the same tenant; default true."""
     prediction: _builtins.str
     """Text that the answer may resemble, in whole or in part, without special tokens: the source `prediction`
-    copies from it. Shorter than the target's context; default none.
+    copies from it. Together with the references shorter than the target's context; default none.
+    """
+    edit: _builtins.bool
+    """Whether the prompt's last document is a reference, too, one of the 16: the text within the prompt's last
+    pair of lines of ``` or ~~~, or the whole prompt if it has none. Needs a prompt of text. Default false.
+    """
+    policy: _builtins.str
+    """How far drafts go: a policy's NAME, or NAME:NUMBER, such as fixed:4; a wrong name is refused with the list
+    of names. Default: as each source's own settings say.
     """
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -239,6 +482,18 @@ class Speculation(_message.Message):
     @_builtins.property
     def corpora(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the corpora to draft from, each public or the tenant's own; at most 16; default all."""
+
+    @_builtins.property
+    def criterion(self) -> _common_pb2.Criterion:
+        """How drafted tokens are accepted; default: the target's own choice alone, which keeps the ids. Excludes a grammar,
+        enabled = false and a node_limit of 0. INVALID_ARGUMENT if no verifier of the model has the criterion.
+        """
+
+    @_builtins.property
+    def references(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that the answer may copy from, without special tokens, such as files that it edits or quotes: the
+        source `references` copies from them. At most 16; default none.
+        """
 
     def __init__(
         self,
@@ -249,10 +504,14 @@ class Speculation(_message.Message):
         learn: _builtins.bool | None = ...,
         corpora: _abc.Iterable[_builtins.str] | None = ...,
         prediction: _builtins.str = ...,
+        criterion: _common_pb2.Criterion | None = ...,
+        references: _abc.Iterable[_builtins.str] | None = ...,
+        edit: _builtins.bool = ...,
+        policy: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_learn", b"_learn", "_node_limit", b"_node_limit", "enabled", b"enabled", "learn", b"learn", "node_limit", b"node_limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_learn", b"_learn", "_node_limit", b"_node_limit", "criterion", b"criterion", "enabled", b"enabled", "learn", b"learn", "node_limit", b"node_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_learn", b"_learn", "_node_limit", b"_node_limit", "corpora", b"corpora", "enabled", b"enabled", "learn", b"learn", "node_limit", b"node_limit", "prediction", b"prediction", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_learn", b"_learn", "_node_limit", b"_node_limit", "corpora", b"corpora", "criterion", b"criterion", "edit", b"edit", "enabled", b"enabled", "learn", b"learn", "node_limit", b"node_limit", "policy", b"policy", "prediction", b"prediction", "references", b"references", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
@@ -316,6 +575,7 @@ class GenerateStarted(_message.Message):
     PROMPT_IDS_FIELD_NUMBER: _builtins.int
     SOURCE_NAMES_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """The session's name, as given or chosen."""
     epoch: _builtins.int
@@ -336,6 +596,10 @@ class GenerateStarted(_message.Message):
     def source_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names for the source indices in GeneratedTokens.token_sources: 0 is the target itself, k is source_names[k - 1]."""
 
+    @_builtins.property
+    def device(self) -> Global___DeviceTerms:
+        """What a device needs to draft, if the request has a `device`."""
+
     def __init__(
         self,
         *,
@@ -346,10 +610,11 @@ class GenerateStarted(_message.Message):
         prompt_ids: _abc.Iterable[_builtins.int] | None = ...,
         source_names: _abc.Iterable[_builtins.str] | None = ...,
         model: _builtins.str = ...,
+        device: Global___DeviceTerms | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "model", b"model", "prompt_ids", b"prompt_ids", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "session", b"session", "source_names", b"source_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "epoch", b"epoch", "model", b"model", "prompt_ids", b"prompt_ids", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "session", b"session", "source_names", b"source_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -366,6 +631,7 @@ class GeneratedTokens(_message.Message):
     CHOICE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    PREFIX_HASH_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Absolute position of the first id, counted from 0 at the first prompt token."""
     text: _builtins.str
@@ -378,6 +644,8 @@ class GeneratedTokens(_message.Message):
     """The epoch under which the ids were committed, if it differs from the last message's: the session continued
     on another verifier.
     """
+    prefix_hash: _builtins.int
+    """Prefix hash over the prompt and the choice's ids up to and including these, if the device is used."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Generated ids, the end-of-sequence id included."""
@@ -396,10 +664,11 @@ class GeneratedTokens(_message.Message):
         choice: _builtins.int = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         epoch: _builtins.int = ...,
+        prefix_hash: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "epoch", b"epoch", "ids", b"ids", "logprobs", b"logprobs", "position", b"position", "text", b"text", "token_sources", b"token_sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "epoch", b"epoch", "ids", b"ids", "logprobs", b"logprobs", "position", b"position", "prefix_hash", b"prefix_hash", "text", b"text", "token_sources", b"token_sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -415,6 +684,7 @@ class GenerateFinished(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     """Why the request ended; never unspecified."""
     text: _builtins.str
@@ -431,6 +701,10 @@ class GenerateFinished(_message.Message):
         choices share prompt_tokens, so a total counts them once.
         """
 
+    @_builtins.property
+    def device(self) -> Global___DeviceUsage:
+        """Counts of the device's drafts since the stream began, if the request has a `device`."""
+
     def __init__(
         self,
         *,
@@ -440,10 +714,11 @@ class GenerateFinished(_message.Message):
         message: _builtins.str = ...,
         choice: _builtins.int = ...,
         seed: _builtins.int = ...,
+        device: Global___DeviceUsage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "message", b"message", "reason", b"reason", "seed", b"seed", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "device", b"device", "message", b"message", "reason", b"reason", "seed", b"seed", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -541,6 +816,8 @@ class Model(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     HAS_TOKENIZER_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name for GenerateStart.model."""
     max_length: _builtins.int
@@ -549,9 +826,15 @@ class Model(_message.Message):
     """Upper bound of token ids, exclusive."""
     has_tokenizer: _builtins.bool
     """Whether text prompts and stop strings are possible."""
+    tokenizer_digest: _builtins.str
+    """Digest of the target's vocabulary; see DeviceTerms.tokenizer_digest."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the sources that draft for this target."""
+
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceDrafter]:
+        """Models that devices can draft with for this target."""
 
     def __init__(
         self,
@@ -561,11 +844,51 @@ class Model(_message.Message):
         vocabulary_size: _builtins.int = ...,
         has_tokenizer: _builtins.bool = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
+        tokenizer_digest: _builtins.str = ...,
+        drafters: _abc.Iterable[Global___DeviceDrafter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_tokenizer", b"has_tokenizer", "max_length", b"max_length", "name", b"name", "sources", b"sources", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "has_tokenizer", b"has_tokenizer", "max_length", b"max_length", "name", b"name", "sources", b"sources", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class DeviceDrafter(_message.Message):
+    """A model that a device can draft with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    format: _builtins.str
+    """The file's format: gguf, safetensors, ..."""
+    url: _builtins.str
+    """Where to fetch the file; a path is relative to the HTTP front."""
+    bytes: _builtins.int
+    """The file's size in bytes."""
+    sha256: _builtins.str
+    """SHA-256 of the file, hexadecimal."""
+    tokenizer_digest: _builtins.str
+    """Digest of the model's vocabulary; see DeviceTerms.tokenizer_digest."""
+    def __init__(
+        self,
+        *,
+        format: _builtins.str = ...,
+        url: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+        tokenizer_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "format", b"format", "sha256", b"sha256", "tokenizer_digest", b"tokenizer_digest", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceDrafter: _TypeAlias = DeviceDrafter  # noqa: Y015

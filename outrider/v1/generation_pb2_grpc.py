@@ -73,6 +73,8 @@ class GenerationServicer(object):
         PERMISSION_DENIED (the request names a tenant that is not the key's).
         Disconnecting cancels the request unless it is resumable. If the verifier is lost, the stream continues
         from another verifier at the next position: the client sees a pause.
+        A client with a small model may send `drafts` after the request, as long as its side of the stream is open.
+        Drafts change how fast tokens come, never the tokens; see docs/edge.md.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,6 +45,8 @@ class GenerationStub:
     PERMISSION_DENIED (the request names a tenant that is not the key's).
     Disconnecting cancels the request unless it is resumable. If the verifier is lost, the stream continues
     from another verifier at the next position: the client sees a pause.
+    A client with a small model may send `drafts` after the request, as long as its side of the stream is open.
+    Drafts change how fast tokens come, never the tokens; see docs/edge.md.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]
     """Ends a session's current request. Idempotent: an unknown session is no error."""
@@ -71,6 +73,8 @@ class GenerationAsyncStub(GenerationStub):
     PERMISSION_DENIED (the request names a tenant that is not the key's).
     Disconnecting cancels the request unless it is resumable. If the verifier is lost, the stream continues
     from another verifier at the next position: the client sees a pause.
+    A client with a small model may send `drafts` after the request, as long as its side of the stream is open.
+    Drafts change how fast tokens come, never the tokens; see docs/edge.md.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]  # type: ignore[assignment]
     """Ends a session's current request. Idempotent: an unknown session is no error."""
@@ -100,6 +104,8 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         PERMISSION_DENIED (the request names a tenant that is not the key's).
         Disconnecting cancels the request unless it is resumable. If the verifier is lost, the stream continues
         from another verifier at the next position: the client sees a pause.
+        A client with a small model may send `drafts` after the request, as long as its side of the stream is open.
+        Drafts change how fast tokens come, never the tokens; see docs/edge.md.
         """
 
     @_abc_1.abstractmethod

@@ -370,6 +370,82 @@ class RemoveReferencesResponse(_message.Message):
 Global___RemoveReferencesResponse: _TypeAlias = RemoveReferencesResponse  # noqa: Y015
 
 @_typing.final
+class ExportPastRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportPastRequest: _TypeAlias = ExportPastRequest  # noqa: Y015
+
+@_typing.final
+class ExportPastResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    outputs: _builtins.int
+    """Number of outputs that follow; in the first message only."""
+    tokenizer_digest: _builtins.str
+    """Digest of the worker's tokenizer, as in SourceDescription; empty if it has none. In the first message only."""
+    @_builtins.property
+    def output(self) -> Global___PastOutput:
+        """A past output; absent in the first message."""
+
+    def __init__(
+        self,
+        *,
+        outputs: _builtins.int = ...,
+        tokenizer_digest: _builtins.str = ...,
+        output: Global___PastOutput | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "outputs", b"outputs", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportPastResponse: _TypeAlias = ExportPastResponse  # noqa: Y015
+
+@_typing.final
+class PastOutput(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """The session that generated it, its choice behind a #."""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Generated tokens as vocabulary ids; at least one."""
+
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastOutput: _TypeAlias = PastOutput  # noqa: Y015
+
+@_typing.final
 class ForgetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -65,6 +65,11 @@ class RetrievalStub(object):
                 request_serializer=outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesResponse.FromString,
                 _registered_method=True)
+        self.ExportPast = channel.unary_stream(
+                '/outrider.v1.Retrieval/ExportPast',
+                request_serializer=outrider_dot_v1_dot_retrieval__pb2.ExportPastRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_retrieval__pb2.ExportPastResponse.FromString,
+                _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/outrider.v1.Retrieval/Forget',
                 request_serializer=outrider_dot_v1_dot_retrieval__pb2.ForgetRequest.SerializeToString,
@@ -128,6 +133,14 @@ class RetrievalServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportPast(self, request, context):
+        """Returns a tenant's past outputs, oldest first, as training text for a head. The worker keeps only outputs of
+        requests that allowed learning. The stream's first message has no output.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Forget(self, request, context):
         """Removes a session's past output, or all past output and references of a tenant, for good: from memory and
         disk, before the answer. Idempotent.
@@ -175,6 +188,11 @@ def add_RetrievalServicer_to_server(servicer, server):
                     servicer.RemoveReferences,
                     request_deserializer=outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesResponse.SerializeToString,
+            ),
+            'ExportPast': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportPast,
+                    request_deserializer=outrider_dot_v1_dot_retrieval__pb2.ExportPastRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_retrieval__pb2.ExportPastResponse.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -350,6 +368,33 @@ class Retrieval(object):
             '/outrider.v1.Retrieval/RemoveReferences',
             outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesRequest.SerializeToString,
             outrider_dot_v1_dot_retrieval__pb2.RemoveReferencesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportPast(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outrider.v1.Retrieval/ExportPast',
+            outrider_dot_v1_dot_retrieval__pb2.ExportPastRequest.SerializeToString,
+            outrider_dot_v1_dot_retrieval__pb2.ExportPastResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,10 @@ class RetrievalStub:
     """
     RemoveReferences: _grpc.UnaryUnaryMultiCallable[_retrieval_pb2.RemoveReferencesRequest, _retrieval_pb2.RemoveReferencesResponse]
     """Removes documents from the tenant's references. Idempotent."""
+    ExportPast: _grpc.UnaryStreamMultiCallable[_retrieval_pb2.ExportPastRequest, _retrieval_pb2.ExportPastResponse]
+    """Returns a tenant's past outputs, oldest first, as training text for a head. The worker keeps only outputs of
+    requests that allowed learning. The stream's first message has no output.
+    """
     Forget: _grpc.UnaryUnaryMultiCallable[_retrieval_pb2.ForgetRequest, _retrieval_pb2.ForgetResponse]
     """Removes a session's past output, or all past output and references of a tenant, for good: from memory and
     disk, before the answer. Idempotent.
@@ -85,6 +89,10 @@ class RetrievalAsyncStub(RetrievalStub):
     """
     RemoveReferences: _aio.UnaryUnaryMultiCallable[_retrieval_pb2.RemoveReferencesRequest, _retrieval_pb2.RemoveReferencesResponse]  # type: ignore[assignment]
     """Removes documents from the tenant's references. Idempotent."""
+    ExportPast: _aio.UnaryStreamMultiCallable[_retrieval_pb2.ExportPastRequest, _retrieval_pb2.ExportPastResponse]  # type: ignore[assignment]
+    """Returns a tenant's past outputs, oldest first, as training text for a head. The worker keeps only outputs of
+    requests that allowed learning. The stream's first message has no output.
+    """
     Forget: _aio.UnaryUnaryMultiCallable[_retrieval_pb2.ForgetRequest, _retrieval_pb2.ForgetResponse]  # type: ignore[assignment]
     """Removes a session's past output, or all past output and references of a tenant, for good: from memory and
     disk, before the answer. Idempotent.
@@ -150,6 +158,16 @@ class RetrievalServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_retrieval_pb2.RemoveReferencesResponse, _abc.Awaitable[_retrieval_pb2.RemoveReferencesResponse]]:
         """Removes documents from the tenant's references. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def ExportPast(
+        self,
+        request: _retrieval_pb2.ExportPastRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_retrieval_pb2.ExportPastResponse], _abc.AsyncIterator[_retrieval_pb2.ExportPastResponse]]:
+        """Returns a tenant's past outputs, oldest first, as training text for a head. The worker keeps only outputs of
+        requests that allowed learning. The stream's first message has no output.
+        """
 
     @_abc_1.abstractmethod
     def Forget(

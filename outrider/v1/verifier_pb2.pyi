@@ -52,6 +52,7 @@ class VerifierDescription(_message.Message):
     CONTRACT_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
+    CRITERIA_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name for OpenRequest.model."""
     max_length: _builtins.int
@@ -95,6 +96,10 @@ class VerifierDescription(_message.Message):
         min_p and repetition_penalty, each only if the config has it. Sessions never take these by themselves.
         """
 
+    @_builtins.property
+    def criteria(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Kinds of Criterion that a request may name; empty under the deterministic profile, whose ids are replayed."""
+
     def __init__(
         self,
         *,
@@ -112,10 +117,11 @@ class VerifierDescription(_message.Message):
         contract: _builtins.int = ...,
         weights_digest: _builtins.str = ...,
         sampling_defaults: _common_pb2.Sampling | None = ...,
+        criteria: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "contract", b"contract", "eos_ids", b"eos_ids", "local_sources", b"local_sources", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "model_type", b"model_type", "node_limit", b"node_limit", "numerics", b"numerics", "sampling_defaults", b"sampling_defaults", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "contract", b"contract", "criteria", b"criteria", "eos_ids", b"eos_ids", "local_sources", b"local_sources", "max_length", b"max_length", "max_sessions", b"max_sessions", "model", b"model", "model_type", b"model_type", "node_limit", b"node_limit", "numerics", b"numerics", "sampling_defaults", b"sampling_defaults", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -227,7 +233,10 @@ class OpenRequest(_message.Message):
     LEARN_FIELD_NUMBER: _builtins.int
     CORPORA_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
     SCORE_PROMPT_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    CRITERION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of this placement; the highest wins. Upper 44 bits milliseconds, lower 20 random."""
     model: _builtins.str
@@ -254,6 +263,8 @@ class OpenRequest(_message.Message):
     """Whether the prompt is scored: its ids from position 1 on are committed like generated ids, each with its
     Logprobs, and a Cursor may have any position from 1 on. Needs logprobs; excludes speculate. Default false.
     """
+    policy: _builtins.str
+    """See Speculation.policy; it holds for sources inside the worker and is passed on to the others."""
     @_builtins.property
     def key(self) -> _common_pb2.SessionKey:
         """The session to open."""
@@ -290,9 +301,17 @@ class OpenRequest(_message.Message):
 
     @_builtins.property
     def prediction(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids that the source `prediction` copies from, if it is among the sources; fewer than max_length, default
-        none.
+        """Ids that the source `prediction` copies from, if it is among the sources; together with the references
+        fewer than max_length, default none.
         """
+
+    @_builtins.property
+    def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReferenceIds]:
+        """Texts that the source `references` copies from, if it is among the sources; at most 16, default none."""
+
+    @_builtins.property
+    def criterion(self) -> _common_pb2.Criterion:
+        """See Speculation.criterion; needs speculate."""
 
     def __init__(
         self,
@@ -316,17 +335,44 @@ class OpenRequest(_message.Message):
         learn: _builtins.bool = ...,
         corpora: _abc.Iterable[_builtins.str] | None = ...,
         prediction: _abc.Iterable[_builtins.int] | None = ...,
+        references: _abc.Iterable[Global___ReferenceIds] | None = ...,
         score_prompt: _builtins.bool = ...,
+        policy: _builtins.str = ...,
+        criterion: _common_pb2.Criterion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "grammar", b"grammar", "key", b"key", "logprobs", b"logprobs", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "criterion", b"criterion", "grammar", b"grammar", "key", b"key", "logprobs", b"logprobs", "node_limit", b"node_limit", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "corpora", b"corpora", "epoch", b"epoch", "grammar", b"grammar", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "prediction", b"prediction", "prompt_length", b"prompt_length", "recovered", b"recovered", "sampling", b"sampling", "score_prompt", b"score_prompt", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit", "corpora", b"corpora", "criterion", b"criterion", "epoch", b"epoch", "grammar", b"grammar", "ids", b"ids", "key", b"key", "learn", b"learn", "limit", b"limit", "logprobs", b"logprobs", "model", b"model", "node_limit", b"node_limit", "policy", b"policy", "prediction", b"prediction", "prompt_length", b"prompt_length", "recovered", b"recovered", "references", b"references", "sampling", b"sampling", "score_prompt", b"score_prompt", "seed", b"seed", "sources", b"sources", "speculate", b"speculate", "stop", b"stop", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_limit: _TypeAlias = _typing.Literal["node_limit"]  # noqa: Y015
     _WhichOneofArgType__node_limit: _TypeAlias = _typing.Literal["_node_limit", b"_node_limit"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__node_limit) -> _WhichOneofReturnType__node_limit | None: ...
 
 Global___OpenRequest: _TypeAlias = OpenRequest  # noqa: Y015
+
+@_typing.final
+class ReferenceIds(_message.Message):
+    """A text that drafts may be copied from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The text's ids, each below the target's vocabulary size."""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReferenceIds: _TypeAlias = ReferenceIds  # noqa: Y015
 
 @_typing.final
 class Source(_message.Message):

@@ -41,7 +41,7 @@ FIXED_BYTES = 256 * 1024
 def least_message_mb(context: int, vocabulary_size: int) -> int:
     """The least `max_message_mb`, in MiB, with which every request of one choice to this context arrives.
 
-    An Open has the context's tokens once, and up to as many tokens of a prediction.
+    An Open has the context's tokens once, and up to as many of the texts to copy from.
     """
     id_bytes = max(1, -(-max(0, vocabulary_size - 1).bit_length() // 7))
     return -(-(2 * context * id_bytes + FIXED_BYTES) // 2**20)

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Literal, NamedTuple, get_args
 
-from outrider.v1 import common_pb2, draft_source_pb2
+from outrider.v1 import common_pb2, draft_source_pb2, generation_pb2
+from outrider.wire.criteria import promise_to_wire
+from outrider.wire.drawn import laws_to_wire, window_from_wire
 from speculative.draft import MAX_DRAFT_NODES
+from speculative.drawn_window import DrawnWindow
 from speculative.errors import InvalidRequest, MalformedDraft
 from speculative.fragment import Fragment
 from speculative.grammar import Grammar, GrammarKind
@@ -81,6 +84,8 @@ _Scalar = Literal[
     "frequency_penalty",
     "min_tokens",
     "ignore_eos",
+    "contrast_strength",
+    "contrast_plausibility",
 ]
 _SCALARS: tuple[_Scalar, ...] = get_args(_Scalar)
 
@@ -103,6 +108,11 @@ def sampling_from_wire(message: common_pb2.Sampling, vocabulary_size: int | None
     check_bias_count(len(message.logit_bias))
     check_stop_count(len(message.stop_ids))
     given = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    if "contrast_plausibility" in given and not given.get("contrast_strength"):
+        raise InvalidRequest(
+            f"contrast_plausibility is {given['contrast_plausibility']:g} without a contrast_strength above "
+            "0; give both, or the strength alone"
+        )
     biases = tuple(message.logit_bias.items())
     params = SamplingParams(**given, logit_bias=biases, stop_ids=tuple(message.stop_ids))
     if vocabulary_size is not None:
@@ -138,6 +148,10 @@ def grammar_to_wire(grammar: Grammar) -> common_pb2.Grammar:
             return common_pb2.Grammar(regex=grammar.text)
         case GrammarKind.JSON_OBJECT:
             return common_pb2.Grammar(json_object=True)
+        case GrammarKind.CHOICE:
+            return common_pb2.Grammar(choice=common_pb2.AllowedTexts(texts=grammar.texts()))
+        case GrammarKind.LARK:
+            return common_pb2.Grammar(lark=grammar.text)
 
 
 def grammar_from_wire(message: common_pb2.Grammar) -> Grammar:
@@ -149,7 +163,11 @@ def grammar_from_wire(message: common_pb2.Grammar) -> Grammar:
             return Grammar(GrammarKind.REGEX, message.regex)
         case "json_object" if message.json_object:
             return Grammar(GrammarKind.JSON_OBJECT)
-    raise InvalidRequest("grammar says nothing; give json_schema, regex or json_object")
+        case "choice":
+            return Grammar.one_of(message.choice.texts)
+        case "lark":
+            return Grammar(GrammarKind.LARK, message.lark)
+    raise InvalidRequest(f"grammar is empty; give one of {', '.join(GrammarKind)}")
 
 
 def token_logprob_to_wire(token: TokenLogprob) -> common_pb2.TokenLogprob:
@@ -161,6 +179,8 @@ def token_logprob_to_wire(token: TokenLogprob) -> common_pb2.TokenLogprob:
 def fragment_to_wire(fragment: Fragment, alias: int) -> draft_source_pb2.Draft:
     """A fragment for the wire. Survival is rounded to 1/255; a survival above 0 stays above 0."""
     chain = all(parent == node - 1 for node, parent in enumerate(fragment.parents))
+    window = fragment if isinstance(fragment, DrawnWindow) else None
+    survival = () if window else fragment.survival
     return draft_source_pb2.Draft(
         alias=alias,
         epoch=fragment.epoch,
@@ -168,27 +188,39 @@ def fragment_to_wire(fragment: Fragment, alias: int) -> draft_source_pb2.Draft:
         prefix_hash=fragment.prefix_hash,
         ids=fragment.tokens,
         parents=b"" if chain else bytes(parent + 1 for parent in fragment.parents),
-        survival=bytes(max(1, round(share * FULL)) if share > 0 else 0 for share in fragment.survival),
+        survival=bytes(max(1, round(share * FULL)) if share > 0 else 0 for share in survival),
+        q=laws_to_wire(window.laws) if window else b"",
+        whole=window is not None,
     )
 
 
-def fragment_from_wire(draft: draft_source_pb2.Draft, source: int) -> Fragment:
+def fragment_from_wire(
+    draft: draft_source_pb2.Draft | generation_pb2.DeviceDrafts, source: int, epoch: int | None = None
+) -> Fragment:
     """A peer's draft as a fragment of `source` (the receiver's own index for that peer, from 1).
 
-    Raises MalformedDraft where the counts do not fit or a parent does not precede its child.
+    A whole window becomes a DrawnWindow. `epoch` replaces the draft's own, which a device need not repeat.
+    Raises MalformedDraft where the counts do not fit, a parent does not precede its child, or q is no
+    distribution from which the nodes can have been drawn.
     """
     count = len(draft.ids)
     if count > MAX_DRAFT_NODES:  # before anything of that size is made
         raise MalformedDraft(f"a draft has {count} nodes; send 1 to {MAX_DRAFT_NODES}")
-    return Fragment(
+    for name, size in (("parents", len(draft.parents)), ("survival", len(draft.survival))):
+        if size not in (0, count):
+            raise MalformedDraft(f"a draft of {count} nodes has {size} bytes of {name}; send none or {count}")
+    q, whole = (draft.q, draft.whole) if isinstance(draft, draft_source_pb2.Draft) else (b"", False)
+    drawn = whole or bool(q)
+    fragment = Fragment(
         source=source,
-        epoch=draft.epoch,
+        epoch=draft.epoch if epoch is None else epoch,
         base=draft.base,
         prefix_hash=draft.prefix_hash,
         tokens=tuple(draft.ids),
         parents=tuple(byte - 1 for byte in draft.parents) if draft.parents else tuple(range(-1, count - 1)),
-        survival=tuple(byte / FULL for byte in draft.survival),
+        survival=(1.0,) * count if drawn else tuple(byte / FULL for byte in draft.survival),
     )
+    return window_from_wire(fragment, q, whole=whole) if drawn else fragment
 
 
 def source_index_from_wire(
@@ -219,6 +251,7 @@ def usage_to_wire(usage: UsageCount) -> common_pb2.Usage:
         admitted=usage.admitted,
         replay_identical=usage.replay_identical,
         cached_tokens=usage.cached_tokens,
+        promise=promise_to_wire(usage.promise),
     )
 
 

@@ -7,7 +7,8 @@ from speculative.errors import InvalidRequest
 
 HEADER = "authorization"
 """Name of the gRPC metadata and of the HTTP header that carry `Bearer KEY`."""
-MAX_KEY = 512
+MAX_KEY = 4096
+"""The most characters of an API key, or of a JSON Web Token in its place."""
 _SCHEME = "bearer"
 
 

@@ -9,6 +9,14 @@ TARGET = "target"
 """Name for tokens that no source drafted; reserved, so no source may have it."""
 PREDICTION = "prediction"
 """Name of the source inside verifiers that copies from the request's own prediction of its answer."""
+REFERENCES = "references"
+"""Name of the source inside verifiers that copies from the texts that come with the request."""
+GRAMMAR = "grammar"
+"""Name of the source inside verifiers that drafts what the request's grammar forces."""
+MAX_REFERENCES = 16
+"""The most references of a request."""
+EDGE = "edge"
+"""Name of the source that stands for clients' devices; orchestrators alone serve it."""
 MAX_SOURCE_NAME = 64
 MAX_SOURCES = 16
 """The most sources that draft for one session."""

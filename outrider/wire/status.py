@@ -17,7 +17,7 @@ import grpc.aio
 
 from outrider.wire.codec import epoch_from_text, epoch_to_text
 from outrider.wire.error_details import DETAILS_KEY, error_details
-from outrider.wire.incoming.request_stream import RequestStream
+from outrider.wire.incoming.message_stream import MessageStream
 from outrider.wire.incoming.unparsed import Unparsed, parsed
 from outrider.wire.origin import arrived, origin_of
 from speculative import errors
@@ -152,7 +152,7 @@ def _guarded(handler: Handler, read: Callable[[Any], Awaitable[Any]]) -> Handler
 async def _incoming(request: Any, context: Any, read: Callable[[Any], Awaitable[Any]]) -> Any:
     """The method's request, or the iterator of its requests, as the method wants them."""
     if isinstance(request, AsyncIterable):
-        return RequestStream(request, lambda: context.peer(), read)
+        return MessageStream(request, lambda: context.peer(), read)
     if isinstance(request, Unparsed):
         request.peer = context.peer()
     return await read(request)

@@ -33,6 +33,10 @@ class UnfitWeights(DenseError):
     code = "INVALID_ARGUMENT"
 
 
+class NoEmbeddingTable(UnfitWeights):
+    """A model folder without a table of input embeddings of a known name and dtype."""
+
+
 class EncoderFailed(DenseError):
     """The encoder's process ended, answered nonsense or took too long."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_service.dense.errors import UnfitWeights
+from retrieval_service.dense.errors import NoEmbeddingTable, UnfitWeights
 
 NAMES = (
     "embed_tokens.weight",
@@ -22,6 +22,7 @@ NAMES = (
     "word_embeddings.weight",
     "embed_in.weight",
     "tok_embeddings.weight",
+    "backbone.embeddings.weight",
 )
 """How families call their input embeddings: the last parts of the tensor's name."""
 
@@ -47,7 +48,12 @@ class EmbeddingTable:
 
     @classmethod
     def read(cls, folder: Path) -> "EmbeddingTable":
-        """Reads the table of a Hugging Face folder, sharded or not. Raises UnfitWeights."""
+        """Reads the table of a Hugging Face folder, sharded or not.
+
+        Raises:
+            NoEmbeddingTable: no tensor has a known name of input embeddings, or a dtype that numpy reads.
+            UnfitWeights: the weights cannot be read.
+        """
         path, name = _find(folder)
         header, start = _header(path)
         entry = header.get(name)
@@ -59,7 +65,7 @@ class EmbeddingTable:
         dtype = _STORED.get(str(kind))
         if dtype is None or not isinstance(shape, list) or len(shape) != 2:
             why = f"{name} is {kind} of shape {shape}; needed are two dimensions of {', '.join(_STORED)}"
-            raise UnfitWeights(f"{path}: {why}")
+            raise NoEmbeddingTable(f"{path}: {why}")
         low, high = entry["data_offsets"]
         if high - low != shape[0] * shape[1] * dtype.itemsize or start + high > path.stat().st_size:
             raise UnfitWeights(f"{path}: {name} is not all there; copy the model again")
@@ -100,7 +106,7 @@ def _find(folder: Path) -> tuple[Path, str]:
     # A model of several parts (vision, text) has its language part's table under the shortest name.
     found.sort(key=lambda name: (len(name), name))
     if not found:
-        raise UnfitWeights(f"{folder}: no tensor's name ends with one of {', '.join(NAMES)}")
+        raise NoEmbeddingTable(f"{folder}: no tensor's name ends with one of {', '.join(NAMES)}")
     return folder / files[found[0]], found[0]
 
 

@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,11 @@ class PastOutputs:
     def memory(self, tenant: str) -> Memory:
         """A tenant's past outputs as a Memory; it finds later outputs too, and never another tenant's."""
         return _View(self._tenants, tenant)
+
+    def outputs(self, tenant: str) -> list[tuple[str, "array[int]"]]:
+        """Session and ids of each past output of a tenant, oldest first; empty for an unknown tenant."""
+        known = self._tenants.get(tenant)
+        return [] if known is None else known.outputs()
 
     def forget(self, tenant: str, *sessions: str, timeout: float = 60.0) -> int:
         """Remove sessions' text, from memory at once and from the disk, all together, before this returns.

@@ -1,6 +1,7 @@
 """One tenant's text behind a lock: fed and tidied in small steps, so that a lookup never waits long."""
 
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 
 from retrieval_service.past.tenant_files import TenantFiles
@@ -79,6 +80,12 @@ class Tenant:
             with self._lock:
                 self.text.tidy(STEP)
             done += STEP
+
+    def outputs(self) -> list[tuple[str, "array[int]"]]:
+        """Session and ids of each kept sequence, oldest first."""
+        with self._lock:
+            held = self.text.held()
+        return [(session, ids[:size]) for _, session, ids, size in held]
 
     def copy(self) -> tuple[list[Held], int]:
         """Sequences and next serial for a snapshot; from now on records are appended to the log behind it."""

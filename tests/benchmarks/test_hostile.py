@@ -8,10 +8,10 @@ import pytest
 from benchmarks.hostile.figures import (
     Message,
     Window,
-    best_of,
     beyond_usual_ms,
     longest_stall,
     longest_waits,
+    summed_up,
 )
 
 QUIET = [Message("http", "gap", 9.0, 0.5), Message("grpc", "gap", 9.5, 0.2)]
@@ -64,13 +64,14 @@ def test_a_stall_belongs_to_the_class_during_which_it_lasted() -> None:
     assert longest_stall([], window)["longest_stall_ms"] == 0.0
 
 
-def test_repeats_give_the_smallest_time_and_all_counts() -> None:
+def test_repeats_give_the_median_gap_the_smallest_stall_and_all_counts() -> None:
     def one(stall: float, gap: float, leaked: int) -> dict[str, Any]:
         counts = {"inputs": 3, "wrong": 0, "hung": 1, "tracebacks": 0, "seconds": 1.0, "faults": ["a"]}
         return {
             "longest_stall_ms": stall,
             "processor_ms": stall,
             "longest_gap_ms": gap,
+            "usual_gap_ms": 10.0,
             "leaked_bytes": leaked,
             "where": "f",
         } | {
@@ -78,6 +79,7 @@ def test_repeats_give_the_smallest_time_and_all_counts() -> None:
             "statuses": {"400": 3},
         }
 
-    both = best_of([one(50.0, 900.0, 7), one(80.0, 20.0, 5)])
-    assert (both["longest_stall_ms"], both["longest_gap_ms"], both["leaked_bytes"]) == (50.0, 20.0, 5)
-    assert (both["inputs"], both["hung"], both["statuses"], both["faults"]) == (6, 2, {"400": 6}, ["a"])
+    all_ = summed_up([one(50.0, 900.0, 7), one(80.0, 20.0, 5), one(60.0, 30.0, 4)])
+    assert (all_["longest_gap_ms"], all_["worst_gap_ms"]) == (30.0, 900.0)
+    assert (all_["longest_stall_ms"], all_["leaked_bytes"], all_["usual_gap_ms"]) == (50.0, 4, 10.0)
+    assert (all_["inputs"], all_["hung"], all_["statuses"], all_["faults"]) == (9, 3, {"400": 9}, ["a"])

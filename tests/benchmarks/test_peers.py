@@ -21,7 +21,9 @@ from benchmarks.peers.peer_figures import (
     rates,
     streams_of,
 )
+from benchmarks.shared.envelope import MODELS
 from benchmarks.shared.figures import TimedRun
+from benchmarks.shared.hf_peer import decode, load
 from benchmarks.vocabulary.random_model import tokenizer_of_size
 
 VOCABULARY = 320
@@ -177,3 +179,13 @@ def test_the_peers_benchmark_prints_what_its_schema_says_and_finds_our_ids_ident
     assert result["sampled_identical"] is True
     assert set(result["tokens_per_second"]["hf_generate"]["0.0"]) == {"1", "2"}
     assert ("llama_plain" in result["tokens_per_second"]) == (LLAMA_SERVER is not None)
+
+
+@pytest.mark.parametrize("method", ["assisted", "prompt_lookup", "early_exit"])
+def test_each_way_of_transformers_to_speculate_decodes_greedily_as_generate_does(method: str) -> None:
+    target, drafter = (load(str(MODELS / name), True) for name in ("target", "drafter"))
+    request = {"batch": [list(range(40, 60))], "max_tokens": 8, "temperature": 0.0, "seed": 1, "threads": 1}
+
+    plain = decode(target, drafter, request | {"method": "generate"})
+
+    assert decode(target, drafter, request | {"method": method})["ids"] == plain["ids"]

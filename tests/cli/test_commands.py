@@ -60,11 +60,11 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    for command in ("up", "generate", "serve", "bench", "demo", "version"):
+    for command in ("up", "chat", "generate", "serve", "bench", "demo", "version"):
         assert f"  {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["up", "generate", "bench"])
+@pytest.mark.parametrize("command", ["up", "chat", "generate", "bench"])
 def test_help_of_a_command_has_examples(command: str, run: Run) -> None:
     done = run(command, "--help")
     assert done.status == 0
@@ -106,6 +106,18 @@ def test_help_of_a_benchmark_is_its_own() -> None:
         ((*ASKED, "--sources", "lookup,,drafter"), "--sources 'lookup,,drafter' has an empty name"),
         ((*ASKED, "--corpora", " , a"), "--corpora ' , a' has an empty name"),
         ((*PLAIN, "--nodes", "8"), "--speculation off and --nodes contradict each other"),
+        ((*PLAIN, "--edit"), "--speculation off and --edit contradict each other"),
+        ((*PLAIN, "--references", __file__), "--speculation off and --references contradict each other"),
+        ((*ASKED, "--references", "/no/such.py"), "--references '/no/such.py' cannot be read as text"),
+        ((*ASKED, *(17 * ("--references", __file__))), "--references is given 17 times; at most 16 files"),
+        ((*PLAIN, "--criterion", "bild"), "--speculation off and --criterion contradict each other"),
+        ((*ASKED, "--criterion", "typical:epsilon"), "--criterion 'typical:epsilon' is not NAME or NAME:"),
+        ((*ASKED, "--criterion", "typical:epsilon=much"), "--criterion 'typical:epsilon=much' is not"),
+        ((*ASKED, "--criterion", "typical:epsilon=0.2, epsilon=0.3"), "gives a parameter twice"),
+        (
+            ("distil", "notes", "--kind", "lm", "--target", "t", "--out", "o", "--boost", "0.5"),
+            "--boost 0.5 without --boost-of",
+        ),
         (("bench", "no_such"), "offline"),
         (("bench", "../setup"), "offline"),
         (("serve", "juggler"), "juggler"),
@@ -177,7 +189,7 @@ def test_a_missing_model_fails_by_name(tmp_path: Path, run: Run) -> None:
 
 def test_an_installed_wheel_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(up_settings, "EMBEDDED", tmp_path)
-    with pytest.raises(CommandFailed, match="--target"):
+    with pytest.raises(CommandFailed, match="outrider up PATH"):
         up_settings.StackOptions().models()
     with pytest.raises(CommandFailed, match="clone"):
         find_benchmark("offline", tmp_path)

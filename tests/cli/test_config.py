@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from outrider.cli.config_check import kinds
-from outrider.cli.config_table import BEGIN, COMMAND, rewritten
+from outrider.cli.config.check import kinds
+from outrider.cli.config.table import BEGIN, COMMAND, rewritten
 from outrider.runtime.secret_files import holds_secret
 from outrider.runtime.setting_names import settings_of
 from tests.cli.inside import Ended, Run, ended

@@ -86,6 +86,52 @@ def test_a_table_has_a_line_for_each_round_and_the_sums() -> None:
     ]
 
 
+def test_a_tree_shows_each_node_below_its_parent_and_what_was_accepted() -> None:
+    found = incarnation()
+    node, token = explain_pb2.RoundNode, explain_pb2.RoundToken
+    found.rounds[1].nodes.extend(
+        [
+            node(id=4, source=2, survival=0.9, accepted=True, text=" in"),
+            node(id=5, parent=1, source=2, survival=0.5),
+            node(id=6, source=1, survival=0.25, text='"'),
+        ]
+    )
+    found.rounds[1].tokens.extend([token(id=4, source=2, text=" in"), token(id=8, text=" x")])
+    said = explain.as_object(found)
+    assert "nodes" not in said["rounds"][0]
+    assert [one["parent"] for one in said["rounds"][1]["nodes"]] == [-1, 0, -1]
+    console = Console(file=io.StringIO(), width=explain.WIDTH, highlight=False, markup=False)
+    explain.show_trees(said, console)
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        'round 3, position 7: " in" (drafter) " x" (target)',
+        '├── " in"  drafter 0.90  accepted',
+        "│   └── #5  drafter 0.50",
+        '└── "\\""  lookup 0.25',
+    ]
+
+
+def test_a_tree_deeper_than_the_terminal_is_wide_is_shown_whole() -> None:
+    found = incarnation()
+    for depth in range(60):
+        found.rounds[1].nodes.add(id=100 + depth, parent=depth, source=1, survival=0.5)
+    found.rounds[1].tokens.add(id=100, source=1)
+    console = Console(file=io.StringIO(), width=80, highlight=False, markup=False)
+    explain.show_trees(explain.as_object(found), console)
+    _, *lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split("── ")[1] for line in lines] == [f"#{100 + depth}  lookup 0.50" for depth in range(60)]
+    assert console.width == 80
+
+
+def test_a_tree_prints_nothing_that_a_terminal_obeys() -> None:
+    found = incarnation()
+    found.rounds[1].tokens.add(id=4, source=1, text="a\x1b[31m\x9b31m\u202e\u00e9")
+    console = Console(file=io.StringIO(), width=80, highlight=False, markup=False)
+    explain.show_trees(explain.as_object(found), console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert '"a\\u001b[31m\\u009b31m\\u202e\u00e9" (lookup)' in printed
+    assert printed.replace("\n", "").isprintable()
+
+
 def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[Any] = []
 
@@ -99,13 +145,15 @@ def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         def __exit__(self, *error: object) -> None:
             pass
 
-        def explain(self, session: str, *, tenant: str, choice: int) -> explain_pb2.ExplainResponse:
-            asked.append((session, tenant, choice))
+        def explain(
+            self, session: str, *, tenant: str, choice: int, nodes: bool
+        ) -> explain_pb2.ExplainResponse:
+            asked.append((session, tenant, choice, nodes))
             return explain_pb2.ExplainResponse(incarnations=[incarnation()])
 
     monkeypatch.setattr(client, "Client", Fake)
     explain.run_explain("a:1", "mine", tenant="us", choice=1, as_json=True)
     said = json.loads(capsys.readouterr().out)
-    assert asked == ["a:1", ("mine", "us", 1)]
+    assert asked == ["a:1", ("mine", "us", 1, False)]
     assert said["session"] == "mine"
     assert len(said["incarnations"]) == 1

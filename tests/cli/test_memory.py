@@ -1,6 +1,7 @@
 """`outrider memory` with a running worker: corpora, references and past output."""
 
 import io
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,17 @@ def test_a_session_is_forgotten(run: Run) -> None:
     assert (done.status, done.said) == (0, {"forgotten": "s-17", "tenant": "acme"})
 
 
+def test_past_outputs_are_exported_to_a_file_that_its_owner_alone_reads(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "past.jsonl"
+    done = run("export", file, "--tenant", "acme", "--json")
+    assert (done.status, done.said["outputs"]) == (0, 0)
+    header = json.loads(file.read_text())
+    assert (header["tenant"], header["outputs"], len(header["tokenizer"])) == ("acme", 0, 64)
+    assert file.stat().st_mode & 0o777 == 0o600
+    nowhere = run("export", tmp_path / "nowhere" / "past.jsonl", "--tenant", "acme")
+    assert (nowhere.status, "cannot be written" in nowhere.err) == (1, True)
+
+
 def test_an_unreadable_source_ends_a_build_and_is_reported(run: Run, tmp_path: Path) -> None:
     done = run("build", "source", tmp_path / "nothing", "--public", "--json")
     assert (done.status, done.said["error"]["code"]) == (1, "INVALID_ARGUMENT")
@@ -111,7 +123,9 @@ def test_a_worker_that_does_not_answer_is_reported_in_one_line(run: Run) -> None
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
 
 
-@pytest.mark.parametrize("command", ["list", "stats", "build", "load", "unload", "add", "drop", "forget"])
+@pytest.mark.parametrize(
+    "command", ["list", "stats", "build", "load", "unload", "add", "drop", "export", "forget"]
+)
 def test_help_has_examples(command: str, run: Run) -> None:
     done = run(command, "--help")
     assert done.status == 0

@@ -48,6 +48,19 @@ def test_a_model_that_drafts_for_itself_is_always_right(run: Run, tiny_llama: Pa
     assert found["settings"]["verifier"]["model"] == str(tiny_llama)
 
 
+def test_a_search_adds_the_drafter_s_fastest_settings(
+    run: Run, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two equal models: a drafter as dear as its target is recommended only if no gain is asked for.
+    monkeypatch.setattr("outrider.pair.advice.WORTH", 0.0)
+    few = ("--prompts", "1", "--tokens", "4", "--threads", "1")
+    found = said(run(tiny_llama, tiny_llama, *few, "--search", "--json"))
+    tuning = found["search"]["tuning"]
+    assert tuning.items() <= found["settings"]["drafter"].items()
+    assert found["search"]["speedup"] >= found["search"]["default_speedup"] > 0
+    assert found["search"]["tried"] > 10
+
+
 def test_a_drafter_that_is_often_wrong_agrees_less_and_the_report_says_so(
     run: Run, tiny_llama: Path, tiny_llama_b: Path, tmp_path: Path
 ) -> None:

@@ -6,15 +6,29 @@ import pytest
 
 from outrider.cli.failures import CommandFailed
 from outrider.cli.local.stack import MOST_RESTARTS, STEADY_S, Restarts, Stack, check_pair
-from outrider.cli.local.up_settings import StackOptions
+from outrider.cli.local.up_settings import ServiceOverrides, StackOptions
 from outrider.v1.draft_source_pb2 import SourceDescription
 from outrider.v1.verifier_pb2 import VerifierDescription
 
 
-def test_a_target_alone_has_no_drafter() -> None:
-    assert StackOptions(target="org/name").models() == ("org/name", "")
-    assert StackOptions(target="org/name", drafter="none").models() == ("org/name", "")
-    assert StackOptions(target="org/name", drafter="org/small").models() == ("org/name", "org/small")
+def test_a_target_alone_has_a_drafter_that_is_still_to_be_chosen() -> None:
+    assert StackOptions(target="org/name").models() == ("org/name", ("auto",))
+    assert StackOptions(target="org/name", drafter="none").models() == ("org/name", ())
+    assert StackOptions(target="org/name", drafter="org/small").models() == ("org/name", ("org/small",))
+    two = StackOptions(target="org/name", drafter="org/small, org/other")
+    assert two.models() == ("org/name", ("org/small", "org/other"))
+
+
+@pytest.mark.parametrize("word", ["none", "auto"])
+def test_none_and_auto_stand_alone(word: str) -> None:
+    with pytest.raises(CommandFailed, match=f"{word} stands alone"):
+        StackOptions(target="org/name", drafter=f"org/small,{word}").models()
+
+
+@pytest.mark.parametrize("names", [",", "org/small,", " "])
+def test_a_drafter_without_a_name_is_refused(names: str) -> None:
+    with pytest.raises(CommandFailed, match=f"--drafter '{names}' has an empty name"):
+        StackOptions(target="org/name", drafter=names).models()
 
 
 def test_a_path_that_is_not_there_is_found_out_before_anything_starts() -> None:
@@ -25,15 +39,23 @@ def test_a_path_that_is_not_there_is_found_out_before_anything_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "with_drafter", "counts"),
-    [(1, True, (1, 1)), (2, True, (1, 1)), (4, True, (2, 1)), (16, True, (12, 3)), (16, False, (15, 1))],
+    ("cores", "drafters", "counts"),
+    [
+        (1, 1, (1, 1)),
+        (2, 1, (1, 1)),
+        (2, 2, (1, 1)),
+        (4, 1, (2, 1)),
+        (16, 1, (12, 3)),
+        (16, 2, (12, 1)),
+        (16, 0, (15, 1)),
+    ],
 )
 def test_compute_threads_leave_a_core_to_the_rest(
-    cores: int, with_drafter: bool, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    cores: int, drafters: int, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.cli.local.up_settings.cpu_limit", lambda: float(cores))
-    assert StackOptions().thread_counts(with_drafter) == counts
-    assert StackOptions(threads=5).thread_counts(with_drafter) == (5, 5)
+    assert StackOptions().thread_counts(drafters) == counts
+    assert StackOptions(threads=5).thread_counts(drafters) == (5, 5)
 
 
 def test_a_drafter_with_another_tokenizer_is_refused_with_both_names() -> None:
@@ -44,6 +66,73 @@ def test_a_drafter_with_another_tokenizer_is_refused_with_both_names() -> None:
         check_pair(target, SourceDescription(model="small", tokenizer_digest="b" * 64))
     with pytest.raises(CommandFailed, match="none"):
         check_pair(VerifierDescription(model="big"), SourceDescription(model="s", tokenizer_digest="b"))
+
+
+def flags_of(options: StackOptions) -> dict[str, dict[str, str]]:
+    """The flags of each service, without starting one."""
+    stack = Stack(options)
+    try:
+        return {role.name: dict(zip(*[iter(role.flags)] * 2, strict=True)) for role in stack._roles}
+    finally:
+        stack.close()
+
+
+def test_a_drafter_that_is_served_has_a_verifier_of_its_own() -> None:
+    flags = flags_of(
+        StackOptions(target="org/name", drafter="org/small", heads=("org/head",), serve_drafter=True)
+    )
+    first, second = flags["verifier"], flags["verifier-2"]
+    assert (second["--model"], second["--model-name"]) == ("org/small", "org/name:drafter")
+    assert (first["--heads"], second["--heads"]) == ("org/head", "")
+    assert flags["orchestrator"]["--verifier"] == f"{first['--bind']},{second['--bind']}"
+
+
+def test_the_first_of_several_drafters_is_served() -> None:
+    options = StackOptions(target="org/name", drafter="org/small,org/other", serve_drafter=True)
+    flags = flags_of(options)
+    assert flags["verifier-2"]["--model"] == "org/small"
+    assert (
+        flags["orchestrator"]["--drafter"] == f"{flags['drafter']['--bind']},{flags['drafter-2']['--bind']}"
+    )
+
+
+def test_the_second_verifier_takes_over_no_address_name_or_memory_of_the_first() -> None:
+    own = {
+        "bind": "127.0.0.1:50055",
+        "advertise": "host:50055",
+        "model_name": "big",
+        "heads": ["org/head"],
+        "gpu_memory_utilization": 0.5,
+        "dtype": "float16",
+    }
+    overrides = ServiceOverrides(by_role={"verifier": own})
+    flags = flags_of(
+        StackOptions(target="org/name", drafter="org/small", serve_drafter=True, overrides=overrides)
+    )
+    second = flags["verifier-2"]
+    assert flags["verifier"]["--bind"] == "127.0.0.1:50055" != second["--bind"]
+    assert second["--advertise"] == second["--bind"]
+    assert (second["--model-name"], second["--heads"]) == ("big:drafter", "")
+    assert float(second["--gpu-memory-utilization"]) < 0.5
+    assert "--dtype" not in second, "the file says it for both verifiers"
+
+
+@pytest.mark.parametrize("drafter_device", ["", "cpu"])
+@pytest.mark.parametrize("drafters", ["org/small", "org/small,org/other"])
+def test_all_that_computes_on_a_gpu_fits_into_its_memory(drafters: str, drafter_device: str) -> None:
+    overrides = ServiceOverrides(by_role={"drafter": {"device": drafter_device}})
+    for served in (False, True):
+        flags = flags_of(
+            StackOptions(target="org/name", drafter=drafters, serve_drafter=served, overrides=overrides)
+        )
+        on_gpu = [name for name in flags if "verifier" in name or ("drafter" in name and not drafter_device)]
+        shares = [float(flags[name].get("--gpu-memory-utilization", "0.92")) for name in on_gpu]
+        assert sum(shares) == pytest.approx(0.92), (served, on_gpu)
+
+
+def test_no_drafter_cannot_be_served() -> None:
+    with pytest.raises(CommandFailed, match="--serve-drafter needs a drafter"):
+        StackOptions(target="org/name", drafter="none", serve_drafter=True).models()
 
 
 def test_a_reserved_port_is_free_only_for_a_child_that_names_it() -> None:

@@ -19,9 +19,10 @@ MODULES = {
     "orchestrator": "orchestrator",
     "verifier": "verifier_service",
     "drafter": "drafter_service",
+    "drafter-2": "drafter_service",
     "retrieval": "retrieval_service",
 }
-GRPC_PORT, METRICS_PORT, HTTP_PORT = 50051, 9464, 8000
+GRPC_PORT, METRICS_PORT, HTTP_PORT, EDGE_PORT = 50051, 9464, 8000, 50052
 
 Object = dict[str, Any]
 
@@ -55,7 +56,7 @@ def role_of(one: Object) -> str:
 def workloads(objects: list[Object]) -> Iterator[tuple[str, Object, Object]]:
     """Role, workload and its one container, of our own processes."""
     for one in of_kind(objects, "Deployment", "StatefulSet"):
-        if role_of(one) in ROLES:
+        if role_of(one) in MODULES:
             (container,) = one["spec"]["template"]["spec"]["containers"]
             yield role_of(one), one, container
 
@@ -68,7 +69,7 @@ def variables(container: Object) -> dict[str, str]:
 def settings_class(role: str) -> Any:
     """What a role reads its settings with. Raises ModuleNotFoundError where the role is not there."""
     module = importlib.import_module(f"{MODULES[role]}.settings")
-    return getattr(module, f"{role.title()}Settings")
+    return getattr(module, f"{role.removesuffix('-2').title()}Settings")
 
 
 def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:

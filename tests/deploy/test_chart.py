@@ -16,6 +16,7 @@ from helm_python.errors import HelmError
 from rendering import (
     CHART,
     DEPLOY,
+    EDGE_PORT,
     EXAMPLES,
     GRPC_PORT,
     HTTP_PORT,
@@ -40,7 +41,7 @@ VARIANTS = ("", *EXAMPLES)
 INFORMATION = 1
 FRONT = "outrider-orchestrator"
 CUSTOM = {"ScaledObject", "ServiceMonitor", "HTTPRoute"}
-WITH_HTTP = {"http", "ingress", "gateway"}
+WITH_HTTP = {"http", "ingress", "gateway", "edge"}
 
 # What their definitions say of the fields used here; anything else is refused, so that a slip is seen.
 WHOLE = {"type": "integer", "minimum": 0}
@@ -189,8 +190,9 @@ def test_every_variable_is_a_setting_that_its_process_takes(
 def test_ports_are_the_documented_ones_and_probes_ask_the_one_that_answers_them(variant: str) -> None:
     for role, _, container in workloads(example(variant)):
         ports = {one["name"]: one["containerPort"] for one in container["ports"]}
-        http = {"http": HTTP_PORT} if role == "orchestrator" and variant in WITH_HTTP else {}
-        assert ports == {"grpc": GRPC_PORT, "metrics": METRICS_PORT, **http}
+        more = {"http": HTTP_PORT} if role == "orchestrator" and variant in WITH_HTTP else {}
+        more |= {"edge": EDGE_PORT} if role == "orchestrator" and variant == "edge" else {}
+        assert ports == {"grpc": GRPC_PORT, "metrics": METRICS_PORT, **more}
         paths = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
         assert paths == {
             "startup": {"path": "/readyz", "port": "metrics"},
@@ -280,7 +282,7 @@ def test_orchestrators_dial_the_headless_services_of_all_workers(variant: str) -
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_policies_let_through_who_calls_whom(variant: str) -> None:
     callers = {"verifier": ["orchestrator"], "drafter": ["orchestrator", "verifier"]}
-    callers["retrieval"] = callers["drafter"]
+    callers["retrieval"] = callers["drafter-2"] = callers["drafter"]
     for policy in of_kind(example(variant), "NetworkPolicy"):
         role = role_of(policy)
         if role not in callers:
@@ -339,6 +341,23 @@ def test_gpus_are_asked_for_by_the_name_that_is_given() -> None:
     assert limits["verifier"]["nvidia.com/gpu"] == 1
     assert limits["drafter"]["nvidia.com/mig-1g.10gb"] == 1
     assert set(limits["orchestrator"]) == {"memory"}
+
+
+def test_a_second_drafter_has_the_first_ones_fields_its_own_model_and_another_name() -> None:
+    containers = {role: container for role, _, container in workloads(example("two-drafters"))}
+    first, second = (
+        read_settings(settings_class(role), [], variables(containers[role]))
+        for role in ("drafter", "drafter-2")
+    )
+    assert (first.name, second.name) == ("drafter", "drafter-2")
+    assert (first.model, second.model) == ("/weights/code-drafter", "/weights/prose-drafter")
+    assert first.device == second.device == "cuda"
+    assert containers["drafter"]["resources"] == containers["drafter-2"]["resources"]
+
+
+def test_a_second_drafter_without_a_model_of_its_own_is_refused() -> None:
+    with pytest.raises(HelmError, match=r"drafter-2\.settings\.model"):
+        render({"drafter-2": {"enabled": True}})
 
 
 def test_two_releases_share_no_name() -> None:

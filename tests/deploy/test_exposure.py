@@ -148,3 +148,19 @@ def test_the_test_pod_is_in_no_plain_manifest() -> None:
     assert plain
     assert not of_kind(plain, "Pod")
     assert role_of(of_kind(render(), "Pod")[0]) == "test"
+
+
+def test_verifiers_alone_reach_the_port_for_devices_drafts() -> None:
+    objects = example("edge")
+    ((_, workload, container),) = [it for it in workloads(objects) if it[0] == "orchestrator"]
+    variables = {one["name"]: one for one in container["env"]}
+    assert variables["OUTRIDER_ORCHESTRATOR__EDGE_ADVERTISE"]["value"] == "$(POD_IP):50052"
+    names = [one["name"] for one in container["env"]]
+    assert names.index("POD_IP") < names.index("OUTRIDER_ORCHESTRATOR__EDGE_ADVERTISE")
+    assert {"name": "edge", "containerPort": 50052, "protocol": "TCP"} in container["ports"]
+    assert "edge" not in {name for ports in front_ports(objects).values() for name in ports}
+    (policy,) = [one for one in of_kind(objects, "NetworkPolicy") if role_of(one) == "orchestrator"]
+    (rule,) = [one for one in policy["spec"]["ingress"] if one["ports"][0]["port"] == 50052]
+    (peer,) = rule["from"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "verifier"
+    assert workload["kind"] == "Deployment"

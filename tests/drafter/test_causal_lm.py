@@ -1,4 +1,4 @@
-"""A real (tiny) model as the drafter: every entry of the table drafts what that model would say."""
+"""A real (tiny) model as the drafter: drafters that go token by token draft what that model would say."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -40,10 +40,11 @@ PARAMS = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(DRAFTERS))
+@pytest.fixture(scope="module", params=sorted(DRAFTERS.keys() - {"block", "ngram"}))
 def drafter(request: pytest.FixtureRequest, tiny_llama_bare: Path) -> Drafter:
-    """Each way to draft, over the same weights as the target."""
-    return load(DrafterSettings(model=str(tiny_llama_bare), drafter=request.param, threads=1))
+    """Each way to draft, over the same weights as the target; a block is not meant to be right throughout."""
+    model = str(tiny_llama_bare)
+    return load(DrafterSettings(model=model, drafter=request.param, threads=1, passes="eager"))
 
 
 @pytest.fixture(scope="module")
@@ -191,5 +192,5 @@ def test_a_drafter_says_what_it_can_do(drafter: Drafter, tiny_llama: Path) -> No
     assert drafter.tokenizer_digest == ""
     assert (drafter.abilities.width, drafter.abilities.bound, drafter.abilities.max_length) == (96, 96, 256)
     assert drafter.abilities.eos_ids == {1}
-    with_tokenizer = load(DrafterSettings(model=str(tiny_llama), threads=1))
+    with_tokenizer = load(DrafterSettings(model=str(tiny_llama), threads=1, passes="eager"))
     assert len(with_tokenizer.tokenizer_digest) == 64

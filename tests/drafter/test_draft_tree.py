@@ -85,13 +85,13 @@ def test_a_node_below_the_floor_waits_until_a_commit_makes_it_likely() -> None:
 
 def test_what_nodes_need_for_now_holds_them_back_and_loses_none() -> None:
     grown = tree()
-    grown.least = 0.4
+    grown.required = 0.4
     assert tokens(grown.take_unsent()) == [1]
     (first,) = grown.frontier(4)
     grown.expand(first, [(3, 0.5), (4, 0.2)])  # 0.3 and 0.12
     assert grown.take_unsent() == []
     assert grown.frontier(4) == []
-    grown.least = 0.2
+    grown.required = 0.2
     assert tokens(grown.take_unsent()) == [2, 3]
     assert tokens(grown.frontier(4)) == [2, 3]
 

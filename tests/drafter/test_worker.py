@@ -22,6 +22,7 @@ from outrider.wire.codec import SessionKey
 from speculative.fragment import Fragment
 from speculative.hashing import prefix_hash
 from speculative.params import SamplingParams
+from speculative.policies.names import POLICIES
 
 PROMPT = (3, 1, 4, 1, 5)
 GROWTH = Growth(children=2, scale=1.0, floor=0.05, depth=3)
@@ -352,3 +353,20 @@ def test_a_worker_that_ends_shuts_its_drafter_down(bench: Bench) -> None:
     bench.worker.stop()
     bench.worker.run()
     assert bench.drafter.is_shut_down
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "fixed:1", "confidence:1", "entropy:1", "learnt:0"])
+def test_every_policy_drafts_along_a_whole_request(bench: Bench, policy: str) -> None:
+    bench.follow(1, policy=policy)
+    ids = list(PROMPT)
+    for number in range(12):
+        bench.now += 0.005
+        bench.settle()
+        fresh = [int(bench.drafter.logits(ids).argmax())]
+        if number % 3:  # rounds of one and of two tokens
+            fresh.append(int(bench.drafter.logits([*ids, *fresh]).argmax()))
+        bench.progress(1, ids, fresh)
+        ids += fresh
+    assert not bench.refused
+    sure = policy == "learnt:0"  # a path without any risk has no node
+    assert bool(bench.worker.counts.nodes_committed) is not sure, "the target chose what the drafter would"

@@ -1,10 +1,16 @@
-"""Clients that send hostile inputs by the hundred and check each answer: its status, and an error's shape."""
+"""Clients that send hostile inputs by the hundred and check each answer: its status, and an error's shape.
+
+Inputs are taken as connections become free, so that an iterator which makes them as they are asked for keeps
+all connections busy.
+"""
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import grpc
 import grpc.aio
@@ -27,9 +33,10 @@ GRPC_STATUSES = frozenset(
     }
 )
 ERROR_FIELDS = {"message", "type", "param", "code"}
+ANTHROPIC_FIELDS = {"message", "type"}
 AT_ONCE = 16
 """Calls at a time over gRPC, and connections over HTTP."""
-PIPELINED = 4
+PIPELINED = 8
 """Bodies that are sent over one connection without waiting for an answer."""
 
 
@@ -95,33 +102,36 @@ class HttpFuzzClient:
         lines += ["content-type: application/json", f"content-length: {size}"]
         return "\r\n".join([*lines, "", ""]).encode()
 
-    async def send(self, path: str, bodies: Sequence[bytes]) -> None:
-        """Sends all bodies and checks their answers. Raises WrongAnswer."""
-        left = list(bodies)[::-1]
+    async def send(self, inputs: Iterable[tuple[str, bytes]]) -> None:
+        """Sends all inputs, each a path and a body, and checks their answers. Raises WrongAnswer."""
+        left = iter(inputs)
 
         async def work() -> None:
-            while left:
-                taken = [left.pop() for _ in range(min(PIPELINED, len(left)))]
+            while taken := list(islice(left, PIPELINED)):
                 while taken:
-                    del taken[: await self._over_one_connection(path, taken)]
+                    del taken[: await self._over_one_connection(taken)]
 
-        await side_by_side(work, min(AT_ONCE, len(left)))
+        await side_by_side(work, AT_ONCE)
 
-    async def send_raw(self, inputs: Sequence[bytes]) -> None:
-        """Sends each input over a connection of its own and checks what comes back, if anything does."""
-        left = list(inputs)[::-1]
+    async def send_raw(self, inputs: Iterable[bytes]) -> None:
+        """Sends each input over a connection of its own and checks what comes back, if anything does.
+
+        KEY stands for the key in an input.
+        """
+        left, key = iter(inputs), self._key.encode()
 
         async def work() -> None:
-            while left:
-                await self._raw(left.pop())
+            for data in left:
+                await self._raw(data.replace(b"KEY", key))
 
-        await side_by_side(work, min(AT_ONCE, len(left)))
+        await side_by_side(work, AT_ONCE)
 
     async def _raw(self, data: bytes) -> None:
         connection, answered = await self._open(), 0
         try:
             connection.writer.write(data)
-            connection.writer.write_eof()
+            with contextlib.suppress(OSError):  # the front may have answered and closed by now
+                connection.writer.write_eof()
             async with asyncio.timeout(ANSWER_S):
                 while answer := await read_answer(connection.reader):
                     self._check(data, *answer[:2])
@@ -137,19 +147,19 @@ class HttpFuzzClient:
     async def _open(self) -> Connection:
         return Connection(*await asyncio.open_connection(self._host, self._port))
 
-    async def _over_one_connection(self, path: str, bodies: Sequence[bytes]) -> int:
-        """How many of the bodies were answered before the connection was closed. Raises WrongAnswer."""
+    async def _over_one_connection(self, inputs: Sequence[tuple[str, bytes]]) -> int:
+        """How many of the inputs were answered before the connection was closed. Raises WrongAnswer."""
         connection = self._idle.pop() if self._idle else await self._open()
         writer, answered, closes = connection.writer, 0, True
 
         async def write() -> None:
-            for body in bodies:
+            for path, body in inputs:
                 writer.write(self.head_of(path, len(body), self._key) + body)
                 await writer.drain()
 
         writing = asyncio.create_task(write())
         try:
-            for body in bodies:
+            for _, body in inputs:
                 async with asyncio.timeout(ANSWER_S):
                     answer = await read_answer(connection.reader)
                 if answer is None:
@@ -162,16 +172,18 @@ class HttpFuzzClient:
         except (ConnectionError, asyncio.IncompleteReadError):
             closes = True
         except TimeoutError:
-            raise WrongAnswer(f"{path}: no answer for {ANSWER_S:g} s: {bodies[answered][:500]!r}") from None
+            path, body = inputs[answered]
+            raise WrongAnswer(f"{path}: no answer for {ANSWER_S:g} s: {body[:500]!r}") from None
         finally:
-            if answered < len(bodies):
+            if answered < len(inputs):
                 closes = True
                 writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
             if closes:
                 writer.close()
         if not answered and connection.fresh:
-            raise WrongAnswer(f"{path}: no answer, and the connection was closed: {bodies[0][:500]!r}")
+            path, body = inputs[0]
+            raise WrongAnswer(f"{path}: no answer, and the connection was closed: {body[:500]!r}")
         if not closes:
             connection.fresh = False
             self._idle.append(connection)
@@ -183,8 +195,10 @@ class HttpFuzzClient:
             raise WrongAnswer(f"status {status}, {content[:300]!r}, for {sent[:2000]!r}")
         if status == 200:
             return
-        error = json.loads(content).get("error", {})
-        if set(error) != ERROR_FIELDS or not error["message"] or not isinstance(error["message"], str):
+        said = json.loads(content)
+        error = said.get("error", {})
+        fields = ANTHROPIC_FIELDS if said.get("type") == "error" else ERROR_FIELDS
+        if set(error) != fields or not error["message"] or not isinstance(error["message"], str):
             raise WrongAnswer(
                 f"status {status} without an error's shape, {content[:300]!r}, for {sent[:2000]!r}"
             )
@@ -222,15 +236,15 @@ class GrpcFuzzClient:
         """Closes the channel."""
         await self._channel.close()
 
-    async def send(self, method: str, requests: Sequence[bytes]) -> None:
-        """Calls the method with each request and checks the status. Raises WrongAnswer."""
-        left = list(requests)[::-1]
+    async def send(self, inputs: Iterable[tuple[str, bytes]]) -> None:
+        """Calls each input's method with its request and checks the status. Raises WrongAnswer."""
+        left = iter(inputs)
 
         async def work() -> None:
-            while left:
-                await self._call(method, left.pop())
+            for method, request in left:
+                await self._call(method, request)
 
-        await side_by_side(work, min(AT_ONCE, len(left)))
+        await side_by_side(work, AT_ONCE)
 
     async def _call(self, method: str, request: bytes) -> None:
         called: grpc.aio.StreamStreamMultiCallable[bytes, bytes]

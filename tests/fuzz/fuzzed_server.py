@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from outrider.client import AsyncClient
+from outrider.runtime.serve import loop_factory
 from outrider.tokens import TokenTable
 from tests.orchestrator.conftest import FakeVerifier, Session, World
 from tests.orchestrator.fronts import orchestrator, soon, write_keys
@@ -147,4 +148,5 @@ class FuzzedServer:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1])))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve(Path(sys.argv[1])))

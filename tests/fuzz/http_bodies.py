@@ -16,9 +16,8 @@ COUNTS = (*(0, 1, 2, 3, 15, 16, 17, 64, 65, 255, 256, 257) * 2, 1000, 4096, 4097
 are rare: they cost as much as many inputs."""
 DEPTHS = (1, 2, 3, 30, 100, 255, 256, 1000, 5000)
 
-_GENERATION: dict[str, Any] = {
+_DECODING: dict[str, Any] = {
     "model": None,
-    "max_tokens": 2,
     "temperature": 0.5,
     "top_p": 0.9,
     "top_k": 5,
@@ -29,20 +28,47 @@ _GENERATION: dict[str, Any] = {
     "logit_bias": {"5": 1.0},
     "min_tokens": 1,
     "ignore_eos": True,
-    "stop": ["stop"],
     "stop_token_ids": [7],
     "seed": 1,
+    "structured_outputs": {
+        "json": "{}",
+        "regex": "a",
+        "json_object": True,
+        "choice": ["a"],
+        "grammar": "start: A",
+    },
+    "prediction": {"type": "content", "content": [{"type": "text", "text": "x"}]},
+    "references": ["x", "y"],
+    "stream": False,
+    "speculation": {
+        "enabled": True,
+        "sources": ["lookup"],
+        "nodes": 4,
+        "learn": False,
+        "corpora": ["c"],
+        "edit": True,
+    },
+    "return_token_ids": True,
+}
+_GENERATION: dict[str, Any] = _DECODING | {
+    "max_tokens": 2,
+    "stop": ["stop"],
     "n": 1,
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}},
-    "structured_outputs": {"json": "{}", "regex": "a", "json_object": True},
-    "prediction": {"type": "content", "content": [{"type": "text", "text": "x"}]},
-    "stream": False,
-    "stream_options": {"include_usage": True},
-    "speculation": {"enabled": True, "sources": ["lookup"], "nodes": 4, "learn": False, "corpora": ["c"]},
-    "return_token_ids": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    "return_token_sources": True,
     "per_request_spec_decode_metrics": "none",
 }
-_MESSAGE = {"role": "user", "content": [{"type": "text", "text": "x"}], "name": "n"}
+_CALL = {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}
+_MESSAGE = {
+    "role": "assistant",
+    "content": [{"type": "text", "text": "x"}],
+    "name": "n",
+    "reasoning_content": "r",
+    "tool_calls": [_CALL],
+    "tool_call_id": "c",
+}
+_FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 _IGNORED: dict[str, Any] = {
     "user": "u",
     "metadata": {"a": "b"},
@@ -53,49 +79,150 @@ _IGNORED: dict[str, Any] = {
     "prompt_cache_options": {"a": [1]},
     "prompt_cache_retention": "24h",
 }
-_ABSENT = ("function_call", "audio", "reasoning_effort", "verbosity", "web_search_options", "moderation")
-FULL: dict[str, dict[str, Any]] = {
-    "/v1/completions": {
-        **_GENERATION,
-        **_IGNORED,
-        "prompt": [[5, 9]],
-        "suffix": None,
-        "logprobs": 1,
-        "echo": False,
-        "best_of": 1,
+_ABSENT = ("function_call", "audio", "verbosity", "web_search_options", "moderation")
+_SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}
+_ITEMS: list[Any] = [
+    {"role": "developer", "content": "x"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+    {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "x"},
+]
+_TURNS: list[Any] = [
+    {"role": "user", "content": "x"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "x", "signature": ""},
+            {"type": "text", "text": "x"},
+            {"type": "tool_use", "id": "1", "name": "f", "input": {"a": None}},
+        ],
     },
-    "/v1/chat/completions": {
-        **_GENERATION,
-        **_IGNORED,
-        **dict.fromkeys(_ABSENT),
-        "tools": [],
-        "tool_choice": None,
-        "functions": [],
-        "parallel_tool_calls": True,
-        "modalities": ["text"],
-        "messages": [_MESSAGE],
-        "max_completion_tokens": 2,
-        "logprobs": True,
-        "top_logprobs": 1,
-    },
-    "/tokenize": {
-        "model": None,
-        "prompt": "x",
-        "messages": [_MESSAGE],
-        "add_special_tokens": True,
-        "add_generation_prompt": True,
-        "return_token_strs": True,
-    },
-    "/detokenize": {"model": None, "tokens": [5]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x"}]},
+]
+_OF_TURNS: dict[str, Any] = {
+    "messages": _TURNS,
+    "system": [{"type": "text", "text": "x"}],
+    "tools": [{"name": "f", "description": "x", "input_schema": _SCHEMA}, {"type": "bash_1", "name": "b"}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}},
+    "chat_template_kwargs": {"x": 1},
+    "cache_control": {"type": "ephemeral"},
+    **dict.fromkeys(("speed", "user_profile_id", "workspace_id", "mcp_servers", "context_management")),
 }
-"""Every field of every body, with a value that is legal by itself."""
-LEGAL: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": [5, 9], "max_tokens": 2},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
-    "/tokenize": {"prompt": "x"},
-    "/detokenize": {"tokens": [5]},
+
+
+class Body(NamedTuple):
+    """What one path takes."""
+
+    legal: dict[str, Any]
+    """The smallest body that is answered."""
+    full: dict[str, Any]
+    """Every field of the body, with a value that is legal by itself. A value is fuzzed at every depth."""
+
+
+BODIES: dict[str, Body] = {
+    "/v1/completions": Body(
+        {"prompt": [5, 9], "max_tokens": 2},
+        {
+            **_GENERATION,
+            **_IGNORED,
+            "prompt": [[5, 9]],
+            "suffix": None,
+            "logprobs": 1,
+            "echo": False,
+            "best_of": 1,
+        },
+    ),
+    "/v1/chat/completions": Body(
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+        {
+            **_GENERATION,
+            **_IGNORED,
+            **dict.fromkeys(_ABSENT),
+            "tools": [{"type": "function", "function": _FUNCTION}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "reasoning_effort": "none",
+            "chat_template_kwargs": {"x": 1},
+            "continue_final_message": False,
+            "functions": [],
+            "parallel_tool_calls": True,
+            "modalities": ["text"],
+            "messages": [_MESSAGE],
+            "max_completion_tokens": 2,
+            "logprobs": True,
+            "top_logprobs": 1,
+        },
+    ),
+    "/v1/responses": Body(
+        {"input": "x", "max_output_tokens": 2},
+        {
+            **_DECODING,
+            **_IGNORED,
+            "input": _ITEMS,
+            "instructions": "x",
+            "tools": [
+                {"type": "function", "name": "f", "parameters": _SCHEMA, "strict": True},
+                {"type": "mcp"},
+            ],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "f"}],
+            },
+            "parallel_tool_calls": True,
+            "max_output_tokens": 2,
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": _SCHEMA}},
+            "reasoning": {"effort": "none", "summary": "auto"},
+            "include": ["reasoning.encrypted_content"],
+            "truncation": "disabled",
+            "background": False,
+            "top_logprobs": 0,
+            "stop": ["stop"],
+            "stream_options": {"include_obfuscation": True},
+            "chat_template_kwargs": {"x": 1},
+            "client_metadata": {"a": "b"},
+            **dict.fromkeys(
+                (
+                    "previous_response_id",
+                    "conversation",
+                    "prompt",
+                    "context_management",
+                    "moderation",
+                    "max_tool_calls",
+                )
+            ),
+        },
+    ),
+    "/v1/messages": Body(
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+        {
+            **_DECODING,
+            **_IGNORED,
+            **_OF_TURNS,
+            "max_tokens": 2,
+            "stop_sequences": ["stop"],
+            **dict.fromkeys(("inference_geo", "diagnostics", "container")),
+        },
+    ),
+    "/v1/messages/count_tokens": Body(
+        {"messages": [{"role": "user", "content": "x"}]}, {"model": None, **_OF_TURNS}
+    ),
+    "/tokenize": Body(
+        {"prompt": "x"},
+        {
+            "model": None,
+            "prompt": "x",
+            "messages": [_MESSAGE],
+            "add_special_tokens": True,
+            "add_generation_prompt": True,
+            "return_token_strs": True,
+        },
+    ),
+    "/detokenize": Body({"tokens": [5]}, {"model": None, "tokens": [5]}),
 }
-"""The smallest bodies that are answered."""
+"""By path, what is fuzzed. A new body needs an entry here and nothing else."""
 
 
 class Hole(NamedTuple):
@@ -113,7 +240,7 @@ class Hole(NamedTuple):
 def holes(path: str) -> list[Hole]:
     """Every place of a path's body, at every depth, and the name of a field as well."""
     made = []
-    for field, example in FULL[path].items():
+    for field, example in BODIES[path].full.items():
         for marked in _marked(example):
             before, _, after = json.dumps(marked).partition(json.dumps(_MARK))
             made.append(Hole(field, before, after))
@@ -136,7 +263,7 @@ def _marked(value: Any) -> Iterator[Any]:
 
 def body(path: str, *overrides: tuple[str, str]) -> bytes:
     """A legal body with these fields, given as texts, in place of its own; a field may come twice."""
-    legal = LEGAL[path]
+    legal = BODIES[path].legal
     named = {field for field, _ in overrides}
     kept = [(field, json.dumps(value)) for field, value in legal.items() if field not in named]
     text = ",".join(f"{json.dumps(field)}:{value}" for field, value in (*kept, *overrides))

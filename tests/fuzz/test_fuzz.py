@@ -1,4 +1,4 @@
-"""Hostile inputs of every class over both fronts: none is felt by another tenant, and none leaves anything.
+"""Hostile inputs of every class over all fronts: none is felt by another tenant, and none leaves anything.
 
 A minute of it belongs to what a change must pass (`make fuzz-check`); `make fuzz` sends a million inputs.
 FUZZ_INPUTS and FUZZ_SECONDS bound a run, and FUZZ_SEED repeats one.
@@ -10,7 +10,7 @@ import os
 import queue
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from orchestrator.front.http.connections.websocket import DRAFTS_TAG, MOST_WAITING_BYTES
 from tests.fuzz import http_bodies, wire_fields
 from tests.fuzz.canaries import Canaries, Seen
 from tests.fuzz.front_clients import Answers, GrpcFuzzClient, HttpFuzzClient, WrongAnswer
 from tests.fuzz.fuzzed_server import FuzzedServer
+from tests.fuzz.socket_client import LEGAL, SocketFuzzClient, frame
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(4 * 3600)]
 
@@ -31,11 +33,9 @@ INPUTS = int(os.environ.get("FUZZ_INPUTS", "1000000000"))
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "45"))
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 EXAMPLES = 25
-"""Examples between two looks at the server; each is up to 192 inputs."""
+"""Examples between two looks at the server; each is up to 240 inputs."""
 AHEAD = 8
 """Examples that are made while others are sent."""
-RAW_AT_ONCE = 48
-"""Most inputs of an example of bytes that may be no HTTP."""
 MOST_STALL_S = 0.2
 """Longest stall of the server's loop, in seconds of processor time, that inputs may cause together."""
 MOST_GAP_S = 2.0
@@ -55,6 +55,7 @@ class FuzzRun:
         self._loop = asyncio.new_event_loop()
         self._http = HttpFuzzClient(server, self.answers)
         self._grpc: GrpcFuzzClient = self.run(self._open())
+        self._socket = SocketFuzzClient(server, self.answers)
 
     def begin(self) -> None:
         """Forgets what was seen so far."""
@@ -72,18 +73,15 @@ class FuzzRun:
         self.run(self._grpc.close())
         self._loop.close()
 
-    def http(self, path: str, bodies: list[bytes]) -> None:
-        """Sends bodies; see HttpFuzzClient."""
-        self.run(self._http.send(path, bodies))
-
-    def raw(self, inputs: list[bytes]) -> None:
-        """Sends bytes to the HTTP front, with a key in place of KEY; see HttpFuzzClient."""
-        key = self.server.keys["attacker"].encode()
-        self.run(self._http.send_raw([data.replace(b"KEY", key) for data in inputs]))
-
-    def grpc(self, method: str, requests: list[bytes]) -> None:
-        """Makes calls; see GrpcFuzzClient."""
-        self.run(self._grpc.send(method, requests))
+    def send(self, kind: str, inputs: Iterable[Any]) -> None:
+        """Sends inputs of a kind of STRATEGIES. Raises WrongAnswer."""
+        senders = {
+            "http": self._http.send,
+            "raw": self._http.send_raw,
+            "grpc": self._grpc.send,
+            "socket": self._socket.send,
+        }
+        self.run(senders[kind](inputs))
 
     def look(self) -> None:
         """Checks that nobody was harmed: a legal request works, ids are right, no trace is in the log."""
@@ -93,7 +91,7 @@ class FuzzRun:
         assert not self.canaries.seen.wrong, self.canaries.seen.wrong[:3]
         assert self.canaries.seen.longest_gap_s < MOST_GAP_S
         before = self.answers.statuses["http 200"]
-        self.http("/v1/completions", [http_bodies.body("/v1/completions")])
+        self.send("http", [("/v1/completions", http_bodies.body("/v1/completions"))])
         assert self.answers.statuses["http 200"] == before + 1
         for stall in self.stalls():
             assert stall["processor_seconds"] < MOST_STALL_S, stall
@@ -123,72 +121,107 @@ def fuzz(running: FuzzRun) -> FuzzRun:
     return running
 
 
-def bodies_at(draw: st.DrawFn, path: str) -> list[bytes]:
+HOLES = {path: http_bodies.holes(path) for path in http_bodies.BODIES}
+PLACES = {method: list(wire_fields.places(kind)) for method, kind in wire_fields.REQUESTS.items()}
+PATHS = st.sampled_from(sorted(http_bodies.BODIES))
+METHODS = st.sampled_from([wire_fields.GENERATE] * 5 + sorted(wire_fields.REQUESTS))
+RAW_PIECES = (
+    b"",
+    b"\r\n",
+    b"\0",
+    b"\xff",
+    b" ",
+    b":",
+    b"transfer-encoding: chunked\r\n",
+    b"content-length: 5\r\n",
+)
+"""What replaces bytes of a request over HTTP, beside any bytes."""
+
+
+@st.composite
+def http_examples(draw: st.DrawFn) -> list[tuple[str, bytes]]:
     """Bodies of a path: some values at some places, all beside one more changed field."""
+    path = draw(PATHS)
     every = HOLES[path]
-    places = draw(st.lists(st.sampled_from(every), min_size=min(6, len(every)), max_size=24, unique=True))
-    put = draw(st.lists(http_bodies.values(), min_size=3, max_size=8))
+    places = draw(st.lists(st.sampled_from(every), min_size=min(10, len(every)), max_size=24, unique=True))
+    put = draw(st.lists(http_bodies.values(), min_size=5, max_size=10))
     beside = draw(st.none() | st.tuples(st.sampled_from(every), http_bodies.values()))
     more = [] if beside is None else [beside[0].filled(beside[1])]
-    return [http_bodies.body(path, *more, place.filled(value)) for place in places for value in put]
-
-
-HOLES = {path: http_bodies.holes(path) for path in http_bodies.LEGAL}
-PLACES = {method: list(wire_fields.places(kind)) for method, kind in wire_fields.REQUESTS.items()}
-PATHS = st.sampled_from(sorted(http_bodies.LEGAL))
-METHODS = st.sampled_from([wire_fields.GENERATE] * 5 + sorted(wire_fields.REQUESTS))
+    return [(path, http_bodies.body(path, *more, place.filled(value))) for place in places for value in put]
 
 
 @st.composite
-def http_examples(draw: st.DrawFn) -> tuple[str, list[bytes]]:
-    """A path and bodies for it."""
-    path = draw(PATHS)
-    return path, bodies_at(draw, path)
+def grpc_examples(draw: st.DrawFn, methods: st.SearchStrategy[str] = METHODS) -> list[tuple[str, bytes]]:
+    """Requests of a method: some values at some places."""
+    method = draw(methods)
+    every = PLACES[method]
+    places = draw(st.lists(st.sampled_from(every), min_size=min(10, len(every)), max_size=24, unique=True))
+    put = draw(st.lists(wire_fields.values(), min_size=5, max_size=10))
+    return [(method, data) for data in wire_fields.requests(method, places, put, first=draw(st.booleans()))]
 
 
 @st.composite
-def grpc_examples(draw: st.DrawFn) -> tuple[str, list[bytes]]:
-    """A method and requests for it: some values at some places."""
-    method = draw(METHODS)
-    places = draw(st.lists(st.sampled_from(PLACES[method]), min_size=4, max_size=24, unique=True))
-    put = draw(st.lists(wire_fields.values(), min_size=3, max_size=8))
-    return method, wire_fields.requests(method, places, put, first=draw(st.booleans()))
-
-
-@st.composite
-def raw_inputs(draw: st.DrawFn) -> bytes:
-    """A request over HTTP in which bytes were replaced, repeated, removed or put in; KEY for the key."""
-    path = draw(PATHS)
-    body = http_bodies.body(path)
-    length = draw(st.sampled_from((len(body), len(body) - 1, 40)))
-    data = bytearray(HttpFuzzClient.head_of(path, length, "KEY") + body)
-    for _ in range(draw(st.integers(1, 4))):
-        at, length = draw(st.integers(0, len(data))), draw(st.sampled_from((0, 1, 2, 10, 200)))
-        pieces = (
-            b"",
-            b"\r\n",
-            b"\0",
-            b"\xff",
-            b" ",
-            b":",
-            b"transfer-encoding: chunked\r\n",
-            b"content-length: 5\r\n",
+def raw_changes(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
+    """Changes of a request: where (from the end if negative), how many bytes, and what replaces them."""
+    return [
+        (
+            draw(st.integers(-200, 400)),
+            draw(st.sampled_from((0, 1, 2, 10, 200))),
+            draw(st.sampled_from(RAW_PIECES) | st.binary(max_size=8))
+            * draw(st.sampled_from((1, 1, 2, 1000))),
         )
-        data[at : at + length] = draw(st.sampled_from(pieces) | st.binary(max_size=8)) * draw(
-            st.sampled_from((1, 1, 2, 1000))
-        )
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+
+
+@st.composite
+def raw_examples(draw: st.DrawFn) -> list[bytes]:
+    """Requests over HTTP in which bytes were replaced, repeated, removed or put in; KEY for the key."""
+    made = []
+    changes = draw(st.lists(raw_changes(), min_size=4, max_size=10))
+    for path in draw(st.lists(PATHS, min_size=2, max_size=4, unique=True)):
+        body = http_bodies.body(path)
+        length = draw(st.sampled_from((len(body), len(body) - 1, 40)))
+        made += [_changed(HttpFuzzClient.head_of(path, length, "KEY") + body, each) for each in changes]
+    return made
+
+
+@st.composite
+def socket_examples(draw: st.DrawFn) -> list[tuple[bool, bytes]]:
+    """Frames of a WebSocket, and whether they are whole: requests as over gRPC, or changed bytes."""
+    if draw(st.booleans()):
+        requests = draw(grpc_examples(st.just(wire_fields.GENERATE)))
+        return [(True, frame(data)) for _, data in requests if not _pushes_out(data)]
+    kinds = draw(st.lists(st.integers(0, 15), min_size=1, max_size=4))
+    frames = b"".join(frame(b"x" * draw(st.sampled_from((0, 1, 125, 126, 70_000))), kind) for kind in kinds)
+    changes = draw(st.lists(raw_changes(), min_size=4, max_size=10))
+    return [(False, _changed(sent, each)) for sent in (LEGAL, frames, frames + LEGAL) for each in changes]
+
+
+def _pushes_out(data: bytes) -> bool:
+    """Whether the request behind a message is dropped: drafts fill all the room for messages that wait."""
+    return data[:1] == DRAFTS_TAG and len(data) > MOST_WAITING_BYTES // 2
+
+
+def _changed(request: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
+    data = bytearray(request)
+    for at, length, piece in changes:
+        start = min(at, len(data)) if at >= 0 else max(0, len(data) + at)
+        data[start : start + length] = piece
     return bytes(data)
 
 
-SHARES = {"http": 0.5, "grpc": 0.35, "raw": 0.15}
+SHARES = {"http": 0.45, "grpc": 0.3, "raw": 0.12, "socket": 0.13}
 """Share of the inputs, and of the time, that each kind of input gets."""
 
 
 STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
     "http": http_examples(),
     "grpc": grpc_examples(),
-    "raw": st.tuples(st.lists(raw_inputs(), min_size=1, max_size=RAW_AT_ONCE)),
+    "raw": raw_examples(),
+    "socket": socket_examples(),
 }
+"""By kind, examples of many inputs each."""
 
 
 def for_examples(kind: str, number: int, phases: Sequence[Phase], do: Callable[[Any], None]) -> None:
@@ -214,7 +247,7 @@ def send_examples(fuzz: FuzzRun, kind: str, number: int) -> None:
 
     A thread makes examples while others are sent. After a wrong answer the same examples are sent one by one.
     """
-    made: queue.Queue[Any] = queue.Queue(AHEAD)
+    made: queue.Queue[list[Any] | None] = queue.Queue(AHEAD)
 
     def make() -> None:
         try:
@@ -222,19 +255,19 @@ def send_examples(fuzz: FuzzRun, kind: str, number: int) -> None:
         finally:
             made.put(None)
 
-    send = getattr(fuzz, kind)
+    examples = iter(made.get, None)
     with ThreadPoolExecutor(1) as thread:
         making = thread.submit(make)
         wrong: WrongAnswer | None = None
-        while (example := made.get()) is not None:
-            try:
-                if wrong is None:
-                    send(*example)
-            except WrongAnswer as error:
-                wrong = error
+        try:
+            fuzz.send(kind, (one for example in examples for one in example))
+        except WrongAnswer as error:
+            wrong = error
+            for _ in examples:  # the thread waits until they are taken
+                pass
         making.result()
     if wrong is not None:
-        for_examples(kind, number, [Phase.generate, Phase.shrink], lambda example: send(*example))
+        for_examples(kind, number, [Phase.generate, Phase.shrink], lambda example: fuzz.send(kind, example))
         raise wrong
 
 
@@ -262,13 +295,14 @@ def test_no_input_is_felt_by_another_tenant_or_leaves_anything(
 def report(fuzz: FuzzRun, began: float, grown_from: int) -> str:
     """A line that says what was sent and what was seen."""
     seconds, seen = time.monotonic() - began, fuzz.canaries.seen
-    stall = max((float(each["processor_seconds"]) for each in fuzz.stalls()), default=0.0)
+    stalls = sorted((float(each["processor_seconds"]), str(each["where"])) for each in fuzz.stalls())
+    stall, where = stalls[-1] if stalls else (0.0, "nowhere")
     grown = (fuzz.server.resident_bytes() - grown_from) >> 20
     return (
         f"{fuzz.answers.inputs} inputs in {seconds:.0f} s (FUZZ_SEED={SEED}): "
         f"{dict(sorted(fuzz.answers.statuses.items()))}; {seen.streams} canary streams, longest wait "
-        f"{1000 * seen.longest_gap_s:.0f} ms and longest recent stall {1000 * stall:.0f} ms of the loop's "
-        f"processor time; grown by {grown} MiB"
+        f"{1000 * seen.longest_gap_s:.0f} ms and longest recent stall {1000 * stall:.0f} ms ({where}) of "
+        f"the loop's processor time; grown by {grown} MiB"
     )
 
 
@@ -281,21 +315,24 @@ def corpus() -> list[dict[str, Any]]:
 def test_what_was_found_once_is_refused_now(fuzz: FuzzRun, case: dict[str, Any]) -> None:
     pieces = case.get("between", "").join([case.get("piece", "")] * case.get("times", 0))
     data = f"{case.get('before', '')}{pieces}{case.get('after', '')}".encode("latin-1")
-    if case["front"] == "raw":
-        fuzz.raw([data])
-    elif case["front"] == "http":
-        fuzz.http(case["at"], [data])
-    else:
-        fuzz.grpc(case["at"], [data])
+    fuzz.send(case["front"], [data] if case["front"] == "raw" else [(case["at"], data)])
     fuzz.look()
 
 
-def test_every_field_of_the_description_is_among_the_places(fuzz: FuzzRun) -> None:
+def test_every_body_of_the_description_is_fuzzed_with_every_field(fuzz: FuzzRun) -> None:
     document = fuzz.run(described(fuzz.server))
-    for path, full in http_bodies.FULL.items():
-        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        schema = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]
-        assert set(schema["properties"]) == set(full), path
+    fields = {
+        path: set(fields_of(document, methods["post"]["requestBody"]))
+        for path, methods in document["paths"].items()
+        if "requestBody" in methods.get("post", {})
+    }
+    assert fields == {path: set(body.full) for path, body in http_bodies.BODIES.items()}
+
+
+def fields_of(document: Any, described_body: Any) -> Any:
+    """The fields of a body that the OpenAPI document describes."""
+    schema = described_body["content"]["application/json"]["schema"]
+    return document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
 
 
 async def described(server: FuzzedServer) -> Any:

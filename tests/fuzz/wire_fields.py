@@ -27,7 +27,7 @@ REQUESTS: dict[str, Descriptor] = {
     "Generation/Explain": explain_pb2.ExplainRequest.DESCRIPTOR,
     "Generation/ListModels": pb.ListModelsRequest.DESCRIPTOR,
 }
-_START = pb.GenerateStart(max_tokens=2, session="fuzzed", seed=1)
+_START = pb.GenerateStart(max_tokens=2, seed=1)
 _START.ids.ids.extend((5, 9))
 LEGAL: dict[str, bytes] = {
     GENERATE: pb.GenerateRequest(start=_START).SerializeToString(),

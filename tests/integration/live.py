@@ -24,7 +24,8 @@ PATIENT = {"OUTRIDER_ORCHESTRATOR__SILENT_S": "20"}
 
 def start_up(*flags: str, log: Path) -> "Up":
     """Starts `outrider up` and returns at once."""
-    return _start("up", "--json", "--threads", "1", *flags, log=log)
+    free = ("--bind", "127.0.0.1:0", "--http-bind", "127.0.0.1:0")
+    return _start("up", "--json", "--threads", "1", *free, *flags, log=log)
 
 
 def start_demo(log: Path) -> "Up":

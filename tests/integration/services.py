@@ -33,8 +33,8 @@ class Services:
     def verifier(self, address: str = "") -> ServiceProcess:
         return self._computing("verifier", address)
 
-    def drafter(self, address: str = "") -> ServiceProcess:
-        return self._computing("drafter", address)
+    def drafter(self, *flags: str, address: str = "") -> ServiceProcess:
+        return self._computing("drafter", address, *flags)
 
     def orchestrator(
         self, verifiers: list[ServiceProcess], *flags: str, address: str = "", **peers: ServiceProcess
@@ -51,5 +51,6 @@ class Services:
         stop_all(self._processes, 5.0)
         self._held.close()
 
-    def _computing(self, role: str, address: str) -> ServiceProcess:
-        return self.start(role, "--model", str(self._models[role]), "--threads", "1", address=address)
+    def _computing(self, role: str, address: str, *flags: str) -> ServiceProcess:
+        own = flags if "--model" in flags else ("--model", str(self._models[role]), *flags)
+        return self.start(role, *own, "--threads", "1", "--passes", "eager", address=address)

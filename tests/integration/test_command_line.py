@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ def test_json_is_one_object_with_exactly_these_fields(up: Up, client: Client, ca
         "rounds",
         "acceptance_length",
         "accepted_by_source",
+        "promise",
     ]
     same = client.generate(
         PROMPT, max_tokens=30, temperature=0.7, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.1,
@@ -58,6 +60,23 @@ def test_json_is_one_object_with_exactly_these_fields(up: Up, client: Client, ca
     assert tuple(said["ids"]) == same.ids
     assert (said["text"], said["seed"], said["session"]) == (same.text, 7, "named")
     assert said["usage"]["prompt_tokens"] == same.usage.prompt_tokens
+
+
+def test_files_and_the_prompt_itself_are_drafted_from_and_change_no_token(
+    up: Up, client: Client, tmp_path: Path, capsys: Any
+) -> None:
+    asked = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+    plain = client.generate(PROMPT, speculation=False, **asked)  # type: ignore[arg-type]
+    answer = tmp_path / "answer.py"
+    answer.write_text(PROMPT + plain.text, encoding="utf-8")
+    flags = ["--prompt", PROMPT, "--max-tokens", "40", "--temperature", "0", "--ignore-eos", "--json"]
+    flags += ["--sources", "references", "--nodes", "16", "--references", str(answer), "--edit"]
+
+    status, out, _ = generate(capsys, "--address", up.address, *flags)
+
+    said = json.loads(out)
+    assert (status, tuple(said["ids"])) == (0, plain.ids)
+    assert said["usage"]["accepted_by_source"]["references"] > 20
 
 
 def test_ids_are_taken_as_they_are(up: Up, client: Client, capsys: Any) -> None:

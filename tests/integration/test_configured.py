@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from outrider.client import Client
 from tests.integration.live import ROOT, start_up
 
@@ -17,6 +19,7 @@ def shown(role: str, **variables: str) -> dict[str, object]:
     return {name: one["value"] for name, one in json.loads(done.stdout)["settings"].items()}
 
 
+@pytest.mark.slow
 def test_one_file_is_read_by_up_and_by_every_service(tiny_llama: Path, tmp_path: Path) -> None:
     file = tmp_path / "outrider.toml"
     file.write_text(

@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from outrider.client import Client
 from tests.integration.live import start_up
 
@@ -17,6 +19,7 @@ LONG: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_one_request_outlives_the_restart_of_its_drafter(tmp_path: Path) -> None:
     up = start_up(log=tmp_path / "stderr")
     try:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from outrider.client import Client
+from speculative.errors import InvalidRequest
+from speculative.policies.names import POLICIES
 
 PROMPT = (
     "def add(left, right):\n    return left + right\nfor index, value in enumerate(values):\n    print(index"
@@ -36,6 +38,19 @@ def test_drafts_never_change_the_ids(client: Client, way: str) -> None:
         drafted = client.generate(PROMPT, **request, **steer)
         assert drafted.ids == plain.ids, steer
         assert (drafted.text, drafted.finish_reason) == (plain.text, plain.finish_reason), steer
+
+
+@pytest.mark.parametrize("way", ["greedy", "sampled"])
+def test_no_policy_changes_the_ids(client: Client, way: str) -> None:
+    request = {"max_tokens": 60, "seed": 3, **WAYS[way]}
+    plain = client.generate(PROMPT, **request, speculation=False)
+    for policy in (*POLICIES, "fixed:1"):
+        assert client.generate(PROMPT, **request, policy=policy).ids == plain.ids, policy
+
+
+def test_a_wrong_policy_is_refused_with_the_names(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match="'best'; there are survival, fixed, heuristic"):
+        client.generate(PROMPT, policy="best")
 
 
 def test_greedy_ids_are_those_of_generate(client: Client, tiny_llama: Path) -> None:

@@ -47,6 +47,20 @@ def test_the_stubs_alone(up: Up) -> None:
     assert "because of FINISH_REASON_" in said
 
 
+def test_generation_with_passages(up: Up, tiny_llama: Path) -> None:
+    assert "ids equal to those of the plain loop: True" in run("rag.py", up.address, str(tiny_llama))
+
+
+@pytest.mark.slow
+def test_generation_with_passages_by_the_embedded_pair() -> None:
+    assert "ids equal to those of the plain loop: True" in run("rag.py")
+
+
+@pytest.mark.slow
+def test_contrastive_decoding_by_the_embedded_pair() -> None:
+    assert run("contrast.py").count("ids equal to those without drafts: True") == 2
+
+
 def test_every_example_is_run() -> None:
     tests = Path(__file__).parents[1]
     text = "".join(path.read_text() for path in tests.rglob("test_*.py"))

@@ -26,10 +26,18 @@ NUMBERS = {
     "maxItems": 8,
 }
 PATTERN = r"(de|f[0-9]{1,3}|value ){3,12}:"
+CHOICE = ["value in values", "value", "index"]
+SUM = """
+start: term ("+" term){1,6} ":"
+term: NUMBER | "(" term ("-" term)+ ")"
+NUMBER: /[1-9][0-9]{0,2}/
+"""
 WAYS: dict[str, dict[str, Any]] = {
     "schema": {"json_schema": NUMBERS},
     "regex": {"regex": PATTERN},
     "object": {"json_object": True},
+    "choice": {"choice": CHOICE},
+    "lark": {"lark": SUM},
 }
 
 
@@ -38,6 +46,10 @@ def check(way: str, answer: Completion) -> None:
         return
     if way == "regex":
         assert re.fullmatch(PATTERN, answer.text)
+    elif way == "choice":
+        assert answer.text in CHOICE
+    elif way == "lark":
+        assert re.fullmatch(r"[1-9(][0-9()+-]*:", answer.text)
     else:
         jsonschema.validate(json.loads(answer.text), NUMBERS if way == "schema" else {"type": "object"})
 
@@ -78,6 +90,10 @@ def test_each_choice_has_a_matcher_of_its_own(client: Client) -> None:
         ({"regex": ""}, "regex has 0 bytes"),
         ({"regex": "a?" * 1000 + "a" * 1000}, "too many expressions"),
         ({"regex": "a", "json_object": True}, "regex and json_object are given"),
+        ({"choice": []}, "choice has 0 texts"),
+        ({"choice": 5}, "choice is 5; it must be a string, or a list of strings"),
+        ({"lark": "begin: /a/"}, "lark has no rule `start`"),
+        ({"choice": ["a"], "lark": "start: /a/"}, "choice and lark are given"),
         ({"regex": "a", "ignore_eos": True}, "ignore_eos cannot be together with regex"),
     ],
 )
@@ -105,6 +121,11 @@ def test_the_command_line_takes_a_schema_or_a_file(
     expected = list(client.generate(PROMPT, seed=3, max_tokens=60, regex=PATTERN).ids)
     assert said("--regex", PATTERN)["ids"] == expected
     assert said("--json-object")["text"].startswith("{")
+    file.write_text(SUM)
+    expected = list(client.generate(PROMPT, seed=3, max_tokens=60, lark=SUM).ids)
+    assert said("--lark", SUM)["ids"] == said("--lark", str(file))["ids"] == expected
+    assert "nor a file" in said("--lark", "missing.lark", status=2)["error"]["message"]
+    assert said(*(word for text in CHOICE for word in ("--choice", text)))["text"] in CHOICE
     assert "nor a file" in said("--json-schema", "missing.json", status=2)["error"]["message"]
     assert "no JSON" in said("--json-schema", "{", status=1)["error"]["message"]
 

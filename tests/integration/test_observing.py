@@ -62,9 +62,9 @@ async def test_a_request_is_one_trace_through_three_services(tiny_llama: Path, t
     spans = InMemorySpanExporter()
     tracing = traced("all", SimpleSpanProcessor(spans), 1.0)
     async with AsyncExitStack() as stack:
-        target = VerifierSettings(model=str(tiny_llama), threads=1)
+        target = VerifierSettings(model=str(tiny_llama), threads=1, passes="eager")
         verifier = await stack.enter_async_context(running(build_verifier, target, tracing))
-        small = DrafterSettings(model=str(tiny_llama_b), threads=1)
+        small = DrafterSettings(model=str(tiny_llama_b), threads=1, passes="eager")
         drafter = await stack.enter_async_context(running(build_drafter, small, tracing))
         front = OrchestratorSettings(verifier=(verifier,), drafter=(drafter,))
         address = await stack.enter_async_context(running(build_orchestrator, front, tracing))
@@ -118,13 +118,17 @@ def test_top_tells_what_all_processes_of_up_do(up: Up, client: Client, tmp_path:
 
 def test_explain_adds_up_to_what_the_request_cost(up: Up, client: Client) -> None:
     done = client.generate(ids=[5, 9, 30, 41], max_tokens=60, temperature=0.8, seed=9, session="explained")
-    explanation = ran("explain", "explained", "--address", up.address, "--json")
+    explanation = ran("explain", "explained", "--address", up.address, "--tree", "--json")
     (one,) = explanation["incarnations"]
     assert sum(found["committed"] for found in one["rounds"]) == len(done.ids)
     assert len(one["rounds"]) == done.usage.rounds
     accepted = sum(count for found in one["rounds"] for count in found["accepted"].values())
     assert accepted == sum(done.usage.accepted_by_source.values())
     assert one["finished"] == done.finish_reason
+    assert len(one["rounds"]) <= 64
+    assert [token["id"] for found in one["rounds"] for token in found["tokens"]] == list(done.ids)
+    assert "".join(token["text"] for found in one["rounds"] for token in found["tokens"]) == done.text
+    assert [len(found["nodes"]) for found in one["rounds"]] == [found["admitted"] for found in one["rounds"]]
     refused = subprocess.run(
         [*OUTRIDER, "explain", "explained", "--address", up.address, "--tenant", "them", "--json"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Programs that use the openai client, blocking and asyncio, in front of real services."""
+"""Programs that use the openai and the anthropic client, blocking and asyncio, in front of real services."""
 
 import asyncio
 import json
@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
-import benchmarks.http.program_scenarios  # noqa: F401  # adds its scenarios
+import benchmarks.http.program_scenarios  # adds its scenarios
+import benchmarks.http.response_scenarios  # adds its scenarios
+import benchmarks.http.tool_scenarios  # noqa: F401  # adds its scenarios
 from benchmarks.http import openai_scenarios as scenarios
+from benchmarks.http.message_scenarios import MESSAGE_SCENARIOS
 from tests.integration.live import Up, start_up
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
+EMBEDDED = Path(__file__).parents[2] / "models" / "target" / "tokenizer_config.json"
+TEMPLATE = json.loads(EMBEDDED.read_text())["chat_template"]
+"""The embedded pair's template, which has tools."""
+CONTEXT = 1024
+"""Tokens of a context that has room for the descriptions of tools, which are some 500 tokens here."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,10 @@ def chatting(tiny_writer: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     config = json.loads((tiny_writer / "tokenizer_config.json").read_text())
     (target / "tokenizer_config.json").unlink()
     (target / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
-    stack = start_up("--target", str(target), "--drafter", str(tiny_writer), log=folder / "stderr")
+    config = json.loads((tiny_writer / "config.json").read_text())
+    (target / "config.json").unlink()
+    (target / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    stack = start_up("--target", str(target), "--drafter", str(target), log=folder / "stderr")
     try:
         stack.wait_ready()
         yield stack
@@ -51,6 +59,26 @@ def test_the_asyncio_client_plays_all_of_them_at_once(chatting: Up) -> None:
             plays = [scenarios.play_async(client, model, name) for name in scenarios.SCENARIOS]
             ended = await asyncio.gather(*plays, return_exceptions=True)
         return [f"{name}: {e!r}" for name, e in zip(scenarios.SCENARIOS, ended, strict=True) if e is not None]
+
+    assert asyncio.run(together()) == []
+
+
+@pytest.mark.parametrize("name", MESSAGE_SCENARIOS)
+def test_the_blocking_client_of_anthropic(chatting: Up, name: str) -> None:
+    with anthropic.Anthropic(base_url=chatting.http, api_key="any", max_retries=0) as client:
+        scenarios.play(client, client.models.list().data[0].id, name, MESSAGE_SCENARIOS)
+
+
+def test_the_asyncio_client_of_anthropic_plays_all_of_them_at_once(chatting: Up) -> None:
+    async def together() -> list[str]:
+        url = chatting.http
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as client:
+            model = (await client.models.list()).data[0].id
+            plays = [
+                scenarios.play_async(client, model, name, MESSAGE_SCENARIOS) for name in MESSAGE_SCENARIOS
+            ]
+            ended = await asyncio.gather(*plays, return_exceptions=True)
+        return [f"{name}: {e!r}" for name, e in zip(MESSAGE_SCENARIOS, ended, strict=True) if e is not None]
 
     assert asyncio.run(together()) == []
 

@@ -37,7 +37,16 @@ class Services:
         return process
 
     def worker(self, role: str, model: Path, *flags: str) -> ServiceProcess:
-        registered = ("--register-with", self.front.registry, "--model", str(model), "--threads", "1")
+        registered = (
+            "--register-with",
+            self.front.registry,
+            "--model",
+            str(model),
+            "--threads",
+            "1",
+            "--passes",
+            "eager",
+        )
         return self.start(role, f"{role}_service", *registered, *flags)
 
 

@@ -74,7 +74,7 @@ def secured(tiny_llama: Path, tmp_path: Path) -> Iterator[Secured]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    model = ["--model", str(tiny_llama), "--threads", "1", "--log-level", "debug"]
+    model = ["--model", str(tiny_llama), "--threads", "1", "--passes", "eager", "--log-level", "debug"]
     at = Secured(authority, {}, {}, tmp_path, key)
     at.commands["verifier"] = [*model, *flags(authority.role("verifier"))]
     at.commands["drafter"] = [

@@ -17,7 +17,7 @@ from drafter_service.service import build as build_drafter
 from drafter_service.settings import DrafterSettings
 from orchestrator.service import build as build_orchestrator
 from orchestrator.settings import OrchestratorSettings
-from outrider.cli.generate import run_generate
+from outrider.cli.asking.generate import run_generate
 from outrider.client import AsyncClient
 from outrider.client.options import Options
 from outrider.runtime.metrics import Metrics
@@ -113,9 +113,9 @@ async def test_a_request_goes_the_way_that_the_documentation_describes(
     options = Options(max_tokens=180, temperature=0.9, seed=8, logit_bias={1: -100.0})
     with tracing(trace):
         async with AsyncExitStack() as stack:
-            target = VerifierSettings(model=str(tiny_llama), threads=1)
+            target = VerifierSettings(model=str(tiny_llama), threads=1, passes="eager")
             verifier = await stack.enter_async_context(running(build_verifier, target))
-            small = DrafterSettings(model=str(tiny_llama_b), threads=1)
+            small = DrafterSettings(model=str(tiny_llama_b), threads=1, passes="eager")
             drafter = await stack.enter_async_context(running(build_drafter, small))
             front = OrchestratorSettings(verifier=(verifier,), drafter=(drafter,))
             address = await stack.enter_async_context(running(build_orchestrator, front))

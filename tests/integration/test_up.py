@@ -115,7 +115,7 @@ def test_a_drafter_of_another_tokenizer_is_refused_before_a_model_is_loaded(
     assert said["error"]["message"] == (
         f'drafter {tiny_writer} cannot draft for {tiny_llama}: their tokenizers differ: id 2 is "\'" in the '
         "target's and '!' in the drafter's; 278 ids differ, of 96 and 280; give a drafter of the target's "
-        "tokenizer, or --drafter none"
+        "tokenizer, --drafter auto, or --drafter none"
     )
     assert "process" not in up.log(), "no service was started"
 
@@ -141,6 +141,7 @@ def test_ctrl_c_ends_the_demonstration_with_130_and_leaves_nothing(tmp_path: Pat
     assert not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_an_up_with_keys_and_certificates_everywhere_starts_and_answers(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ ASKED: list[dict[str, Any]] = [
     {"ids": [5, 9, 30, 41], "temperature": 0.8, "seed": 11, "n": 2},
     {"ids": [7], "temperature": 1.1, "seed": 3, "presence_penalty": 0.7, "repetition_penalty": 1.2},
     {"ids": [8, 8], "temperature": 0.8, "seed": 4, "speculation": False, "logprobs": True},
+    {"ids": [7, 7], "temperature": 0.9, "seed": 5, "references": ["abc def", "x = 1"]},
 ]
 LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 

@@ -38,6 +38,21 @@ _SHAPE: dict[str, Any] = {
 }
 _LOCAL_AND_GLOBAL = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 
+_MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+}
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_OLD = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": LENGTH}
+
 _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "qwen3": ("Qwen3Config", {}),
@@ -73,7 +88,68 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "falcon": ("FalconConfig", {"head_dim": None}),
-    "jamba": ("JambaConfig", {"num_experts": 1, "mamba_d_state": 4, "use_mamba_kernels": False}),
+    "jamba": (
+        "JambaConfig",
+        {"num_experts": 1, "mamba_d_state": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
+    ),
+    "mamba": ("MambaConfig", {"state_size": 4, "max_position_embeddings": None}),
+    "mamba2": (
+        "Mamba2Config",
+        {
+            "state_size": 8,
+            "num_heads": 8,
+            "head_dim": 8,
+            "n_groups": 2,
+            "chunk_size": 8,
+            "max_position_embeddings": None,
+        },
+    ),
+    "falcon_mamba": ("FalconMambaConfig", {"state_size": 4}),
+    "bamba": ("BambaConfig", {**_MAMBA2, "attn_layer_indices": [1, 3]}),
+    "falcon_h1": ("FalconH1Config", {**_MAMBA2, "mamba_d_ssm": 64}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **_MAMBA2,
+            "layer_types": ["mamba", "attention"] * 2,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 48,
+        },
+    ),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"] * 2}),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+            "chunk_size": 8,
+            "hybrid_override_pattern": "M*M-",
+        },
+    ),
+    "qwen3_5_text": ("Qwen3_5TextConfig", _DELTA_NET),
+    "mpt": ("MptConfig", {"d_model": 32, "n_heads": 4, "n_layers": 4, "max_seq_len": LENGTH}),
+    "gptj": ("GPTJConfig", {**_OLD, "rotary_dim": 4}),
+    "codegen": ("CodeGenConfig", {**_OLD, "rotary_dim": 4}),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        {
+            "num_layers": 4,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 2]],
+            "window_size": WINDOW,
+        },
+    ),
+    "llama4_text": (
+        "Llama4TextConfig",
+        {"attention_chunk_size": WINDOW, "num_local_experts": 2, "intermediate_size_mlp": 48},
+    ),
+    "phimoe": (
+        "PhimoeConfig",
+        {"sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "recurrent_gemma": ("RecurrentGemmaConfig", {"lru_width": 32, "attention_window_size": WINDOW}),
     "qwen3_next": (
         "Qwen3NextConfig",
         {
@@ -81,10 +157,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 16,
             "shared_expert_intermediate_size": 16,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
+            **_DELTA_NET,
         },
     ),
     "bert": ("BertConfig", {}),
@@ -143,6 +216,8 @@ def branched(lm: PackedLM, table: SlotTable, ids: Sequence[int]) -> SlotTable:
 def greedy_ids(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
     """transformers' own ``generate``, greedy: the new ids."""
     ids = torch.tensor([prompt])
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = None  # some families end at an id of their own
     made = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
     )

@@ -6,13 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from outrider.lm.load.model import load_tokenizer
+from outrider.lm.load.model import load_model, load_tokenizer
 from outrider.lm.load.source import ModelSource
 from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest
 
 FIRST, SECOND = "1" * 40, "2" * 40
+FP8_BLOCK = 16
+"""Rows, and columns, of weights that share a scale."""
 
 
 @pytest.fixture
@@ -126,6 +130,29 @@ def test_a_folder_that_is_not_whole_is_named_with_what_is_missing(
     with pytest.raises(InvalidRequest, match=says) as raised:
         PackedLM.load(copy)
     assert str(copy) in str(raised.value)
+
+
+def test_an_fp8_checkpoint_is_read_and_computes_in_the_dtype_asked_for(copy: Path) -> None:
+    plain = load_file(copy / "model.safetensors")
+    stored: dict[str, torch.Tensor] = {}
+    for name, weight in plain.items():
+        stored[name] = weight
+        if name.endswith("proj.weight"):
+            rows, columns = weight.shape
+            blocks = weight.reshape(rows // FP8_BLOCK, FP8_BLOCK, columns // FP8_BLOCK, FP8_BLOCK)
+            scales = blocks.abs().amax(dim=(1, 3)) / 448
+            scaled = (blocks / scales[:, None, :, None]).reshape(rows, columns)
+            stored[name], stored[f"{name}_scale_inv"] = scaled.to(torch.float8_e4m3fn), scales
+    save_file(stored, copy / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((copy / "config.json").read_text())
+    quantised = {"quant_method": "fp8", "weight_block_size": [FP8_BLOCK] * 2, "activation_scheme": "dynamic"}
+    (copy / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
+    state = load_model(str(copy), device="cpu", dtype="float32").state_dict()
+    for name, weight in plain.items():
+        assert state[name].dtype == torch.float32
+        # Three bits of mantissa: a sixteenth of a weight, or of the block's smallest step.
+        torch.testing.assert_close(state[name], weight, rtol=1 / 16, atol=1e-3)
+    PackedLM.load(copy)  # its check compares packed passes with the model's own forward
 
 
 @pytest.mark.parametrize("method", ["gptq", "bitsandbytes", "awq", "compressed-tensors", "hqq", "torchao"])

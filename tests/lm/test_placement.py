@@ -133,6 +133,6 @@ def test_a_loaded_model_says_what_was_chosen(tiny_llama: Path, caplog: pytest.Lo
 
     (said,) = [record for record in caplog.records if record.message == "the model is loaded"]
     fields = said.__dict__["fields"]
-    assert (fields["device"], fields["dtype"], fields["passes"]) == ("cpu", "float32", "ragged")
+    assert (fields["device"], fields["dtype"], fields["passes"]) == ("cpu", "float32", "eager")
     assert fields["kv_mb"] == 1024 == lm.pool.max_slots * lm.pool.layout.slot_bytes // 2**20
     assert lm.numerics == "cpu float32"

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from prometheus_client.core import Metric
 
+from drafter_service.learning.service import LearningMetrics
 from drafter_service.service import build as build_drafter
 from drafter_service.settings import DrafterSettings
 from orchestrator.fleet.verifier_link import VerifierLost
@@ -52,6 +53,7 @@ async def exported() -> dict[str, list[Metric]]:
     drafter = Metrics("drafter")
     unused = DrafterSettings(model="unused")
     await build_drafter(ServiceContext(unused, "", drafter, lambda error: None))
+    LearningMetrics(drafter)  # which only a drafter that learns has
     found["drafter"] = list(drafter.registry.collect())
     retrieval = Metrics("retrieval")
     await build_retrieval(ServiceContext(RetrievalSettings(), "", retrieval, lambda error: None))

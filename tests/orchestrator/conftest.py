@@ -103,7 +103,7 @@ class FakeVerifier(VerifierServicer):
             vocabulary_size=VOCABULARY,
             eos_ids=self.eos_ids,
             tokenizer_digest=self.tokens.digest if self.tokens else "",
-            local_sources=["lookup", "prediction"],
+            local_sources=["lookup", "prediction", "references", "grammar"],
             node_limit=16,
             max_sessions=8,
             numerics=self.numerics,
@@ -248,6 +248,7 @@ class FakeSource(DraftSourceServicer):
     digest: str = ""
     names: tuple[str, ...] = ()
     contract: int = 0
+    tenant: str = ""
     answers: bool = True
     """Whether Describe is answered."""
     asked: int = 0
@@ -263,7 +264,11 @@ class FakeSource(DraftSourceServicer):
         finally:
             self.asked -= 1
         return draft_source_pb2.SourceDescription(
-            name=self.name, tokenizer_digest=self.digest, names=self.names, contract=self.contract
+            name=self.name,
+            tokenizer_digest=self.digest,
+            names=self.names,
+            contract=self.contract,
+            tenant=self.tenant,
         )
 
 

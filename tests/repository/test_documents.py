@@ -9,7 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -196,6 +196,17 @@ def test_links_lead_somewhere(path: Path) -> None:
         if not target.exists() or (part and part not in anchors(target)):
             dead.append(link)
     assert dead == []
+
+
+def pages_of(nav: list[str | dict[str, Any]]) -> list[str]:
+    """Files of a site's navigation, of all its levels, in their order."""
+    values = [value for entry in nav for value in ([entry] if isinstance(entry, str) else entry.values())]
+    return [page for value in values for page in (pages_of(value) if isinstance(value, list) else [value])]
+
+
+def test_the_sites_navigation_has_every_document_once() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert sorted(pages_of(nav)) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
 def test_the_index_knows_every_document() -> None:

@@ -24,7 +24,7 @@ SERVICES = ("verifier_service", "drafter_service", "retrieval_service", "orchest
 # The longest name that a module's begins with counts.
 LAYERS = {
     "speculative": Layer((), ("numpy",), ("asyncio", "socket", "threading", "time")),
-    "outrider": Layer(("outrider.client",), ()),
+    "outrider": Layer(("outrider.client", "outrider.edge"), ()),
     "outrider.tokens": Layer((), ("tokenizers",)),
     "outrider.near_copies": Layer((), ("numpy",)),
     "outrider.wire": Layer(("speculative", "outrider.v1"), RPC),
@@ -67,23 +67,47 @@ LAYERS = {
     "outrider.client.resuming": Layer(
         ("speculative", "outrider.v1", "outrider.client.completions"), (), ("asyncio", "time")
     ),
-    "outrider.lm": Layer(
-        ("speculative", "outrider.tokens"), ("numpy", "tokenizers", "huggingface_hub", "triton", *TORCH)
+    "outrider.edge": Layer(
+        (
+            "speculative",
+            "outrider.client",
+            "outrider.wire",
+            "outrider.v1",
+            "outrider.edge.backends.llama_cpp",
+            "outrider.edge.backends.torch_model",
+        ),
+        (*RPC, "grpc_health", "numpy"),
     ),
+    "outrider.edge.backends.llama_cpp": Layer(("speculative", "outrider.edge"), ("numpy", "llama_cpp")),
+    "outrider.edge.backends.torch_model": Layer(
+        ("speculative", "outrider.edge", "outrider.lm", "outrider.tokens"), ("numpy",)
+    ),
+    "outrider.rag": Layer(("speculative", "outrider.client"), ("numpy", "tokenizers", "faiss")),
+    "outrider.lm": Layer(
+        ("speculative", "outrider.tokens", "outrider.lm.load.quantised"),
+        ("numpy", "tokenizers", "huggingface_hub", "triton", *TORCH),
+    ),
+    "outrider.lm.load.quantised": Layer(("speculative",), ()),
     "outrider.cli": Layer(
         (
             *SHARED,
             "outrider",
             "outrider.client",
+            "outrider.edge",
+            "outrider.hub",
+            "outrider.lm.load.quantised",
             "outrider.pair",
             "retrieval_service.corpus",
+            "training",
             *(f"{service}.settings" for service in SERVICES),
         ),
         (*RPC, "typer", "rich", "pydantic", "prometheus_client"),
     ),
+    "outrider.hub": Layer(("speculative", "outrider.tokens"), ("huggingface_hub",)),
     "outrider.pair": Layer(
         (
             "speculative",
+            "outrider.hub",
             "outrider.lm",
             "outrider.source",
             "outrider.tokens",
@@ -106,6 +130,16 @@ LAYERS = {
     "drafter_service": Layer(
         (*SHARED, "outrider.announcing", "outrider.model_settings", "outrider.source", "outrider.lm"),
         (*RPC, "numpy", "pydantic", "prometheus_client", *TORCH),
+    ),
+    # Runs in a process of its own, which a service starts and never imports.
+    "drafter_service.learning.child": Layer(
+        (
+            "outrider.runtime.lifeline",
+            "drafter_service.learning.order",
+            "drafter_service.learning.passages",
+            "training",
+        ),
+        TORCH,
     ),
     "retrieval_service": Layer(
         (
@@ -131,7 +165,15 @@ LAYERS = {
             *SHARED,
             *(
                 f"orchestrator.{room}"
-                for room in ("admitted_request", "store", "fleet", "relay", "front.http")
+                for room in (
+                    "admitted_request",
+                    "store",
+                    "fleet",
+                    "relay",
+                    "edge",
+                    "front.http",
+                    "front.web_tokens",
+                )
             ),
         ),
         (*RPC, "pydantic", "prometheus_client", "tokenizers"),
@@ -153,6 +195,19 @@ LAYERS = {
     "orchestrator.relay": Layer(
         (*SHARED, "orchestrator.admitted_request", "orchestrator.fleet", "orchestrator.store"), ()
     ),
+    "orchestrator.edge": Layer(
+        (
+            *SHARED,
+            "outrider.source",
+            "orchestrator.admitted_request",
+            "orchestrator.fleet",
+            "orchestrator.front.quota",
+        ),
+        (*RPC, "pydantic"),
+    ),
+    "orchestrator.front.web_tokens": Layer(
+        ("speculative", "outrider.wire", "orchestrator.front.quota"), ("pydantic", "jwt")
+    ),
     "orchestrator.front.http": Layer(
         (
             "speculative",
@@ -162,7 +217,7 @@ LAYERS = {
             "outrider.v1",
             "orchestrator",
         ),
-        ("grpc", "fastapi", "starlette", "uvicorn", "h11", "pydantic", "pydantic_core", "jinja2"),
+        (*RPC, "fastapi", "starlette", "uvicorn", "h11", "pydantic", "pydantic_core", "jinja2"),
     ),
     "training": Layer(
         ("speculative", "outrider.lm", "outrider.tokens", "outrider.near_copies"),
@@ -244,7 +299,9 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("outrider.tokens", "import transformers"),
         ("outrider.client", "from outrider.runtime import serve"),
         ("outrider.cli.app", "import torch"),
-        ("outrider.cli.config_check", "from verifier_service import engine"),
+        ("outrider.edge.drafting", "from outrider.lm.runner import PackedLM"),
+        ("outrider.edge.backends.llama_server", "import torch"),
+        ("outrider.cli.config.check", "from verifier_service import engine"),
         ("outrider.pair.checking", "from verifier_service import engine"),
         ("outrider.source.events", "from drafter_service import worker"),
         ("retrieval_service.worker", "import torch"),
@@ -271,8 +328,13 @@ def test_the_orchestrator_runs_without_torch() -> None:
     assert "grpc" in loaded
     assert not loaded & {"torch", "transformers", "outrider.lm", "redis"}
     assert "fastapi" not in loaded, "what has no HTTP front does not load one"
-    loaded |= loaded_by("import orchestrator.front.http.app, orchestrator.front.http.server")
+    loaded |= loaded_by("import orchestrator.front.http.app, orchestrator.front.http.connections.server")
     assert not loaded & {"torch", "transformers", "outrider.lm"}
+
+
+def test_settings_are_checked_before_torch_is_loaded() -> None:
+    for service in ("verifier_service", "drafter_service", "retrieval_service", "orchestrator"):
+        assert not loaded_by(f"import {service}.settings") & {"torch", "transformers", "outrider.lm"}, service
 
 
 def test_the_retrieval_service_runs_without_torch() -> None:

@@ -17,10 +17,12 @@ DISTRIBUTIONS = {
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
+    "jwt": "pyjwt",
+    "llama_cpp": "llama-cpp-python",
 }
 ROLES = {"verifier_service": "verifier", "drafter_service": "drafter", "orchestrator": "orchestrator"}
-# Imported where it is there: an extra of its own, or brought by a CUDA build of torch.
-OPTIONAL = {"triton", "uvloop"}
+# Imported where it is there, as an extra of its own or brought by a CUDA build of torch, or by uvicorn alone.
+OPTIONAL = {"triton", "uvloop", "websockets"}
 
 
 def normal(name: str) -> str:

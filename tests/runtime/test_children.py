@@ -131,3 +131,14 @@ def test_a_service_looks_for_its_parent_before_it_imports_what_takes_long(
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
     assert "outrider.runtime.lifeline" in imported
     assert not imported & {"grpc", "torch", "numpy", "pydantic", "asyncio"}
+
+
+def test_a_child_that_loads_says_how_far_it_is_and_is_waited_for(start_toy: StartToy) -> None:
+    child = start_toy("--tensors", "2", "--load-s", "0.2", wait=False)
+    assert not child.ready
+    heard = [child.hear(20) for _ in range(2)]
+    assert heard == [True, True]
+    assert (child.loaded, child.of) == (2, 2)
+    assert not child.ready
+    child.wait_ready(20)
+    assert child.ready

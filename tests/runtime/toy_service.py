@@ -24,6 +24,7 @@ class ToySettings(ServiceSettings):
     block_s: float = 0.0
     fault: str = ""
     children: bool = False
+    tensors: int = 0
 
 
 FAULTS = {
@@ -58,6 +59,8 @@ class Toy(generation_pb2_grpc.GenerationServicer):
 
     async def start(self) -> None:
         settings = self._context.settings
+        for loaded in range(settings.tensors):
+            self._context.loaded(loaded + 1, settings.tensors)
         print("printed by a library")
         os.write(1, b"written by a library\n")
         if settings.fault in FAULTS:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from outrider.source.events import LeastSurvival, Progress, SessionEnded
+from outrider.source.events import Follow, LeastSurvival, MalformedFollow, Progress, SessionEnded
 from outrider.source.messages import events_from_wire
-from outrider.v1 import draft_source_pb2
+from outrider.v1 import common_pb2, draft_source_pb2
 
 
 @pytest.mark.parametrize(("sent", "survival"), [(0, 0.0), (51, 0.2), (255, 1.0), (9999, 1.0)], ids=str)
@@ -14,3 +14,21 @@ def test_what_nodes_need_comes_before_what_they_are_needed_for(sent: int, surviv
     least, *others = events_from_wire(message, 7, model="m", tokenizer_digest="")
     assert least == LeastSurvival(7, pytest.approx(survival))
     assert others == [Progress(7, 3, 5, (8,), 1), SessionEnded(7, 3)]
+
+
+def test_a_follow_carries_the_policy_and_a_wrong_one_is_refused_with_the_names() -> None:
+    key = common_pb2.SessionKey(session="s")
+    follow = draft_source_pb2.Follow(
+        alias=2, key=key, ids=[1], prompt_length=1, vocabulary_size=9, policy="fixed:2"
+    )
+    _, event = events_from_wire(
+        draft_source_pb2.AttachRequest(follow=[follow]), 7, model="m", tokenizer_digest=""
+    )
+    assert isinstance(event, Follow)
+    assert event.request.policy == "fixed:2"
+    follow.policy = "best"
+    _, refused = events_from_wire(
+        draft_source_pb2.AttachRequest(follow=[follow]), 7, model="m", tokenizer_digest=""
+    )
+    assert isinstance(refused, MalformedFollow)
+    assert "'best'; there are survival, fixed" in refused.why

@@ -80,6 +80,19 @@ def test_bytes_that_make_no_sense_end_that_session_with_a_reason() -> None:
     assert len(learning.roster) == 0
 
 
+@pytest.mark.parametrize(("owner", "followed"), [("", 1), ("t", 1), ("another", 0)])
+def test_a_source_of_one_tenant_follows_no_other_tenants_session(owner: str, followed: int) -> None:
+    sent: list[Any] = []
+    learning = Learning(SourceProfile("learning", "a model", tenant=owner), sent.append)
+    learning.submit(follow(1))
+    learning.take_in(wait=False)
+    assert len(learning.roster) == followed
+    refusals = [why for message in sent for _, why in message[0].refusals]
+    assert refusals == ["this source follows the sessions of one tenant, which is another one"] * (
+        1 - followed
+    )
+
+
 @pytest.mark.parametrize("tops", [-1, 33])
 def test_a_profile_asks_for_a_number_that_verifiers_send(tops: int) -> None:
     with pytest.raises(InvalidRequest, match="0 to 32"):

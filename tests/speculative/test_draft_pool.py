@@ -11,6 +11,7 @@ from speculative.draft_pool import DraftPool
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment, Offer
 from speculative.hashing import prefix_hash
+from speculative.marginal import DraftedPlace
 from speculative.tree import EMPTY_TREE
 
 IDS = [10, 11, 12]
@@ -175,6 +176,31 @@ def test_a_node_counts_for_the_first_source_and_has_the_higher_survival() -> Non
     tree = drafts.best_tree(8)
     assert tree.sources == (2, 2)
     assert tree.survival == pytest.approx((0.8, 0.4))
+
+
+def test_the_sources_of_every_committed_position_are_known_until_nothing_was_drafted() -> None:
+    drafts = pool()
+    drafts.offer(chain(IDS, 1, 2, source=1))
+    drafts.offer(chain(IDS, 1, 5, source=2))
+    drafts.rank(8)
+    both = frozenset({1, 2})
+    assert drafts.drafted_along([1, 2, 7]) == [DraftedPlace(both, (1, 2)), DraftedPlace(both, (1,))]
+    assert drafts.drafted_along([9, 2]) == [DraftedPlace(both, ())]
+    drafts.commit([1])
+    assert drafts.drafted_along([5]) == [DraftedPlace(both, (2,))]
+    drafts.commit([7])
+    assert drafts.drafted_along([1]) == []
+
+
+def test_a_draft_that_comes_after_the_ranking_was_not_there() -> None:
+    drafts = pool()
+    drafts.offer(chain(IDS, 1, source=1))
+    drafts.rank(8)
+    drafts.offer(chain(IDS, 1, 2, source=2))
+    alone = frozenset({1})
+    assert drafts.drafted_along([1, 2]) == [DraftedPlace(alone, (1,))]
+    drafts.rank(8)
+    assert drafts.drafted_along([1, 2])[0].right == (1, 2)
 
 
 def test_offers_are_counted_by_source_whatever_becomes_of_them() -> None:

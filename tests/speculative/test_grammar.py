@@ -15,7 +15,8 @@ from speculative.acceptance.path_match import path_match
 from speculative.digest import HostDigest
 from speculative.draft_pool import DraftPool
 from speculative.errors import EmptySupport, InvalidRequest
-from speculative.grammar import Grammar, GrammarKind, Matcher
+from speculative.fragment import Fragment
+from speculative.grammar import ForcedToken, Grammar, GrammarKind, Matcher
 from speculative.history import History
 from speculative.logprobs import Logprobs, LogprobsOf
 from speculative.noise import NoiseRows
@@ -65,6 +66,12 @@ class Toy:
         mask = np.zeros(self.width, np.bool_)
         mask[list(self.rule((*self.output, *path)))] = True
         return mask
+
+    def forced(self, most: int) -> list[ForcedToken]:
+        chain: list[int] = []
+        while len(chain) < most and len(last := self.rule((*self.output, *chain))) == 1:
+            chain += last
+        return [ForcedToken(token, only=True) for token in chain]
 
     def commit(self, tokens: Sequence[int]) -> None:
         self.output = (*self.output, *tokens)
@@ -122,6 +129,19 @@ def test_one_round_on_any_tree_keeps_the_masked_law(rules: Rules) -> None:
     assert min(differs[RootsMask], differs[LastNodesDepth]) > 10
 
 
+def forced_fragment(ids: Ids, prefix_hash: int, chain: Sequence[ForcedToken]) -> Fragment:
+    """What the grammar forces, as a source of its own."""
+    return Fragment(
+        source=2,
+        epoch=1,
+        base=len(ids),
+        prefix_hash=prefix_hash,
+        tokens=tuple(forced.token for forced in chain),
+        parents=tuple(range(-1, len(chain) - 1)),
+        survival=(1.0,) * len(chain),
+    )
+
+
 @pytest.mark.parametrize("node_limit", [0, 4])
 def test_whole_requests_keep_the_masked_law(node_limit: int) -> None:
     base, rules = random_law(12), Rules(eos=frozenset({2}))
@@ -133,6 +153,8 @@ def test_whole_requests_keep_the_masked_law(node_limit: int) -> None:
         while stop_checker.finished is None:
             for _ in range(2):
                 pool.offer(drafts_for(ids, random))
+            if chain := matcher.forced(2):
+                pool.offer(forced_fragment(ids, pool.hash_at(len(ids)), chain))
 
             def token(node: int, path: Ids, ids: Ids = ids) -> int:
                 return sample(masked(base(ids + path), matcher.allowed(path)))
@@ -258,11 +280,26 @@ def test_a_grammar_that_leads_nowhere_is_an_empty_support() -> None:
         ("regex", "", "regex has 0 bytes; give 1 to 8192"),
         ("regex", "é" * 4_097, "regex has 8194 bytes"),
         ("json_object", "{}", "json_object stands alone"),
+        ("lark", "", "lark has 0 bytes; give 1 to 65536"),
     ],
 )
 def test_what_can_be_no_grammar_is_refused_by_name(kind: str, text: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         Grammar(GrammarKind(kind), text)
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        ([], "choice has 0 texts; give 1 to 1024"),
+        (["a"] * 1_025, "choice has 1025 texts"),
+        (["a", ""], "choice has an empty text, number 1"),
+        (["é" * 33_000], "choice has 66004 bytes; give 1 to 65536"),
+    ],
+)
+def test_what_can_be_no_choice_is_refused_by_name(texts: list[str], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        Grammar.one_of(texts)
 
 
 def test_a_grammar_and_ignore_eos_cannot_be_together() -> None:

@@ -93,7 +93,7 @@ def test_logprobs_are_a_log_softmax_and_its_largest(
     found = token_logprob(logits(*values), token, top)
     normaliser = math.log(math.fsum(math.exp(value) for value in values))
     assert found.logprob == pytest.approx(values[token] - normaliser, abs=1e-6)
-    order = sorted(range(len(values)), key=lambda id_: (-values[id_], id_))[:top]
+    order = sorted(range(len(values)), key=lambda id_: (-(values[id_] - normaliser), id_))[:top]
     assert list(found.top_ids) == order
     assert list(found.top_logprobs) == pytest.approx([values[id_] - normaliser for id_ in order], abs=1e-4)
 

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from orchestrator.front.http.bodies.templates import render_conversation
+from orchestrator.front.http.chat.conversation import ChatConversation
 from training import evaluate, heldout, model, prompts
 from training import tokenizer as bpe
 
@@ -45,7 +46,7 @@ def test_both_folders_carry_the_same_tokenizer() -> None:
 def test_a_conversation_with_the_pair_is_a_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.chat_template == bpe.CHAT
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "{{ 7 }}?"}]
-    text = render_conversation(tokenizer.chat_template, {}, messages)
+    text = render_conversation(tokenizer.chat_template, {}, ChatConversation(messages))
     assert text == "system: Be brief.\nuser: {{ 7 }}?\nassistant:"
     assert text == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 

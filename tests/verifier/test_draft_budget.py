@@ -20,7 +20,7 @@ def test_a_session_alone_is_given_what_shares_the_steps_own_time() -> None:
 
 
 def test_beside_prompts_decoding_costs_what_it_adds_to_them() -> None:
-    cost = DecodingCost(StepCostModel(STEADY), prefilled=60, sessions=3)
+    cost = DecodingCost(StepCostModel(STEADY), bare=62, prefilled=60, sessions=3)
     assert cost(62) == pytest.approx(0.5)
     assert cost(66) == pytest.approx(1.5)
 

@@ -12,7 +12,7 @@ from speculative.params import SamplingParams
 from speculative.stop import FinishReason, StopChecker
 from verifier_service.engine.core import AwaitDrafts, EngineCore, Idle, TargetPass
 from verifier_service.engine.kv_cache import KVCache
-from verifier_service.engine.messages import Cancel, InFlight, Offers, Open, Park, Sources
+from verifier_service.engine.messages import Cancel, InFlight, Offers, Open, Park, Sources, WaitFor
 from verifier_service.engine.session import Session
 from verifier_service.engine.stats import PassTimes
 from verifier_service.engine.step import EngineLimits
@@ -41,7 +41,8 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 class Driver:
     """Computes the passes of a core, on a clock of its own."""
 
-    def __init__(self, wait_ms: float = 0.0, slots: int = 1 << 16) -> None:
+    def __init__(self, wait_ms: float = 0.0, slots: int = 1 << 16, new: int = NEW) -> None:
+        self.new = new
         self.target = NgramLM(slots=slots)
         self.now = 100.0
         limits = EngineLimits(wait_ms_most=wait_ms, adaptive=False)
@@ -49,7 +50,7 @@ class Driver:
         self.core = EngineCore(KVCache(self.target.pool, True, 0.0), limits, costs)
 
     def open(self, handle: int, sources: SourceSet = PLAIN, deadline_s: float | None = None) -> Session:
-        limit = len(PROMPT) + NEW
+        limit = len(PROMPT) + self.new
         key = SessionKey("", f"s{handle}")
         request = SessionRequest(key, 1, PROMPT, len(PROMPT), limit, GREEDY, 0, (), None, 8, ())
         stop_checker = StopChecker(frozenset(), limit, (), None, PROMPT, len(PROMPT))
@@ -57,7 +58,7 @@ class Driver:
         self.apply(Open(session))
         return session
 
-    def apply(self, command: Open | Cancel | Park | Sources | Offers) -> None:
+    def apply(self, command: Open | Cancel | Park | Sources | Offers | WaitFor) -> None:
         self.core.apply(command, self.now)
 
     def draft(self, session: Session, count: int) -> None:
@@ -302,3 +303,74 @@ def test_where_memory_is_short_the_youngest_gives_way_and_still_says_the_same() 
         driver.finish(driver.begin())
     assert [tuple(session.ids) for session in sessions] == [driver.golden(NEW)] * 3
     driver.core.kv.check()
+
+
+def with_a_patient_session(driver: Driver) -> Session:
+    """A session past its first round, whose source asks that rounds wait for 50 ms."""
+    session = driver.open(1, REMOTE)
+    driver.finish(driver.begin())
+    driver.apply(WaitFor(1, 1, 50))
+    return session
+
+
+def test_a_round_waits_for_a_source_that_asks_for_it_and_begins_with_its_draft() -> None:
+    driver = Driver()
+    session = with_a_patient_session(driver)
+    idle = driver.idle()
+    assert idle.until_s == pytest.approx(driver.now + 0.05)
+    assert [update.handle for update in idle.report.updates] == [1], "the source has to know what to continue"
+    driver.now += 0.01
+    driver.draft(session, 4)
+    ((_, ids),) = driver.finish(driver.begin())
+    assert len(ids) == 5
+    assert tuple(session.ids) == driver.golden(len(session.ids) - len(PROMPT))
+
+
+def test_other_sessions_go_on_while_a_round_waits() -> None:
+    driver = Driver()
+    with_a_patient_session(driver)
+    driver.open(2)
+    for _ in range(2):
+        assert [handle for handle, _ in driver.finish(driver.begin())] == [2]
+    driver.now += 0.05
+    assert [handle for handle, _ in driver.finish(driver.begin())] == [1, 2]
+
+
+def test_a_source_that_stays_silent_is_waited_for_three_times_and_again_once_it_was_right() -> None:
+    driver = Driver()
+    session = with_a_patient_session(driver)
+    for _ in range(3):
+        driver.now = driver.idle().until_s
+        driver.finish(driver.begin())
+    driver.finish(driver.begin())
+    driver.draft(session, 1)
+    driver.finish(driver.begin())
+    assert driver.idle().until_s == pytest.approx(driver.now + 0.05)
+
+
+def test_a_source_that_is_always_wrong_is_not_waited_for_without_end() -> None:
+    driver = Driver(new=40)
+    session = with_a_patient_session(driver)
+    waits = 0
+    for _ in range(20):
+        begun = driver.core.begin(driver.now)
+        driver.publish(begun)
+        if isinstance(begun, Idle):
+            waits += 1
+            right = driver.golden(len(session.ids) - len(PROMPT) + 1)[-1]
+            wrong = (right + 1) % driver.target.vocabulary_size
+            base = len(session.ids)
+            fragment = Fragment(1, 1, base, prefix_hash(session.ids), (wrong,), (-1,), (1.0,))
+            driver.apply(Offers(((1, fragment),), driver.now, InFlight(put=1)))
+            begun = driver.begin()
+        assert isinstance(begun, TargetPass)
+        driver.finish(begun)
+    assert waits == 8
+
+
+def test_a_source_may_take_back_what_it_asked_for() -> None:
+    driver = Driver()
+    with_a_patient_session(driver)
+    driver.apply(WaitFor(1, 1, 0))
+    driver.apply(WaitFor(9, 1, 50))
+    driver.finish(driver.begin())

@@ -11,6 +11,7 @@ from harness import GREEDY, Verifier, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
 from speculative.params import SamplingParams
+from speculative.policies.names import POLICIES
 
 SAMPLED = SamplingParams(temperature=0.8)
 CUT = SamplingParams(temperature=0.8, top_k=7, top_p=0.9, min_p=0.01)
@@ -91,6 +92,40 @@ async def test_lookup_is_accepted_where_the_text_repeats() -> None:
     assert answer.usage.accepted_by_source["lookup"] > 40
     assert answer.usage.rounds < 80
     assert answer.usage.admitted >= answer.usage.accepted_by_source["lookup"]
+
+
+async def test_no_policy_of_a_source_inside_the_verifier_changes_the_ids() -> None:
+    async with serving(NgramLM(6), node_limit=8) as verifier:
+        for params in (GREEDY, SAMPLED):
+            expected = (await verifier.generate([1, 2, 3], new=80, params=params)).ids
+            for policy in (*POLICIES, "fixed:1", "confidence:0.9"):
+                answer = await verifier.generate(
+                    [1, 2, 3], new=80, params=params, sources=[("lookup", "")], policy=policy
+                )
+                assert answer.ids == expected, policy
+
+
+@pytest.mark.parametrize("asked", ["request", "worker"])
+async def test_a_fixed_depth_bounds_what_a_source_inside_the_verifier_offers(asked: str) -> None:
+    settings, fields = ({"policy": "fixed:1"}, {}) if asked == "worker" else ({}, {"policy": "fixed:1"})
+    async with serving(NgramLM(6), node_limit=8, **settings) as verifier:
+        answer = await verifier.generate([1, 2, 3], new=80, sources=[("lookup", "")], **fields)
+        free = await verifier.generate([1, 2, 3], new=80, sources=[("lookup", "")], policy="survival")
+    assert answer.ids == free.ids
+    assert 0 < answer.usage.drafted_by_source["lookup"] <= answer.usage.rounds
+    assert free.usage.rounds < answer.usage.rounds
+
+
+async def test_what_is_accepted_is_counted_by_source_and_place() -> None:
+    name = "spec_decode_num_accepted_tokens_per_pos_total"
+    target = NgramLM(6)
+    async with serving(target, node_limit=8) as verifier:
+        answer = await verifier.generate([1, 2, 3], new=120, sources=[("lookup", "")])
+        at = [verifier.metric(name, source="lookup", position=str(place)) for place in range(4)]
+        assert verifier.metric(name, source="lookup") == answer.usage.accepted_by_source["lookup"]
+        assert verifier.metric(name) == verifier.nodes("lookup", "accepted")
+    assert at == sorted(at, reverse=True), "nobody else drafted, so a place follows those before it"
+    assert at[0] > at[3] > 0
 
 
 async def test_drafts_for_a_session_that_has_ended_do_no_harm() -> None:

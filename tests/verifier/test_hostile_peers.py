@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -17,11 +18,13 @@ from tests.loop_time import longest_callback
 JUNK = b"\xff\xff\xff"
 
 
-class JunkSource(grpc.GenericRpcHandler):
-    """A source that answers each Attach with bytes that are no message."""
+class MadSource(grpc.GenericRpcHandler):
+    """A source that answers each Attach with the same bytes, `times` times."""
 
-    def __init__(self) -> None:
-        self.streams = 0
+    def __init__(self, data: bytes, times: int = 1) -> None:
+        self.sent = 0
+        self._data = data
+        self._times = times
 
     def service(self, details: Any) -> Any:
         if not details.method.endswith("/Attach"):
@@ -29,33 +32,71 @@ class JunkSource(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(self._attach)
 
     async def _attach(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
-        self.streams += 1
-        yield JUNK
+        for _ in range(self._times):
+            self.sent += 1
+            yield self._data
         await asyncio.sleep(60)
 
 
-async def test_a_source_that_sends_junk_is_left_alone_and_the_log_has_no_trace(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    junk = JunkSource()
+@asynccontextmanager
+async def served_source(source: grpc.GenericRpcHandler) -> AsyncIterator[str]:
+    """The address of a source that is served."""
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((junk,))
+    server.add_generic_rpc_handlers((source,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with serving(NgramLM(), orphan_grace_s=60.0) as verifier:
-        with caplog.at_level(logging.WARNING):
-            plain = await verifier.generate([1, 2, 3], new=12)
-            drafted = await verifier.generate([1, 2, 3], new=12, sources=[("junk", f"127.0.0.1:{port}")])
-            request = verifier.request([4, 5], new=200, sources=[("junk", f"127.0.0.1:{port}")])
-            await verifier.open(request)
-            await eventually(lambda: verifier.metric("source_drafts_dropped_total", reason="malformed") >= 1)
-            await verifier.cancel(request)
-    await server.stop(0)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def beside(verifier: Verifier, address: str) -> None:
+    """Decodes beside a mad source until the source is muted; ids stay those of plain decoding."""
+    plain = await verifier.generate([1, 2, 3], new=12)
+    drafted = await verifier.generate([1, 2, 3], new=12, sources=[("mad", address)])
+    request = verifier.request([4, 5], new=200, sources=[("mad", address)])
+    await verifier.open(request)
+    await eventually(lambda: verifier.metric("source_drafts_dropped_total", reason="malformed") >= 1)
+    await verifier.cancel(request)
     assert drafted.ids == plain.ids
-    said = [record.getMessage() for record in caplog.records]
+
+
+DRAFT = draft_source_pb2.Draft(alias=2**31, epoch=1, base=3, ids=[5], parents=b"\0")
+MANY_DRAFTS = draft_source_pb2.AttachResponse(drafts=[DRAFT] * 60_000).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (JUNK, "3 bytes that are no outrider.v1.AttachResponse"),
+        (MANY_DRAFTS, "the message has more than 16384 values"),
+        (MANY_DRAFTS * 2, "at most 2097152 are read here"),
+    ],
+    ids=["junk", "many drafts", "large"],
+)
+async def test_a_source_whose_bytes_cannot_be_read_is_left_alone_and_the_log_has_no_trace(
+    caplog: pytest.LogCaptureFixture, data: bytes, said: str
+) -> None:
+    async with served_source(MadSource(data)) as address, serving(NgramLM(), orphan_grace_s=60.0) as verifier:
+        with caplog.at_level(logging.WARNING), longest_callback() as longest:
+            await beside(verifier, address)
+    messages = [record.getMessage() for record in caplog.records]
     assert not [record for record in caplog.records if record.exc_info]
-    assert any(text.startswith("source muted for") for text in said)
-    assert any("no outrider.v1.AttachResponse: 3 bytes" in text for text in said)
+    assert any(text.startswith("source muted for") for text in messages)
+    assert any(said in text for text in messages)
+    assert longest.ms < 60, f"{longest.ms:.1f} ms"  # the source's own work is on this loop, too
+
+
+async def test_a_source_that_drafts_for_sessions_it_never_had_is_left_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = MadSource(draft_source_pb2.AttachResponse(drafts=[DRAFT]).SerializeToString(), 100_000)
+    async with served_source(source) as address, serving(NgramLM(), orphan_grace_s=60.0) as verifier:
+        with caplog.at_level(logging.WARNING):
+            await beside(verifier, address)
+            await eventually(lambda: any("source muted for" in record.message for record in caplog.records))
+    assert source.sent < 100_000
 
 
 UNARY = {

@@ -30,7 +30,9 @@ async def test_beats_go_out_while_the_model_loads_and_nothing_is_opened() -> Non
 
     server = grpc.aio.server(options=server_options())
     port = server.add_insecure_port("127.0.0.1:0")
-    service = VerifierServer(VerifierSettings(model="unused"), load, Metrics("verifier"), print)
+    service = VerifierServer(
+        VerifierSettings(model="unused", passes="eager"), load, Metrics("verifier"), print
+    )
     service.register(server)
     await server.start()
     starting = asyncio.create_task(service.start())
@@ -81,7 +83,7 @@ async def test_a_stop_while_passes_compile_closes_the_target() -> None:
 async def test_slots_for_less_than_one_session_are_refused() -> None:
     target: Any = NgramLM(slots=128)
     service = VerifierServer(
-        VerifierSettings(model="unused", kv_mb=1), lambda: target, Metrics("verifier"), print
+        VerifierSettings(model="unused", kv_mb=1, passes="eager"), lambda: target, Metrics("verifier"), print
     )
     with pytest.raises(ModelRefused, match="kv_mb = 1 gives 128 KV slots, too few"):
         await service.start()
@@ -91,7 +93,10 @@ async def test_slots_for_less_than_one_session_are_refused() -> None:
 async def test_a_message_limit_below_the_largest_open_of_the_context_is_refused() -> None:
     target: Any = NgramLM(slots=2**21 + 4096, max_length=2**20)
     service = VerifierServer(
-        VerifierSettings(model="unused", max_message_mb=1), lambda: target, Metrics("verifier"), print
+        VerifierSettings(model="unused", max_message_mb=1, passes="eager"),
+        lambda: target,
+        Metrics("verifier"),
+        print,
     )
     told = r"max_message_mb = 1 is too small for a context of 1048576 tokens; give 3 or more"
     with pytest.raises(ModelRefused, match=told):

@@ -35,7 +35,9 @@ NEW = 60
 PROMPTS = [(5, 17, 40), (60, 2, 33, 33, 33, 9, 80), tuple(range(2, 90)), (11,)]
 TIMEOUT_S = 8.0
 # 1 MiB per rank is 512 tokens of this model.
-FLAGS = ["--threads", "1", "--kv-mb", "1", "--ranks-timeout-s", str(TIMEOUT_S)]
+FLAGS = ["--threads", "1", "--passes", "eager", "--kv-mb", "1", "--ranks-timeout-s", str(TIMEOUT_S)]
+# Drafts are to be verified whatever a step costs on a loaded machine.
+FLAGS += ["--budget", "fixed"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -101,11 +103,12 @@ def until(happened: Any, seconds: float) -> bool:
 
 def ready(head: subprocess.Popen[bytes], logs: list[Path]) -> dict[str, Any]:
     assert head.stdout is not None
-    line = head.stdout.readline()
-    assert line, [path.read_text() for path in logs]
-    said: dict[str, Any] = json.loads(line)
-    assert "error" not in said, said
-    return said
+    for line in head.stdout:
+        said: dict[str, Any] = json.loads(line)
+        assert "error" not in said, said
+        if "loaded" not in said:
+            return said
+    raise AssertionError([path.read_text() for path in logs])
 
 
 @contextmanager
@@ -191,9 +194,15 @@ async def test_two_processes_give_the_ids_of_one(group: Group, folder: Path, par
         for behaviour in (oracle, Garbage()):
             async with running(FakeSource(behaviour)) as source:
                 sources = [("drafter", source.address), ("lookup", "")]
-                drafted = await answers(verifier, PROMPTS, params, sources=sources)
-            assert [answer.ids for answer in drafted] == expected
-            assert drafted[0].usage.drafted_by_source["drafter"] > 0
+                count = 0
+                # So small a target may be done before a busy machine has dialled the source.
+                for _ in range(20):
+                    drafted = await answers(verifier, PROMPTS, params, sources=sources)
+                    assert [answer.ids for answer in drafted] == expected
+                    count += sum(answer.usage.drafted_by_source["drafter"] for answer in drafted)
+                    if count:
+                        break
+            assert count > 0
 
 
 async def test_sessions_that_give_way_and_prefixes_found_again_are_the_same(

@@ -1,5 +1,6 @@
 """Cached blocks: found by what they hold, never by anybody else's, given back in order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -169,3 +170,48 @@ def test_thousands_of_edits_find_no_wrong_block_and_lose_none(seed: int) -> None
         world.blocks.check([*running, world.cache.held])
     assert hits > 200
     assert world.cache.counts.evicted_blocks > 100
+
+
+class OnlyBehind:
+    """Sessions can go on behind these blocks alone."""
+
+    def __init__(self, *ends: int) -> None:
+        self.ends = set(ends)
+        self.twins: list[tuple[int, int]] = []
+
+    def resumable(self, blocks: Sequence[int]) -> Sequence[int]:
+        while blocks and blocks[-1] not in self.ends:
+            blocks = blocks[:-1]
+        return blocks
+
+    def same(self, cached: int, own: int) -> None:
+        self.twins.append((cached, own))
+
+
+def test_a_prefix_is_found_as_far_as_a_session_can_go_on_behind_it() -> None:
+    world = World()
+    first = world.session(list(range(13)))
+    assert first is not None
+    resumption = OnlyBehind(first[1])
+    world.cache = PrefixCache(world.blocks, BLOCK, resumption)
+    world.cache.publish(world.names(list(range(13))), first, 0, 0.0)
+
+    assert world.cache.match(world.names(list(range(13))), 13, 0.0) == first[:2]
+    assert world.cache.counts.hit == 2 * BLOCK
+    resumption.ends.clear()
+    assert world.cache.match(world.names(list(range(13))), 13, 0.0) == []
+
+
+def test_a_block_that_is_cached_already_is_named_beside_its_twin() -> None:
+    world = World()
+    first = world.session(list(range(8)))
+    assert first is not None
+    resumption = OnlyBehind()
+    world.cache = PrefixCache(world.blocks, BLOCK, resumption)
+    world.cache.publish(world.names(list(range(8))), first, 0, 0.0)
+    own = world.blocks.take(2)
+    assert own is not None
+
+    world.cache.publish(world.names(list(range(8))), [first[0], own[1]], 0, 0.0)
+
+    assert resumption.twins == [(first[1], own[1])]

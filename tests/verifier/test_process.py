@@ -29,7 +29,10 @@ SAMPLED = SamplingParams(temperature=0.8, top_k=30, top_p=0.95, repetition_penal
 
 def start(model: Path | str, log_path: Path) -> ServiceProcess:
     return ServiceProcess.start(
-        "verifier", "verifier_service", ["--model", str(model), "--threads", "1"], log_path=log_path
+        "verifier",
+        "verifier_service",
+        ["--model", str(model), "--threads", "1", "--passes", "eager"],
+        log_path=log_path,
     )
 
 
@@ -75,9 +78,14 @@ async def test_ids_are_equal_across_processes(process: ServiceProcess, params: S
         for behaviour in (Oracle({PROMPT: plain.ids}), Garbage()):
             async with running(FakeSource(behaviour)) as source:
                 sources = [("drafter", source.address), ("lookup", "")]
-                answer = await verifier.generate(PROMPT, new=60, params=params, sources=sources)
-            assert answer.ids == plain.ids
-            assert answer.usage.drafted_by_source["drafter"] > 0
+                drafted = 0
+                # So small a target may be done before a busy machine has dialled the source.
+                for _ in range(20):
+                    answer = await verifier.generate(PROMPT, new=60, params=params, sources=sources)
+                    assert answer.ids == plain.ids
+                    if drafted := answer.usage.drafted_by_source["drafter"]:
+                        break
+            assert drafted > 0
 
 
 async def test_a_source_that_is_frozen_holds_nobody_up(

@@ -82,14 +82,14 @@ def test_a_tree_hangs_below_the_last_committed_id() -> None:
 
 
 def finish_step(running: Session, rows: StepRows, *tokens: int) -> object:
-    return running.commit(rows, running.match(rows, likes(*tokens)))
+    return running.commit(rows, running.match(rows, running.target(likes(*tokens))))
 
 
 def test_accepted_nodes_count_for_their_source_and_their_rows_are_kept() -> None:
     running = session()
     running.offer(chain(running, 5, 6, 7))
     rows = running.step_rows(3, 6)
-    done = running.commit(rows, running.match(rows, likes(5, 6, 9, 0)))
+    done = running.commit(rows, running.match(rows, running.target(likes(5, 6, 9, 0))))
     assert done.tokens == (5, 6, 9)
     assert done.token_sources == bytes([1, 1, 0])
     assert done.path == (0, 1, 2, 3, 4)
@@ -103,7 +103,7 @@ def test_nothing_past_an_end_of_sequence_id_is_committed() -> None:
     running = session(eos=6)
     running.offer(chain(running, 5, 6, 7))
     rows = running.step_rows(3, 6)
-    done = running.commit(rows, running.match(rows, likes(5, 6, 7, 8)))
+    done = running.commit(rows, running.match(rows, running.target(likes(5, 6, 7, 8))))
     assert (done.tokens, done.token_sources, done.reason) == ((5, 6), bytes([1, 1]), FinishReason.STOP)
     assert running.usage().accepted == {"drafter": 2}
 
@@ -113,7 +113,7 @@ def test_a_limit_inside_an_accepted_run_cuts_it() -> None:
     running.offer(chain(running, 5, 6, 7))
     rows = running.step_rows(3, 6)
     assert len(rows.tree) == 1, "what would lie at the limit or past it is not computed"
-    done = running.commit(rows, running.match(rows, likes(5, 6)))
+    done = running.commit(rows, running.match(rows, running.target(likes(5, 6))))
     assert (done.tokens, done.reason) == ((5, 6), FinishReason.LENGTH)
 
 
@@ -139,7 +139,7 @@ def test_nan_changes_nothing() -> None:
     running = session()
     rows = running.step_rows(3, 6)
     with pytest.raises(EmptySupport):
-        running.match(rows, lambda node: HostDigest(np.full(WIDTH, np.nan, np.float32)))
+        running.match(rows, running.target(lambda node: HostDigest(np.full(WIDTH, np.nan, np.float32))))
     assert (running.ids, running.cached) == ([1, 2, 3], 0)
 
 

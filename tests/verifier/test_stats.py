@@ -2,7 +2,16 @@
 
 import pytest
 
-from verifier_service.engine.stats import BUCKETS_MS, MOST_NAMES, OTHER, CountsByName, Samples, Timings
+from verifier_service.engine.stats import (
+    BUCKETS_MS,
+    LAST_PLACE,
+    MOST_NAMES,
+    OTHER,
+    CountsByName,
+    Samples,
+    SourceCounts,
+    Timings,
+)
 
 
 def test_quantiles_are_those_of_the_last_values() -> None:
@@ -47,3 +56,13 @@ def test_names_beyond_a_bound_are_counted_together() -> None:
     assert counts["source 0"].offered == 1
     assert counts[OTHER].offered == 1000 - MOST_NAMES
     assert sum(each.offered for each in counts.values()) == 1000
+
+
+def test_accepted_nodes_are_counted_by_place_and_far_places_together() -> None:
+    counts, others = SourceCounts(), SourceCounts()
+    for place in (0, 1, 1, LAST_PLACE, LAST_PLACE + 5):
+        counts.accept(place)
+    others.accept(1)
+    assert counts.accepted == 5
+    assert counts.accepted_at.tolist() == [1, 2, *[0] * (LAST_PLACE - 2), 2]
+    assert counts.plus(others).accepted_at[1] == 3

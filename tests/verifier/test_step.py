@@ -15,7 +15,29 @@ def test_prefills_share_what_decoding_leaves_first_come_first_served() -> None:
 
 
 def test_a_prefill_that_finds_no_room_sits_out() -> None:
-    assert schedule_rows([600, 20], [0, 0], chunk=512) == [512, 0]
+    assert schedule_rows([600, 600], [0, 0], chunk=512) == [512, 0]
+    assert schedule_rows([20, 600], [0, 0], chunk=16) == [16, 0]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    assert schedule_rows([600, 20], [0, 0], chunk=512) == [492, 20]
+    assert schedule_rows([600, 300, 100], [0, 0, 0], chunk=512) == [256, 156, 100]
+    assert schedule_rows([2, 1, 600], [0, 3, 0], chunk=64) == [2, 1, 58]
+
+
+def test_prompts_of_about_the_same_length_are_read_one_after_another() -> None:
+    assert schedule_rows([600, 590, 301], [0, 0, 0], chunk=512) == [512, 0, 0]
+
+
+def test_the_first_prompt_keeps_half_of_the_rows_however_many_short_ones_come() -> None:
+    assert schedule_rows([600, *[10] * 100], [0] * 101, chunk=64)[0] == 32
+
+
+def test_tenants_take_turns_among_the_short_prompts() -> None:
+    tenants = ["a", *["a"] * 30, "b"]
+    sizes = schedule_rows([600, *[3] * 30, 20], [0] * 32, 64, tenants)
+    assert sizes[-1] == 20
+    assert sum(sizes) == 64
 
 
 def test_decoding_never_starves_a_prefill() -> None:
@@ -30,8 +52,12 @@ def test_rows_are_bounded_and_somebody_always_moves(sessions: list[tuple[int, in
     uncomputed = [rows for rows, _ in sessions]
     sizes = schedule_rows(uncomputed, [nodes for _, nodes in sessions], chunk)
     assert all(0 <= size <= rows for size, rows in zip(sizes, uncomputed, strict=True))
-    assert sum(size for size, rows in zip(sizes, uncomputed, strict=True) if rows > 1) <= chunk
+    prompts = [(size, rows) for size, rows in zip(sizes, uncomputed, strict=True) if rows > 1]
+    given = sum(size for size, _ in prompts)
+    assert given <= chunk
     assert sum(sizes) > 0
+    for size, rows in prompts[:1]:
+        assert size >= min(rows, (given + 1) // 2), "the prompt that came first never starves"
 
 
 def test_a_prefill_by_itself_takes_the_whole_chunk() -> None:

@@ -71,12 +71,12 @@ def without_torch(environment: dict[str, str], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def up(programs: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A running `outrider up` of the installed wheel, with the embedded pair."""
+    """A running `outrider up` of the installed wheel, with the embedded pair and a head."""
     folder = tmp_path_factory.mktemp("up")
     log = folder / "stderr"
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [programs / "outrider", "up", "--json", "--threads", "1"],
+            [programs / "outrider", "up", "--json", "--threads", "1", "--heads", "eagle"],
             stdout=subprocess.PIPE,
             stderr=errors,
             cwd=folder,
@@ -101,7 +101,9 @@ def said_by(command: list[str | Path], environment: dict[str, str], folder: Path
 def test_the_embedded_pair_is_in_the_wheel_and_completes_text(up: Up, programs: Path) -> None:
     ask = {"max_tokens": 24, "temperature": 0.0}
     with Client(up.address) as client:
-        assert client.models()[0].name == "target"
+        model = client.models()[0]
+        assert model.name == "target"
+        assert "eagle" in model.sources, "the embedded head is in the wheel too"
         drafted, plain = (client.generate("def add(", **ask, speculation=on) for on in (True, False))
     assert drafted.ids == plain.ids
     assert len(plain.ids) == 24

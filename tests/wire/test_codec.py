@@ -1,5 +1,7 @@
 """Messages and values: values arrive as they were sent, and keep within their bytes."""
 
+import time
+
 import grpc
 import pytest
 from hypothesis import given
@@ -89,6 +91,8 @@ def test_sampling_parameters_arrive_as_they_were_sent(sent: SamplingParams) -> N
         Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}'),
         Grammar(GrammarKind.REGEX, "a+é"),
         Grammar(GrammarKind.JSON_OBJECT),
+        Grammar.one_of(["yes", 'nö "', "yes"]),
+        Grammar(GrammarKind.LARK, "start: /a+é/"),
     ],
 )
 def test_a_grammar_arrives_as_it_was_sent(sent: Grammar) -> None:
@@ -98,7 +102,13 @@ def test_a_grammar_arrives_as_it_was_sent(sent: Grammar) -> None:
 
 @pytest.mark.parametrize("said", [common_pb2.Grammar(), common_pb2.Grammar(json_object=False)])
 def test_a_grammar_that_says_nothing_is_refused(said: common_pb2.Grammar) -> None:
-    with pytest.raises(InvalidRequest, match="give json_schema, regex or json_object"):
+    with pytest.raises(InvalidRequest, match="give one of json_schema, regex, json_object, choice, lark"):
+        codec.grammar_from_wire(said)
+
+
+def test_a_choice_with_an_empty_text_is_refused() -> None:
+    said = common_pb2.Grammar(choice=common_pb2.AllowedTexts(texts=["a", ""]))
+    with pytest.raises(InvalidRequest, match="choice has an empty text, number 1"):
         codec.grammar_from_wire(said)
 
 
@@ -197,12 +207,26 @@ def test_one_node_below_the_base_is_a_chain() -> None:
         draft_source_pb2.Draft(ids=[1, 2], survival=b"\xff\xff", parents=b"\x00"),
         draft_source_pb2.Draft(ids=[1, 2], survival=b"\xff\xff", parents=b"\x00\x02"),
         draft_source_pb2.Draft(ids=[1, 2], survival=b"\xff\xff", parents=b"\x02\x01"),
+        draft_source_pb2.Draft(ids=[1], survival=bytes(2_000_000)),
+        draft_source_pb2.Draft(ids=[1], parents=bytes(2_000_000)),
     ],
-    ids=["no node", "256 nodes", "a million", "survival short", "parents short", "own parent", "cycle"],
+    ids=[
+        "no node",
+        "256 nodes",
+        "a million",
+        "survival short",
+        "parents short",
+        "own parent",
+        "cycle",
+        "survival long",
+        "parents long",
+    ],
 )
-def test_a_malformed_draft_is_refused(draft: draft_source_pb2.Draft) -> None:
+def test_a_malformed_draft_is_refused_before_it_is_converted(draft: draft_source_pb2.Draft) -> None:
+    began = time.thread_time()
     with pytest.raises(MalformedDraft):
         codec.fragment_from_wire(draft, source=1)
+    assert time.thread_time() - began < 0.01
 
 
 @pytest.mark.parametrize("key", [SessionKey("", "s"), SessionKey("t" * 128, "s" * 128, 7)])
@@ -273,6 +297,7 @@ def test_usage_is_sent_as_it_was_counted() -> None:
         accepted_by_source={"lookup": 5},
         drafted_by_source={"lookup": 30},
         replay_identical=True,
+        promise=common_pb2.PROMISE_SAME_IDS,
     )
 
 

@@ -24,12 +24,12 @@ def test_the_scheme_is_read_as_http_has_it(header: str) -> None:
     assert key_of(header) == "k"
 
 
-@pytest.mark.parametrize("header", ["", "k", "Bearer", "Bearer ", "Basic k", "Bearer " + "k" * 513])
+@pytest.mark.parametrize("header", ["", "k", "Bearer", "Bearer ", "Basic k", "Bearer " + "k" * 4097])
 def test_a_header_without_a_key_gives_none(header: str) -> None:
     assert key_of(header) is None
 
 
-@pytest.mark.parametrize("key", ["", "a b", "a\nb", "é", "x" * 513])
+@pytest.mark.parametrize("key", ["", "a b", "a\nb", "é", "x" * 4097])
 def test_an_invalid_key_is_refused_without_being_quoted(key: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         bearer(key)

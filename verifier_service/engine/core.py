@@ -6,14 +6,11 @@ computes. Knows no thread, queue or clock: time is an argument, in seconds. `thr
 target, the simulator with a toy target on a virtual clock.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
 
 from outrider.lm.plan import SequenceRows
-from speculative.acceptance.path_match import Match
-from speculative.digest import RowDigest
 from speculative.observed import Observed
 from speculative.stop import FinishReason
 from verifier_service.engine.draft_budget import DraftBudget
@@ -28,20 +25,18 @@ from verifier_service.engine.messages import (
     Sources,
     StepReport,
     Update,
+    WaitFor,
 )
-from verifier_service.engine.prompt_scorer import PromptScores, rows_with_scores
+from verifier_service.engine.prompt_scorer import rows_with_scores
 from verifier_service.engine.scheduler import Scheduler
 from verifier_service.engine.session import Session
-from verifier_service.engine.session_pool import SessionPool
+from verifier_service.engine.session_pool import Matched, Part, SessionPool
 from verifier_service.engine.stats import CountsByName, EngineTotals, PassTimes, StepMeter, Unmeasured
-from verifier_service.engine.step import EngineLimits, PassOutcome, StepRows, chunk_size, schedule_rows
+from verifier_service.engine.step import EngineLimits, PassOutcome, chunk_size, schedule_rows
 from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.observe.round_log import Step
 from verifier_service.proposers.batched import BatchedProposer, SeenRound
 from verifier_service.proposers.host import ProposerHost
-
-Part = tuple[Session, StepRows]
-"""A session of a step, and its rows in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +52,11 @@ class TargetPass:
     """Number of cached positions that a row attends over, on average."""
     report: StepReport | None
     """To be published as the forward begins; None where it was published before a wait for drafts."""
+
+    @property
+    def nodes(self) -> int:
+        """Number of drafted nodes and scouts among the rows."""
+        return sum(len(rows.tree) + len(rows.scouts.tokens) for _, rows in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +102,6 @@ class _Wait:
     """Sources that have sent a draft meanwhile, by source index."""
 
 
-class _Matched(NamedTuple):
-    """What the target said about one session's rows of a pass, before it is committed."""
-
-    session: Session
-    step_rows: StepRows
-    match: Match | None
-    """The tokens to commit; None where the pass only read a part of the prompt."""
-    observed: Observed | None
-    first_row: int
-    """The session's first row in the pass."""
-    scores: PromptScores | None = None
-    """Scores of the prompt's tokens, where the request asks for them."""
-
-
 class EngineCore:
     """Decodes sessions, one pass at a time.
 
@@ -138,12 +124,16 @@ class EngineCore:
         self.totals = EngineTotals()
         self.counts = CountsByName()
         self.kv = kv
-        self.sessions = SessionPool(kv, Scheduler(limits.most_running), self.totals, self.counts)
+        self.sessions = SessionPool(
+            kv, Scheduler(min(limits.most_running, kv.pool.most_tables)), self.totals, self.counts
+        )
         self._limits = limits
         self._costs = costs or StepCostModel()
         self._meter = meter or Unmeasured()
         self._budget = DraftBudget(self._costs, limits.adaptive)
         self.proposers = ProposerHost(proposers, self.sessions, self.counts, self._meter.now_s)
+        self._began_s: float | None = None
+        """When the step began, by the meter's clock; None: it reads prompts, too, or the budget is fixed."""
         self._wait: _Wait | None = None
         self._computing: TargetPass | None = None
         self._postponed: list[Command] = []
@@ -207,8 +197,10 @@ class EngineCore:
             computed.rows,
             times.waited_s,
         )
-        before = len(self.sessions.updates)
+        before, committed = len(self.sessions.updates), self.totals.committed
         self._commit_all(computed.parts, outcome)
+        took_s = 0.0 if self._began_s is None else self._meter.now_s() - self._began_s - times.waited_s
+        self.proposers.stepped(self.totals.committed - committed, 1000 * took_s)
         done = tuple(self.sessions.updates[before:])
         self._carry_out_postponed()
         return done
@@ -231,7 +223,7 @@ class EngineCore:
         return StepReport(step, expected_us, updates, strikes, self._budget.least_survival)
 
     def _idle(self, now_s: float) -> Idle:
-        return Idle(now_s if self.sessions else now_s + self._limits.beat_s, self.collect())
+        return Idle(self.sessions.ready_s(now_s + self._limits.beat_s), self.collect())
 
     def _carry_out(self, command: Command, now_s: float) -> None:
         sessions = self.sessions
@@ -250,9 +242,8 @@ class EngineCore:
                 if (changed := sessions.get(handle)) is not None:
                     with sessions.guarded(changed):
                         changed.use_sources(sources)
-            case Observe(handle, source_index, tops):
-                if (observed := sessions.get(handle)) is not None:
-                    observed.sources.want_tops(source_index, tops)
+            case Observe() | WaitFor():
+                sessions.take_wish(command)
 
     def _carry_out_postponed(self) -> None:
         postponed, self._postponed = self._postponed, []
@@ -270,8 +261,11 @@ class EngineCore:
         """Uncomputed ids that the step computes of each session, and whether it may admit drafts."""
         nodes = [session.likely_nodes for session in ready]
         sizes = uncomputed = [session.uncomputed for session in ready]
+        compared = self._limits.adaptive and max(uncomputed) == 1
+        self._began_s = self._meter.now_s() if compared else None
         if max(uncomputed) > 1:
-            rows = schedule_rows(uncomputed, nodes, self._chunk(ready))
+            tenants = [session.key.tenant for session in ready]
+            rows = schedule_rows(uncomputed, nodes, self._chunk(ready), tenants)
             sizes = rows_with_scores([session.scorer for session in ready], rows)
         taking = list(zip(uncomputed, sizes, strict=True))
         depth = sum(size * session.cached for session, size in zip(ready, sizes, strict=True)) / sum(sizes)
@@ -308,31 +302,38 @@ class EngineCore:
         ]
         if not drafting:
             return
-        nodes = [session.likely_nodes for session in ready]
-        survivals = [
-            sum(session.ranking(size).survivals[:count])
-            for session, size, count in zip(ready, sizes, nodes, strict=True)
-        ]
-        step_ms = self._costs.expected_ms(sum(sizes) + sum(nodes), len(ready), depth)
-        tokens = len(drafting) + sum(survivals)
+        survivals: list[float] = []
+        for session, size in zip(ready, sizes, strict=True):
+            with self.sessions.guarded(session):
+                survivals += session.ranking(size).survivals[: session.likely_nodes]
+        drafting = [session for session in drafting if session in self.sessions]
+        taking = [(session.uncomputed, size) for session, size in zip(ready, sizes, strict=True)]
+        expected = self._budget.yield_of(taking, survivals, depth)
         with self._meter.proposing():
-            self.proposers.draft(drafting, tokens / step_ms if step_ms > 0 else 0.0)
+            self.proposers.draft(drafting, expected)
 
     def _parts(self, plan: _Plan) -> list[Part]:
         """Every session's rows in this step: its uncomputed ids, and the drafted nodes that are admitted."""
-        sizes = zip(plan.ready, plan.sizes, strict=True)
-        taking = [(session, size) for session, size in sizes if size and session in self.kv]
-        rankings = [session.ranking(size).survivals if plan.drafts else [] for session, size in taking]
+        taking: list[tuple[Session, int]] = []
+        rankings: list[Sequence[float]] = []
         # Scouts are weighed like nodes, by what they are worth to their proposer.
-        scouts = [session.scout_worths(size) if plan.drafts else [] for session, size in taking]
+        scouts: list[Sequence[float]] = []
+        for session, size in zip(plan.ready, plan.sizes, strict=True):
+            if not size or session not in self.kv:
+                continue
+            with self.sessions.guarded(session):
+                nodes = session.ranking(size).survivals if plan.drafts else []
+                scouts.append(session.scout_worths(size) if plan.drafts else [])
+                rankings.append(nodes)
+                taking.append((session, size))
         uncomputed = [(session.uncomputed, size) for session, size in taking]
         admitted = self._budget.admit(rankings + scouts, uncomputed, plan.depth)
         parts: list[Part] = []
-        for (session, size), nodes, behind in zip(
+        for (session, size), count, behind in zip(
             taking, admitted[: len(taking)], admitted[len(taking) :], strict=True
         ):
             with self.sessions.guarded(session):
-                parts.append((session, session.step_rows(size, nodes, behind)))
+                parts.append((session, session.step_rows(size, count, behind)))
         return parts
 
     def _pass(self, parts: list[Part], report: StepReport | None) -> TargetPass:
@@ -375,7 +376,7 @@ class EngineCore:
     def _commit_all(self, parts: Sequence[Part], outcome: PassOutcome) -> None:
         # All tokens first: choosing them reads much memory. What follows stays in the processor's caches.
         with self._meter.sampling():
-            matched = self._match_all(parts, outcome)
+            matched = self.sessions.match_all(parts, outcome)
         seen = []
         for entry in matched:
             with self.sessions.guarded(entry.session):
@@ -386,7 +387,7 @@ class EngineCore:
             with self._meter.proposing():
                 self.proposers.saw(seen, outcome.features)
 
-    def _commit(self, entry: _Matched) -> SeenRound | None:
+    def _commit(self, entry: Matched) -> SeenRound | None:
         """Commits what one session's rows brought; returns what batched proposers are shown of it, if any."""
         session, step_rows, match, observed, _, scores = entry
         first, watched = session.cached, bool(self.proposers.names)
@@ -398,7 +399,7 @@ class EngineCore:
             self.sessions.skip(session, kept)
         else:
             step = self.sessions.step
-            done = session.commit(step_rows, match, step.sessions, step.number)
+            done = session.commit(step_rows, match, step.sessions, step.number, self._budget.node_cost)
             observed = None if observed is None else observed.first(len(done.tokens))
             self.totals.scouts += len(step_rows.scouts.tokens)
             shown = None
@@ -410,7 +411,7 @@ class EngineCore:
 
     def _shown(
         self,
-        entry: _Matched,
+        entry: Matched,
         first: int,
         kept: Sequence[int],
         position: int,
@@ -424,27 +425,3 @@ class EngineCore:
         rows = tuple([entry.first_row + row for row in kept])
         runs = self.kv.runs(session, first, first + len(rows)) if planes else ()
         return SeenRound(session.handle, position, tokens, observed, first, rows, runs)
-
-    def _match_all(self, parts: Sequence[Part], outcome: PassOutcome) -> list[_Matched]:
-        """What the target says about each session's rows."""
-        matched: list[_Matched] = []
-        wanted = first_row = 0
-        choices = self.totals.choices
-        for session, step_rows in parts:
-            scored = step_rows.scored
-            digests = _digests(outcome, wanted + len(scored) + 1)
-            with self.sessions.guarded(session):
-                scores = None
-                if session.scorer is not None and scored:
-                    scores = session.scorer.score(scored, session.cached, _digests(outcome, wanted))
-                match = session.match(step_rows, digests, choices) if step_rows.final else None
-                observed = None if match is None else session.observe(step_rows, match, digests)
-                matched.append(_Matched(session, step_rows, match, observed, first_row, scores))
-            wanted += step_rows.wanted
-            first_row += step_rows.row_count
-        return matched
-
-
-def _digests(outcome: PassOutcome, first: int) -> Callable[[int], RowDigest]:
-    """Digests of wanted rows, counted from `first`; a node counts from the row behind the root's."""
-    return lambda index: outcome.digest(first + index)

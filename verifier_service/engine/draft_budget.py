@@ -4,6 +4,7 @@ The arithmetic is `speculative.budget`; here the step's cost comes in. Pure: kno
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,24 +35,36 @@ class DecodingCost:
 
     Args:
         costs: what steps take.
+        bare: rows of the step without drafted nodes.
         prefilled: rows of the step that are prompts'.
         sessions: sessions in the step.
         depth: number of cached positions that a row attends over, on average.
     """
 
-    def __init__(self, costs: StepCostModel, prefilled: int, sessions: int, depth: float = 0.0) -> None:
+    def __init__(
+        self, costs: StepCostModel, bare: int, prefilled: int, sessions: int, depth: float = 0.0
+    ) -> None:
+        self._bare, self._node_ms = bare, costs.node_ms
         self._prompts_ms = costs.expected_ms(prefilled, depth=depth) if prefilled else 0.0
         self._curve = costs.step_curve(sessions, depth)
 
     def __call__(self, rows: int) -> float:
-        """The cost in a step of `rows` rows."""
-        step_ms = self._curve(rows)
+        """The cost in a step of `rows` rows, at least those of the step without drafted nodes."""
+        step_ms = self._curve(rows) + self._node_ms * (rows - self._bare)
         return max(step_ms - self._prompts_ms, _LEAST_MS) if self._prompts_ms else step_ms
 
     def between(self, low: int, high: int) -> NDArray[np.float64]:
         """The cost in steps of `low` up to `high - 1` rows."""
-        step_ms = self._curve.between(low, high)
+        step_ms = self._curve.between(low, high) + self._node_ms * (np.arange(low, high) - self._bare)
         return np.maximum(step_ms - self._prompts_ms, _LEAST_MS) if self._prompts_ms else step_ms
+
+
+class StepYield(NamedTuple):
+    """What a step yields, and what one more row of it is worth."""
+
+    tokens_per_ms: float
+    row_worth: float
+    """Tokens that the step yields in the time that one more drafted node takes."""
 
 
 class DraftBudget:
@@ -70,7 +83,12 @@ class DraftBudget:
     @property
     def least_survival(self) -> float:
         """Survival that a node needs, by its source's estimate, to have a chance in steps like the last."""
-        return _DOUBT * min(1.0, self._needed)
+        return _DOUBT * self.node_cost
+
+    @property
+    def node_cost(self) -> float:
+        """Cost of one more row in steps like the last, in tokens that the time would otherwise yield."""
+        return min(1.0, self._needed)
 
     def may_pay(self, taking: Taking, most: Sequence[int], depth: float = 0.0) -> bool:
         """Whether the step could admit any drafts, of at most `most` nodes for each session.
@@ -84,6 +102,21 @@ class DraftBudget:
             count for (uncomputed, rows), count in zip(taking, most, strict=True) if rows == uncomputed
         )
         return nodes > 0 and may_pay(nodes, *self._bare(taking, depth))
+
+    def yield_of(self, taking: Taking, survivals: Sequence[float], depth: float = 0.0) -> StepYield:
+        """What the step yields with drafted nodes of these survivals.
+
+        A proposer's time lengthens the whole step, prompts included; a node competes with decoding alone. A
+        budget that admits every node asks no worth of its row. Nothing is asked before a step was measured.
+        """
+        committing, bare, cost = self._bare(taking, depth)
+        rows = bare + len(survivals)
+        if not self._costs.expected_ms(rows):
+            return StepYield(0.0, 0.0)
+        tokens = committing + sum(survivals)
+        step_ms = self._costs.step_curve(len(taking), depth)(rows) + self._costs.node_ms * len(survivals)
+        row_ms = (cost(rows + _MORE) - cost(rows)) / _MORE if self._adaptive else 0.0
+        return StepYield(tokens / step_ms, row_ms * tokens / cost(rows))
 
     def admit(self, rankings: Sequence[Sequence[float]], taking: Taking, depth: float = 0.0) -> list[int]:
         """Number of nodes that the step admits of each session's ranking (survivals, descending)."""
@@ -105,4 +138,5 @@ class DraftBudget:
         """For the step without drafts: sessions that commit, rows, and the cost of decoding."""
         rows = sum(size for _, size in taking)
         committing = sum(uncomputed == size for uncomputed, size in taking)
-        return committing, rows, DecodingCost(self._costs, rows - committing, len(taking), depth)
+        cost = DecodingCost(self._costs, rows, rows - committing, len(taking), depth)
+        return committing, rows, cost

@@ -44,7 +44,7 @@ class KVCache:
     """
 
     def __init__(self, pool: SlotPool, reuse: bool, lease_s: float) -> None:
-        self.prefixes = PrefixCache(pool.blocks, BLOCK)
+        self.prefixes = PrefixCache(pool.blocks, BLOCK, pool)
         self.pool = pool
         """Slots of all sessions."""
         self._reuse = reuse
@@ -90,7 +90,9 @@ class KVCache:
         It gets none while another session computes the block that it needs next: that will be cached soon.
         """
         # Eager and compiled passes differ in the last bits, so no prefix of one kind is found by the other.
-        salt = self._hasher.salt(session.key.tenant, self.pool.numerics)
+        # A session that contrasts needs blocks that an amateur has computed as well.
+        kind = "plain" if session.contrast is None else "contrasting"
+        salt = self._hasher.salt(session.key.tenant, self.pool.numerics, kind)
         hashes: list[BlockHash] = []
         blocks: list[int] = []
         # A prompt that is scored is computed from its first token on: cached blocks hold no logits.
@@ -100,7 +102,7 @@ class KVCache:
                 return False
             blocks = self.prefixes.match(hashes, len(session.ids), self._now)
         held = _CachedSession(
-            SlotTable(self.pool, session.slots), salt, hashes[: len(blocks)], hashes[len(blocks) :]
+            self.pool.table(session.slots), salt, hashes[: len(blocks)], hashes[len(blocks) :]
         )
         self._held[session.handle] = held
         for hash_ in held.coming:
@@ -132,6 +134,7 @@ class KVCache:
             step_rows.parents,
             step_rows.want,
             partial(session.asks, step_rows) if step_rows.wanted else None,
+            session.contrast,
         )
 
     def runs(self, session: Session, low: int, high: int) -> tuple[Run, ...]:

@@ -60,6 +60,17 @@ class Observe:
     """How many of the target's likeliest ids the source wants of each row, 0 to 32."""
 
 
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """A message of a session's source that asks rounds to wait for its drafts, or to stop waiting."""
+
+    handle: int
+    source: int
+    """The source's index in the session."""
+    ms: int
+    """Milliseconds after a round until the next round begins without a draft; 0: at once."""
+
+
 @dataclass(slots=True)
 class InFlight:
     """Counts the drafts of one link that the engine has not taken yet. The loop adds, the engine takes."""
@@ -88,7 +99,7 @@ class Stop:
     """Command: end the engine's thread."""
 
 
-Command = Open | Cancel | Park | Sources | Observe | Offers | Stop
+Command = Open | Cancel | Park | Sources | Observe | WaitFor | Offers | Stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class NoiseAhead:
         while (wanted := self._requests.get()) is not None:
             try:
                 for rows, position in _in_turn(wanted):
-                    rows.draw_ahead(position)
+                    rows.draw_ahead(position).prepare()
                     if not self._requests.empty():
                         break
             except Exception:

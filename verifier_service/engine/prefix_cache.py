@@ -33,6 +33,16 @@ class Holders(Protocol):
         """Takes a holder from each block."""
 
 
+class Resumption(Protocol):
+    """Where a session can go on: the part of a pool that knows what is kept beside the blocks."""
+
+    def resumable(self, blocks: Sequence[int]) -> Sequence[int]:
+        """The longest beginning of these cached blocks behind which a session can go on."""
+
+    def same(self, cached: int, own: int) -> None:
+        """Notes that block `own` holds what block `cached` holds."""
+
+
 class BlockHasher:
     """Hashes blocks. Its key is drawn per process, so nobody can aim at a hash."""
 
@@ -80,10 +90,12 @@ class PrefixCache:
     Args:
         holders: the block allocator.
         block: number of ids in a block.
+        resumption: knows behind which cached blocks a session can go on; None: behind all.
     """
 
-    def __init__(self, holders: Holders, block: int) -> None:
+    def __init__(self, holders: Holders, block: int, resumption: Resumption | None = None) -> None:
         self.counts = CacheCounts()
+        self._resumption = resumption
         self._holders = holders
         self._block = block
         self._entries: dict[BlockHash, _Entry] = {}
@@ -126,6 +138,8 @@ class PrefixCache:
                 break
             entry.used = now
             found.append(entry.block)
+        if self._resumption is not None:
+            found = list(self._resumption.resumable(found))
         self.counts.hit += len(found) * self._block
         return found
 
@@ -133,7 +147,9 @@ class PrefixCache:
         """Caches the blocks from index `first` on, except those whose hash is cached already."""
         for at in range(first, len(hashes)):
             hash_ = hashes[at]
-            if hash_ in self._entries:
+            if (known := self._entries.get(hash_)) is not None:
+                if self._resumption is not None and known.block != blocks[at]:
+                    self._resumption.same(known.block, blocks[at])
                 continue
             parent = hashes[at - 1] if at and hashes[at - 1] in self._entries else None
             if at and parent is None:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 
+from outrider.wire.criteria import criterion_name
+from speculative.acceptance.criterion import KeyedChance
+from speculative.acceptance.drawn import Drawn
 from speculative.acceptance.path_match import Match, path_match
 from speculative.choice import ChoiceCounts
 from speculative.digest import RowAsk, RowDigest
@@ -24,9 +27,11 @@ from speculative.stats import UsageCount
 from speculative.stop import StopChecker, cut_at_stop
 from speculative.target_sampler import TargetSampler
 from speculative.tree import EMPTY_TREE, ROOT
+from speculative.window_shape import SHAPES
+from speculative.windows import WindowPool, WindowRanking
 from verifier_service.engine.observing import Observer
 from verifier_service.engine.prompt_scorer import scorer_of
-from verifier_service.engine.session_sources import SessionSources
+from verifier_service.engine.session_sources import RoundScore, SessionSources
 from verifier_service.engine.source_policy import Reputations, StepValue
 from verifier_service.engine.step import Round, Scouts, StepRows, scouts_behind
 from verifier_service.proposers.batched import ProposedSession, ScoutAsk
@@ -70,12 +75,18 @@ class Session:
         """The most rows that the session ever has in the cache."""
         self.begun = request.recovered or len(self.ids) > request.prompt_length
         """Whether the session has run before, here or on a worker that is gone."""
+        self.chains_only = False
+        """Whether the target verifies one chain of drafted nodes, and no branches."""
         self.deadline_s = deadline_s
-        self.sources = SessionSources(request, reputations or Reputations())
+        self.round_ended_s = 0.0
+        """Time of the last committed round on the engine's clock; 0: no round was committed."""
+        self.sources = SessionSources(request, reputations or Reputations(), grammar)
         """The sources that draft for the session."""
         self._request = request
         self._epoch = request.epoch
         self._params = request.params
+        self.contrast = request.params.contrast
+        """How the target's logits are contrasted with an amateur's; None: not at all."""
         self._logprobs = request.logprobs
         self.scorer = scorer_of(request)
         """Scores the prompt's tokens as they are computed; None where the request does not ask for it."""
@@ -83,24 +94,22 @@ class Session:
         self._grammar = grammar
         self._history = History.of(self.ids, request.prompt_length)
         self._noise = NoiseRows(request.seed, vocabulary_size)
-        self._pool = DraftPool(
-            self.ids,
-            epoch=request.epoch,
-            vocabulary_size=vocabulary_size,
-            limit=request.limit,
-            calibrator=self.sources.calibrator,
-        )
+        self._pool = _pool_of(request, self.ids, vocabulary_size, self.sources)
         self._usage = usage or UsageCount(
-            prompt_tokens=request.prompt_length, replay_identical=request.replay_identical
+            prompt_tokens=request.prompt_length,
+            replay_identical=request.replay_identical,
+            promise=request.promise,
         )
         self._fresh = usage is None
         """Whether the session has not begun: what it finds cached then is other sessions' work."""
         self._drafted_before = dict(self._usage.drafted)
         self._scouts: ScoutAsk | None = None
         self._vocabulary_size = vocabulary_size
-        self._ranking: RankedNodes | None = None
+        self._ranking: RankedNodes | WindowRanking | None = None
         self._bare = True
         self._brought = self.node_limit
+        self._admitted: list[tuple[int, ...]] = []
+        """Source indices of each drafted node in the last step's rows."""
         self.use_sources(sources)
 
     def use_sources(self, sources: SourceSet) -> None:
@@ -114,6 +123,15 @@ class Session:
         return len(self.ids) - self.cached
 
     @property
+    def held_until_s(self) -> float:
+        """Time on the engine's clock until which the next round waits for a draft; 0: the round does not
+        wait."""
+        waits = self.round_ended_s and self._pool.is_bare and self.sources.waits.ms
+        if self.uncomputed > 1 or not waits:
+            return 0.0
+        return self.round_ended_s + self.sources.waits.ms / 1000
+
+    @property
     def likely_nodes(self) -> int:
         """Drafted nodes that the next step would bring: those in the pool, up to as many as last time."""
         scouts = 0 if self._scouts is None else len(self._scouts.tokens)
@@ -121,8 +139,14 @@ class Session:
 
     @property
     def noise(self) -> NoiseRows | None:
-        """Noise of the session's positions, which another thread may draw ahead; None: decoding is greedy."""
-        return None if self._params.greedy else self._noise
+        """Noise of the session's positions, which another thread may draw ahead; None: none is needed."""
+        return None if self._params.greedy or self.judges_draws else self._noise
+
+    @property
+    def judges_draws(self) -> bool:
+        """Whether the criterion judges draws, so that tokens come from its own chance and not from noise."""
+        criterion = self._request.criterion
+        return criterion is not None and criterion.needs_q
 
     @property
     def prefix_hash(self) -> int:
@@ -177,6 +201,7 @@ class Session:
             request.limit,
             request.params,
             request.seed,
+            self._noise,
         )
 
     def want_scouts(self, ask: ScoutAsk) -> None:
@@ -190,16 +215,20 @@ class Session:
 
     def scout_worths(self, rows: int) -> list[float]:
         """Worth of each scout that a step of `rows` uncomputed ids could compute, descending."""
-        if rows < self.uncomputed or self._scouts is None:
+        if rows < self.uncomputed or self._scouts is None or self.chains_only:
             return []
         return list(accumulate(self._scouts.worth[: self.node_limit], min))
 
-    def ranking(self, rows: int) -> RankedNodes:
+    def ranking(self, rows: int) -> RankedNodes | WindowRanking:
         """Drafted nodes that a step of `rows` uncomputed ids could verify, likeliest first."""
         if rows < self.uncomputed:
             return NO_NODES
         if self._ranking is None:
-            self._ranking = self._pool.rank(self.node_limit)
+            pool = self._pool
+            if self.chains_only and isinstance(pool, DraftPool):
+                self._ranking = pool.rank_chain(self.node_limit)
+            else:
+                self._ranking = pool.rank(self.node_limit)
         return self._ranking
 
     def patience_ms(self, now_ms: float, step_ms: float, most_ms: float, nodes: int) -> dict[int, float]:
@@ -224,30 +253,42 @@ class Session:
         """
         end = self.cached + rows
         chain, ranking = tuple(self.ids[self.cached : end]), self.ranking(rows)
-        tree, behind = ranking.tree(nodes), Scouts()
+        tree, behind, drawn = ranking.tree(nodes), Scouts(), self._drawn(ranking, nodes)
         if scouts and self._scouts is not None:
             depth = self._request.limit - 1 - len(self.ids)
             most = min(scouts, self.node_limit - len(tree))
             behind = scouts_behind(tree, self._scouts.tokens, self._scouts.parents, most, depth)
         self._brought = nodes + len(behind.tokens)
+        self._admitted = ranking.sources(nodes)
         scored = range(0) if self.scorer is None else self.scorer.rows(self.cached, end)
-        return StepRows(chain, tree, end == len(self.ids), len(ranking.survivals), behind, scored)
+        return StepRows(chain, tree, end == len(self.ids), len(ranking.survivals), behind, scored, drawn)
 
-    def match(
-        self, step_rows: StepRows, digests: Callable[[int], RowDigest], counts: ChoiceCounts | None = None
-    ) -> Match:
+    def _drawn(self, ranking: RankedNodes | WindowRanking, nodes: int) -> Drawn:
+        """What was drawn among the first `nodes` nodes; the next commit judges these levels."""
+        if not isinstance(ranking, WindowRanking) or not isinstance(self._pool, WindowPool):
+            return {}
+        window = ranking.cut(nodes)
+        self._pool.judges(window.depth)
+        return window.drawn
+
+    def match(self, step_rows: StepRows, target: TargetSampler) -> Match:
         """The target's own tokens along the tree of final rows; changes nothing.
 
-        `digests` gives the digest of a node's row, -1 is the last committed token; `counts` counts how tokens
-        were chosen. Raises EmptySupport.
+        `target` is the session's `target` with the digests of these rows. Raises EmptySupport.
         """
-        target = self._target(digests, counts)
         try:
-            match = path_match(step_rows.tree, target)
+            match = self._matched(step_rows, target)
         except EmptySupport:
             # The drafts may have led past the request's end, where plain decoding never looks: do without.
             match = path_match(EMPTY_TREE, target)
         return target.with_logprobs(match, self._logprobs)
+
+    def _matched(self, step_rows: StepRows, target: TargetSampler) -> Match:
+        criterion = self._request.criterion
+        if criterion is None:
+            return path_match(step_rows.tree, target)
+        chance = KeyedChance(self._request.seed, len(self.ids))
+        return criterion(step_rows.tree, target, step_rows.drawn, chance)
 
     def asks(self, step_rows: StepRows) -> list[RowAsk]:
         """What will be asked of each wanted row: a target on a device has to know ahead."""
@@ -282,12 +323,17 @@ class Session:
         """What the target said at all rows, before the match is committed; None where no source asks."""
         if not self.sources.tops:
             return None
-        observer = Observer(step_rows, digests, self._target(digests), self._grammar)
+        observer = Observer(step_rows, digests, self.target(digests), self._grammar)
         return observer.observe(match.path, self.prefix_hash, self.sources.tops)
 
-    def _target(
+    def target(
         self, digests: Callable[[int], RowDigest], counts: ChoiceCounts | None = None
     ) -> TargetSampler:
+        """Samples the target's tokens below the last committed one.
+
+        `digests` gives the digest of a node's row, -1 is the last committed token; `counts` counts how tokens
+        were chosen.
+        """
         length = len(self.ids)
         return TargetSampler(self._params, self._history, self._noise, length, digests, self._grammar, counts)
 
@@ -296,10 +342,14 @@ class Session:
         self.cached += len(step_rows.chain)
         return tuple(range(len(step_rows.chain)))
 
-    def commit(self, step_rows: StepRows, match: Match, batch: int = 1, step: int = 0) -> Round:
-        """Commits what was matched, up to the request's end, after a step of `batch` sessions."""
+    def commit(
+        self, step_rows: StepRows, match: Match, batch: int = 1, step: int = 0, node_cost: float = 0.0
+    ) -> Round:
+        """Commits what was matched, up to the request's end, after a step of `batch` sessions.
+
+        `node_cost` is the cost of a drafted node's row, in tokens.
+        """
         tree, chain, sources = step_rows.tree, len(step_rows.chain), step_rows.tree.sources
-        self.sources.verified(tree, match)
         tokens, reason = cut_at_stop(self._stop_checker, match.tokens)
         if self._grammar is not None:
             self._grammar.commit(tokens)
@@ -307,19 +357,28 @@ class Session:
         token_sources = bytes([sources[node] for node in path]).ljust(len(tokens), b"\0")
         self._usage.record_round(len(tokens), token_sources, len(tree))
         spared = not len(tree) and self._pool.drafted > 0
-        self.sources.committed(token_sources, spared, batch, step)
+        drafted_along = self._pool.drafted_along(tokens)
+        own = self.sources.committed(
+            tokens,
+            token_sources,
+            RoundScore(drafted_along, self._admitted, node_cost),
+            spared=spared,
+            batch=batch,
+            step=step,
+        )
         position = len(self.ids)
         self.ids.extend(tokens)
         self.cached += chain + len(path)
         self._history.extend(tokens)
         self._pool.commit(tokens)
-        self._bare = not self._pool.drafted
+        self._bare = self._pool.is_bare
         self._noise.forget_before(len(self.ids))
         self._ranking = None
         self._scouts = None
         rows = (*range(chain), *[chain + node for node in path])
         drafted = self._pool.drafted_by_source.copy()
-        return Round(position, tokens, token_sources, rows, reason, match.logprobs[: len(tokens)], drafted)
+        logprobs = match.logprobs[: len(tokens)]
+        return Round(position, tokens, token_sources, rows, reason, logprobs, drafted, own)
 
     def published(self, now_ms: float) -> None:
         """Notes that the last round was sent: from now on the time until each source's next draft counts."""
@@ -348,3 +407,20 @@ class Session:
         if len(tree) >= self.node_limit:
             survival = 0.0  # no further node would be admitted
         return StepValue(1.0 + sum(tree.survival), step_ms, survival)
+
+
+def _pool_of(
+    request: SessionRequest, ids: list[int], vocabulary_size: int, sources: SessionSources
+) -> DraftPool | WindowPool:
+    """The pool of a session's drafts, with a place for windows where the criterion judges draws."""
+    pool = DraftPool(
+        ids,
+        epoch=request.epoch,
+        vocabulary_size=vocabulary_size,
+        limit=request.limit,
+        calibrator=sources.calibrator,
+    )
+    if request.criterion is None or not request.criterion.needs_q:
+        return pool
+    shape = SHAPES[criterion_name(request.criterion)]
+    return WindowPool(pool, vocabulary_size=vocabulary_size, limit=request.limit, distinct=shape.distinct)

@@ -4,23 +4,44 @@ Belongs to the engine's core. One session's failure ends that session and no oth
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from outrider.wire.codec import CommittedCode
+from speculative.acceptance.path_match import Match
+from speculative.digest import RowDigest
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
 from speculative.observed import Observed
 from speculative.stop import FinishReason
+from speculative.target_sampler import TargetSampler, sample_together
 from verifier_service.engine.kv_cache import KVCache
-from verifier_service.engine.messages import Finish, Offers, Strike, Update
+from verifier_service.engine.messages import Finish, Observe, Offers, Strike, Update, WaitFor
 from verifier_service.engine.prompt_scorer import PromptScores
 from verifier_service.engine.scheduler import Scheduler, fit, may_start
 from verifier_service.engine.session import Session
 from verifier_service.engine.stats import CountsByName, EngineTotals, Phases
-from verifier_service.engine.step import Round, StepRows
-from verifier_service.observe.round_log import RoundRecord, Step
+from verifier_service.engine.step import PassOutcome, Round, StepRows
+from verifier_service.observe.round_log import RoundRecord, RoundTree, Step
 
 log = logging.getLogger(__name__)
+
+Part = tuple[Session, StepRows]
+"""A session of a step, and its rows in it."""
+
+
+class Matched(NamedTuple):
+    """The target's choices at one session's rows of a pass, before they are committed."""
+
+    session: Session
+    step_rows: StepRows
+    match: Match | None
+    """The tokens to commit; None where the pass only read a part of the prompt."""
+    observed: Observed | None
+    first_row: int
+    """The session's first row in the pass."""
+    scores: PromptScores | None = None
+    """Scores of the prompt's tokens, if the request asks for scores."""
 
 
 class SessionPool:
@@ -40,6 +61,10 @@ class SessionPool:
         self.updates: list[Update] = []
         """Updates that no report has taken yet."""
         self._strikes: list[Strike] = []
+        self._patient: set[int] = set()
+        """Handles of the sessions whose rounds wait for a source's drafts."""
+        self._held_until_s = 0.0
+        """Earliest time at which a running session stops waiting for drafts."""
         self._prompt_passes: dict[int, int] = {}
         """Steps so far that only read a part of a session's prompt, by handle."""
 
@@ -75,11 +100,15 @@ class SessionPool:
     def open(self, session: Session, now_s: float) -> None:
         """Takes a session in; it waits for its turn."""
         self._sessions[session.handle] = session
+        session.chains_only = self.kv.pool.chains_only
         self.phases.opened(session.handle, now_s)
         self.scheduler.add(session.handle, session.key.tenant, session.begun)
 
     def ready(self) -> list[Session]:
-        """Starts the sessions whose turn it is; returns all that run, the oldest first."""
+        """Starts the sessions whose turn it is; returns all that run, the oldest first.
+
+        Sessions whose rounds wait for a draft are left out.
+        """
         while (handle := self.scheduler.next()) is not None:
             session = self._sessions[handle]
             if not self._may_start(session):
@@ -92,7 +121,27 @@ class SessionPool:
                 self.phases.began(handle, self._now)
             elif session in self:
                 break
-        return [self._sessions[handle] for handle in self.scheduler.running]
+        running = [self._sessions[handle] for handle in self.scheduler.running]
+        self._held_until_s = 0.0
+        return self._without_held(running) if self._patient else running
+
+    def ready_s(self, latest_s: float) -> float:
+        """The time, at the latest `latest_s`, at which a session may be ready, on the engine's clock."""
+        if not self._sessions:
+            return latest_s
+        return min(latest_s, max(self._now, self._held_until_s))
+
+    def _without_held(self, running: list[Session]) -> list[Session]:
+        ready, held = [], []
+        for session in running:
+            until_s = session.held_until_s if session.handle in self._patient else 0.0
+            if until_s > self._now:
+                session.sources.waits.held()
+                held.append(until_s)
+            else:
+                ready.append(session)
+        self._held_until_s = min(held, default=0.0)
+        return ready
 
     def _may_start(self, session: Session) -> bool:
         """Whether there is room for a session; where there was none, a table has to be given back first."""
@@ -129,6 +178,16 @@ class SessionPool:
         session.resume_at(0)
         self.scheduler.preempt(session.handle)
 
+    def take_wish(self, wish: Observe | WaitFor) -> None:
+        """Notes how long a source asks a session's rounds to wait."""
+        if (session := self._sessions.get(wish.handle)) is None:
+            return
+        if isinstance(wish, Observe):
+            session.sources.want_tops(wish.source, wish.tops)
+            return
+        session.sources.waits.ask(wish.source, wish.ms)
+        (self._patient.add if session.sources.waits.wanted else self._patient.discard)(session.handle)
+
     def take_offers(self, offers: Offers) -> None:
         """Merges the drafts of a source into the sessions that listen to it."""
         offers.in_flight.taken += len(offers.drafts)
@@ -163,6 +222,41 @@ class SessionPool:
         for fragment, offer in session.prepare(rows):
             self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
 
+    def match_all(self, parts: Sequence[Part], outcome: PassOutcome) -> list[Matched]:
+        """The target's choices at each session's rows of a pass, in order."""
+        matched: list[Matched] = []
+        wanted = first_row = 0
+        targets = self._targets(parts, outcome)
+        for (session, step_rows), (digests, target) in zip(parts, targets, strict=True):
+            with self.guarded(session):
+                scores = None
+                if session.scorer is not None and step_rows.scored:
+                    scores = session.scorer.score(step_rows.scored, session.cached, _digests(outcome, wanted))
+                match = session.match(step_rows, target) if step_rows.final else None
+                observed = None if match is None else session.observe(step_rows, match, digests)
+                matched.append(Matched(session, step_rows, match, observed, first_row, scores))
+            wanted += step_rows.wanted
+            first_row += step_rows.row_count
+        return matched
+
+    def _targets(
+        self, parts: Sequence[Part], outcome: PassOutcome
+    ) -> list[tuple[Callable[[int], RowDigest], TargetSampler]]:
+        """Each session's digests by node, with a sampler that has the tokens that were sampled together."""
+        targets, wanted = [], 0
+        for session, step_rows in parts:
+            digests = _digests(outcome, wanted + len(step_rows.scored) + 1)
+            targets.append((digests, session.target(digests, self._totals.choices)))
+            wanted += step_rows.wanted
+        sample_together(
+            [
+                (target, rows.tree)
+                for (_, target), (session, rows) in zip(targets, parts, strict=True)
+                if rows.final and not session.judges_draws
+            ]
+        )
+        return targets
+
     def skip(self, session: Session, kept: Sequence[int]) -> None:
         """Keeps the rows of a step that only read a part of the session's prompt."""
         self.kv.keep_rows(session, kept)
@@ -187,16 +281,19 @@ class SessionPool:
     ) -> None:
         """Keeps a round's rows, counts the round, and adds its update."""
         self.kv.keep_rows(session, done.path)
+        session.round_ended_s = self.step.ended_s
         self._totals.rounds += 1
         self._totals.committed += len(done.tokens)
         self._totals.drafted_rounds += bool(step_rows.tree.sources)
-        self._totals.accepted(len(done.token_sources) - done.token_sources.count(0))
         self.phases.committed(session.handle, self.step.ended_s)
         sources, token_sources = step_rows.tree.sources, done.token_sources
         for source_index in set(sources):
-            counts = self._counts[session.name_of(source_index)]
-            counts.admitted += sources.count(source_index)
-            counts.accepted += token_sources.count(source_index)
+            self._counts[session.name_of(source_index)].admitted += sources.count(source_index)
+        for place, source_index in enumerate(token_sources):
+            if source_index:
+                self._counts[session.name_of(source_index)].accept(place)
+        for source_index, count in done.own.items():
+            self._counts[session.name_of(source_index)].own += count
         record = self._record(session, step_rows, done)
         finish = None
         if done.reason is not None:
@@ -229,6 +326,8 @@ class SessionPool:
             step_rows.tree.sources,
             done.token_sources,
             done.drafted,
+            done.tokens,
+            RoundTree.of(step_rows.tree),
         )
 
     def expire(self, now_s: float) -> None:
@@ -265,6 +364,7 @@ class SessionPool:
         del self._sessions[session.handle]
         self.scheduler.remove(session.handle)
         self.kv.release(session)
+        self._patient.discard(session.handle)
         session.sources.calibrator.learn()
         self._prompt_passes.pop(session.handle, None)
         self.phases.ended(session.handle, self._now)
@@ -280,6 +380,11 @@ class SessionPool:
         self._counts[session.name_of(fragment.source)].offer(len(fragment), offer)
         if offer.kept and fragment.source in session.sources.latencies:
             session.sources.latencies[fragment.source].arrived(arrived_s * 1000)
+
+
+def _digests(outcome: PassOutcome, first: int) -> Callable[[int], RowDigest]:
+    """Digests of wanted rows, counted from `first`; a node counts from the row behind the root's."""
+    return lambda index: outcome.digest(first + index)
 
 
 class _Guard:

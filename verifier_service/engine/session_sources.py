@@ -1,18 +1,41 @@
-"""The sources that draft for one session: which of them it listens to, how fast and how good they are.
+"""The sources that draft for one session: which of them count, how fast and how good they are.
 
-Pure: knows the session's drafts and rounds, not its model, nor how drafts arrive.
+Pure: knows the session's drafts and rounds, but neither its model nor how drafts arrive.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from speculative.acceptance.path_match import Match
 from speculative.calibration import SessionCalibrator
 from speculative.draft import Draft
-from speculative.tree import ROOT, TokenTree
-from verifier_service.engine.source_policy import Reputations, SourceLatency, SourceThrottle
-from verifier_service.proposers import ActiveProposer, ProposerInit, make_proposer
-from verifier_service.proposers.batched import BATCHED_PROPOSERS
+from speculative.grammar import Matcher
+from speculative.marginal import DraftedPlace, Order, SourceGain, credited
+from speculative.policies.local import LocalDrafts
+from verifier_service.engine.source_policy import (
+    LEAST_SHARE,
+    DraftWaits,
+    Reputations,
+    SourceLatency,
+    SourceThrottle,
+)
+from verifier_service.proposers import PROPOSERS, ActiveProposer, ProposerInit, make_proposer
 from verifier_service.sessions.request import SessionRequest, SourceSet
+
+_WEIGHT = 0.1
+"""Weight of one round in the running mean of a session's tokens per round."""
+_LAST: Order = (3, 0, 0)
+
+
+class RoundScore(NamedTuple):
+    """What a session's sources had drafted when a round began."""
+
+    places: Sequence[DraftedPlace]
+    """The committed positions for which something was drafted, from the first on."""
+    admitted: Sequence[tuple[int, ...]]
+    """Source indices of each admitted node, in the order of their offers."""
+    node_cost: float = 0.0
+    """Cost of an admitted node's row, in tokens."""
 
 
 class SessionSources:
@@ -21,22 +44,39 @@ class SessionSources:
     Args:
         request: the session's request.
         reputations: what other sessions taught about the sources.
+        grammar: matcher of the session's text, which stands after its ids; None: any text.
     """
 
-    def __init__(self, request: SessionRequest, reputations: Reputations) -> None:
+    def __init__(
+        self, request: SessionRequest, reputations: Reputations, grammar: Matcher | None = None
+    ) -> None:
         self.latencies: dict[int, SourceLatency] = {}
         """Latency of each remote source in use, by source index."""
         self.batched: dict[str, int] = {}
         """Source index of each batched proposer in use, by name."""
         self.calibrator = SessionCalibrator()
         """Calibrates what each source says of its drafts."""
+        self.waits = DraftWaits()
+        """How long rounds wait for the drafts of sources that asked for waiting."""
         self._params = request.params
+        self._policy = request.policy
+        self._local: dict[int, LocalDrafts] = {}
+        """What cuts the drafts of each source inside this worker, by source index; none without a policy."""
+        self._published_ms = 0.0
+        self._round_ms = 0.0
+        """Milliseconds between the last two rounds that were published."""
         self._reputations = reputations
-        self._proposer_init = ProposerInit(request.prompt_length, request.prediction)
+        self._proposer_init = ProposerInit(
+            request.prompt_length, request.prediction, request.references, grammar
+        )
         self._proposers: list[ActiveProposer] = []
         self._active: frozenset[int] = frozenset()
         self._muted: set[int] = set()
         self._throttles: dict[int, SourceThrottle] = {}
+        self._gains: dict[int, SourceGain] = {}
+        """What each source gained in this session and others, by source index."""
+        self._tokens = 1.0
+        """Running mean of the tokens per round."""
         self._heard: set[int] = set()
         """Sources whose drafts came since the last round, by source index."""
         self._tops: dict[int, int] = {}
@@ -46,9 +86,10 @@ class SessionSources:
         """Changes the sources; a source that drafted before goes on where it was."""
         reputations = [self._reputations.of(name, self._params) for name in sources.names]
         self.calibrator.use([reputation.calibration for reputation in reputations])
+        self._gains = {index: reputation.gain for index, reputation in enumerate(reputations, start=1)}
         self._active = sources.proposers | sources.remote
         inside = {sources.names[index - 1]: index for index in sources.proposers}
-        self.batched = {name: index for name, index in inside.items() if name in BATCHED_PROPOSERS}
+        self.batched = {name: index for name, index in inside.items() if name not in PROPOSERS}
         known = {active.source_index: active for active in self._proposers}
         self._proposers = [
             known.get(source_index)
@@ -57,6 +98,11 @@ class SessionSources:
             )
             for source_index in sorted(sources.proposers - set(self.batched.values()))
         ]
+        self._local = {
+            source_index: cuts
+            for source_index in sorted(sources.proposers)
+            if (cuts := self._local.get(source_index) or self._cuts(sources.names[source_index - 1]))
+        }
         listening = sources.remote - self._muted
         self.latencies = {
             source_index: self.latencies.get(source_index) or SourceLatency() for source_index in listening
@@ -82,6 +128,7 @@ class SessionSources:
         """Ignores this source from now on."""
         self._muted.add(source_index)
         self.latencies.pop(source_index, None)
+        self.waits.ask(source_index, 0)
         self._throttles.pop(source_index, None)
 
     def want_tops(self, source_index: int, tops: int) -> None:
@@ -108,47 +155,109 @@ class SessionSources:
         for active in self._proposers:
             active.proposer.append(ids[active.appended : end])
             active.appended = max(active.appended, end)
-            if end == len(ids) and (found := active.proposer.propose(node_limit)) is not None:
-                yield active.source_index, found
+            if end != len(ids) or (found := active.proposer.propose(node_limit)) is None:
+                continue
+            if (kept := self.cut(active.source_index, found)) is not None:
+                yield active.source_index, kept
+
+    def cut(self, source_index: int, draft: Draft) -> Draft | None:
+        """What the session's policy leaves of a draft made inside this worker; None: nothing."""
+        cuts = self._local.get(source_index)
+        return draft if cuts is None else cuts.cut(draft)
 
     def heard(self, source_index: int) -> None:
         """Notes that a draft of this source has come."""
         self._heard.add(source_index)
 
-    def verified(self, tree: TokenTree, match: Match) -> None:
-        """Notes which remote sources drafted the tokens that the target chose along a round's tree."""
-        if not self.latencies or not tree.tokens:
-            return
-        sources, latencies, children_of = tree.sources, self.latencies, tree.children
-        alone = sources.count(sources[0]) == len(sources)
-        for node, following in zip((ROOT, *match.path), (*match.path, None), strict=True):
-            children = children_of(node)
-            if not children:
-                continue
-            followed = None if following is None else sources[following]
-            # Most trees are of one source, and need no set of sources for each node.
-            for source_index in sources[:1] if alone else {sources[child] for child in children.values()}:
-                if source_index in latencies:
-                    latencies[source_index].verified(source_index == followed)
+    def share(self, source_index: int) -> float:
+        """Part of the source's right tokens that no better source had drafted, 0 to 1."""
+        return self._gains[source_index].share
 
-    def committed(self, token_sources: bytes, spared: bool, batch: int, step: int) -> None:
-        """Notes a committed round.
+    def committed(
+        self,
+        tokens: Sequence[int],
+        token_sources: bytes,
+        scored: RoundScore,
+        *,
+        spared: bool,
+        batch: int,
+        step: int,
+    ) -> dict[int, int]:
+        """Notes a committed round; returns the accepted tokens that count for each source alone, by index.
 
         Args:
+            tokens: the committed tokens.
             token_sources: source index of each committed token, 0 for the target itself.
-            spared: whether drafts were there, of any source, and the step admitted none of them.
+            scored: what the sources had drafted, admitted or not.
+            spared: whether sources had drafted, and the step admitted none of their nodes.
             batch: sessions in the step.
             step: the step's number; 0: each call is a step of its own.
         """
+        for cuts in self._local.values():
+            cuts.committed(tokens, self._round_ms)
         heard = self._heard
+        if self.waits.wanted:
+            self.waits.committed(token_sources, heard)
+        own = self._credit(scored, token_sources)
+        self._tokens += _WEIGHT * (len(token_sources) - self._tokens)
         for source_index, throttle in self._throttles.items():
-            throttle.committed(token_sources.count(source_index), source_index in heard, spared, batch, step)
+            gain = self._gains[source_index]
+            throttle.committed(
+                own.get(source_index, 0),
+                source_index in heard,
+                spared,
+                batch,
+                step,
+                worth=gain.net(scored.node_cost) / (LEAST_SHARE * self._tokens),
+                right=gain.often_right,
+            )
         heard.clear()
+        return own
+
+    def _credit(self, scored: RoundScore, token_sources: bytes) -> dict[int, int]:
+        """The accepted tokens that count for each source.
+
+        Notes what each source gained, admitted or not: the next step may admit what this one did not.
+        """
+        if not scored.places:
+            return {}
+        order = self._order()
+        hits: Counter[int] = Counter()
+        own: Counter[int] = Counter()
+        accepted: Counter[int] = Counter()
+        for place, token_source in zip(scored.places, token_sources, strict=False):
+            hits.update(place.right)
+            winner = credited(place.right, order, _LAST) if place.right else 0
+            own[winner] += 1
+            accepted[winner] += token_source > 0
+            for source_index in place.drafted & self.latencies.keys():
+                self.latencies[source_index].verified(source_index == winner)
+        nodes = Counter([credited(sources, order, _LAST) for sources in scored.admitted])
+        for source_index in frozenset().union(*[place.drafted for place in scored.places]):
+            self._gains[source_index].learn(hits[source_index], own[source_index], nodes[source_index])
+        return {source_index: count for source_index, count in accepted.items() if source_index and count}
+
+    def _order(self) -> dict[int, Order]:
+        """Where each source stands when several have drafted one node; the least takes the credit.
+
+        What a proposer inside the worker finds costs nothing, so it comes first. Then come remote sources,
+        the best first. Behind them come those that are tried after a rest: they have to add to what is there,
+        or two equal sources would take turns at resting. Batched proposers come last: they draft only to add.
+        """
+        order = {active.source_index: (0, 0, 0) for active in self._proposers}
+        for source_index, throttle in self._throttles.items():
+            order[source_index] = (1 + throttle.on_trial, -self._gains[source_index].grade, source_index)
+        return order
 
     def published(self, now_ms: float, bare: bool) -> None:
         """Notes that the last round was sent: the time until each source's next draft counts from now on.
 
         `bare` says that no drafted node outlived the round.
         """
+        self._round_ms = now_ms - self._published_ms if self._published_ms else 0.0
+        self._published_ms = now_ms
         for latency in self.latencies.values():
             latency.committed(now_ms, bare)
+
+    def _cuts(self, name: str) -> LocalDrafts | None:
+        return self._reputations.local_drafts(self._policy, name)

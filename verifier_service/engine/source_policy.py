@@ -1,9 +1,10 @@
 """How the engine treats a draft source: when to leave the source alone, how long to wait, what to expect.
 
-**Throttle.** A source none of whose drafts was accepted for a while rests: no session sends it progress for a
-number of steps, then one session does for a few rounds, and the rest doubles each time that nothing is
-accepted. Rounds are counted over all sessions, so short sessions find out together what none of them could
-alone. A source that is slow or wrong then costs next to nothing, and one that gets better is noticed.
+**Throttle.** A source that gains too little for a while rests: no session sends it progress for a number of
+steps, then one session does for a few rounds, and the rest doubles each time that it gains too little again.
+Accepted tokens that no better source had drafted are its gain (`speculative.marginal`). Rounds are counted
+over all sessions, so short sessions find out together what none of them could alone. A source that is slow,
+wrong or superfluous then costs next to nothing, and one that gets better is noticed.
 
 **Latency.** Only a step with exactly one ready session may wait for a draft. A step that begins now yields
 `expected` tokens in `step_ms`; a node that survives with probability s and comes in w ms is worth waiting for
@@ -14,21 +15,32 @@ while s / w > expected / step_ms.
 Knows rounds, tokens and the caller's milliseconds, nothing of queues, sessions or trees.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from threading import Lock
 
+from outrider.wire.names import EDGE
 from speculative.calibration import Calibration
+from speculative.draft import MAX_DRAFT_NODES
+from speculative.marginal import SourceGain
 from speculative.params import SamplingParams
+from speculative.policies.book import PolicyBook
+from speculative.policies.local import LocalDrafts
+from speculative.policies.names import DEFAULT_POLICY
+from speculative.policies.policy import DraftLimits
 
 _FIRST_ROUNDS = 32.0
-"""Rounds without an accepted token after which a source rests."""
+"""Rounds without a gain after which a source rests."""
+LEAST_SHARE = 0.03
+"""Part of a session's tokens that a remote source has to gain: a source costs about this part of a step
+beside its rows, as its drafts are merged and progress is sent to it."""
 _PROBE_ROUNDS = 8.0
 """Rounds for which a resting source is tried again."""
 _FIRST_REST = 16
 _MOST_REST = 256
 _SPARED_REST = 64
-"""The longest rest, in steps, of a source whose drafts were never admitted. It also ends when the batch has
-shrunk to half: drafts may pay again."""
+"""The longest rest, in steps, of a source whose drafts were never admitted, or right where others were right
+as well. The rest of the former also ends when the batch has shrunk to half: drafts may pay again."""
 _SPARED = 8.0
 """A round in which there were drafts and none was admitted counts as this many: such a batch has no use for
 them."""
@@ -45,7 +57,7 @@ class SourceActivity:
     step: int = 0
     """Number of the last step that was counted."""
     barren: float = 0.0
-    """Rounds since a token of the source was accepted."""
+    """Rounds that were spent on the source and that its gain has not paid for."""
     tried: float = 0.0
     """Rounds in which sessions have tried the source since its last rest began."""
     crowd: int = 0
@@ -77,37 +89,66 @@ class SourceThrottle:
         self._begins = True
         """Whether this is the session's first round."""
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether the source rests, or is tried after a rest and has not paid for it yet."""
+        return self.resting or self._probed > 0
+
     def committed(
-        self, accepted: int, heard: bool = True, spared: bool = False, batch: int = 1, step: int = 0
+        self,
+        gained: int,
+        heard: bool = True,
+        spared: bool = False,
+        batch: int = 1,
+        step: int = 0,
+        *,
+        worth: float = _FIRST_ROUNDS,
+        right: bool = False,
     ) -> None:
         """A round of the session was committed.
 
         Args:
-            accepted: committed tokens that were this source's.
+            gained: committed tokens that count for this source.
             heard: whether the source had sent drafts. A silent source may still be reading a long prompt.
             spared: whether drafts were there, of any source, and the step admitted none of them.
             batch: sessions in the step.
             step: the step's number; 0: each call is a step of its own.
+            worth: number of rounds that one gained token pays for.
+            right: whether the source is often right, so that it gains nothing only where others are too.
         """
-        activity = self._activity
-        if accepted:
-            self.resting, self._left, self._probed = False, _FIRST_ROUNDS, 0
-            activity.rest, activity.barren, activity.tried, activity.late = 0, 0.0, 0.0, False
-        elif self.resting:
+        if self.resting and not gained:
             self._go_on_resting(batch, step)
         else:
-            # Where sessions end before a slow source drafts, late drafts are all that ever comes of it.
-            spent = _SPARED if spared and heard else float(heard or activity.late)
-            activity.late = False
-            self._left -= spent
-            activity.barren += spent
-            if self._probed:
-                activity.tried += spent
-            if self._left <= 0:
-                self._rest(_SPARED_REST if spared else _MOST_REST)
-                self._follows = spared
-                activity.crowd = batch if spared else 0
+            self._pay(gained * worth)
+            self._spend(heard, spared, right, batch)
         self._begins = False
+
+    def _pay(self, rounds: float) -> None:
+        """Adds the rounds that a gain pays for; a source that has paid for the most is tried no longer."""
+        if rounds <= 0.0:
+            return
+        activity = self._activity
+        self.resting = False
+        self._left += rounds
+        activity.barren, activity.late = max(0.0, min(activity.barren, _FIRST_ROUNDS) - rounds), False
+        if self._left >= _FIRST_ROUNDS:
+            self._left, self._probed = _FIRST_ROUNDS + 1.0, 0
+            activity.rest, activity.tried = 0, 0.0
+
+    def _spend(self, heard: bool, spared: bool, right: bool, batch: int) -> None:
+        """Takes the round that was just committed from those that are left."""
+        activity = self._activity
+        # Where sessions end before a slow source drafts, late drafts are all that ever comes of it.
+        spent = _SPARED if spared and heard else float(heard or activity.late)
+        activity.late = False
+        self._left = min(_FIRST_ROUNDS, self._left - spent)
+        activity.barren += spent
+        if self._probed:
+            activity.tried += spent
+        if self._left <= 0:
+            self._rest(_SPARED_REST if spared or right else _MOST_REST)
+            self._follows = spared
+            activity.crowd = batch if spared else 0
 
     def _rest(self, most: int) -> None:
         rest = min(2 * self._probed or _FIRST_REST, most)
@@ -195,7 +236,7 @@ class SourceLatency:
         self._silent_rounds = 0
 
     def verified(self, hit: bool) -> None:
-        """The target chose a token where this source had drafted one; `hit`: it was the drafted token."""
+        """A token was committed where this source had drafted one; `hit`: it counts for this source."""
         self.acceptance += _WEIGHT * (hit - self.acceptance)
 
     def waited(self, fruitful: bool) -> None:
@@ -226,6 +267,59 @@ def _learn(mean: float | None, value: float) -> float:
     return value if mean is None else mean + _WEIGHT * (value - mean)
 
 
+_MOST_IN_VAIN = 8
+"""Waiting rounds in a row without an accepted token after which a session's rounds stop waiting."""
+_SILENCE = 3
+"""Rounds without an accepted token that a round without any draft counts for."""
+
+
+class DraftWaits:
+    """How long one session's rounds wait for drafts of the sources that asked for it.
+
+    Remote sources ask for waits, because their sessions trade time for fewer passes of the target. After a
+    source was silent or wrong for some rounds, rounds wait only once a token of its drafts is accepted again.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[int, int] = {}
+        self._held = False
+        self._in_vain = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any source asked rounds to wait."""
+        return bool(self._asked)
+
+    @property
+    def ms(self) -> int:
+        """Milliseconds after a round until the next round begins without a draft; 0: at once."""
+        return max(self._asked.values(), default=0) if self._in_vain < _MOST_IN_VAIN else 0
+
+    def ask(self, source_index: int, ms: int) -> None:
+        """Sets how many milliseconds rounds wait for this source; 0 ends the waiting."""
+        self._asked.pop(source_index, None)
+        if ms:
+            self._asked[source_index] = ms
+
+    def held(self) -> None:
+        """Notes that the next round is held back for a draft."""
+        self._held = True
+
+    def committed(self, token_sources: bytes, heard: Collection[int]) -> None:
+        """Notes a committed round.
+
+        Args:
+            token_sources: source index of each committed token, 0 for the target itself.
+            heard: source indices of the drafts that arrived since the round before.
+        """
+        if any(token_sources.count(source_index) for source_index in self._asked):
+            self._in_vain = 0
+        elif self._held:
+            self._in_vain += _SILENCE if self._asked.keys().isdisjoint(heard) else 1
+        self._held = False
+
+
+_UNBOUNDED = DraftLimits(MAX_DRAFT_NODES, 0.0, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
 # Clients name sources, so their number has to be bounded; the oldest is forgotten.
 _MOST = 512
 _BAND = 0.4
@@ -234,21 +328,37 @@ _BANDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Reputation:
-    """Calibration of one source over earlier requests of one temperature band."""
+    """Calibration and gain of one source over earlier requests of one temperature band."""
 
     calibration: Calibration = field(default_factory=Calibration)
     activity: SourceActivity = field(default_factory=SourceActivity)
+    gain: SourceGain = field(default_factory=SourceGain)
 
 
 class Reputations:
-    """Reputations by source name and temperature band: sampling follows a copied token far less often."""
+    """Reputations by source name and temperature band: sampling follows a copied token far less often.
 
-    def __init__(self) -> None:
+    Args:
+        policy: draft policy of the sources inside this worker, for requests that name none; empty: such
+            sources offer all that they draft.
+
+    Raises:
+        InvalidRequest: there is no such policy.
+    """
+
+    def __init__(self, policy: str = "") -> None:
+        self._policy = policy
+        self._policies = PolicyBook(policy or DEFAULT_POLICY, _UNBOUNDED)
         self._known: dict[tuple[str, int], Reputation] = {}
         self._lock = Lock()
 
     def of(self, name: str, params: SamplingParams) -> Reputation:
-        """The source's reputation for requests with these parameters; from any thread."""
+        """The source's reputation for requests with these parameters; from any thread.
+
+        A client's device starts with a new reputation in each session, so devices do not affect each other's.
+        """
+        if name == EDGE:
+            return Reputation()
         band = 0 if params.greedy else 1 + min(int(params.temperature / _BAND), _BANDS)
         with self._lock:
             found = self._known.get((name, band))
@@ -257,3 +367,12 @@ class Reputations:
                     del self._known[next(iter(self._known))]
                 found = self._known[name, band] = Reputation()
             return found
+
+    def local_drafts(self, policy: str, source: str) -> LocalDrafts | None:
+        """What cuts the drafts of a source inside this worker for one session; None: nothing does.
+
+        `policy` is the one that the session's request names; empty: the worker's own.
+        """
+        if not (policy or self._policy):
+            return None
+        return LocalDrafts(self._policies.open(policy, source))

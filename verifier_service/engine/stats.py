@@ -10,9 +10,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from speculative.choice import ChoiceCounts
 from speculative.fragment import Offer
 from verifier_service.engine.step_cost import StepCostModel
+
+LAST_PLACE = 16
+"""The last place of a path with a count of its own; later places count there as well."""
+
+
+def _no_places() -> NDArray[np.int64]:
+    # Of a fixed size, because other threads read the counts at any time.
+    return np.zeros(LAST_PLACE + 1, np.int64)
 
 
 @dataclass(slots=True)
@@ -35,6 +46,10 @@ class SourceCounts:
     """Nodes that the target computed."""
     accepted: int = 0
     """Nodes delivered as tokens."""
+    own: int = 0
+    """Nodes delivered as tokens that no better source had drafted."""
+    accepted_at: NDArray[np.int64] = field(default_factory=_no_places, compare=False)
+    """Nodes delivered as tokens, by place on the round's path: int64[LAST_PLACE + 1]."""
     flooded: int = 0
     """Drafts dropped unread because too many came at once."""
     malformed: int = 0
@@ -53,6 +68,11 @@ class SourceCounts:
             self.waiting += offer.unanchored
             self.duplicate += offer.duplicate
             self.refused += offer.refused
+
+    def accept(self, place: int) -> None:
+        """Counts a node that was delivered as a token, at a place of the round's path from 0."""
+        self.accepted += 1
+        self.accepted_at[min(place, LAST_PLACE)] += 1
 
     def plus(self, other: "SourceCounts") -> "SourceCounts":
         """The sum of these counts and others."""
@@ -97,15 +117,6 @@ class EngineTotals:
     failed_sessions: int = 0
     drafted_rounds: int = 0
     """Rounds that brought at least one drafted node."""
-    accepted_at: list[int] = field(default_factory=list)
-    """Rounds that accepted a first drafted token, a second, and so on."""
-
-    def accepted(self, count: int) -> None:
-        """Counts a round that accepted `count` drafted tokens."""
-        while len(self.accepted_at) < count:
-            self.accepted_at.append(0)
-        for place in range(count):
-            self.accepted_at[place] += 1
 
 
 _CAPACITY = 4096
@@ -253,6 +264,8 @@ class StepClock:
         self._timings = timings
         self._costs = costs
         self._sampling = self._waiting = self._proposing = 0.0
+        self._computed = (1, 0)
+        """Sessions of the last forward, and drafted nodes and scouts."""
         # Taking in drafts and commands is no part of what one more session or node costs.
         self._taking_in = 0.0
 
@@ -299,12 +312,17 @@ class StepClock:
                 self._timings.proposing.add(self._proposing * 1000)
             self._timings.sampling.add(self._sampling * 1000)
             self._timings.add_split(sessions, (between - self._sampling) * 1000)
-            self._costs.record_overhead(max(0.0, between - self._taking_in) * 1000, sessions)
+            gap_ms = max(0.0, between - self._taking_in) * 1000
+            self._costs.record_overhead(gap_ms, *self._computed)
         self._sampling = self._waiting = self._taking_in = self._proposing = 0.0
 
-    def end(self, rows: int, sessions: int, depth: float) -> PassTimes:
-        """The forward of `rows` input tokens, which attend over `depth` positions on average, has ended."""
+    def end(self, rows: int, sessions: int, depth: float, nodes: int = 0) -> PassTimes:
+        """The forward of `rows` input tokens, which attend over `depth` positions on average, has ended.
+
+        `nodes` of the rows are drafted nodes and scouts.
+        """
         self.ended = time.perf_counter()
+        self._computed = sessions, nodes
         forward_ms = (self.ended - self.began) * 1000
         self._costs.record(rows, forward_ms, sessions, depth)
         self._timings.forward.add(forward_ms)

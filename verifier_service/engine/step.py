@@ -4,6 +4,7 @@ Chunked prefill is decided here. Pure: knows counts and milliseconds; the target
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from outrider.lm.kv.pool import SlotPool
 from outrider.lm.plan import SequenceRows
+from speculative.acceptance.drawn import Draw
 from speculative.digest import RowDigest
 from speculative.logprobs import TokenLogprob
 from speculative.stop import FinishReason
@@ -28,7 +30,7 @@ class EngineLimits:
     """The longest wait for drafts before a step; 0: never."""
     beat_s: float = 0.1
     """Seconds between two beats of an idle engine."""
-    stall_ms: float = 60.0
+    stall_ms: float = 40.0
     """The longest step, in ms, that computes part of a prompt while other sessions decode."""
     most_running: int = 64
     """Sessions that may have keys and values at once; others wait."""
@@ -115,6 +117,8 @@ class StepRows(NamedTuple):
     scouts: Scouts = Scouts()
     scored: range = range(0)
     """Rows of the chain whose logits score the prompt's next token."""
+    drawn: Mapping[int, tuple[Draw, ...]] = {}
+    """What was drawn below which node of the tree, and from what, where the session's criterion asks."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -158,6 +162,8 @@ class Round(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     drafted: Mapping[int, int] = {}
     """Drafted nodes offered so far, by source index."""
+    own: Mapping[int, int] = {}
+    """Accepted tokens that no better source had drafted, by source index."""
 
 
 # Prefills keep this part (1 / n) of a step's rows however many sessions decode, so that none starves.
@@ -186,19 +192,44 @@ def chunk_size(most: int, decoding: int, expected_ms: Callable[[int], float], st
     return min(most, (fitting + 1) * _PIECE)
 
 
-def schedule_rows(uncomputed: Sequence[int], nodes: Sequence[int], chunk: int) -> list[int]:
+def schedule_rows(
+    uncomputed: Sequence[int], nodes: Sequence[int], chunk: int, tenants: Sequence[str] = ()
+) -> list[int]:
     """Committed ids of each session that the next step computes; 0: the session sits this step out.
 
-    `uncomputed[i]` (at least 1) counts the committed ids of session i that the target has not computed;
-    `nodes[i]` the drafted nodes that the session would bring. A session with one uncomputed id decodes and is
-    always in. The others prefill: first come first served, they share what decoding leaves of `chunk` rows,
-    and at least a quarter of `chunk`.
+    A session with one uncomputed id decodes and is always in. The others prefill and share what decoding
+    leaves of `chunk` rows, and at least a quarter of `chunk`: first come first served, but prompts with at
+    most half as much left as the first one get up to half of the rows, so that no short prompt waits for a
+    long one. Two prompts of about the same length gain nothing from taking turns: both would come later.
+
+    Args:
+        uncomputed: committed ids that the target has not computed, at least 1; sessions in order of arrival.
+        nodes: drafted nodes that each session would bring.
+        tenants: each session's tenant; tenants take turns among the short prompts. Empty: all have one.
     """
     decoding = sum(1 + count for rows, count in zip(uncomputed, nodes, strict=True) if rows == 1)
     left = max(chunk - decoding, chunk // _PREFILL_FLOOR, 1)
-    sizes = []
-    for rows in uncomputed:
-        size = 1 if rows == 1 else min(rows, left)
-        left -= 0 if rows == 1 else size
-        sizes.append(size)
+    sizes = [int(rows == 1) for rows in uncomputed]
+    prompts = [at for at, rows in enumerate(uncomputed) if rows > 1]
+    shorter = [at for at in prompts if 2 * uncomputed[at] <= uncomputed[prompts[0]]]
+    share = left // 2
+    for at in _in_turns(shorter, uncomputed, tenants):
+        sizes[at] = min(uncomputed[at], share)
+        share -= sizes[at]
+        left -= sizes[at]
+    for at in prompts:
+        more = min(uncomputed[at] - sizes[at], left)
+        sizes[at] += more
+        left -= more
     return sizes
+
+
+def _in_turns(prompts: Sequence[int], uncomputed: Sequence[int], tenants: Sequence[str]) -> list[int]:
+    """The prompts, the shortest first, with one of each tenant before the second one of any."""
+    turns: Counter[str] = Counter()
+    placed = []
+    for at in sorted(prompts, key=lambda at: uncomputed[at]):
+        tenant = tenants[at] if tenants else ""
+        placed.append((turns[tenant], at))
+        turns[tenant] += 1
+    return [at for _, at in sorted(placed, key=lambda place: place[0])]

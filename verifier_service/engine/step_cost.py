@@ -34,6 +34,56 @@ _FIRST_TABLE = 128
 # A step that took this many times as long as expected was held up by something else.
 _MOST_RATIO = 2.0
 
+_KEPT = 0.98
+"""Factor by which each step reduces the weight of earlier steps."""
+_PRIOR_NODES = 1.0
+"""Weight, in squared nodes, of the assumption that a node costs nothing."""
+
+
+class StepOverhead:
+    """What the engine does between two forwards, in ms: for each session of the step, and for each node.
+
+    Choosing tokens, building trees and bookkeeping take longer the more nodes a step verifies. Where a pass
+    takes a few milliseconds, a node's share of this work costs as much as its row. The split is a weighted
+    least squares fit of the gaps between forwards over the sessions and nodes of the steps.
+    """
+
+    __slots__ = ("_nodes_nodes", "_nodes_time", "_sessions_nodes", "_sessions_sessions", "_sessions_time")
+
+    def __init__(self) -> None:
+        self._sessions_sessions = self._sessions_nodes = self._nodes_nodes = 0.0
+        self._sessions_time = self._nodes_time = 0.0
+
+    def learn(self, milliseconds: float, sessions: int, nodes: int) -> None:
+        """Learns from the gap behind a forward of so many sessions (at least 1), drafted nodes and scouts."""
+        known = self.session_ms * sessions + self.node_ms * nodes
+        if known:
+            milliseconds = min(milliseconds, _MOST_RATIO * known)
+        self._sessions_sessions = _KEPT * self._sessions_sessions + sessions * sessions
+        self._sessions_nodes = _KEPT * self._sessions_nodes + sessions * nodes
+        self._nodes_nodes = _KEPT * self._nodes_nodes + nodes * nodes
+        self._sessions_time = _KEPT * self._sessions_time + sessions * milliseconds
+        self._nodes_time = _KEPT * self._nodes_time + nodes * milliseconds
+
+    @property
+    def node_ms(self) -> float:
+        """What a further node adds; 0 where no step had nodes."""
+        if not self._nodes_nodes:
+            return 0.0
+        across = self._sessions_nodes / self._sessions_sessions
+        own = self._nodes_nodes + _PRIOR_NODES - across * self._sessions_nodes
+        fitted = (self._nodes_time - across * self._sessions_time) / own
+        # No more than where sessions cost nothing.
+        return min(max(0.0, fitted), self._nodes_time / self._nodes_nodes)
+
+    @property
+    def session_ms(self) -> float:
+        """What a further session adds, without drafted nodes; 0 where nothing is known."""
+        if not self._sessions_sessions:
+            return 0.0
+        left = self._sessions_time - self.node_ms * self._sessions_nodes
+        return max(0.0, left / self._sessions_sessions)
+
 
 class StepCostModel:
     """Expected duration of a step, in ms, by its rows, its sessions and how long their past is.
@@ -54,7 +104,7 @@ class StepCostModel:
         "_depth",
         "_last",
         "_ms",
-        "_overhead_ms",
+        "_overhead",
         "_profiled",
         "_rows",
         "_scale",
@@ -83,7 +133,7 @@ class StepCostModel:
         """The same as corrected by steps; out of date where it is empty."""
         self._compared = 0
         self._last: tuple[int, float] | None = None
-        self._overhead_ms: float | None = None
+        self._overhead = StepOverhead()
 
     def record(self, rows: int, milliseconds: float, sessions: int = 1, depth: float = 0.0) -> None:
         """Learns from the forward of one step; arguments as for `expected_ms`."""
@@ -96,11 +146,17 @@ class StepCostModel:
         known = self._scale or scale
         self._scale = known + _SCALE_WEIGHT * (min(scale, _MOST_RATIO * known) - known)
 
-    def record_overhead(self, milliseconds: float, sessions: int) -> None:
-        """Learns from the time between two forwards, in ms, that was not spent waiting."""
-        each = milliseconds / sessions
-        known = self._overhead_ms
-        self._overhead_ms = each if known is None else known + _SCALE_WEIGHT * (each - known)
+    @property
+    def node_ms(self) -> float:
+        """What a drafted node adds, in ms, to the work between two forwards; its row costs more on top."""
+        return self._overhead.node_ms
+
+    def record_overhead(self, milliseconds: float, sessions: int, nodes: int = 0) -> None:
+        """Learns from the time between two forwards, in ms, that was not spent waiting.
+
+        The forward before had `sessions` sessions with `nodes` drafted nodes and scouts.
+        """
+        self._overhead.learn(milliseconds, sessions, nodes)
 
     def expected_ms(self, rows: int, sessions: int = 1, depth: float = 0.0) -> float:
         """Expected ms of a forward of `rows` (at least 1) input tokens; 0 where no forward was ever seen.
@@ -115,9 +171,10 @@ class StepCostModel:
     def step_curve(self, sessions: int = 1, depth: float = 0.0) -> "StepCurve":
         """What steps take that differ in their rows alone; the curve holds until the next `record`.
 
+        The work between forwards is that of steps without drafted nodes: add `node_ms` for each node.
         `depth` is the number of cached positions that a row attends over, on average.
         """
-        overhead_ms = (self._overhead_ms or 0.0) * sessions
+        overhead_ms = self._overhead.session_ms * sessions
         if self._scale is None:
             return StepCurve(lambda most: np.zeros(most + 1), overhead_ms or 1.0, 0.0, 1.0)
         fixed_ms = self._session_ms * (sessions - 1) * self._scale + overhead_ms
@@ -225,7 +282,7 @@ def profile_steps(target: PackedLM) -> StepCostModel:
         for table in tables:
             _extend(target, table, context)
         sizes = [rows for rows in PROFILED if rows <= longest - context]
-        for rows in sizes if target.passes != "ragged" else ():
+        for rows in sizes if target.passes not in ("eager", "ragged") else ():
             # A size may be captured, and its kernels compiled, as it first occurs.
             _pass_ms(target, tables[:1], rows)
         return _measured(target, tables, sizes, min(_DEEP, longest // 2))
@@ -273,8 +330,9 @@ def _extend(target: PackedLM, table: SlotTable, rows: int) -> None:
 
 
 def _pass_ms(target: PackedLM, tables: Sequence[SlotTable], rows: int) -> float:
-    """Ms of one pass of `rows` rows of each session: all siblings, and all their logits wanted."""
-    sequences = [SequenceRows(table, (0,) * rows, (-1,) * rows, tuple(range(rows))) for table in tables]
+    """Ms of one pass of `rows` rows of each session, all their logits wanted: siblings, or else a chain."""
+    parents = tuple(range(-1, rows - 1)) if target.pool.chains_only else (-1,) * rows
+    sequences = [SequenceRows(table, (0,) * rows, parents, tuple(range(rows))) for table in tables]
     began = time.perf_counter()
     target.forward(sequences).rows()
     took_ms = (time.perf_counter() - began) * 1000

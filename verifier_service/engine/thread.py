@@ -217,7 +217,7 @@ class EngineThread:
             self._forward_failed(begun, error)
         else:
             self._failures = 0
-            times = self._clock.end(begun.rows, sessions, begun.depth)
+            times = self._clock.end(begun.rows, sessions, begun.depth, begun.nodes)
             self.core.finish(begun, outcome, times)
 
     def _forward(self, begun: TargetPass) -> PassOutcome:

@@ -5,6 +5,7 @@ and the limit on their number, so the work of one session would decide when anot
 """
 
 import json
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,29 +14,52 @@ from numpy.typing import NDArray
 
 from outrider.tokens import TokenTable
 from speculative.errors import EmptySupport, InvalidRequest
-from speculative.grammar import Grammar, GrammarKind
+from speculative.grammar import ForcedToken, Grammar, GrammarKind
+from verifier_service.grammar.forcing import forced_tokens
 from verifier_service.grammar.trial import Vocabulary, matcher
 from verifier_service.grammar.vetting import readable
 
 # Forced tokens would depend on how a tokenizer splits text. Without them a mask is a function of bytes alone.
-_OPTIONS = '%llguidance {"no_forcing": true}\nstart: '
+_OPTIONS = '%llguidance {"no_forcing": true}\n'
+_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
+"""Strings, comments and regular expressions of a Lark grammar, in which operators have no meaning."""
 
 
 def written(grammar: Grammar) -> str:
     """The grammar in the library's language. Raises InvalidRequest for a grammar that has no such form."""
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
-            return f'{_OPTIONS}%json {{"type": "object"}}'
+            return f'{_OPTIONS}start: %json {{"type": "object"}}'
         case GrammarKind.JSON_SCHEMA:
             schema = json.loads(grammar.text)
             if "x-guidance" in schema:
                 raise InvalidRequest("json_schema has x-guidance, which is no part of JSON Schema")
-            return f"{_OPTIONS}%json {json.dumps(schema)}"
+            return f"{_OPTIONS}start: %json {json.dumps(schema)}"
         case GrammarKind.REGEX:
             text = grammar.text
             if (len(text) - len(text.rstrip("\\"))) % 2:
                 raise InvalidRequest("regex ends with a backslash that escapes nothing")
-            return f"{_OPTIONS}/{regex_to_lark(text, '')}/"
+            return f"{_OPTIONS}start: /{regex_to_lark(text, '')}/"
+        case GrammarKind.CHOICE:
+            # A terminal, so that the lexer sees all texts at once, even if many texts begin alike.
+            return f"{_OPTIONS}start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, grammar.texts()))}"
+        case GrammarKind.LARK:
+            return _OPTIONS + _lark(grammar.text)
+
+
+def _lark(text: str) -> str:
+    """A client's grammar, checked for options of the server and for special tokens."""
+    if "%llguidance" in text:
+        raise InvalidRequest("lark has %llguidance, which only the server may set; leave it out")
+    bare = _LITERALS.sub("", text)
+    if special := re.search(r"<[^\s>]*>", bare):
+        raise InvalidRequest(f"lark has {special[0][:80]}: special tokens have no text that could match")
+    if "temperature" in bare:
+        raise InvalidRequest("lark has temperature; set the request's temperature instead")
+    if not re.search(r"^\s*start\b", text, re.MULTILINE):
+        gbnf = "; the text looks like GBNF, which is another language" if "::=" in text else ""
+        raise InvalidRequest(f"lark has no rule `start`, with which a grammar begins{gbnf}")
+    return text
 
 
 class MatcherFactory:
@@ -51,7 +75,9 @@ class MatcherFactory:
         size = max(tokens.size, *(id_ + 1 for id_ in end_ids))
         table = [b"" if id_ in end_ids else tokens.token_bytes(id_) for id_ in range(size)]
         special = sorted(tokens.special_ids | set(end_ids))
-        self._tokenizer = Vocabulary(table, special, list(end_ids)).tokenizer()
+        vocabulary = Vocabulary(table, special, list(end_ids))
+        self._tokens = vocabulary.tokens
+        self._tokenizer = vocabulary.tokenizer()
         self._vocabulary_size = vocabulary_size
 
     def matcher(self, grammar: Grammar, generated: Sequence[int]) -> "LibraryMatcher":
@@ -67,7 +93,7 @@ class MatcherFactory:
                 raise InvalidRequest(
                     f"generated id {token} (number {number}) is none that {grammar.kind} allows there"
                 )
-        found = LibraryMatcher(made, self._vocabulary_size)
+        found = LibraryMatcher(made, self._tokens, self._vocabulary_size)
         if not generated:
             try:
                 found.allowed(())
@@ -77,28 +103,49 @@ class MatcherFactory:
 
 
 class LibraryMatcher:
-    """A `Matcher` of the core. For one thread at a time."""
+    """A `Matcher` of the core. For one thread at a time.
 
-    def __init__(self, committed: LLMatcher, vocabulary_size: int) -> None:
+    Args:
+        committed: the library's matcher, after all committed ids.
+        tokens: bytes of each id of the tokenizer.
+        vocabulary_size: width of the target's logits.
+    """
+
+    def __init__(self, committed: LLMatcher, tokens: Sequence[bytes], vocabulary_size: int) -> None:
         self._committed = committed
+        self._tokens = tokens
         self._vocabulary_size = vocabulary_size
         self._drafted = committed
         self._path: tuple[int, ...] = ()
         """The drafted tokens between `_committed` and `_drafted`."""
+        self._masks: dict[tuple[int, ...], bytes] = {}
+        """Masks of this round by drafted path: what is drafted along the forced text is sampled later."""
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
         """Which tokens the grammar allows after the drafted `path`: bool[V]. Raises EmptySupport for none."""
-        at = self._after(tuple(path))
-        bits = np.unpackbits(np.frombuffer(at.compute_bitmask(), np.uint8), bitorder="little")
-        allowed = np.zeros(self._vocabulary_size, np.bool_)
-        known = min(len(bits), self._vocabulary_size)
-        allowed[:known] = bits[:known]
+        after = tuple(path)
+        known_mask = self._masks.get(after)
+        if known_mask is not None:
+            return self._unpacked(known_mask)
+        at = self._after(after)
+        mask = at.compute_bitmask()
+        allowed = self._unpacked(mask)
         error = at.get_error()
         if error and "NoExtension" not in error:
             raise EmptySupport(f"the grammar cannot go on: {readable(error)}")
         if error or not allowed.any():
             raise EmptySupport("the grammar cannot go on with the ids that the target's tokenizer has")
+        self._masks[after] = mask
         return allowed
+
+    def forced(self, most: int) -> Sequence[ForcedToken]:
+        """The forced text after the committed ids as at most `most` tokens; see `Matcher.forced`."""
+        # Of a copy: plain decoding does not ask for the text, so no error of that may stay.
+        text = self._committed.deep_copy().compute_ff_bytes()
+        try:
+            return forced_tokens(self.allowed, text, self._tokens, most)
+        except EmptySupport:
+            return ()  # the next round finds out, unless the request ends before
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Moves over committed tokens. Raises EmptySupport where the grammar does not allow one of them."""
@@ -106,6 +153,7 @@ class LibraryMatcher:
             if not self._committed.consume_token(token):
                 raise EmptySupport(f"the grammar has lost its place: {readable(self._committed.get_error())}")
         self._drafted, self._path = self._committed, ()
+        self._masks.clear()
 
     def _after(self, path: tuple[int, ...]) -> LLMatcher:
         """The state after `path`. A round walks down one path, so the state is mostly one token further."""
@@ -119,3 +167,10 @@ class LibraryMatcher:
             self._drafted.consume_token(token)
         self._path = path
         return self._drafted
+
+    def _unpacked(self, mask: bytes) -> NDArray[np.bool_]:
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+        allowed = np.zeros(self._vocabulary_size, np.bool_)
+        known = min(len(bits), self._vocabulary_size)
+        allowed[:known] = bits[:known]
+        return allowed

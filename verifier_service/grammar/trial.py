@@ -60,6 +60,8 @@ def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
+        # Rows of an ambiguous grammar grow with the text, and each byte of each token looks at all items.
+        max_items_in_row=1_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,

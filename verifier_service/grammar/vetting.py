@@ -58,8 +58,10 @@ def readable(error: str) -> str:
     """The library's error message on one line, without the text that it adds around the grammar."""
     if "NoExtension" in error:
         return _NOTHING
-    error = error.partition("\n   1 | ")[0].partition("\n<non-verbose/>")[0]
+    error = error.partition("\n   1 | ")[0].partition("\n<non-verbose/>")[0].partition("<backtrace>")[0]
     error = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", error)
+    # The server adds the first line of every grammar.
+    error = re.sub(r"^(\d+)\((\d+)\): ", lambda at: f"line {int(at[1]) - 1}, column {at[2]}: ", error)
     # Below a faulty regular expression, the library prints what is wrong with it.
     error = error.rpartition("\nerror: ")[2]
     error = " ".join(error.split())

@@ -18,7 +18,7 @@ from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.runner import PackedLM
 from outrider.runtime.metrics import MODEL, PREFIX
 from speculative.choice import Fallback
-from verifier_service.engine.stats import Samples, SourceCounts
+from verifier_service.engine.stats import LAST_PLACE, Samples, SourceCounts
 from verifier_service.engine.thread import EngineThread
 from verifier_service.remote_sources.pool import SourcePool
 from verifier_service.sessions.table import SessionTable
@@ -83,6 +83,7 @@ class VerifierCollector(Collector):
             yield GaugeMetricFamily(OWN + name, what, value=value)
         yield from self._source_counts()
         yield from self._choices()
+        yield from self._proposers()
         yield from self._steps()
 
     def _requests(self) -> Iterator[Metric]:
@@ -139,17 +140,23 @@ class VerifierCollector(Collector):
         )
         drafted = counter(f"{PREFIX}spec_decode_num_draft_tokens", "Nodes that were verified.")
         accepted = counter(f"{PREFIX}spec_decode_num_accepted_tokens", "Nodes committed as tokens.")
+        own = counter(
+            f"{PREFIX}spec_decode_num_own_tokens",
+            "Nodes committed as tokens that no better source had drafted.",
+        )
+        places = CounterMetricFamily(
+            f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
+            "Nodes committed as tokens at this place of the round's path, from 0.",
+            labels=(MODEL, "source", "position"),
+        )
         for name, counts in sorted(self._engine.counts.copy().items()):
             drafted.add_metric((self._model, name), counts.admitted)
             accepted.add_metric((self._model, name), counts.accepted)
-        places = CounterMetricFamily(
-            f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
-            "Rounds that accepted a drafted token at this place of the path, from 0.",
-            labels=(MODEL, "position"),
-        )
-        for place, count in enumerate(totals.accepted_at.copy()):
-            places.add_metric((self._model, str(place)), count)
-        yield from (drafted, accepted, places)
+            own.add_metric((self._model, name), counts.own)
+            for place, count in enumerate(counts.accepted_at.tolist()):
+                more = "+" if place == LAST_PLACE else ""
+                places.add_metric((self._model, name, f"{place}{more}"), count)
+        yield from (drafted, accepted, own, places)
 
     def _source_counts(self) -> Iterator[Metric]:
         """What sources did: the sum of what the engine and the links have counted."""
@@ -180,7 +187,7 @@ class VerifierCollector(Collector):
         yield from (nodes, dropped, sessions)
 
     def _choices(self) -> Iterator[Metric]:
-        """How tokens were chosen, and which batched proposers are muted."""
+        """How tokens were chosen, and how many fell back to whole rows."""
         choices = self._engine.totals.choices
         yield CounterMetricFamily(
             f"{OWN}tokens_chosen",
@@ -194,14 +201,7 @@ class VerifierCollector(Collector):
         )
         for reason in Fallback:
             fallbacks.add_metric((reason.value,), choices.fallbacks[reason])
-        muted = GaugeMetricFamily(
-            f"{OWN}proposers_muted",
-            "1 for a batched proposer that failed or was slow, and is no longer called.",
-            labels=("source",),
-        )
-        for name in self._engine.proposers.names:
-            muted.add_metric((name,), float(name in self._engine.proposers.muted))
-        yield from (fallbacks, muted)
+        yield fallbacks
         transfers = self._target.transfers
         yield CounterMetricFamily(
             f"{OWN}rows_fetched",
@@ -216,6 +216,30 @@ class VerifierCollector(Collector):
         down.add_metric(("planned",), transfers.planned_bytes)
         down.add_metric(("fetched",), transfers.fetched_bytes)
         yield down
+
+    def _proposers(self) -> Iterator[Metric]:
+        """Metrics of batched proposers: their time, and which proposers are muted or rest."""
+        hosted = self._engine.proposers
+        muted = GaugeMetricFamily(
+            f"{OWN}proposers_muted",
+            "1 for a batched proposer that failed or was slow, and is no longer called.",
+            labels=("source",),
+        )
+        resting = GaugeMetricFamily(
+            f"{OWN}proposers_resting",
+            "1 for a batched proposer that steps leave out for now, as its drafts are not worth its time.",
+            labels=("source",),
+        )
+        seconds = CounterMetricFamily(
+            f"{OWN}proposer_seconds",
+            "Time that the engine's thread spent in calls to a batched proposer.",
+            labels=("source",),
+        )
+        for name in hosted.names:
+            muted.add_metric((name,), float(name in hosted.muted))
+            resting.add_metric((name,), float(hosted.rests(name)))
+            seconds.add_metric((name,), hosted.spent_s(name))
+        yield from (muted, resting, seconds)
 
     def _steps(self) -> Iterator[Metric]:
         info = GaugeMetricFamily(

@@ -5,18 +5,21 @@ asks. Bounded in rounds, over all sessions. Pure; for one thread at a time.
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from outrider.wire.codec import SessionKey
 from speculative.stop import FinishReason
+from speculative.tree import ROOT, TokenTree
 
 MOST_ROUNDS = 32_768
-"""How many rounds are kept over all sessions; a round takes some 600 bytes."""
+"""Number of rounds kept over all sessions; a round takes some 600 bytes without its tree."""
 MOST_OF_A_SESSION = 512
 """How many rounds of one session are kept."""
+TREES_OF_A_SESSION = 64
+"""Number of a session's latest rounds that keep their trees; a tree of 16 nodes takes some 1.7 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,39 @@ class Step:
     """Input tokens of the forward."""
     waited_s: float
     """How long the step waited for drafts."""
+
+
+class RoundTree(NamedTuple):
+    """The columns of a round's TokenTree without the index of children, which takes three times the
+    memory."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    survival: tuple[float, ...]
+    sources: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tree: TokenTree) -> "RoundTree":
+        """The columns of a tree."""
+        return cls(tree.tokens, tree.parents, tree.survival, tree.sources)
+
+    def path(self, tokens: Iterable[int]) -> set[int]:
+        """Indices of the nodes that carry these tokens, from the root down. Raises ValueError: none does."""
+        nodes: set[int] = set()
+        node = ROOT
+        for token in tokens:
+            node = next(
+                (
+                    child
+                    for child, parent in enumerate(self.parents)
+                    if parent == node and self.tokens[child] == token
+                ),
+                ROOT,
+            )
+            if node == ROOT:
+                raise ValueError(f"no node of the round's tree carries the committed token {token}")
+            nodes.add(node)
+        return nodes
 
 
 class RoundRecord(NamedTuple):
@@ -54,6 +90,17 @@ class RoundRecord(NamedTuple):
     """Source index of each token that the round committed; 0: the target itself."""
     drafted: Mapping[int, int]
     """Nodes offered since the session began here, by source index."""
+    tokens: tuple[int, ...]
+    """The tokens that the round committed."""
+    tree: RoundTree | None
+    """The drafted nodes in the step; None once the round is no longer among the latest."""
+
+    def accepted_nodes(self) -> set[int]:
+        """Indices of the tree's nodes that were committed as tokens; empty where the tree was dropped."""
+        if self.tree is None:
+            return set()
+        pairs = zip(self.tokens, self.token_sources, strict=True)
+        return self.tree.path(token for token, _ in takewhile(lambda pair: pair[1] != 0, pairs))
 
 
 class SourceShare(NamedTuple):
@@ -91,6 +138,8 @@ class SessionLog:
     def add(self, record: RoundRecord, most: int) -> int:
         """Adds a round, and drops the oldest beyond `most`; returns by how many rounds the log grew."""
         self.rounds.append(record)
+        if len(self.rounds) > TREES_OF_A_SESSION:
+            self.rounds[-1 - TREES_OF_A_SESSION] = self.rounds[-1 - TREES_OF_A_SESSION]._replace(tree=None)
         if len(self.rounds) <= most:
             return 1
         self._before = self.rounds.popleft().drafted

@@ -80,10 +80,10 @@ class SessionTracer:
         if (traced := self._traced.pop(view.handle, None)) is not None and traced.span is not None:
             traced.span.end("superseded")
 
-    def explain(self, key: SessionKey) -> explain_pb2.ExplainResponse:
-        """The rounds of a session that are kept, under each of its epochs."""
+    def explain(self, key: SessionKey, nodes: bool) -> explain_pb2.ExplainResponse:
+        """The rounds of a session that are kept, under each of its epochs; with their trees if `nodes`."""
         return explain_pb2.ExplainResponse(
-            incarnations=[_incarnation(kept) for kept in self._rounds.find(key)]
+            incarnations=[_incarnation(kept, nodes) for kept in self._rounds.find(key)]
         )
 
     def _end(self, view: SessionView, reason: FinishReason | None, usage: UsageCount) -> None:
@@ -123,21 +123,23 @@ def _add_round(span: Span, record: RoundRecord) -> None:
     )
 
 
-def _incarnation(kept: SessionLog) -> explain_pb2.Incarnation:
+def _incarnation(kept: SessionLog, nodes: bool) -> explain_pb2.Incarnation:
     return explain_pb2.Incarnation(
         epoch=kept.epoch,
         prompt_tokens=kept.prompt_length,
         node_limit=kept.node_limit,
         source_names=kept.source_names,
         forgotten=kept.forgotten,
-        rounds=[_round(kept, record, shares) for record, shares in kept.shares()],
+        rounds=[_round(kept, record, shares, nodes) for record, shares in kept.shares()],
         finished=finish_to_wire(kept.finished),
     )
 
 
-def _round(kept: SessionLog, record: RoundRecord, shares: list[SourceShare]) -> explain_pb2.Round:
+def _round(
+    kept: SessionLog, record: RoundRecord, shares: list[SourceShare], nodes: bool
+) -> explain_pb2.Round:
     step = record.step
-    return explain_pb2.Round(
+    found = explain_pb2.Round(
         step=step.number,
         at_ms=(step.began_s - kept.opened_s) * 1000,
         position=record.position,
@@ -152,3 +154,19 @@ def _round(kept: SessionLog, record: RoundRecord, shares: list[SourceShare]) -> 
         waited_ms=step.waited_s * 1000,
         forward_ms=(step.ended_s - step.began_s) * 1000,
     )
+    if nodes:
+        _add_tree(found, record)
+    return found
+
+
+def _add_tree(found: explain_pb2.Round, record: RoundRecord) -> None:
+    if (tree := record.tree) is None:
+        return
+    accepted = record.accepted_nodes()
+    columns = zip(tree.tokens, tree.parents, tree.sources, tree.survival, strict=True)
+    for node, (id_, parent, source, survival) in enumerate(columns):
+        found.nodes.add(
+            id=id_, parent=parent + 1, source=source, survival=survival, accepted=node in accepted
+        )
+    for id_, source in zip(record.tokens, record.token_sources, strict=True):
+        found.tokens.add(id=id_, source=source)

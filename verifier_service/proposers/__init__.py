@@ -7,15 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.wire.names import PREDICTION
+from outrider.wire.names import GRAMMAR, PREDICTION, REFERENCES
 from speculative.draft import Draft
+from speculative.grammar import Matcher
 from speculative.implementations import load_implementation
 
 PROPOSERS = {
+    GRAMMAR: "verifier_service.proposers.forced:ForcedProposer",
     "lookup": "verifier_service.proposers.lookup:LookupProposer",
     PREDICTION: "verifier_service.proposers.prediction:PredictionProposer",
+    REFERENCES: "verifier_service.proposers.prediction:ReferencesProposer",
 }
 """Source name to "module:class" of a Proposer, which is constructed from a `ProposerInit`."""
+BATCHED_PROPOSERS = {
+    "bigram": "verifier_service.proposers.bigram:plan",
+    "jacobi": "verifier_service.proposers.jacobi:plan",
+    "lookahead": "verifier_service.proposers.lookahead:plan",
+    "recycling": "verifier_service.proposers.recycling:plan",
+}
+"""Source name to "module:function" that makes a ProposerPlan of a ProposerConfig."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +36,10 @@ class ProposerInit:
     """Length of the prompt, in tokens."""
     prediction: tuple[int, ...] = ()
     """Token ids that the answer may resemble; empty: the request predicts nothing."""
+    references: tuple[tuple[int, ...], ...] = ()
+    """Token ids of texts that the answer may copy from, text by text."""
+    grammar: Matcher | None = None
+    """The grammar of the answer, after the committed tokens; None: any text."""
 
 
 class Proposer(Protocol):

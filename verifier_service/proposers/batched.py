@@ -9,20 +9,20 @@ A proposer with a layer of attention of its own keeps keys and values in planes 
 token i). That depends on tokens up to i alone, as the block does: so blocks stay shareable.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from outrider.lm.compiled.compiler import Passes
 from outrider.lm.kv.pool import GuestRoom, Run
-from speculative.implementations import load_implementation
+from outrider.lm.runner import PackedLM
+from speculative.noise import NoiseRows
 from speculative.observed import Observed
 from speculative.params import SamplingParams
 from verifier_service.proposers.planes import ProposerPlanes
-
-BATCHED_PROPOSERS = {"bigram": "verifier_service.proposers.bigram:BigramProposer"}
-"""Source name to "module:class" of a BatchedProposer, which is constructed without arguments, at load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class ProposedSession:
     """The most tokens of the session, prompt and output."""
     params: SamplingParams
     seed: int
+    noise: NoiseRows | None = None
+    """The session's noise over all ids, shared with the target; None: the proposer draws its own noise."""
     planes: ProposerPlanes | None = None
     """The proposer's planes, the same for all sessions; None: the proposer wants none."""
 
@@ -130,14 +132,12 @@ class DraftLevel(NamedTuple):
 class BatchedProposer(Protocol):
     """Drafts for all sessions that name it. The engine's thread alone calls it.
 
-    `needs` is an attribute of the class: a verifier, and each rank of one, sizes the target's pool by it
-    before anything is loaded.
-
     A call that raises, or that returns what is no draft, mutes the proposer for this worker; so do several
     calls that take long. No session ends. What takes long the first time belongs into the constructor.
     """
 
     needs: ProposerNeeds
+    """The needs of the proposer, as in its plan."""
 
     def open(self, session: ProposedSession) -> None:
         """A session begins, with the tokens that it has by now; also one that was moved or parked before."""
@@ -155,7 +155,36 @@ class BatchedProposer(Protocol):
         """A session is over, or parked."""
 
 
-def all_needs(proposers: Iterable[BatchedProposer]) -> ProposerNeeds:
+@dataclass(frozen=True, slots=True)
+class ProposerConfig:
+    """Configuration of a batched proposer."""
+
+    name: str
+    """Name of the source."""
+    model: str
+    """Folder or id of the target."""
+    checkpoint: str = ""
+    """Folder or id of the proposer's own weights; empty: the proposer has none."""
+    ranks: int = 1
+    """Number of processes that share the target; with several, each process holds a part of each weight."""
+    passes: Passes = "eager"
+    """How the passes of the proposer's own model run, if the proposer has a model."""
+    cache_dir: Path | None = None
+    """Folder that keeps compiled passes and measured times; None: nothing is kept."""
+
+
+class ProposerPlan(NamedTuple):
+    """What is known of a batched proposer before the target is loaded.
+
+    A verifier, and each rank of one, sizes the target's pool by `needs`; only the first rank calls `make`.
+    """
+
+    needs: ProposerNeeds
+    make: Callable[[PackedLM], BatchedProposer]
+    """Makes the proposer for the loaded target. Raises OutriderError for a checkpoint that does not fit."""
+
+
+def all_needs(proposers: Iterable[BatchedProposer | ProposerPlan]) -> ProposerNeeds:
     """What some proposer or other needs; `layers` in the order in which the target's passes keep them."""
     needs = [proposer.needs for proposer in proposers]
     return ProposerNeeds(
@@ -166,16 +195,7 @@ def all_needs(proposers: Iterable[BatchedProposer]) -> ProposerNeeds:
     )
 
 
-def guest_room(names: Iterable[str]) -> GuestRoom | None:
-    """The room in the target's pool that these proposers want together; None where they want none.
-
-    Raises KeyError for an unknown name.
-    """
-    needs = all_needs(load_implementation(BATCHED_PROPOSERS, name) for name in names)
+def guest_room(plans: Iterable[ProposerPlan]) -> GuestRoom | None:
+    """The planes in the target's pool that these proposers need together; None if they need no planes."""
+    needs = all_needs(plans)
     return GuestRoom(needs.planes, len(needs.layers)) if needs.planes else None
-
-
-def make_batched_proposer(name: str) -> BatchedProposer:
-    """Constructs the batched proposer of this name. Raises KeyError for an unknown name."""
-    proposer: BatchedProposer = load_implementation(BATCHED_PROPOSERS, name)()
-    return proposer

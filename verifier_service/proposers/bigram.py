@@ -4,74 +4,61 @@ The trivial batched proposer. It computes nothing that costs time, and shows wha
 target's likeliest ids at every verified row teach it as much as the tokens that were committed.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from speculative.tree import ROOT
 from verifier_service.proposers.batched import (
     DraftAsk,
     DraftLevel,
     ProposedSession,
+    ProposerConfig,
     ProposerNeeds,
+    ProposerPlan,
     SeenPass,
     SeenRound,
 )
+from verifier_service.proposers.successors import LevelTree, SuccessorTable, TenantTables
 
 _BY_RANK = (0.5, 0.15, 0.08, 0.05)
 """Probability given to the likeliest ids after a token, by rank; calibration corrects it."""
 _LEAST_SURVIVAL = 0.03
 _DEPTH = 6
-_TENANTS = 64
-_TOKENS = 32_768
-"""Tokens of which a table knows what follows; the one learnt longest ago is forgotten first."""
 
 
-class _Bigrams:
-    """The ids that the target found likeliest after a token when it last met the token."""
-
-    def __init__(self) -> None:
-        self._following: OrderedDict[int, tuple[int, ...]] = OrderedDict()
-
-    def learn(self, token: int, following: tuple[int, ...]) -> None:
-        """Replaces what is known of a token."""
-        self._following[token] = following
-        self._following.move_to_end(token)
-        if len(self._following) > _TOKENS:
-            self._following.popitem(last=False)
-
-    def after(self, token: int) -> tuple[int, ...]:
-        """The ids that may follow a token, likeliest first."""
-        return self._following.get(token, ())
+def plan(config: ProposerConfig) -> ProposerPlan:
+    """The plan of a BigramProposer, which needs only the target's tokens."""
+    return ProposerPlan(BigramProposer.needs, lambda target: BigramProposer())
 
 
 class BigramProposer:
-    """A BatchedProposer with one table per tenant that lets it learn, and one per session that does not."""
+    """A BatchedProposer with a table per tenant for sessions that may learn, else a table per session."""
 
     needs = ProposerNeeds(tops=len(_BY_RANK))
 
     def __init__(self) -> None:
-        self._sessions: dict[int, tuple[ProposedSession, _Bigrams]] = {}
-        self._tenants: OrderedDict[str, _Bigrams] = OrderedDict()
+        self._sessions: dict[int, tuple[ProposedSession, SuccessorTable]] = {}
+        self._tables = TenantTables()
 
     def open(self, session: ProposedSession) -> None:
-        """Gives the session the table that it may read and feed."""
-        table = self._of_tenant(session.tenant) if session.learn else _Bigrams()
-        self._sessions[session.handle] = session, table
+        """Gives the session the table that the session may read and extend."""
+        self._sessions[session.handle] = session, self._tables.table(session)
 
     def close(self, handle: int) -> None:
         """Forgets the session, and its table unless that is the tenant's."""
         self._sessions.pop(handle, None)
 
     def saw(self, seen: SeenPass) -> None:
-        """Learns what the target said after the committed tokens and after all others that were verified."""
+        """Learns the target's likeliest ids after all verified tokens, committed or not."""
         for seen_round in seen.rounds:
             self._learn(seen_round)
 
     def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
-        """Grows each session's tree by one level after the other."""
-        growing = [_Growing(*self._sessions[ask.handle], ask.node_limit) for ask in asks]
+        """Grows each session's tree level by level."""
+        growing = []
+        for ask in asks:
+            session, table = self._sessions[ask.handle]
+            growing.append((LevelTree(session.ids[-1], ask.node_limit, _LEAST_SURVIVAL), table))
         for _ in range(_DEPTH):
-            levels = [tree.grow() for tree in growing]
+            levels = [_grow(tree, table) for tree, table in growing]
             if not any(levels):
                 return
             yield levels
@@ -86,40 +73,11 @@ class BigramProposer:
         for row in seen.said.off_path:
             table.learn(row.last, row.top_ids[: len(_BY_RANK)])
 
-    def _of_tenant(self, tenant: str) -> _Bigrams:
-        table = self._tenants.setdefault(tenant, _Bigrams())
-        self._tenants.move_to_end(tenant)
-        if len(self._tenants) > _TENANTS:
-            self._tenants.popitem(last=False)
-        return table
 
-
-class _Growing:
-    """The draft of one session, level by level."""
-
-    def __init__(self, session: ProposedSession, table: _Bigrams, node_limit: int) -> None:
-        self._table = table
-        self._left = node_limit
-        self._count = 0
-        self._leaves = [(ROOT, session.ids[-1], 1.0)]
-
-    def grow(self) -> DraftLevel | None:
-        """The likeliest children of the last level's nodes; None where there are none worth a row."""
-        children = [
-            (survival * share, node, token)
-            for node, last, survival in self._leaves
-            for share, token in zip(_BY_RANK, self._table.after(last), strict=False)
-            if survival * share >= _LEAST_SURVIVAL
-        ]
-        children.sort(key=lambda child: -child[0])
-        children = children[: self._left]
-        if not children:
-            self._leaves = []
-            return None
-        self._leaves = [
-            (self._count + at, token, survival) for at, (survival, _, token) in enumerate(children)
-        ]
-        self._count += len(children)
-        self._left -= len(children)
-        survivals, parents, tokens = zip(*children, strict=True)
-        return DraftLevel(tokens, parents, survivals)
+def _grow(tree: LevelTree, table: SuccessorTable) -> DraftLevel | None:
+    """The likeliest children of the last level's nodes; None if no child is worth a row."""
+    return tree.add(
+        (survival * share, node, token)
+        for node, last, survival in tree.leaves
+        for share, token in zip(_BY_RANK, table.after(last), strict=False)
+    )

@@ -5,8 +5,10 @@ error of a proposer reaches a session. The engine's thread waits for each call, 
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from outrider.wire.status import peer_text
 from speculative.draft import Draft
 from speculative.errors import MalformedDraft
 from speculative.tree import ROOT
+from verifier_service.engine.draft_budget import StepYield
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import SessionPool
 from verifier_service.engine.stats import CountsByName
@@ -35,7 +38,9 @@ log = logging.getLogger(__name__)
 SLOW_S = 0.1
 """A call that takes longer, in seconds, is slow."""
 SLOW_CALLS = 3
-"""Slow calls in all that mute a proposer."""
+"""Slow calls among the last `JUDGED_CALLS` that mute a proposer."""
+JUDGED_CALLS = 256
+"""Calls after which a slow call no longer counts: now and then the machine is busy with something else."""
 STUCK_S = 1.0
 """A single call that takes longer, in seconds, mutes a proposer."""
 
@@ -49,13 +54,28 @@ class _Hosted:
     planes: ProposerPlanes | None = None
     price: ProposerPrice = field(default_factory=ProposerPrice)
     sessions: dict[int, Session] = field(default_factory=dict)
-    slow_calls: int = 0
+    calls: int = 0
+    """Calls so far."""
+    slow_calls: deque[int] = field(default_factory=lambda: deque(maxlen=SLOW_CALLS))
+    """Numbers of the last slow calls."""
+    spent_s: float = 0.0
+    """Seconds spent in calls to the proposer."""
+
+    def is_slow(self, took_s: float) -> bool:
+        """Counts a call; returns whether too many of the last calls were slow."""
+        self.calls += 1
+        if took_s <= SLOW_S:
+            return False
+        self.slow_calls.append(self.calls)
+        return len(self.slow_calls) == SLOW_CALLS and self.calls - self.slow_calls[0] < JUDGED_CALLS
 
 
 @dataclass(slots=True)
 class _Growing:
     """The draft of one session so far."""
 
+    row_worth: float
+    """Tokens that the step yields in the time of one more row."""
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)
@@ -64,7 +84,7 @@ class _Growing:
     scouts: ScoutAsk | None = None
 
     def add(self, level: DraftLevel, session: Session, source_index: int) -> float:
-        """Adds a level; returns the calibrated survival that it adds, and what its scouts are worth."""
+        """Adds a level; returns the tokens that its nodes and scouts gain, net of their rows."""
         if not len(level.tokens) == len(level.parents) == len(level.survival):
             raise MalformedDraft("a level's tokens, parents and survivals differ in number")
         first = len(self.tokens)
@@ -79,7 +99,12 @@ class _Growing:
             above, known = (1.0, 1.0) if parent == ROOT else (self.survival[parent], self.worth[parent])
             given = min(1.0, self.survival[node] / above) if above > 0 else 0.0
             self.worth.append(known * session.sources.calibrator.worth(source_index, given))
-        return sum(self.worth[first:]) + (sum(level.scouts.worth) if level.scouts else 0.0)
+        scouts = level.scouts.worth if level.scouts else ()
+        return sum(map(self.net, self.worth[first:])) + sum(map(self.net, scouts))
+
+    def net(self, worth: float) -> float:
+        """What a node or scout gains beyond the worth of its row; without a gain the step leaves it out."""
+        return max(0.0, worth - self.row_worth)
 
 
 class ProposerHost:
@@ -110,8 +135,11 @@ class ProposerHost:
         self._pool = sessions.kv.pool
         self._last = LastFeatures(self._pool, len(needs.layers)) if needs.planes else None
         self._hosted = _with_planes(proposers, self._pool)
+        self._by_name = {hosted.name: hosted for hosted in self._hosted}
         self._sessions = sessions
         self._counts = counts
+        self._step: list[tuple[ProposerPrice, int, bool]] = []
+        """For each proposer of the step: its price, the sessions it could draft for, whether it was asked."""
         self.now_s = now_s
         """The time, in seconds."""
 
@@ -119,6 +147,14 @@ class ProposerHost:
     def has_planes(self) -> bool:
         """Whether a proposer keeps keys and values in the pool, and so has to see every pass."""
         return any(hosted.planes is not None for hosted in self._live())
+
+    def rests(self, name: str) -> bool:
+        """Whether steps leave out a proposer because its drafts do not pay for its time."""
+        return self._by_name[name].price.rests
+
+    def spent_s(self, name: str) -> float:
+        """Seconds that calls to a proposer took so far."""
+        return self._by_name[name].spent_s
 
     def attend(self, ready: Sequence[Session]) -> None:
         """Tells the proposers which sessions have begun and which are over."""
@@ -133,13 +169,16 @@ class ProposerHost:
         if self._last is not None and self.has_planes:
             self._begin(self._last, ready)
 
-    def draft(self, ready: Sequence[Session], tokens_per_ms: float) -> None:
+    def draft(self, ready: Sequence[Session], expected: StepYield) -> None:
         """Has the proposers draft for sessions whose next pass commits.
 
-        `tokens_per_ms` is what the step yields as it stands, 0 where that is not known: no level is computed
-        that is expected to gain less for its time.
+        `expected` is what the step yields as it stands: no level is computed that is expected to gain fewer
+        tokens for its time and for the rows of its nodes.
         """
-        for hosted in self._live():
+        self._step.clear()
+        is_trying = False
+        # What a proposer adds to the drafts of those before it is its gain: the cheapest drafts come first.
+        for hosted in sorted(self._live(), key=lambda hosted: -hosted.price.gain_per_ms(len(ready))):
             asked = [
                 session
                 for session in ready
@@ -147,8 +186,19 @@ class ProposerHost:
                 and hosted.sessions.get(session.handle) is session
                 and (hosted.planes is None or self._feature(session) is not None)
             ]
-            if asked and hosted.price.begins(len(asked), tokens_per_ms):
-                self._offer(hosted, asked, self._grow(hosted, asked, tokens_per_ms))
+            if not asked:
+                continue
+            sources = [session.sources for session in asked]
+            hosted.price.own = fmean([each.share(each.batched[hosted.name]) for each in sources])
+            # One trial at a time: if two coincided, each would be blamed for the other's time.
+            may_try, is_tried = not (is_trying and expected.tokens_per_ms), hosted.price.is_tried
+            begins = hosted.price.begins(len(asked), expected.tokens_per_ms, may_try)
+            is_trying |= is_tried
+            self._step.append((hosted.price, len(asked), begins))
+            if begins:
+                growing = [_Growing(expected.row_worth) for _ in asked]
+                self._grow(hosted, asked, growing, expected.tokens_per_ms)
+                self._offer(hosted, asked, growing)
 
     def saw(self, seen: Sequence[tuple[Session, SeenRound]], features: Tensor | None) -> None:
         """Shows the proposers what a pass did for the sessions that it told them of."""
@@ -164,6 +214,12 @@ class ProposerHost:
             self._show(hosted, seen, features)
         if last is not None and features is not None:
             last.keep([RowsKept(one.handle, one.first, one.rows, one.runs) for _, one in seen], features)
+
+    def stepped(self, tokens: int, ms: float) -> None:
+        """Notes that the step has committed `tokens` tokens in `ms`; 0 ms: the step cannot be compared."""
+        for price, sessions, asked in self._step if ms > 0 else ():
+            price.measured.learn(sessions, asked, tokens, ms)
+        self._step.clear()
 
     def mute(self, name: str, why: str) -> None:
         """Stops calling a proposer; its drafts so far stay what they are, drafts."""
@@ -185,7 +241,7 @@ class ProposerHost:
         if rounds:
             with _Call(self, hosted) as call:
                 hosted.proposer.saw(SeenPass(tuple(rounds), self._layers(features, needs.layers)))
-            hosted.price.saw(call.ms)
+            hosted.price.saw(call.ms, len(rounds))
 
     def _layers(self, features: Tensor | None, layers: Sequence[int]) -> Tensor | None:
         """The hidden states of one proposer's layers, the first dimension, out of those of all."""
@@ -226,15 +282,20 @@ class ProposerHost:
         before = self._layers(self._feature(session), hosted.proposer.needs.layers)
         return DraftAsk(session.handle, session.node_limit, runs, before)
 
-    def _grow(self, hosted: _Hosted, asked: Sequence[Session], tokens_per_ms: float) -> list[_Growing]:
-        """The drafts of these sessions, as deep as they pay; what was grown before a fault counts."""
-        growing = [_Growing() for _ in asked]
+    def _grow(
+        self,
+        hosted: _Hosted,
+        asked: Sequence[Session],
+        growing: Sequence[_Growing],
+        tokens_per_ms: float,
+    ) -> None:
+        """Grows the drafts of these sessions as deep as they pay; what was grown before a fault counts."""
         gain: float | None = None
         level = 0
         with _Call(self, hosted):
             levels = hosted.proposer.draft([self._ask(hosted, session) for session in asked])
         while hosted.name not in self.muted:
-            if level and not hosted.price.pays(level, len(asked), tokens_per_ms, gain):
+            if level and not hosted.price.deepens(level, len(asked), tokens_per_ms, gain):
                 break
             found: Sequence[DraftLevel | None] | None = None
             with _Call(self, hosted) as call:
@@ -244,7 +305,6 @@ class ProposerHost:
                 break
             hosted.price.computed(level, call.ms, gain or 0.0, len(asked))
             level += 1
-        return growing
 
     def _add(
         self,
@@ -253,7 +313,7 @@ class ProposerHost:
         asked: Sequence[Session],
         growing: Sequence[_Growing],
     ) -> float:
-        """Adds one level to the drafts; returns the calibrated survival that it adds over all sessions."""
+        """Adds one level to the drafts; returns the tokens it gains over all sessions, net of its rows."""
         if found and len(found) != len(asked):
             raise MalformedDraft(f"a level has {len(found)} entries for {len(asked)} sessions")
         return sum(
@@ -267,8 +327,10 @@ class ProposerHost:
             for session, draft in zip(asked, growing, strict=True):
                 if draft.tokens:
                     nodes = Draft(tuple(draft.tokens), tuple(draft.parents), tuple(draft.survival))
-                    fragment, offer = session.propose(session.sources.batched[hosted.name], nodes)
-                    self._counts[hosted.name].offer(len(fragment), offer)
+                    source_index = session.sources.batched[hosted.name]
+                    if (kept := session.sources.cut(source_index, nodes)) is not None:
+                        fragment, offer = session.propose(source_index, kept)
+                        self._counts[hosted.name].offer(len(fragment), offer)
                 if draft.scouts is not None:
                     session.want_scouts(draft.scouts)
 
@@ -309,11 +371,11 @@ class _Call:
         took_s = self._host.now_s() - self._began_s
         self.ms = took_s * 1000
         hosted = self._hosted
+        hosted.spent_s += took_s
         if isinstance(error, Exception):
             log.debug("a proposer failed", exc_info=error, extra={"fields": {"source": hosted.name}})
             self._host.mute(hosted.name, f"{type(error).__name__}: {error}")
             return True
-        hosted.slow_calls += took_s > SLOW_S
-        if took_s > STUCK_S or hosted.slow_calls >= SLOW_CALLS:
+        if took_s > STUCK_S or hosted.is_slow(took_s):
             self._host.mute(hosted.name, f"a call took {took_s:.2f} s, and the engine waits for each")
         return False

@@ -1,79 +1,165 @@
-"""Whether one more level of a batched proposer's drafts is worth its milliseconds. Pure."""
+"""Whether one more level of a batched proposer's drafts is worth its milliseconds. Pure.
 
+Several proposers often draft the same tokens. Only what a proposer adds to the drafts that are there already
+counts as its gain, as `speculative.marginal` measures it for sources of every kind.
+"""
+
+import math
 from dataclasses import dataclass, field
+
+from verifier_service.proposers.measured_gain import MeasuredGain
 
 _WEIGHT = 0.1
 """Weight of one call in the running means."""
+_FASTER = 0.3
+"""Weight of a call faster than the mean: first calls and calls that other work interrupts are slower."""
+_LEAST_MS = 0.05
 _FIRST_REST, _LONGEST_REST = 16, 256
-"""Steps for which a proposer rests that was not worth its time; doubled each time."""
+"""Steps for which a proposer or a level rests if it did not pay for its time; doubled each time."""
 _TRIES = 4
-"""Steps that try a proposer again behind a rest, whatever earlier steps taught."""
+"""Steps that try a proposer or a level at first and after a rest, regardless of earlier steps."""
+
+
+def _mean_ms(mean_ms: float, ms: float) -> float:
+    """The running mean with one more time; a time that an interruption made long counts as twice the mean."""
+    if ms < mean_ms:
+        return mean_ms + _FASTER * (ms - mean_ms)
+    return mean_ms + _WEIGHT * (min(ms, 2 * mean_ms + _LEAST_MS) - mean_ms)
+
+
+@dataclass(slots=True)
+class _MeanMs:
+    """Running means of a call's milliseconds, by how many sessions the call served: 1, 2 or 3, 4 to 7, ..."""
+
+    _by_size: dict[int, float] = field(default_factory=dict)
+
+    def learn(self, sessions: int, ms: float) -> None:
+        """Learns from a call for this many sessions."""
+        size = sessions.bit_length()
+        known = self._by_size.get(size)
+        self._by_size[size] = ms if known is None else _mean_ms(known, ms)
+
+    def of(self, sessions: int) -> float:
+        """The mean for this many sessions, or for the nearest number that is known; 0 without any."""
+        size = sessions.bit_length()
+        if size not in self._by_size:
+            if not self._by_size:
+                return 0.0
+            size = min(self._by_size, key=lambda known: (abs(known - size), known))
+        return self._by_size[size]
+
+
+@dataclass(slots=True)
+class _Trials:
+    """Decides when a proposer or a level that does not pay is tried again."""
+
+    left: int = _TRIES
+    rest: int = 0
+    next_rest: int = _FIRST_REST
+
+    def asks(self, pays: bool, may_try: bool = True) -> bool:
+        """Whether to ask the proposer in this step; call once per step. A trial waits until it `may_try`."""
+        if self.rest:
+            self.rest -= 1
+            return False
+        if self.left:
+            self.left -= may_try
+            return may_try
+        if pays:
+            self.next_rest = _FIRST_REST
+            return True
+        self.rest, self.left = self.next_rest, _TRIES
+        self.next_rest = min(2 * self.next_rest, _LONGEST_REST)
+        return False
 
 
 @dataclass(slots=True)
 class _Level:
     """Running means over the calls that computed one level."""
 
-    ms: float
     gain: float
-    """Survival that the level added for one session."""
-
-    def learn(self, ms: float, gain: float) -> None:
-        self.ms += _WEIGHT * (ms - self.ms)
-        self.gain += _WEIGHT * (gain - self.gain)
+    """Tokens that the level added for one session: its nodes' survival less the worth of their rows."""
+    ms: _MeanMs = field(default_factory=_MeanMs)
+    trials: _Trials = field(default_factory=_Trials)
 
 
 @dataclass(slots=True)
 class ProposerPrice:
-    """What the levels of one proposer's drafts cost, and what they gain in calibrated survival."""
+    """What the levels of one proposer's drafts cost, and how many tokens they gain net of rows."""
 
     _levels: list[_Level] = field(default_factory=list)
-    _seeing_ms: float = 0.0
-    """Running mean of what it costs to show a pass to the proposer, in ms."""
-    _rest: int = 0
-    """Steps left to rest."""
-    _next_rest: int = _FIRST_REST
-    _tries: int = _TRIES
+    own: float = 1.0
+    """Part of the right drafts that no other source had, which is set before each step (0 to 1)."""
+    measured: MeasuredGain = field(default_factory=MeasuredGain)
+    """Steps with the proposer beside steps without: learns from each step."""
+    _seeing: _MeanMs = field(default_factory=_MeanMs)
+    """What it costs to show a pass to the proposer."""
+    _trials: _Trials = field(default_factory=_Trials)
+    _behind: bool = False
+    """Whether the proposer was just left out: its next call makes up for the rounds that it missed."""
 
-    def begins(self, sessions: int, tokens_per_ms: float) -> bool:
+    @property
+    def rests(self) -> bool:
+        """Whether the proposer is left out for now."""
+        return self._trials.rest > 0
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the proposer would be asked next to find out whether it pays."""
+        return not self._trials.rest and self._trials.left > 0
+
+    def gain_per_ms(self, sessions: int) -> float:
+        """Tokens that drafts for these sessions gain in a millisecond; infinite if not known yet."""
+        if not self._levels:
+            return math.inf
+        spent_ms = self._seeing.of(sessions) + sum(level.ms.of(sessions) for level in self._levels)
+        return sessions * sum(level.gain for level in self._levels) / max(_LEAST_MS, spent_ms)
+
+    def begins(self, sessions: int, tokens_per_ms: float, may_try: bool = True) -> bool:
         """Whether this step asks the proposer at all; to be called once per step.
 
-        `tokens_per_ms` is what the step yields without this proposer; 0: not known yet.
+        `tokens_per_ms` is what the step yields without this proposer; 0: not known yet. Where it must not
+        try, a proposer that is on trial has to wait.
         """
-        if self._rest:
-            self._rest -= 1
-            return False
-        if self._tries:
-            self._tries -= 1
-            return True
-        if self.pays(0, sessions, tokens_per_ms):
-            self._next_rest = _FIRST_REST
-            return True
-        self._rest, self._tries = self._next_rest, _TRIES
-        self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
-        return False
+        pays = self.pays(0, sessions, tokens_per_ms) and not self.measured.is_slower(sessions)
+        asks = self._trials.asks(pays, may_try) and not self.measured.leaves_out(sessions)
+        self._behind |= not asks
+        return asks
+
+    def deepens(self, level: int, sessions: int, tokens_per_ms: float, before: float | None) -> bool:
+        """Whether this step asks for level number `level`, from 1; call once per step and level."""
+        pays = self.pays(level, sessions, tokens_per_ms, before)
+        return level >= len(self._levels) or self._levels[level].trials.asks(pays)
 
     def pays(self, level: int, sessions: int, tokens_per_ms: float, before: float | None = None) -> bool:
         """Whether level number `level`, from 0, is expected to gain more tokens than its time is worth.
 
-        `before` is the survival that the level above it has just added over all sessions.
+        A level that does not pay by itself still pays as the way to deeper levels that do. `before` is what
+        the level above it has just gained over all sessions.
         """
         if level >= len(self._levels):
             return True  # nothing is known of it
-        known = self._levels[level]
-        gain = known.gain * sessions
+        scale = self.own * sessions
         if before is not None and self._levels[level - 1].gain > 0:
-            gain = known.gain * before / self._levels[level - 1].gain
-        cost_ms = known.ms + (0.0 if level else self._seeing_ms)
-        return gain > cost_ms * tokens_per_ms
+            scale = self.own * before / self._levels[level - 1].gain
+        surplus = 0.0 if level else -self._seeing.of(sessions) * tokens_per_ms
+        for known in self._levels[level:]:
+            surplus += known.gain * scale - known.ms.of(sessions) * tokens_per_ms
+            if surplus > 0:
+                return True
+        return False
 
     def computed(self, level: int, ms: float, gain: float, sessions: int) -> None:
-        """Learns from a level that was computed in `ms` and added a survival of `gain` over all sessions."""
-        if level < len(self._levels):
-            self._levels[level].learn(ms, gain / sessions)
+        """Learns from a level that was computed in `ms` and gained `gain` tokens over all sessions."""
+        if level == len(self._levels):
+            self._levels.append(_Level(gain / sessions))
+        known = self._levels[level]
+        known.gain += _WEIGHT * (gain / sessions - known.gain)
+        if level or not self._behind:
+            known.ms.learn(sessions, ms)
         else:
-            self._levels.append(_Level(ms, gain / sessions))
+            self._behind = False
 
-    def saw(self, ms: float) -> None:
-        """Learns from a pass that was shown in `ms`."""
-        self._seeing_ms += _WEIGHT * (ms - self._seeing_ms)
+    def saw(self, ms: float, sessions: int) -> None:
+        """Learns from a pass over these sessions that was shown in `ms`."""
+        self._seeing.learn(sessions, ms)

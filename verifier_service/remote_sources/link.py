@@ -10,7 +10,7 @@ growing intervals.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from outrider.runtime.backoff import Backoff
 from outrider.v1 import draft_source_pb2
@@ -20,7 +20,7 @@ from outrider.wire.status import peer_text
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
 from speculative.observed import MAX_TOPS
-from verifier_service.engine.messages import Command, InFlight, Observe, Offers, Update
+from verifier_service.engine.messages import Command, InFlight, Observe, Offers, Update, WaitFor
 from verifier_service.engine.source_policy import SourceActivity
 from verifier_service.engine.stats import CountsByName
 from verifier_service.remote_sources.stream import AttachStream, LinkLimits
@@ -28,6 +28,11 @@ from verifier_service.remote_sources.subscription import Subscription
 from verifier_service.remote_sources.update_queue import UpdateQueue
 
 log = logging.getLogger(__name__)
+
+DRAFTS_PER_PAUSE = 64
+"""Drafts that are decoded between two pauses for whoever shares the event loop: 3 ms where they are large."""
+_Q_BYTES = 64
+"""Bytes of q that count as one more draft."""
 
 
 class SourceLink:
@@ -62,6 +67,8 @@ class SourceLink:
         self._struck: set[int] = set()
         """Handles of the sessions that muted the source."""
         self._strikes = 0
+        self._unknown = 0
+        """Number of the stream's drafts under aliases that the stream never used."""
         self._mute = Backoff(limits.mute_first_s, limits.mute_most_s, jitter=0.5)
         self._in_flight = InFlight()
         self._queue: UpdateQueue | None = None
@@ -134,7 +141,7 @@ class SourceLink:
             self._mute_all()
 
     def malformed(self) -> None:
-        """Leaves a source alone that sent bytes that are no message: they concern all of its sessions."""
+        """Mutes a source that sent an unreadable message, for all sessions."""
         self._counts[self._name].malformed += 1
         self._mute_all()
 
@@ -142,6 +149,7 @@ class SourceLink:
         """Introduces every subscribed session to the source."""
         self._queue = UpdateQueue(self._follow_bytes)
         self._tops = 0
+        self._unknown = 0
         self._parting.clear()
         self._ended.clear()
         for handle in self._subscriptions:
@@ -186,14 +194,28 @@ class SourceLink:
             return
         for refusal in response.refusals:
             self._refused(refusal, queue)
-        free = self._limits.inbox - self._in_flight.count
-        drafts = self._decode(response, max(0, free), queue)
+        for alias, ms in {wait.alias: wait.ms for wait in response.waits}.items():
+            self._asked_to_wait(alias, ms, queue)
+        taken = 0
+        while taken < len(response.drafts) and (free := self._free):
+            most = min(free, _until_pause(response.drafts, taken))
+            self._offer(self._decode(response, taken, taken + most, queue))
+            taken += most
+            if taken < len(response.drafts):
+                await asyncio.sleep(0)
+        if taken < len(response.drafts):
+            self._flooded(response.drafts[taken].alias, len(response.drafts) - taken, queue)
+            await asyncio.sleep(self._limits.flood_pause_s)
+
+    @property
+    def _free(self) -> int:
+        """How many drafts the engine's inbox takes now."""
+        return max(0, self._limits.inbox - self._in_flight.count)
+
+    def _offer(self, drafts: Sequence[tuple[int, Fragment]]) -> None:
         if drafts:
             self._in_flight.put += len(drafts)
             self._put(Offers(tuple(drafts), time.perf_counter(), self._in_flight))
-        if len(response.drafts) > free:
-            self._flooded(response.drafts[max(0, free) :], queue)
-            await asyncio.sleep(self._limits.flood_pause_s)
 
     def _observe(self, subscription: Subscription) -> None:
         if self._tops:
@@ -227,10 +249,10 @@ class SourceLink:
             self.idle_since = self.idle_since or time.monotonic()
 
     def _decode(
-        self, response: draft_source_pb2.AttachResponse, most: int, queue: UpdateQueue
+        self, response: draft_source_pb2.AttachResponse, start: int, end: int, queue: UpdateQueue
     ) -> list[tuple[int, Fragment]]:
         decoded = []
-        for place, draft in enumerate(response.drafts[:most]):
+        for place, draft in enumerate(response.drafts[start:end], start):
             subscription = self._by_alias(draft.alias, queue)
             if subscription is None:
                 self._drop_unknown(draft, queue)
@@ -262,10 +284,18 @@ class SourceLink:
                 activity.late = True
         else:
             counts.malformed += 1
+            self._unknown += 1
+            if self._unknown == self._limits.unknown_aliases:
+                self._mute_all()
 
-    def _flooded(self, drafts: list[draft_source_pb2.Draft], queue: UpdateQueue) -> None:
-        subscription = self._by_alias(drafts[0].alias, queue)
-        self._counts[self._name if subscription is None else subscription.name].flooded += len(drafts)
+    def _flooded(self, alias: int, drafts: int, queue: UpdateQueue) -> None:
+        subscription = self._by_alias(alias, queue)
+        self._counts[self._name if subscription is None else subscription.name].flooded += drafts
+
+    def _asked_to_wait(self, alias: int, ms: int, queue: UpdateQueue) -> None:
+        if (subscription := self._by_alias(alias, queue)) is not None:
+            most = min(ms, self._limits.source_wait_ms_max)
+            self._put(WaitFor(subscription.view.handle, subscription.source_indices[0], most))
 
     def _refused(self, refusal: draft_source_pb2.Refusal, queue: UpdateQueue) -> None:
         subscription = self._by_alias(refusal.alias, queue)
@@ -276,3 +306,12 @@ class SourceLink:
         log.warning("source does not follow: %s", peer_text(refusal.message), extra={"fields": fields})
         if queue.end(subscription.view.handle):
             self.stream.wake()
+
+
+def _until_pause(drafts: Sequence[draft_source_pb2.Draft], start: int) -> int:
+    """How many drafts from `start` on are decoded before the next pause; at least one."""
+    weight = count = 0
+    while weight < DRAFTS_PER_PAUSE and start + count < len(drafts):
+        weight += 1 + len(drafts[start + count].q) // _Q_BYTES
+        count += 1
+    return count

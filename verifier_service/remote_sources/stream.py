@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import grpc
 import grpc.aio
@@ -19,15 +19,22 @@ from outrider.runtime.backoff import Backoff
 from outrider.runtime.security import certificates
 from outrider.v1 import draft_source_pb2, draft_source_pb2_grpc
 from outrider.wire.channel import DEFAULT_MESSAGE_MB, open_channel
-from outrider.wire.incoming.answers import MalformedAnswer
+from outrider.wire.incoming.message_stream import MessageStream
+from outrider.wire.incoming.shape import Bounds
+from outrider.wire.incoming.unparsed import Unparsed
 from outrider.wire.origin import for_nobody
 from outrider.wire.status import peer_text
 from outrider.wire.tls import SOURCE, Certificates
+from speculative.errors import InvalidRequest
 from verifier_service.settings import VerifierSettings
 
 log = logging.getLogger(__name__)
 
-_Call = grpc.aio.StreamStreamCall[draft_source_pb2.AttachRequest, draft_source_pb2.AttachResponse]
+_ATTACH = "outrider.v1.DraftSource/Attach"
+_Call = grpc.aio.StreamStreamCall[draft_source_pb2.AttachRequest, bytes]
+_RESPONSE_BOUNDS = Bounds(
+    most_bytes=2 * 2**20, most_fields=16384, because="drafts of over a thousand sessions need no more"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +55,14 @@ class LinkLimits:
     """The longest time for which such a source is left alone, in seconds."""
     strikes: int = 3
     """Sessions that may mute the source for malformed drafts before the whole link is muted."""
+    unknown_aliases: int = 64
+    """Drafts of one stream for unknown sessions after which the whole link is muted."""
     inbox: int = 512
     """Drafts of this source that may wait for the engine; further drafts are dropped."""
     flood_pause_s: float = 0.005
     """How long reading pauses when drafts had to be dropped, in seconds."""
+    source_wait_ms_max: int = 1000
+    """The longest time in ms that a session's round may wait for a source that asks for waiting."""
     max_message_mb: int = DEFAULT_MESSAGE_MB
     """The largest response that is read, in MiB."""
     certificates: Certificates | None = None
@@ -60,7 +71,11 @@ class LinkLimits:
 
 def link_limits_from(settings: VerifierSettings) -> LinkLimits:
     """The limits that the settings ask for. Raises InvalidRequest for an unusable certificate."""
-    return LinkLimits(max_message_mb=settings.max_message_mb, certificates=certificates(settings))
+    return LinkLimits(
+        source_wait_ms_max=settings.source_wait_ms_max,
+        max_message_mb=settings.max_message_mb,
+        certificates=certificates(settings),
+    )
 
 
 class StreamUser(Protocol):
@@ -76,7 +91,7 @@ class StreamUser(Protocol):
         """The stream is gone, or could not be opened."""
 
     def malformed(self) -> None:
-        """The source sent bytes that are no message; the stream is dropped."""
+        """The source sent an invalid or too large message; the stream is dropped."""
 
     def next_request(self) -> draft_source_pb2.AttachRequest | None:
         """The next request to write; None while there is nothing to say."""
@@ -135,8 +150,8 @@ class AttachStream:
             await asyncio.sleep(max(0.0, self._muted_until - time.monotonic()))
             try:
                 await self._attach()
-            except (grpc.aio.AioRpcError, TimeoutError, _Reset) as error:
-                if isinstance(error, MalformedAnswer):
+            except (grpc.aio.AioRpcError, TimeoutError, InvalidRequest, _Reset) as error:
+                if isinstance(error, InvalidRequest):
                     self._user.malformed()
                 why = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
                 fields = {"peer": self._address}
@@ -158,7 +173,7 @@ class AttachStream:
             async with asyncio.timeout(limits.dial_s):
                 await channel.channel_ready()
             stub = draft_source_pb2_grpc.DraftSourceStub(channel)
-            call: _Call = stub.Attach()
+            call = self._call(channel)
             self._user.stream_opened()
             self.attached = True
             parts = (self._write(call), self._read(call), self._give_up.wait())
@@ -173,6 +188,11 @@ class AttachStream:
                     task.cancel()
                 call.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _call(self, channel: grpc.aio.Channel) -> _Call:
+        """The call of Attach, whose responses stay bytes: `_read` bounds what it takes to parse them."""
+        write = draft_source_pb2.AttachRequest.SerializeToString
+        return cast(_Call, channel.stream_stream(f"/{_ATTACH}", request_serializer=write)())
 
     async def _describe(self, stub: "draft_source_pb2_grpc.DraftSourceAsyncStub") -> None:
         try:
@@ -196,7 +216,14 @@ class AttachStream:
                     raise _Reset(await call.details() or "the stream ended") from error
 
     async def _read(self, call: _Call) -> None:
-        async for response in call:
+        def unparsed(data: bytes) -> Unparsed[draft_source_pb2.AttachResponse]:
+            return Unparsed(data, draft_source_pb2.AttachResponse, _ATTACH)
+
+        async def read(message: Unparsed[draft_source_pb2.AttachResponse]) -> draft_source_pb2.AttachResponse:
             self._redial.reset()
+            return await message.parse(_RESPONSE_BOUNDS)
+
+        messages = (unparsed(data) async for data in call)
+        async for response in MessageStream(messages, lambda: self._address, read):
             await self._user.receive(response)
         raise _Reset("the source closed the stream")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from outrider.v1 import draft_source_pb2
 from outrider.wire.codec import key_to_wire, sampling_to_wire
+from outrider.wire.criteria import criterion_to_wire
 from speculative.draft import MAX_DRAFT_NODES
 from verifier_service.engine.source_policy import SourceActivity
 from verifier_service.sessions.table import SessionView
@@ -46,7 +47,14 @@ class Subscription:
         """The most bytes of the Follow message, with the session's tokens of this moment."""
         request = self.view.request
         params = request.params
-        texts = (*self.names, *request.corpora, self.model, self.tokenizer_digest, *request.key[:2])
+        texts = (
+            *self.names,
+            *request.corpora,
+            self.model,
+            self.tokenizer_digest,
+            *request.key[:2],
+            request.policy,
+        )
         return (
             FIXED_BYTES
             + ID_BYTES * (len(self.view.ids) + len(params.stop_ids))
@@ -60,6 +68,10 @@ class Subscription:
         Without `drafts` the session has ended, and the source can only learn from its tokens.
         """
         request = self.view.request
+        criterion = request.criterion
+        drawn = criterion if criterion is not None and criterion.needs_q else None
+        # A window is judged in one round, so that a source draws no more than a round verifies.
+        rounds = _ROUNDS_AHEAD if drawn is None else 1
         return draft_source_pb2.Follow(
             alias=alias,
             key=key_to_wire(request.key),
@@ -71,10 +83,12 @@ class Subscription:
             limit=request.limit,
             sampling=sampling_to_wire(request.params),
             seed=request.seed,
-            node_limit=min(_ROUNDS_AHEAD * request.node_limit, MAX_DRAFT_NODES) if drafts else 0,
+            node_limit=min(rounds * request.node_limit, MAX_DRAFT_NODES) if drafts else 0,
             vocabulary_size=self.vocabulary_size,
             sources=self.names,
             learn=request.learn,
             corpora=request.corpora,
             traceparent=self.view.traceparent,
+            policy=request.policy,
+            criterion=None if drawn is None else criterion_to_wire(drawn),
         )

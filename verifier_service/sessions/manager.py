@@ -89,7 +89,7 @@ class SessionManager:
         self._put = put
         self.tracer = tracer
         """The sessions' rounds, for Explain."""
-        self._reputations = Reputations()
+        self._reputations = Reputations(served.policy)
         readers.on_read = self._resume
 
     def open(
@@ -192,7 +192,11 @@ class SessionManager:
             finished = FinishReason.CANCELLED
         if finished is not None:
             self._replace(older, view)
-            usage = UsageCount(prompt_tokens=request.prompt_length, replay_identical=request.replay_identical)
+            usage = UsageCount(
+                prompt_tokens=request.prompt_length,
+                replay_identical=request.replay_identical,
+                promise=request.promise,
+            )
             self._table.finish(view, Finish(finished, usage), now)
             return view
         if not request.recovered:

@@ -3,6 +3,7 @@
 Each fault is an InvalidRequest that names field, value and range.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.v1 import verifier_pb2
@@ -13,12 +14,16 @@ from outrider.wire.codec import (
     logprobs_from_wire,
     sampling_from_wire,
 )
+from outrider.wire.criteria import criterion_from_wire, criterion_name
 from outrider.wire.incoming.shape import SMALL_BYTES, Bounds
-from outrider.wire.names import MAX_SOURCES, checked_corpora, checked_source_name
+from outrider.wire.names import MAX_REFERENCES, MAX_SOURCES, checked_corpora, checked_source_name
+from speculative.acceptance.criterion import Criterion, Promise
+from speculative.acceptance.refusal import check_criterion
 from speculative.errors import InvalidRequest, UnknownModel
 from speculative.grammar import Grammar
 from speculative.logprobs import Logprobs
 from speculative.params import SamplingParams
+from speculative.policies.names import checked_policy
 from speculative.stop import stop_bytes
 from verifier_service.proposers import PROPOSERS
 
@@ -47,6 +52,12 @@ class ServedModel:
     """Whether the model computes under the deterministic profile."""
     proposers: tuple[str, ...] = tuple(sorted(PROPOSERS))
     """Names of the sources inside this worker."""
+    policy: str = ""
+    """Draft policy of the sources inside this worker, for requests that name none; empty: none cuts them."""
+    amateur_size: int = 0
+    """Number of ids that the amateur knows, against which requests may contrast; 0: there is no amateur."""
+    chains_only: bool = False
+    """Whether the model verifies chains of drafts, not trees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +119,27 @@ class SessionRequest:
     """Names of the corpora that sources may draft from; empty: all corpora of the tenant."""
     prediction: tuple[int, ...] = ()
     """Token ids that the output may resemble."""
+    criterion: Criterion | None = None
+    """How drafted tokens are accepted; None: by the path match."""
+    references: tuple[tuple[int, ...], ...] = ()
+    """Token ids of texts that the output may copy from, text by text."""
+    policy: str = ""
+    """Draft policy of the request, NAME or NAME:NUMBER; empty: each source's own."""
     score_from: int | None = None
     """Position of the first token of the prompt that is to be scored: committed with its log-probabilities.
     None: the prompt is not scored."""
 
+    @property
+    def promise(self) -> Promise:
+        """What the request's criterion promises."""
+        return Promise.SAME_IDS if self.criterion is None else self.criterion.promise
+
 
 def open_bounds(served: ServedModel) -> Bounds:
-    """Bounds of an Open: two contexts of token ids, a prediction's among them, and fields of a fixed size."""
+    """Bounds of an Open: two contexts of token ids, and fields of a fixed size.
+
+    One of the contexts is for the prediction and the references together.
+    """
     return Bounds(
         most_bytes=2 * served.max_length * _ID_BYTES + _FIXED_BYTES,
         most_numbers=2 * served.max_length + SMALL_BYTES // _ID_BYTES,
@@ -127,15 +152,16 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: ServedModel) ->
     key = key_from_wire(message.key)
     if message.model != served.model:
         raise UnknownModel(f"model {message.model!r} is not served here; {served.model!r} is")
-    for name, count in (("ids", len(message.ids)), ("prediction", len(message.prediction))):
-        if count > served.max_length:
-            raise InvalidRequest(
-                f"{name} has {count} ids; {served.model} takes {served.max_length} tokens at most here"
-            )
+    if (count := len(message.ids)) > served.max_length:
+        raise InvalidRequest(
+            f"ids has {count} ids; {served.model} takes {served.max_length} tokens at most here"
+        )
+    _check_copied_lengths(message, served)
     ids = tuple(message.ids)
     _check_ids(ids, message, served)
     params = sampling_from_wire(message.sampling, served.vocabulary_size)
     params.check_stops(message.limit - message.prompt_length)
+    _check_contrast(message, params, served)
     asked = message.node_limit if message.HasField("node_limit") else served.node_limit
     if asked > MAX_NODES:
         raise InvalidRequest(f"node_limit is {asked}; it may be 0 to {MAX_NODES}")
@@ -161,7 +187,12 @@ def request_from_wire(message: verifier_pb2.OpenRequest, served: ServedModel) ->
         replay_identical=served.replay_identical,
         learn=message.learn,
         corpora=checked_corpora(message.corpora),
-        prediction=_prediction(message, served),
+        prediction=_copied_from("prediction", message.prediction, served),
+        references=tuple(
+            _copied_from(f"references[{at}]", text.ids, served) for at, text in enumerate(message.references)
+        ),
+        criterion=_criterion(message, params, served, speculates=speculates),
+        policy=checked_policy(message.policy),
         score_from=1 if message.score_prompt else None,
     )
 
@@ -185,6 +216,23 @@ def _check_ids(ids: tuple[int, ...], message: verifier_pb2.OpenRequest, served: 
         )
 
 
+def _check_contrast(message: verifier_pb2.OpenRequest, params: SamplingParams, served: ServedModel) -> None:
+    """Raises InvalidRequest where this verifier cannot contrast as the request asks."""
+    if params.contrast is None:
+        return
+    if not served.amateur_size:
+        raise InvalidRequest(
+            f"contrast_strength is {params.contrast_strength:g}, but the verifier of {served.model} has no "
+            "amateur; leave contrast_strength out, or start the verifier with --amateur"
+        )
+    if message.score_prompt:
+        raise InvalidRequest("score_prompt is true beside contrast_strength; give one of them")
+    if (highest := max(message.ids)) >= served.amateur_size:
+        raise InvalidRequest(
+            f"ids has {highest} beside contrast_strength; the amateur knows ids below {served.amateur_size}"
+        )
+
+
 def _check_scoring(message: verifier_pb2.OpenRequest) -> None:
     """Raises InvalidRequest where a prompt cannot be scored as this Open asks."""
     if not message.HasField("logprobs"):
@@ -205,12 +253,52 @@ def _grammar(message: verifier_pb2.OpenRequest, params: SamplingParams) -> Gramm
     return grammar
 
 
-def _prediction(message: verifier_pb2.OpenRequest, served: ServedModel) -> tuple[int, ...]:
-    ids = tuple(message.prediction)
-    if len(ids) >= served.max_length or any(id_ >= served.vocabulary_size for id_ in ids):
+def _criterion(
+    message: verifier_pb2.OpenRequest, params: SamplingParams, served: ServedModel, *, speculates: bool
+) -> Criterion | None:
+    """The request's criterion. Raises InvalidRequest where it cannot hold."""
+    if not message.HasField("criterion"):
+        return None
+    criterion = criterion_from_wire(message.criterion)
+    if served.replay_identical:
         raise InvalidRequest(
-            f"prediction has {len(ids)} ids; fewer than {served.max_length} are possible, each below "
-            f"{served.vocabulary_size}"
+            "criterion cannot hold on this verifier: its deterministic profile promises to replay ids; "
+            "leave criterion out or use another verifier"
+        )
+    check_criterion(criterion, params, grammar=message.HasField("grammar"), speculates=speculates)
+    if criterion.needs_q and served.chains_only:
+        raise InvalidRequest(
+            f"criterion.{criterion_name(criterion)} judges windows of draws, and {served.model} verifies "
+            "chains; leave criterion out"
+        )
+    # A session that moves goes on without: the law holds, as every token is then the target's own.
+    if criterion.needs_q and not message.recovered and not any(source.address for source in message.sources):
+        raise InvalidRequest(
+            f"criterion.{criterion_name(criterion)} accepts drafts that a drafter drew, and the request has "
+            f"no source outside the verifier; attach a drafter, or leave criterion out"
+        )
+    return criterion
+
+
+def _check_copied_lengths(message: verifier_pb2.OpenRequest, served: ServedModel) -> None:
+    """Raises InvalidRequest for more than the context has room for, before any id becomes a Python object."""
+    if (texts := len(message.references)) > MAX_REFERENCES:
+        raise InvalidRequest(f"there are {texts} references; at most {MAX_REFERENCES}")
+    given = {
+        "prediction": len(message.prediction),
+        "references": sum(len(it.ids) for it in message.references),
+    }
+    if sum(given.values()) >= served.max_length:
+        said = " and ".join(f"{name} has {count} ids" for name, count in given.items() if count)
+        raise InvalidRequest(f"{said}; together fewer than {served.max_length} are possible")
+
+
+def _copied_from(name: str, given: Sequence[int], served: ServedModel) -> tuple[int, ...]:
+    """The ids of a text to copy from. Raises InvalidRequest for an id that the target does not have."""
+    ids = tuple(given)
+    if ids and max(ids) >= served.vocabulary_size:
+        raise InvalidRequest(
+            f"{name} has id {max(ids)}; ids of {served.model} are below {served.vocabulary_size}"
         )
     return ids
 

@@ -1,16 +1,22 @@
 """Accumulates the answers to a body, of every prompt and choice: events in, pieces and usage out. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.front.http.chat.plan import Thought
+from orchestrator.front.http.chat.reasoning_count import ReasoningCount
 from orchestrator.relay.delivery import Delivered, Delta, Event, Finished, PromptScored, Started
 from outrider.v1 import common_pb2
+from outrider.wire.criteria import promise_from_wire
 from outrider.wire.names import PREDICTION
+from speculative.acceptance.criterion import Promise
 from speculative.errors import OutriderError, Unavailable
 from speculative.stop import FinishReason
 
+TARGET = "target"
+"""Name of the source of tokens that no source drafted."""
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
@@ -25,14 +31,21 @@ class Piece:
     logprobs: tuple[common_pb2.TokenLogprob | None, ...] = ()
     """Log-probabilities, one entry per token, where the body asks for them; None for a
     prompt's first token."""
+    sources: tuple[str, ...] = ()
+    """Names of the sources that drafted the tokens, one per generated token."""
     finish: str | None = None
     """stop or length in the choice's last piece; None in all others."""
     first: bool = False
     """Whether this is the choice's first piece."""
 
 
+def _no_reasoning() -> ReasoningCount:
+    return ReasoningCount(None, Thought.NONE)
+
+
 @dataclass(slots=True)
 class _Choice:
+    reasoning: ReasoningCount
     pieces: list[Piece] = field(default_factory=list)
     token_sources: bytearray = field(default_factory=bytearray)
     """Index of the source of each token; 0 stands for the target itself."""
@@ -48,19 +61,27 @@ class AnswerAccumulator:
     Args:
         echoed: the text of each request's prompt, with which its answers begin; empty: they begin without.
         silent: whether the answers have no generated tokens, but the prompt alone.
+        reasoning: makes the count of one choice's reasoning; the default counts none.
     """
 
     def __init__(
-        self, requests: Sequence[AdmittedRequest], echoed: Sequence[str] = (), *, silent: bool = False
+        self,
+        requests: Sequence[AdmittedRequest],
+        echoed: Sequence[str] = (),
+        *,
+        silent: bool = False,
+        reasoning: Callable[[], ReasoningCount] = _no_reasoning,
     ) -> None:
         self._requests = requests
         self._echoed = echoed
         self._silent = silent
-        self._choices = [_Choice() for request in requests for _ in range(request.choices)]
+        self._choices = [_Choice(reasoning()) for request in requests for _ in range(request.choices)]
         self._prompt_tokens = sum(len(request.ids) for request in requests)
         self._tokens = self._predicted = 0
         self._prediction_index: dict[int, int] = {}
         """Index of the source that drafts from the client's prediction, by the request's index."""
+        self._source_names: dict[int, tuple[str, ...]] = {}
+        """Names by source index, by the request's index."""
 
     def add(self, place: int, event: Event) -> Piece | None:
         """The piece that an event adds; None for an event without text.
@@ -70,8 +91,10 @@ class AnswerAccumulator:
         Args:
             place: index of the event's request.
         """
-        if isinstance(event, Started) and PREDICTION in event.source_names:
-            self._prediction_index[place] = event.source_names.index(PREDICTION) + 1
+        if isinstance(event, Started):
+            self._source_names[place] = (TARGET, *event.source_names)
+            if PREDICTION in event.source_names:
+                self._prediction_index[place] = event.source_names.index(PREDICTION) + 1
         if not isinstance(event, PromptScored | Delivered | Finished):
             return None
         index = place * self._requests[0].choices + event.choice
@@ -85,7 +108,8 @@ class AnswerAccumulator:
         elif self._silent:
             return None
         else:
-            piece = Piece(index, event.delta.text, event.delta.ids, event.delta.logprobs)
+            sources = self._named(place, event.delta.token_sources)
+            piece = Piece(index, event.delta.text, event.delta.ids, event.delta.logprobs, sources)
             self._count(place, choice, event.delta)
         if not choice.pieces and self._scores_one(place):  # no score ever comes of it
             prompt = self._requests[place].ids[:1]
@@ -111,9 +135,14 @@ class AnswerAccumulator:
 
     def _count(self, place: int, choice: _Choice, delta: Delta) -> None:
         choice.token_sources += delta.token_sources
+        choice.reasoning.add(delta.ids)
         self._tokens += len(delta.ids)
         if place in self._prediction_index:
             self._predicted += delta.token_sources.count(self._prediction_index[place])
+
+    def _named(self, place: int, token_sources: bytes) -> tuple[str, ...]:
+        names = self._source_names[place]
+        return tuple(names[source_index] for source_index in token_sources)
 
     def whole(self) -> list[Piece]:
         """The whole text of every choice, once all have ended."""
@@ -128,12 +157,16 @@ class AnswerAccumulator:
             "completion_tokens_details": {
                 "accepted_prediction_tokens": self._predicted,
                 "rejected_prediction_tokens": max(0, self._offered_by_prediction() - self._predicted),
+                "reasoning_tokens": sum(choice.reasoning.count for choice in self._choices),
             },
         }
         first = [choice.usage for choice in self._choices[:: self._requests[0].choices]]
         if None not in first:  # what was cached is known when the choice ends
             cached = sum(usage.cached_tokens for usage in first if usage is not None)
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
+            promises = {promise_from_wire(usage.promise) for usage in first if usage is not None}
+            if promises != {Promise.SAME_IDS}:
+                usage["promise"] = next(iter(promises - {Promise.SAME_IDS})).value
         return usage
 
     def _offered_by_prediction(self) -> int:
@@ -184,6 +217,7 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
         "".join(piece.text for piece in pieces),
         tuple(id_ for piece in pieces for id_ in piece.ids),
         tuple(entry for piece in pieces for entry in piece.logprobs),
+        tuple(name for piece in pieces for name in piece.sources),
         pieces[-1].finish,
         first=True,
     )

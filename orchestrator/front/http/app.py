@@ -1,44 +1,65 @@
 """The routes of the HTTP API."""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import outrider
+from orchestrator.edge.drafters import DraftersOf
+from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target_model import TargetModel
 from orchestrator.front.auth import Gate
+from orchestrator.front.generating import StreamAnswerer
 from orchestrator.front.http.bodies.bounds import BodyKind
+from orchestrator.front.http.bodies.tokenize_fields import DetokenizeRequest, TokenizeRequest
+from orchestrator.front.http.chat.chat_fields import ChatRequest
 from orchestrator.front.http.completion_service import CompletionService
+from orchestrator.front.http.connections.websocket import websocket_routes
+from orchestrator.front.http.dialects.answering import TranslatedResponse
+from orchestrator.front.http.dialects.messages_fields import CountRequest, MessagesRequest
+from orchestrator.front.http.dialects.responses_fields import ResponsesRequest
 from orchestrator.front.http.errors import error_response, on_error, on_http_error
-from orchestrator.front.http.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from orchestrator.front.http.fields import CompletionRequest
 from orchestrator.front.http.middleware import AuthMiddleware, FramingMiddleware, OriginMiddleware
-from orchestrator.front.http.reference_page import reference_page
+from orchestrator.front.http.page.routes import page_routes
 from orchestrator.front.http.responses import CompletionResponse
 from orchestrator.front.http.tokenizing import TokenizeResponse
 from speculative.errors import OutriderError, Unavailable
 
-SHOWN_TO_PAGES = ["x-request-id", "retry-after", "retry-after-ms"]
+SHOWN_TO_PAGES = ["x-request-id", "request-id", "retry-after", "retry-after-ms"]
 """Headers of responses that web pages may read."""
 
 
-def make_app(service: CompletionService, gate: Gate, origins: Sequence[str] = ()) -> FastAPI:
+def make_app(
+    service: CompletionService,
+    answerer: StreamAnswerer,
+    gate: Gate,
+    drafters_of: DraftersOf,
+    fleet: Fleet,
+    origins: Sequence[str] = (),
+    *,
+    with_page: bool = True,
+) -> FastAPI:
     """The application. Every response that reports an error has OpenAI's shape.
 
     Args:
+        drafters_of: the models that devices can draft with.
+        fleet: the workers whose state the page shows.
         origins: origins of web pages that may call the API from a browser.
+        with_page: whether there is a page at /.
     """
     app = FastAPI(title="Outrider", version=outrider.__version__, docs_url=None, redoc_url=None)
     app.include_router(_completions(service))
-    app.include_router(_models(service))
+    app.include_router(_models(service, drafters_of))
     app.include_router(_tokenizing(service))
-    app.include_router(_documents(app))
+    app.include_router(page_routes(app, fleet, with_page=with_page))
+    app.include_router(websocket_routes(answerer))
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(OutriderError, on_error)
     app.add_exception_handler(Exception, on_error)
@@ -70,21 +91,37 @@ def _completions(service: CompletionService) -> APIRouter:
         """Answer a conversation."""
         return CompletionResponse(service, BodyKind.CHAT, request)
 
+    @router.post("/v1/responses", response_class=JSONResponse)
+    async def responses(request: Request) -> Response:
+        """Answer a conversation, as OpenAI's Responses API; the server keeps no state."""
+        return TranslatedResponse(service, BodyKind.RESPONSES, request)
+
+    @router.post("/v1/messages", response_class=JSONResponse)
+    async def messages(request: Request) -> Response:
+        """Answer a conversation, as Anthropic's Messages API."""
+        return TranslatedResponse(service, BodyKind.MESSAGES, request)
+
+    @router.post("/v1/messages/count_tokens", response_class=JSONResponse)
+    async def count_tokens(request: Request) -> Response:
+        """The number of tokens of the prompt that /v1/messages would make."""
+        return TokenizeResponse(service, BodyKind.COUNT, request)
+
     return router
 
 
-def _models(service: CompletionService) -> APIRouter:
+def _models(service: CompletionService, drafters_of: DraftersOf) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The models that can be asked for."""
-        return {"object": "list", "data": [_model(target) for target in service.served()]}
+        served = service.served()
+        return {"object": "list", "data": [_model(service, target, drafters_of) for target in served]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One model."""
-        return _model(service.target(name))
+        return _model(service, service.target(name), drafters_of)
 
     @router.get("/health")
     async def health() -> Response:
@@ -101,28 +138,25 @@ def _models(service: CompletionService) -> APIRouter:
     return router
 
 
-def _documents(app: FastAPI) -> APIRouter:
-    router = APIRouter()
-
-    @cache
-    def page() -> str:
-        return reference_page(app.openapi())
-
-    @router.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        """The description of this API for readers."""
-        return HTMLResponse(page())
-
-    return router
-
-
-def _model(target: TargetModel) -> dict[str, Any]:
+def _model(service: CompletionService, target: TargetModel, drafters_of: DraftersOf) -> dict[str, Any]:
     return {
         "id": target.name,
         "object": "model",
         "created": 0,
         "owned_by": "outrider",
         "max_model_len": target.max_length,
+        "sampling_defaults": service.sampling_defaults(target),
+        "tokenizer_digest": target.tokenizer_digest,
+        "drafters": [
+            {
+                "format": drafter.format,
+                "url": drafter.url,
+                "bytes": drafter.bytes,
+                "sha256": drafter.sha256,
+                "tokenizer_digest": drafter.tokenizer_digest,
+            }
+            for drafter in drafters_of(target)
+        ],
     }
 
 
@@ -145,9 +179,19 @@ def _tokenizing(service: CompletionService) -> APIRouter:
 _BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
+
+
+def _with_any_of(schema: Any) -> Any:
+    """The schema with anyOf for oneOf: kinds that their `type` tells apart may share all their fields."""
+    if isinstance(schema, dict):
+        return {("anyOf" if key == "oneOf" else key): _with_any_of(part) for key, part in schema.items()}
+    return [_with_any_of(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _describe(app: FastAPI) -> None:
@@ -157,7 +201,7 @@ def _describe(app: FastAPI) -> None:
         (model, "validation") for model in _BODIES.values()
     ]
     _, described = models_json_schema(modes, ref_template="#/components/schemas/{model}")
-    made.setdefault("components", {})["schemas"] = described["$defs"]
+    made.setdefault("components", {})["schemas"] = _with_any_of(described["$defs"])
     for path, model in _BODIES.items():
         reference = {"$ref": f"#/components/schemas/{model.__name__}"}
         operation = made["paths"][path]["post"]

@@ -40,7 +40,7 @@ class BodyResponse(Response):
         except HTTPException as error:
             response = await on_http_error(self._request, error)
         except Exception as error:
-            response = error_response(error)
+            response = error_response(error, self._request.url.path)
         if response is not None:
             await response(scope, receive, send)
 

@@ -5,34 +5,51 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target_model import TargetModel
-from orchestrator.front.admission import Admission, encode_prompt, prediction_ids
+from orchestrator.front.admission import Admission, encode_prompt
 from orchestrator.front.auth import Caller
 from orchestrator.front.concurrency import ConcurrencyLimit
+from orchestrator.front.copied_texts import encode_copied, with_document
 from orchestrator.front.http import translate
 from orchestrator.front.http.accumulator import AnswerAccumulator
 from orchestrator.front.http.bodies.bounds import BodyKind
 from orchestrator.front.http.bodies.fill_in_middle import fill_in_middle
 from orchestrator.front.http.bodies.intake import BodyIntake
 from orchestrator.front.http.bodies.reading import Prompt, ReadBody
+from orchestrator.front.http.chat.chat_fields import ChatFields
+from orchestrator.front.http.chat.plan import ChatPlan, Thought
+from orchestrator.front.http.chat.reasoning_count import ReasoningCount
 from orchestrator.front.http.field_faults import FieldRefused
-from orchestrator.front.http.fields import ChatFields, CompletionFields, GenerationFields
+from orchestrator.front.http.fields import CompletionFields, GenerationFields
 from orchestrator.front.http.openai_format import ChatCompletionFormat, CompletionFormat, TextCompletionFormat
 from orchestrator.front.reservation import Reservation, reserved
 from orchestrator.metrics import RequestMetrics
 from orchestrator.relay.delivery import Event
 from orchestrator.relay.relay import Relay
+from outrider.v1 import common_pb2
 from speculative.errors import InvalidRequest
 
 SEED_BITS = 53
 """Bits of a seed that is drawn here: every JSON reader keeps all digits of such a whole number."""
 
+ID_PREFIXES = {
+    BodyKind.COMPLETION: "cmpl-",
+    BodyKind.CHAT: "chatcmpl-",
+    BodyKind.RESPONSES: "resp_",
+    BodyKind.MESSAGES: "msg_",
+}
+"""The beginning of an answer's id."""
+
 LONG_TEXT = 65_536
 """Characters of a text that is tokenized alone: several at once would take all cores from short ones."""
+
+BEGUN_AT_ONCE = 4
+"""Streams of one body that begin before others have their turn: a body may have dozens."""
 
 Item = TypeVar("Item")
 
@@ -50,6 +67,8 @@ class CompletionJob:
     answers: AnswerAccumulator
     seed: int
     id: str
+    chat: ChatPlan | None
+    """How the answer to a conversation is parsed; None: the body asks for no such answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +115,11 @@ class CompletionService:
         """A place for a request of this caller, while the context lasts; see `reserved`."""
         return reserved(self._limit, caller)
 
+    def sampling_defaults(self, target: TargetModel) -> dict[str, Any]:
+        """Sampling parameters of bodies that leave them out; those of the contract are left out here, too."""
+        found = self._defaults.sampling(common_pb2.Sampling(), target)
+        return {field.name: value for field, value in found.ListFields()}
+
     async def job(self, kind: BodyKind, data: bytearray, asker: Asker, places: Reservation) -> CompletionJob:
         """Read a body, check it and tokenize its prompts. Raises OutriderError.
 
@@ -108,7 +132,7 @@ class CompletionService:
             places.widen(len(read.prompts))
             assert isinstance(read.fields, CompletionFields | ChatFields)
             fields = read.fields
-            return await self._job(read, fields, asker.caller)
+            return await self._job(kind, read, fields, asker.caller)
         except Exception as error:
             with self._metrics.begin():  # a refused request counts as a request, too
                 if isinstance(error, InvalidRequest) and not isinstance(error, FieldRefused):
@@ -138,29 +162,38 @@ class CompletionService:
             return await encode_prompt(prompt, target, add_special=add_special)
 
     async def _job(
-        self, read: ReadBody, body: CompletionFields | ChatFields, caller: Caller
+        self, kind: BodyKind, read: ReadBody, body: CompletionFields | ChatFields, caller: Caller
     ) -> CompletionJob:
         translate.check_together(body, read.suffix)
         target = self.target(body.model)
-        kind = ChatCompletionFormat if isinstance(body, ChatFields) else TextCompletionFormat
         seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed % 2**64
-        name = f"{kind.id_prefix}-{secrets.token_hex(12)}"
-        prediction = await prediction_ids(read.prediction, target)
+        name = f"{ID_PREFIXES[kind]}{secrets.token_hex(12)}"
+        copied = await encode_copied(read.prediction, read.references, target)
+        edits = body.speculation is not None and bool(body.speculation.edit)
         tenant = caller.tenant()
         requests, echoed = [], []
         for index, text in enumerate(read.prompts):
             prompt = _before(text, read.suffix, target) if read.suffix else text
             ids = await self.token_ids(prompt, target, add_special=not read.rendered)
-            session = f"{name}-{index}"
+            if kind is BodyKind.MESSAGES:
+                body = translate.within_context(body, len(ids), target)
+            texts = await with_document(copied, _edited(text), target) if edits else copied
+            session = f"{caller.owner}{name}-{index}"
             requests.append(
-                translate.admitted(body, ids, target, seed, tenant, session, self._defaults, prediction)
+                translate.admitted(body, ids, target, seed, tenant, session, self._defaults, texts, read.chat)
             )
             if translate.echoes(body):
                 echoed.append(await asyncio.to_thread(_text, text, target))
             await asyncio.sleep(0)  # others have their turn between two prompts
-        format_ = kind(target.tokens, requests[0].params.end_ids(target.eos_ids))
-        answers = AnswerAccumulator(requests, echoed, silent=translate.prompt_alone(body))
-        return CompletionJob(body, caller, target, format_, tuple(requests), answers, seed, name)
+        format_ = _format(read.chat, target, requests[0])
+        thought = Thought.NONE if read.chat is None else read.chat.thought
+        answers = AnswerAccumulator(
+            requests,
+            echoed,
+            silent=translate.prompt_alone(body),
+            reasoning=partial(ReasoningCount, target.tokens, thought),
+        )
+        return CompletionJob(body, caller, target, format_, tuple(requests), answers, seed, name, read.chat)
 
     async def _answer(self, request: AdmittedRequest, job: CompletionJob) -> AsyncGenerator[Event, None]:
         with self._metrics.begin() as measure:
@@ -173,6 +206,20 @@ class CompletionService:
                 async for event in events:
                     measure.note(event)
                     yield event
+
+
+def _format(plan: ChatPlan | None, target: TargetModel, request: AdmittedRequest) -> CompletionFormat:
+    end_ids = request.params.end_ids(target.eos_ids)
+    if plan is None:
+        return TextCompletionFormat(target.tokens, end_ids)
+    return ChatCompletionFormat(target.tokens, end_ids, plan)
+
+
+def _edited(prompt: Prompt) -> str:
+    """The prompt whose last document is a reference. Raises FieldRefused."""
+    if not isinstance(prompt, str):
+        raise FieldRefused("speculation.edit", "edit is true beside a prompt of ids; give the prompt as text")
+    return prompt
 
 
 def _before(prompt: Prompt, suffix: str, target: TargetModel) -> str:
@@ -215,9 +262,13 @@ async def merge_streams(
         else:
             await queue.put((index, _End()))
 
-    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
-    left = len(pumps)
+    pumps: list[asyncio.Task[None]] = []
+    left = len(streams)
     try:
+        for index, stream in enumerate(streams):
+            pumps.append(asyncio.create_task(pump(index, stream)))
+            if not len(pumps) % BEGUN_AT_ONCE:
+                await asyncio.sleep(0)
         while left:
             index, item = await queue.get()
             if isinstance(item, Exception):

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` under the status that fits."""
+"""Errors in the shape of the API that was asked, OpenAI's or Anthropic's, under the status that fits."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from orchestrator.front.http.field_faults import FieldRefused
 from outrider.wire.status import RETRY_KEY, status_of
-from speculative.errors import QuotaExceeded
+from speculative.errors import InvalidRequest, QuotaExceeded
 
 
 class ErrorKind(NamedTuple):
@@ -32,6 +32,16 @@ _KINDS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind(429, "rate_limit_error", "overloaded"),
     grpc.StatusCode.UNAVAILABLE: ErrorKind(503, "service_unavailable_error", "unavailable"),
 }
+MESSAGES_PATH = "/v1/messages"
+"""The path of Anthropic's API, whose errors have a shape of their own."""
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _QUOTA = ErrorKind(429, "rate_limit_error", "rate_limit_exceeded")
 _INTERNAL = ErrorKind(500, "server_error", "internal_error")
 
@@ -41,9 +51,13 @@ _NAMES = (
     (r"^(an id in )?stop_ids\b", "stop_token_ids"),
     (r"^(an id in )?logit_bias\b", "logit_bias"),
     (r"^speculation\.node_limit\b", "speculation.nodes"),
+    (r"^criterion\b", "speculation.criterion"),
+    (r"^speculation\.policy\b", "speculation.policy"),
     (r"^speculation\.sources\b|^a source's name\b|cannot name a source:", "speculation.sources"),
     (r"^speculation\.corpora\b|^there are \d+ corpora\b|cannot name a corpus:", "speculation.corpora"),
-    (r"^regex\b|: regex is not", "structured_outputs"),
+    (r"^speculation\.edit\b", "speculation.edit"),
+    (r"^references\b", "references"),
+    (r"^(regex|choice|lark)\b|: (regex|choice|lark) is not", "structured_outputs"),
     (r"^(json_schema|json_object|grammar)\b|: json_(schema|object) is not", "response_format"),
     (r"^model must be given|^no model\b", "model"),
     (r"\bstop string", "stop"),
@@ -66,19 +80,26 @@ def describe_error(error: Exception) -> tuple[int, dict[str, Any], dict[str, str
     status = status_of(error)
     kind = _QUOTA if isinstance(error, QuotaExceeded) else _KINDS.get(status.code, _INTERNAL)
     param, message = None, status.message
-    if kind.status == 400:
-        if isinstance(error, FieldRefused):
-            param = error.param
-        else:
-            param = param_of(message)
-            message = re.sub(r"^(an id in )?stop_ids\b", r"\1stop_token_ids", message)
-            message = re.sub(r"^speculation\.node_limit\b", "speculation.nodes", message)
+    if isinstance(error, InvalidRequest):
+        refused = field_of(error)
+        param, message = refused.param, str(refused)
     elif kind.status == 404:
         param = "model"
     headers = _retry_headers(float(dict(status.metadata).get(RETRY_KEY, "0")))
     if kind.status == 401:
         headers["www-authenticate"] = "Bearer"
     return kind.status, openai_error(message, kind.type, param, kind.code), headers
+
+
+def field_of(error: InvalidRequest) -> FieldRefused:
+    """The refusal with the name that the field has in the body."""
+    if isinstance(error, FieldRefused):
+        return error
+    message = str(error)
+    param = param_of(message)
+    message = re.sub(r"^(an id in )?stop_ids\b", r"\1stop_token_ids", message)
+    message = re.sub(r"^speculation\.node_limit\b", "speculation.nodes", message)
+    return FieldRefused(param, message)
 
 
 def _retry_headers(seconds: float) -> dict[str, str]:
@@ -98,19 +119,37 @@ def openai_error(
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
-def error_response(error: Exception) -> JSONResponse:
-    """The response that reports an error."""
+def anthropic_error(status: int, message: str) -> dict[str, Any]:
+    """Anthropic's error object, for an error of this HTTP status."""
+    type_ = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": type_, "message": message}}
+
+
+def shaped(body: dict[str, Any], status: int, path: str) -> dict[str, Any]:
+    """OpenAI's error object in the shape of the API that a path belongs to."""
+    if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+        return anthropic_error(status, body["error"]["message"])
+    return body
+
+
+def error_response(error: Exception, path: str = "") -> JSONResponse:
+    """The response that reports an error.
+
+    Args:
+        path: the path of the request; empty: errors have OpenAI's shape.
+    """
     status, body, headers = describe_error(error)
-    return JSONResponse(body, status, headers)
+    return JSONResponse(shaped(body, status, path), status, headers)
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
     """Handles every error that a route raises."""
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     """Handles what the framework refuses: an unknown path or method, a body that is not JSON."""
     assert isinstance(error, HTTPException)
     type_ = "invalid_request_error" if error.status_code < 500 else "server_error"
-    return JSONResponse(openai_error(str(error.detail), type_), error.status_code, dict(error.headers or {}))
+    body = shaped(openai_error(str(error.detail), type_), error.status_code, request.url.path)
+    return JSONResponse(body, error.status_code, dict(error.headers or {}))

@@ -27,11 +27,13 @@ class EventStream:
 
     Args:
         silence_s: seconds of silence until a comment is sent.
+        silence: the bytes that break a silence.
     """
 
-    def __init__(self, send: Send, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, send: Send, silence_s: float = SILENCE_S, silence: bytes = COMMENT) -> None:
         self._send = send
         self._silence_s = silence_s
+        self._silence = silence
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -53,9 +55,14 @@ class EventStream:
             self._comment.cancel()
             await asyncio.gather(self._comment, return_exceptions=True)
 
-    async def send(self, data: bytes) -> None:
-        """Send an event with this data."""
-        await self._write(b"data: " + data + b"\n\n")
+    async def send(self, data: bytes, name: str = "") -> None:
+        """Send an event with this data.
+
+        Args:
+            name: the event's name; empty: it has none.
+        """
+        head = f"event: {name}\n".encode() if name else b""
+        await self._write(head + b"data: " + data + b"\n\n")
 
     async def end(self) -> None:
         """End the response."""
@@ -79,5 +86,5 @@ class EventStream:
             self._wait(left)
             return
         if self._comment is None or self._comment.done():
-            self._comment = asyncio.create_task(self._write(COMMENT))
+            self._comment = asyncio.create_task(self._write(self._silence))
         self._wait(self._silence_s)

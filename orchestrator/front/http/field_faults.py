@@ -7,11 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.front.http.fields import NOT_SUPPORTED, TOO_MANY, UNKNOWN_FIELD
+from orchestrator.front.http.fields import NOT_SUPPORTED, TAKES, TOO_MANY, UNKNOWN_FIELD
+from orchestrator.front.http.strict_json import MOST_QUOTED
 from speculative.errors import InvalidRequest
 
-MOST_QUOTED = 80
-"""The most characters of a value that a refusal quotes."""
 # What a field of several types takes; the library reports a fault for each of the types.
 _TAKES = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists, and no list empty",
@@ -19,6 +18,8 @@ _TAKES = {
     "content": "a string, or a list of parts of type text",
     "best_of": "1",
     "json_object": "true",
+    "tool_choice": 'auto, none, required, {"type": "function", "function": {"name"}}, or an object of type '
+    "allowed_tools",
 }
 _TRIED = {"str", "int", "bool", "float", "dict", "list", "text_"}
 
@@ -61,7 +62,8 @@ def _refused(
     if kind in (TOO_MANY, "too_long") and isinstance(value, list | dict):
         return FieldRefused(place, f"{place} has {len(value)} entries; give at most {details['max_length']}")
     last = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
-    wanted = f"it must be {_TAKES[last]}" if last in _TAKES and kind != "string_too_long" else why
+    says_itself = kind in (TAKES, "string_too_long")
+    wanted = why if says_itself or last not in _TAKES else f"it must be {_TAKES[last]}"
     return FieldRefused(place, f"{place} is {quoted(value)}: {wanted}")
 
 

@@ -24,8 +24,16 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from outrider.wire.names import MAX_REFERENCES
 from speculative.params import MAX_BIAS_ENTRIES, MAX_STOP_IDS
-from speculative.request_bounds import MAX_REGEX_BYTES, MAX_SCHEMA_BYTES, MAX_TOP_LOGPROBS
+from speculative.request_bounds import (
+    MAX_CHOICE_BYTES,
+    MAX_CHOICE_TEXTS,
+    MAX_LARK_BYTES,
+    MAX_REGEX_BYTES,
+    MAX_SCHEMA_BYTES,
+    MAX_TOP_LOGPROBS,
+)
 from speculative.stop import MAX_STOP_BYTES, MAX_STOPS
 
 MAX_NAME = 256
@@ -45,6 +53,8 @@ UNTIL_FAULT = _UntilFault()
 UNKNOWN_FIELD = "unknown_field"
 NOT_SUPPORTED = "not_supported"
 TOO_MANY = "too_many"
+TAKES = "takes"
+"""The kind of a fault whose message says what the field takes."""
 
 
 def _writable(text: str) -> str:
@@ -77,13 +87,6 @@ def _nothing(value: Any) -> None:
     """None, if the value asks for nothing: null, or an empty list."""
     if value is not None and value != []:
         raise PydanticCustomError(NOT_SUPPORTED, "not supported")
-
-
-def _text_alone(value: Any) -> Any:
-    """The value, if it asks for text and for nothing else."""
-    if value not in (None, ["text"]):
-        raise PydanticCustomError(NOT_SUPPORTED, "not supported")
-    return value
 
 
 def _few_biases(value: Any) -> Any:
@@ -191,7 +194,7 @@ class StreamOptions(Fields):
 
 
 class SpeculationFields(Fields):
-    """How sources draft for the request; its text is the same in any case."""
+    """How sources draft for the request; its text is the same in any case, unless it names a criterion."""
 
     enabled: bool | None = None
     """Whether sources draft at all; default true."""
@@ -203,6 +206,12 @@ class SpeculationFields(Fields):
     """Whether the answer may be kept to draft from, for the same tenant; default true."""
     corpora: Names | None = None
     """Names of the corpora to draft from; default all."""
+    edit: bool | None = None
+    """Whether the answer may copy from the prompt's last document, as from a reference; default false."""
+    criterion: dict[Name, dict[Name, Number]] | None = None
+    """How drafted tokens are accepted: the name of a criterion and its parameters; default: none."""
+    policy: Name | None = None
+    """How far drafts go: a policy's name, or name:number; default: as each source's settings say."""
 
 
 class JsonSchema(Fields):
@@ -249,6 +258,17 @@ class StructuredOutputs(Fields):
     regex: Annotated[Text, Field(max_length=MAX_REGEX_BYTES)] | None = None
     """A regular expression that the whole text has to match."""
     json_object: OnlyTrue | None = None
+    choice: (
+        Annotated[
+            list[Annotated[Text, Field(max_length=MAX_CHOICE_BYTES)]],
+            Field(max_length=MAX_CHOICE_TEXTS),
+            UNTIL_FAULT,
+        ]
+        | None
+    ) = None
+    """Texts of which the whole output must be one."""
+    grammar: Annotated[Text, Field(max_length=MAX_LARK_BYTES)] | None = None
+    """A grammar in Lark's language that the whole output must follow."""
 
 
 class TextPart(Fields):
@@ -293,17 +313,15 @@ class IgnoredFields(Fields):
     prompt_cache_retention: Ignored = None
 
 
-IGNORED = frozenset(IgnoredFields.names) | {"parallel_tool_calls"}
+IGNORED = frozenset(IgnoredFields.names)
 """Names of the body's fields whose values nobody looks at."""
 
 
-class GenerationFields(IgnoredFields):
-    """Fields of text and chat completions alike."""
+class DecodingFields(IgnoredFields):
+    """Fields that every API which generates text has, under the same names."""
 
     model: Name | None = None
     """Name of the model; may be left out where one model is served."""
-    max_tokens: Whole | None = None
-    """The most tokens to generate; default: the server's."""
     temperature: Number | None = None
     """Default 1; 0 is greedy."""
     top_p: Number | None = None
@@ -324,23 +342,35 @@ class GenerationFields(IgnoredFields):
     """Numbers to add to the logits of tokens, by token id, which is written as a string."""
     min_tokens: Whole | None = None
     ignore_eos: bool | None = None
-    stop: Stops | None = None
-    """At most 16 stop strings; the text leaves them out."""
     stop_token_ids: Annotated[list[Id], Field(max_length=MAX_STOP_IDS), UNTIL_FAULT] | None = None
     seed: Seed | None = None
     """The same request with the same seed has the same answer; default: drawn, and returned with the
     answer."""
-    n: Annotated[Whole, Field(ge=1)] | None = None
-    """Number of choices for each prompt, at most 16; default 1."""
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    """What the text has to match, where response_format has no name for it; give one of the two."""
+    """What the text has to match, where the API's own field has no name for it; give one of the two."""
     prediction: Prediction | None = None
+    references: Annotated[list[Text], Field(max_length=MAX_REFERENCES), UNTIL_FAULT] | None = None
+    """At most 16 texts that the answer may copy from; they serve as drafts, and do not change the answer."""
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     speculation: SpeculationFields | None = None
     return_token_ids: bool | None = None
     """Whether the answer holds the token ids of prompt and answer."""
+
+
+class GenerationFields(DecodingFields):
+    """Fields of text and chat completions alike."""
+
+    max_tokens: Whole | None = None
+    """The most tokens to generate; default: the server's."""
+    stop: Stops | None = None
+    """At most 16 stop strings; the text leaves them out."""
+    n: Annotated[Whole, Field(ge=1)] | None = None
+    """Number of choices for each prompt, at most 16; default 1."""
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions | None = None
+    return_token_sources: bool | None = None
+    """Whether the answer names who drafted each token: `token_sources`, a list of text and source; `target`
+    is the model itself."""
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] | None = None
     """How much of `metrics.speculative_decoding` the answer holds; default none."""
 
@@ -362,88 +392,3 @@ class CompletionRequest(CompletionFields):
 
     prompt: Prompt
     """A text, several texts, token ids, or several lists of token ids."""
-
-
-class Message(Fields):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    """Parts are joined by line ends."""
-    name: Text | None = None
-    """A name for chat templates that use one."""
-    reasoning_content: Text | None = None
-    """What the assistant thought before the content, for chat templates that use it."""
-    annotations: Ignored = None
-    provider_specific_fields: Ignored = None
-    refusal: OnlyNothing = None
-    audio: OnlyNothing = None
-    function_call: OnlyNothing = None
-    tool_calls: OnlyNothing = None
-
-    def plain(self) -> dict[str, str]:
-        """The message as a chat template takes it."""
-        found = {"name": self.name, "reasoning_content": self.reasoning_content}
-        given = {name: value for name, value in found.items() if value is not None}
-        return {"role": self.role, "content": joined(self.content), **given}
-
-
-Messages = Annotated[list[Message], Field(min_length=1), UNTIL_FAULT]
-
-
-class ChatFields(GenerationFields):
-    """Fields of /v1/chat/completions beside the messages."""
-
-    max_completion_tokens: Whole | None = None
-    """The same as max_tokens; give one of the two."""
-    logprobs: bool | None = None
-    top_logprobs: Top | None = None
-    """Needs logprobs."""
-    parallel_tool_calls: Ignored = None
-    modalities: Annotated[list[Literal["text"]] | None, BeforeValidator(_text_alone)] = None
-    """Kinds of output: text alone."""
-    tools: OnlyNothing = None
-    tool_choice: OnlyNothing = None
-    functions: OnlyNothing = None
-    function_call: OnlyNothing = None
-    audio: OnlyNothing = None
-    reasoning_effort: OnlyNothing = None
-    verbosity: OnlyNothing = None
-    web_search_options: OnlyNothing = None
-    moderation: OnlyNothing = None
-
-
-class ChatRequest(ChatFields):
-    """Body of /v1/chat/completions."""
-
-    messages: Messages
-
-
-class TokenizeFields(Fields):
-    """Fields of /tokenize beside the text or the conversation."""
-
-    model: Name | None = None
-    add_special_tokens: bool | None = None
-    """Whether the tokenizer adds its special tokens, as to a prompt; default true, with messages false."""
-    add_generation_prompt: bool | None = None
-    """With messages: whether an answer is to follow; default true."""
-    return_token_strs: bool | None = None
-
-
-class TokenizeRequest(TokenizeFields):
-    """Body of /tokenize: either a text or a conversation."""
-
-    prompt: Text | None = None
-    messages: Messages | None = None
-
-
-class DetokenizeFields(Fields):
-    """Fields of /detokenize beside the tokens."""
-
-    model: Name | None = None
-
-
-class DetokenizeRequest(DetokenizeFields):
-    """Body of /detokenize."""
-
-    tokens: Ids

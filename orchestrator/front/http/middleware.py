@@ -9,13 +9,21 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.front.auth import DEFAULT_TENANT, Caller, Gate
-from orchestrator.front.http.errors import error_response
+from orchestrator.front.http.connections.websocket import credentials_in
+from orchestrator.front.http.errors import MESSAGES_PATH, error_response
 from orchestrator.front.http.field_faults import FieldRefused, quoted
-from outrider.wire.keys import HEADER
 from outrider.wire.origin import REQUEST_KEY, arrived, origin_of
 from speculative.errors import OutriderError, PermissionDenied
 
-OPEN_PATHS = frozenset({"/health", "/version", "/docs", "/openapi.json"})
+_ASKING = frozenset({"http", "websocket"})
+"""ASGI scope types of clients' connections."""
+_BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
+"""Types of the ASGI messages that begin an answer and have its headers."""
+
+ANTHROPIC_ID = "request-id"
+"""The header in which Anthropic's clients look for the request's id."""
+
+OPEN_PATHS = frozenset({"/", "/health", "/version", "/docs", "/openapi.json"})
 """Paths that need no key: for probes, and for browsers, which cannot send a key for a page."""
 
 
@@ -30,16 +38,17 @@ class RequestIdMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         origin = origin_of([(key.decode("latin-1"), value) for key, value in scope["headers"]])
         arrived(origin)
-        header = (REQUEST_KEY.encode(), origin.request.encode())
+        names = (REQUEST_KEY, ANTHROPIC_ID) if scope["path"].startswith(MESSAGES_PATH) else (REQUEST_KEY,)
+        headers = [(name.encode(), origin.request.encode()) for name in names]
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+            if message["type"] in _BEGINNINGS:
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -61,7 +70,7 @@ class FramingMiddleware:
             names = {name for name, _ in scope["headers"]}
             if {b"content-length", b"transfer-encoding"} <= names:
                 what = "the request has both Content-Length and Transfer-Encoding; send one of them"
-                response = error_response(FieldRefused(None, what))
+                response = error_response(FieldRefused(None, what), scope["path"])
                 response.headers["connection"] = "close"
                 await response(scope, receive, send)
                 return
@@ -84,11 +93,11 @@ class OriginMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        if scope["type"] == "http":
+        if scope["type"] in _ASKING:
             headers = Headers(scope=scope)
             origin = headers.get("origin")
             if origin is not None and not self._allows(origin, headers.get("host", "")):
-                await error_response(_not_allowed(origin))(scope, receive, send)
+                await error_response(_not_allowed(origin), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -118,9 +127,9 @@ def _not_allowed(origin: str) -> PermissionDenied:
 
 
 class AuthMiddleware:
-    """ASGI middleware: checks the API key before the body is read.
+    """ASGI middleware: checks the API key before the body is read, or the WebSocket accepted.
 
-    The request counts as running until its response ends.
+    The request counts as running until its response ends, a WebSocket until it is closed.
     """
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
@@ -129,16 +138,16 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] not in _ASKING or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         client = scope.get("client")
         peer = client[0] if client else ""
         with ExitStack() as stack:
             try:
-                caller = stack.enter_context(self._gate.entered(Headers(scope=scope).get(HEADER), peer))
+                caller = stack.enter_context(self._gate.entered(credentials_in(scope), peer))
             except OutriderError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
             scope.setdefault("state", {})["caller"] = caller
             await self._app(scope, receive, send)

@@ -4,9 +4,12 @@ from collections.abc import Sequence, Set
 from typing import Any, Protocol
 
 from orchestrator.front.http.accumulator import Piece
+from orchestrator.front.http.chat.message import ChatMessage
+from orchestrator.front.http.chat.plan import ChatPlan
 from outrider.tokens import TokenTable
 from outrider.v1 import common_pb2
 
+_PLAIN = ChatPlan()
 LEAST = -9999.0
 """Stands for a probability of 0, which JSON has no logarithm of."""
 
@@ -18,8 +21,6 @@ class CompletionFormat(Protocol):
     """The value of `object` in a whole answer."""
     chunk_object: str
     """The value of `object` in an event of a stream."""
-    id_prefix: str
-    """The beginning of the answer's id."""
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """A choice in an event of a stream."""
@@ -33,7 +34,6 @@ class TextCompletionFormat:
 
     whole_object = "text_completion"
     chunk_object = "text_completion"
-    id_prefix = "cmpl"
 
     def __init__(self, tokens: TokenTable | None, end_ids: Set[int] = frozenset()) -> None:
         self._tokens = tokens
@@ -88,11 +88,15 @@ class ChatCompletionFormat:
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-    id_prefix = "chatcmpl"
 
-    def __init__(self, tokens: TokenTable | None, end_ids: Set[int] = frozenset()) -> None:
+    def __init__(
+        self, tokens: TokenTable | None, end_ids: Set[int] = frozenset(), plan: ChatPlan = _PLAIN
+    ) -> None:
         self._tokens = tokens
         self._end_ids = end_ids
+        self._plan = plan
+        self._messages: dict[int, ChatMessage] = {}
+        """The message of each choice that is streamed, by the choice's index."""
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """A choice in an event of a stream; the choice's first event names the role, too.
@@ -100,21 +104,25 @@ class ChatCompletionFormat:
         Clients take the first event for the first token: an event with the role alone would come too soon.
         """
         role = {"role": "assistant"} if piece.first else {}
-        text = {"content": piece.text} if piece.text or piece.ids or piece.first else {}
-        return {"index": piece.index, "delta": role | text, **self._ending(piece)}
+        message = self._messages.setdefault(piece.index, ChatMessage(self._plan))
+        delta = message.delta(piece.text, last=piece.finish is not None)
+        if not delta and (piece.ids or piece.first):
+            delta = {"content": ""}
+        return {"index": piece.index, "delta": role | delta, **self._ending(piece, message)}
 
     def whole(self, piece: Piece) -> dict[str, Any]:
         """A choice in a whole answer."""
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return {"index": piece.index, "message": message, **self._ending(piece)}
+        message = ChatMessage(self._plan)
+        said = {"role": "assistant", "content": None, "refusal": None, **message.whole(piece.text)}
+        return {"index": piece.index, "message": said, **self._ending(piece, message)}
 
-    def _ending(self, piece: Piece) -> dict[str, Any]:
+    def _ending(self, piece: Piece, message: ChatMessage) -> dict[str, Any]:
         logprobs = None
         if piece.logprobs:
             entries = zip(piece.ids, piece.logprobs, strict=True)
             content = [self._logprob(id_, entry) for id_, entry in entries if entry is not None]
             logprobs = {"content": content, "refusal": None}
-        return {"logprobs": logprobs, "finish_reason": piece.finish}
+        return {"logprobs": logprobs, "finish_reason": message.finish(piece.finish)}
 
     def _logprob(self, id_: int, entry: common_pb2.TokenLogprob) -> dict[str, Any]:
         top: Sequence[tuple[int, float]] = list(zip(entry.top_ids, entry.top_logprobs, strict=True))

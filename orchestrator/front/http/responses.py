@@ -20,6 +20,7 @@ from orchestrator.front.http.errors import describe_error
 from orchestrator.front.http.event_stream import EventStream
 from orchestrator.front.http.fields import StreamOptions
 from orchestrator.front.http.json_pieces import json_bytes, json_in_pieces
+from orchestrator.front.http.openai_format import token_text
 from orchestrator.front.reservation import Reservation
 
 LONG_ANSWER = 256
@@ -104,6 +105,12 @@ class _Answer:
         choice = await asyncio.to_thread(form, piece) if long else form(piece)
         if self._job.body.return_token_ids:
             choice["token_ids"] = piece.ids
+        if self._job.body.return_token_sources:
+            ids = piece.ids[len(piece.ids) - len(piece.sources) :]  # without those of the prompt
+            texts = [token_text(self._job.target.tokens, id_) for id_ in ids]
+            choice["token_sources"] = [
+                {"text": text, "source": source} for text, source in zip(texts, piece.sources, strict=True)
+            ]
         written = await json_in_pieces(choice) if whole else json_bytes(choice)
         return await self._with_prompt(written, piece.index) if piece.first else written
 

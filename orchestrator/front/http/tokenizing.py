@@ -12,9 +12,10 @@ from orchestrator.fleet.target_model import TargetModel
 from orchestrator.front.http.bodies.bounds import BodyKind
 from orchestrator.front.http.bodies.memory import HeldMemory
 from orchestrator.front.http.bodies.reading import ReadBody
+from orchestrator.front.http.bodies.tokenize_fields import DetokenizeFields, TokenizeFields
 from orchestrator.front.http.body_response import BodyResponse
+from orchestrator.front.http.dialects.translated_fields import TranslatedFields
 from orchestrator.front.http.field_faults import FieldRefused
-from orchestrator.front.http.fields import DetokenizeFields, TokenizeFields
 from orchestrator.front.http.json_pieces import json_in_pieces
 from orchestrator.front.reservation import Reservation
 from outrider.tokens import TokenTable
@@ -32,7 +33,13 @@ class TokenizeResponse(BodyResponse):
         read = await self._service.intake.read(self._kind, data, self._asker.owner)
         data.clear()
         memory.release()
-        answer = await (self._tokenized(read) if self._kind is BodyKind.TOKENIZE else self._text(read))
+        match self._kind:
+            case BodyKind.TOKENIZE:
+                answer = await self._tokenized(read)
+            case BodyKind.COUNT:
+                answer = await self._counted(read)
+            case _:
+                answer = await self._text(read)
         return Response(await json_in_pieces(answer), media_type="application/json")
 
     async def _tokenized(self, read: ReadBody) -> dict[str, Any]:
@@ -47,6 +54,12 @@ class TokenizeResponse(BodyResponse):
         if asked.return_token_strs:
             answer["token_strs"] = await _names(ids, _tokens(target))
         return answer
+
+    async def _counted(self, read: ReadBody) -> dict[str, Any]:
+        asked, text = read.fields, read.prompts[0]
+        assert isinstance(asked, TranslatedFields)
+        ids = await self._service.token_ids(text, self._service.target(asked.model), add_special=False)
+        return {"input_tokens": len(ids)}
 
     async def _text(self, read: ReadBody) -> dict[str, Any]:
         asked, ids = read.fields, read.prompts[0]

@@ -10,11 +10,14 @@ from typing import Any
 from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.target_model import TargetModel
 from orchestrator.front.admission import admit, session_key
+from orchestrator.front.copied_texts import NO_TEXTS, CopiedTexts
 from orchestrator.front.http.bodies.reading import schema_text
+from orchestrator.front.http.chat.chat_fields import ChatFields
+from orchestrator.front.http.chat.families import format_named
+from orchestrator.front.http.chat.plan import ChatPlan
 from orchestrator.front.http.errors import param_of
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import (
-    ChatFields,
     CompletionFields,
     GenerationFields,
     JsonObjectFormat,
@@ -23,6 +26,7 @@ from orchestrator.front.http.fields import (
 )
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import grammar_to_wire
+from outrider.wire.criteria import criterion_of
 from speculative.errors import InvalidRequest
 from speculative.grammar import Grammar, GrammarKind
 
@@ -79,6 +83,19 @@ def check_together(body: GenerationFields, suffix: str | None) -> None:
             )
 
 
+def within_context(
+    body: CompletionFields | ChatFields, prompt_tokens: int, target: TargetModel
+) -> CompletionFields | ChatFields:
+    """The body with as many tokens of the answer as the context leaves, where it asks for more.
+
+    A prompt that leaves none is left to the admission, which refuses it.
+    """
+    room = target.max_length - prompt_tokens
+    if body.max_tokens is None or not 0 < room < body.max_tokens:
+        return body
+    return body.model_copy(update={"max_tokens": room})
+
+
 def wants_usage(body: GenerationFields) -> bool:
     """Whether the client wants a stream to end with the usage."""
     return bool(body.stream_options and body.stream_options.include_usage)
@@ -92,7 +109,8 @@ def admitted(
     tenant: str,
     session: str,
     defaults: AnswerDefaults,
-    prediction: Sequence[int] = (),
+    copied: CopiedTexts = NO_TEXTS,
+    plan: ChatPlan | None = None,
 ) -> AdmittedRequest:
     """The request for one prompt of the body, checked. Raises InvalidRequest.
 
@@ -100,11 +118,19 @@ def admitted(
         ids: token ids of the prompt.
         session: the name of the request's session.
         defaults: what fields that the body leaves out stand for.
-        prediction: token ids of the client's prediction.
+        copied: token ids of the texts that the answer may copy from.
+        plan: the plan of a conversation's answer.
     """
     start = _start(body, seed, tenant, session)
+    if plan is not None and plan.grammar:
+        if start.HasField("grammar"):
+            raise FieldRefused(
+                "tool_choice", "tool_choice asks for a call beside another format of the answer"
+            )
+        start.grammar.CopyFrom(grammar_to_wire(Grammar(GrammarKind.LARK, plan.grammar)))
     start.sampling.CopyFrom(defaults.sampling(start.sampling, target))
-    request = admit(start, session_key(start), ids, target, defaults.limit(body, target), prediction)
+    request = admit(start, session_key(start), ids, target, defaults.limit(body, target), copied)
+    request = replace(request, shown_ids=_shown_ids(plan, target))
     if not scores_prompt(body):
         return request
     return replace(request, score_prompt=True, speculation=replace(request.speculation, enabled=False))
@@ -136,12 +162,23 @@ def renamed(error: InvalidRequest, body: GenerationFields | None) -> InvalidRequ
     message = str(error)
     if isinstance(body, ChatFields) and message.startswith(("the prompt", "there is no prompt")):
         return FieldRefused("messages", message)
+    if isinstance(body, ChatFields) and message.startswith("lark") and body.structured_outputs is None:
+        return FieldRefused("tools", f"the grammar of the tools' calls cannot be used: {message}")
     structured = body is not None and body.structured_outputs is not None
     return (
         FieldRefused("structured_outputs", message)
         if structured and param_of(message) == "response_format"
         else error
     )
+
+
+def _shown_ids(plan: ChatPlan | None, target: TargetModel) -> frozenset[int]:
+    """Ids of special tokens that the parser of the answer looks for."""
+    format_ = None if plan is None else format_named(plan.format)
+    if format_ is None or target.tokens is None:
+        return frozenset()
+    tokens = target.tokens
+    return frozenset(id_ for id_ in tokens.special_ids if tokens.token(id_) in (format_.begin, format_.end))
 
 
 def _start(body: GenerationFields, seed: int, tenant: str, session: str) -> generation_pb2.GenerateStart:
@@ -195,6 +232,9 @@ def _speculation(body: GenerationFields) -> generation_pb2.Speculation | None:
         node_limit=fields.nodes,
         learn=fields.learn,
         corpora=fields.corpora,
+        criterion=None if fields.criterion is None else criterion_of(fields.criterion),
+        edit=fields.edit or False,
+        policy=fields.policy or "",
     )
 
 
@@ -223,10 +263,15 @@ def _structured(body: StructuredOutputs) -> Grammar:
     if len(given) != 1:
         names = " and ".join(given) or "nothing"
         raise FieldRefused(
-            "structured_outputs", f"structured_outputs has {names}; give one of json, regex, json_object"
+            "structured_outputs",
+            f"structured_outputs has {names}; give one of json, regex, json_object, choice, grammar",
         )
     if body.regex is not None:
         return Grammar(GrammarKind.REGEX, body.regex)
+    if body.choice is not None:
+        return Grammar.one_of(body.choice)
+    if body.grammar is not None:
+        return Grammar(GrammarKind.LARK, body.grammar)
     if body.json_ is not None:
         return _schema(body.json_, "structured_outputs")
     return Grammar(GrammarKind.JSON_OBJECT)

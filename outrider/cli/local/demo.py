@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from outrider.cli.asking.colours import STYLES, print_from, print_legend
 from outrider.cli.failures import CommandFailed
 from outrider.cli.local.stack import Stack
 from outrider.cli.local.up import Stopped, stoppable
@@ -34,13 +35,6 @@ LEAST_TOKENS = 16
 PROMPT_LINES = 4
 WIDTH = 156
 TERMINATED = 143
-STYLES = {
-    TARGET: "default",
-    "lookup": "bold green",
-    "drafter": "bold cyan",
-    "corpus": "bold yellow",
-    "past": "bold magenta",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,9 @@ def run_demo(passes: str) -> int:
     prompts = read_prompts(EMBEDDED / "heldout.jsonl")
     table = TokenTable.from_json((embedded("target") / "tokenizer.json").read_text(encoding="utf-8"))
     try:
-        options = StackOptions(corpora=_corpora(table, console), passes=passes)
+        options = StackOptions(
+            corpora=_corpora(table, console), passes=passes, bind="127.0.0.1:0", http_bind="127.0.0.1:0"
+        )
         with stoppable(TERMINATED), closing(Stack(options)) as stack:
             _start(stack, console)
             with Client(stack.address) as client:
@@ -112,10 +108,7 @@ class Painter:
 
     def legend(self) -> None:
         """Prints the sources in their colours."""
-        self._console.print("every token in the colour of who proposed it:", end="")
-        for source, style in STYLES.items():
-            self._console.out(f" {source}", style=style, end="", highlight=False)
-        self._console.print()
+        print_legend(self._console)
 
     def prompt(self, prompt: HeldOutPrompt, number: int, count: int) -> None:
         """Prints a heading and the prompt's last lines."""
@@ -129,12 +122,8 @@ class Painter:
         text = TextStream(self._table.token_bytes, ())
         for chunk in chunks:
             for id_, source in zip(chunk.ids, chunk.sources, strict=True):
-                self._print(text.push((id_,)), STYLES.get(source, "magenta"))
-        self._print(text.finish() + "\n", "default")
-
-    def _print(self, text: str, style: str) -> None:
-        shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
-        self._console.out(shown, style=style, end="", highlight=False)
+                print_from(self._console, text.push((id_,)), source)
+        print_from(self._console, text.finish() + "\n", TARGET)
 
 
 def _corpora(table: TokenTable, console: Console) -> tuple[str, ...]:
@@ -157,7 +146,7 @@ def _start(stack: Stack, console: Console) -> None:
     began = time.perf_counter()
     console.print("starting verifier, drafter, retrieval and orchestrator, each a process of its own ...")
     stack.start()
-    for child in stack.wait_ready():
+    for child in stack.wait_ready(lambda children: None):
         console.print(
             f"  {child.role} is ready on {child.address}, after {time.perf_counter() - began:.1f} s"
         )

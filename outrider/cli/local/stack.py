@@ -1,23 +1,22 @@
-"""All services of one machine as child processes: started together on free ports, watched, stopped together.
+"""All services of one machine as child processes: started together, watched, stopped together.
 
 Knows nothing of requests.
 """
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
 
 from outrider.cli.failures import CommandFailed
-from outrider.cli.local.up_settings import ServiceOverrides, StackOptions
-from outrider.cli.observe.gauges import read
+from outrider.cli.local.ports import GRPC_PORT, HTTP_PORT, free_address
+from outrider.cli.local.up_settings import AUTO, DRAFTER, ServiceOverrides, StackOptions, drafter_names
+from outrider.cli.observe.scrape import reading_of
 from outrider.client.endpoints import credentials_of
-from outrider.pair.beforehand import tokenizer_difference
 from outrider.runtime.backoff import Backoff
 from outrider.runtime.children import ServiceFailed, ServiceProcess, reserved_address, stop_all
 from outrider.v1 import draft_source_pb2, verifier_pb2
@@ -27,8 +26,10 @@ from outrider.wire.channel import open_sync_channel
 from outrider.wire.status import rpc_errors
 from speculative.errors import Unavailable
 
-START_S = 900.0
-"""Seconds in which all services must get ready."""
+SILENT_S = 900.0
+"""Seconds in which a service that starts must make progress: load a part of its model, or get ready."""
+LOOK_S = 0.05
+"""Seconds to wait for the announcement of one service before the next service is looked at."""
 JOIN_S = 30.0
 """Seconds in which the orchestrator must reach all workers."""
 STOP_S = 5.0
@@ -41,8 +42,10 @@ MOST_RESTARTS = 5
 """Restarts in a row of a verifier that does not run steadily, after which `up` ends."""
 SOURCES = ("drafter", "retrieval")
 """Roles whose end leaves requests running."""
+SECOND_VERIFIER = "verifier-2"
+"""The role of a second verifier, which answers requests with the drafter's weights."""
 WORKERS = ("verifier", *SOURCES)
-"""Roles that are started again when they end. The orchestrator moves the verifier's requests."""
+"""Roles that are started again when they end. The orchestrator moves the verifiers' requests."""
 SERVING = ("torch", "transformers", "fastapi", "uvicorn", "pydivsufsort")
 """Modules of the services that a client does without; one of each service's extra at least."""
 CALL_S = 10.0
@@ -61,12 +64,22 @@ class _Role:
     env: dict[str, str] = field(default_factory=dict)
 
     @property
+    def kind(self) -> str:
+        """The service's role: `drafter` for the service `drafter-2`."""
+        return _kind(self.name)
+
+    @property
     def bind(self) -> str:
         """host:port at which the service serves."""
         return self.flags[1]
 
     def start(self) -> ServiceProcess:
         return ServiceProcess.start(self.name, self.module, self.flags, env=self.env)
+
+
+def _kind(name: str) -> str:
+    """The role of a service of this name: `drafter` of `drafter-2`."""
+    return name.partition("-")[0]
 
 
 class Restarts:
@@ -138,44 +151,47 @@ def wait_until_joined(metrics: str, workers: Collection[str], within_s: float) -
 
 def _workers_in_reach(metrics: str) -> set[str]:
     """Addresses of the workers that the orchestrator reaches; empty where its metrics cannot be read now."""
-    host, _, port = metrics.rpartition(":")
-    connection = HTTPConnection(host.strip("[]"), int(port), timeout=CALL_S)
-    try:
-        connection.request("GET", "/metrics")
-        reading = read(connection.getresponse().read().decode(), time.monotonic())
-        return {peer for peer, up in reading.by("orchestrator_peer_up", "peer").items() if up}
-    except (OSError, HTTPException, ValueError):
-        return set()
-    finally:
-        connection.close()
+    reading = reading_of(metrics)
+    return {peer for peer, up in reading.by("orchestrator_peer_up", "peer").items() if up}
 
 
-GPU_SHARES = {"verifier": "0.72", "drafter": "0.2"}
-"""Shares of a GPU's memory that verifier and drafter may take where both compute on it."""
+GPU_SHARES = {"verifier": 0.72, "drafter": 0.2}
+"""Shares of a GPU's memory that the verifier and all drafters may take where both compute on it."""
+SECOND_SHARE = 0.15
+"""The share of a second verifier, which the first then does without."""
 
 
 class Stack:
     """All services of one machine. Call `start`, `wait_ready`, then `check` repeatedly; always `close`."""
 
     def __init__(self, options: StackOptions) -> None:
-        """Decides every service's flags. Raises CommandFailed where a model is missing."""
-        target, drafter = options.models()
-        self._models = target, drafter
+        """Decides every service's flags. Raises CommandFailed if a model is missing."""
+        target, drafters = options.models()
+        drafters = () if drafters == (AUTO,) else drafters
         self._held = contextlib.ExitStack()
+        self.notes: list[str] = []
+        """Notes for the user about choices that `up` made, a line each."""
         self._overrides = options.overrides
-        verifier_threads, drafter_threads = options.thread_counts(bool(drafter))
+        verifier_threads, drafter_threads = options.thread_counts(len(drafters))
         self._roles = [self._model_role("verifier", target, verifier_threads, options)]
-        if drafter:
-            self._roles.append(self._model_role("drafter", drafter, drafter_threads, options))
+        names = drafter_names(len(drafters), options.overrides.text(DRAFTER, "name") or DRAFTER)
+        for role, name, drafter in zip(drafter_names(len(drafters)), names, drafters, strict=True):
+            made = self._model_role(DRAFTER, drafter, drafter_threads, options, role)
+            made.flags += ["--name", name] if len(drafters) > 1 else []
+            self._roles.append(made)
+        if options.serve_drafter and drafters:
+            self._roles.append(self._second_verifier_role(target, drafters[0], drafter_threads, options))
         if options.retrieval:
             self._roles.append(self._retrieval_role(target, options))
-        decided = {"bind": options.bind, "http_bind": options.http_bind, "log_level": options.log_level}
-        flags = options.overrides.flags("orchestrator", decided)
-        for role in self._roles:
-            flags += [f"--{role.name}", role.bind]
-        self._roles.append(_Role("orchestrator", "orchestrator", flags, options.overrides.environment()))
+        self._roles.append(self._orchestrator_role(options))
         self._children: dict[str, ServiceProcess] = {}
-        self._restarts = {role: Restarts(None if role in SOURCES else MOST_RESTARTS) for role in WORKERS}
+        self.target = verifier_pb2.VerifierDescription()
+        """The verifier's description of the target, once all services are ready."""
+        self._restarts = {
+            role.name: Restarts(MOST_RESTARTS if role.name == "verifier" else None)
+            for role in self._roles
+            if role.kind in WORKERS
+        }
 
     @property
     def address(self) -> str:
@@ -188,38 +204,43 @@ class Stack:
         return self._children["orchestrator"].http
 
     @property
+    def has_page(self) -> bool:
+        """Whether the HTTP API has a page for browsers."""
+        return self._overrides.text("orchestrator", "page") != "False"
+
+    @property
     def children(self) -> list[ServiceProcess]:
         """Processes that run, the orchestrator last."""
         return [self._children[role.name] for role in self._roles if role.name in self._children]
 
     def start(self) -> None:
-        """Starts all services and returns at once.
-
-        Raises CommandFailed, before a model is loaded, where a library is missing or the drafter's tokenizer
-        is not the target's.
-        """
+        """Starts all services and returns at once. Raises CommandFailed where a library is missing."""
         check_installed()
-        target, drafter = self._models
-        if drafter and (difference := tokenizer_difference(target, drafter)):
-            raise CommandFailed(
-                f"drafter {drafter} cannot draft for {target}: their tokenizers differ: {difference}; give a "
-                "drafter of the target's tokenizer, or --drafter none"
-            )
         for role in self._roles:
             self._children[role.name] = role.start()
 
-    def wait_ready(self) -> Iterator[ServiceProcess]:
+    def wait_ready(self, show: Callable[[list[ServiceProcess]], None]) -> Iterator[ServiceProcess]:
         """Yields services as they get ready; afterwards requests are answered, with drafts.
 
-        Raises ServiceFailed, or CommandFailed where the drafter cannot draft for the target.
+        Calls `show` with all services a few times a second. Raises ServiceFailed, or CommandFailed where the
+        drafter cannot draft for the target.
         """
-        deadline = time.monotonic() + START_S
-        for child in reversed(self.children):  # the orchestrator starts fastest, and so fails first
-            try:
-                child.wait_ready(max(0.0, deadline - time.monotonic()))
-            except ServiceFailed as error:
-                raise ServiceFailed(f"{child.role}: {error}", child.role, error.code) from error
-            yield child
+        heard_s = {child.role: time.monotonic() for child in self.children}
+        waiting = self.children[::-1]  # the orchestrator starts fastest, and so fails first
+        while waiting:
+            show(self.children)
+            for child in list(waiting):
+                try:
+                    if child.hear(LOOK_S):
+                        heard_s[child.role] = time.monotonic()
+                    elif time.monotonic() - heard_s[child.role] > SILENT_S:
+                        raise ServiceFailed(f"no progress for {SILENT_S:g} s; its log says more", child.role)
+                except ServiceFailed as error:
+                    raise ServiceFailed(f"{child.role}: {error}", child.role, error.code) from error
+                if child.ready:
+                    waiting.remove(child)
+                    yield child
+        show(self.children)
         self._check_pair()
         self._join()
 
@@ -237,7 +258,7 @@ class Stack:
                     restarts.started(now_s)
                     yield f"{role.name} was started again as process {child.pid}"
             elif (status := child.poll()) is not None:
-                if role.name not in WORKERS:
+                if role.kind not in WORKERS:
                     raise CommandFailed(f"{role.name} ended with exit status {status}", "UNAVAILABLE")
                 yield self._lost_worker(child, status, now_s)
 
@@ -256,33 +277,91 @@ class Stack:
                 f"for less than {STEADY_S:g} s; its log says why",
                 "UNAVAILABLE",
             )
-        requests = "requests go on" if child.role in SOURCES else "requests wait for it"
+        waiting = "requests to it wait" if child.role == SECOND_VERIFIER else "requests wait for it"
+        requests = "requests go on" if _kind(child.role) in SOURCES else waiting
         return (
             f"{child.role} ended with exit status {status}; {requests}, it is started again in {wait_s:g} s"
         )
 
-    def _model_role(self, name: str, model: str, threads: int, options: StackOptions) -> _Role:
+    def _orchestrator_role(self, options: StackOptions) -> _Role:
+        """The orchestrator's flags: its ports, and its sources, including those of its own settings."""
         overrides = options.overrides
+        decided = {"edge_bind": "127.0.0.1:0", "log_level": options.log_level}
+        for name, asked, first in (
+            ("bind", options.bind, GRPC_PORT),
+            ("http_bind", options.http_bind, HTTP_PORT),
+        ):
+            decided[name] = asked
+            if not asked and not overrides.text("orchestrator", name):
+                decided[name] = free_address(first)
+                if not decided[name].endswith(f":{first}"):
+                    what = "HTTP" if name == "http_bind" else "gRPC"
+                    self.notes.append(f"port {first} is in use: {what} is served on {decided[name]}")
+        flags = overrides.flags("orchestrator", {name: value for name, value in decided.items() if value})
+        binds: dict[str, list[str]] = {}
+        for role in self._roles:
+            binds.setdefault(role.kind, []).append(role.bind)
+        for name in WORKERS:
+            also = overrides.listed("orchestrator", name)
+            if also and name in SOURCES:
+                self.notes.append(
+                    f"the orchestrator's own settings name {also}: drafts come from there as well"
+                )
+            elif also:
+                self.notes.append(f"the orchestrator's setting {name} = {also} is ignored: `up` starts one")
+                also = ""
+            if peers := [*binds.get(name, ()), *([also] if also else ())]:
+                flags += [f"--{name}", ",".join(peers)]
+        return _Role("orchestrator", "orchestrator", flags, overrides.environment())
+
+    def _model_role(
+        self, name: str, model: str, threads: int, options: StackOptions, called: str = ""
+    ) -> _Role:
+        """The service of a model; `called` is the service's name where several have the role `name`."""
+        overrides, called = options.overrides, called or name
         decided = {"dtype": options.dtype, "device": options.device, "passes": options.passes}
         if options.threads is not None:
             decided["threads"] = str(threads)
-        if options.models()[1] and options.device_of("verifier") == options.device_of("drafter"):
-            decided["gpu_memory_utilization"] = GPU_SHARES[name]
-        flags = [*self._addresses(name, overrides), "--model", model]
+        if name == "verifier" and options.heads:
+            decided["heads"] = ",".join(options.heads)
+        if name == "verifier" and options.amateur:
+            decided["amateur"] = options.amateur
+        if share := _gpu_share(called, options):
+            decided["gpu_memory_utilization"] = f"{share:g}"
+        flags = [*self._addresses(name, overrides, fixed=called == name), "--model", model]
         flags += overrides.flags(name, decided | {"log_level": options.log_level})
         if "threads" not in overrides.by_flag and overrides.text(name, "threads").isdecimal():
             threads = int(overrides.text(name, "threads"))
         # A service that measures how many threads to use takes this variable as a bound.
         env = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **overrides.environment()}
-        if Path(model).is_dir():
+        beside = [head.rpartition("=")[2] for head in options.heads]
+        beside += [options.amateur] if options.amateur else []
+        here = options.target_folder or Path(model).is_dir()
+        if here and (name != "verifier" or all(Path(other).is_dir() for other in beside)):
             env["HF_HUB_OFFLINE"] = "1"
-        return _Role(name, f"{name}_service", flags, env)
+        return _Role(called, f"{name}_service", flags, env)
+
+    def _second_verifier_role(self, target: str, drafter: str, threads: int, options: StackOptions) -> _Role:
+        """A verifier of the drafter's weights, with the settings of the first save its model's own."""
+        by_role = options.overrides.by_role
+        own = dict(by_role.get("verifier", {}))
+        own.pop("gpu_memory_utilization", None)  # sized for the first verifier, which keeps it
+        overrides = replace(options.overrides, by_role={**by_role, "verifier": own})
+        alone = replace(options, heads=(), amateur="", overrides=overrides)
+        made = self._model_role("verifier", drafter, threads, alone, SECOND_VERIFIER)
+        name = overrides.text("verifier", "model_name") or _name(target)
+        made.flags += ["--model-name", f"{name}:drafter", "--heads", "", "--small-model", "", "--amateur", ""]
+        if overrides.text("verifier", "advertise"):
+            made.flags += ["--advertise", made.bind]
+        return made
 
     def _retrieval_role(self, target: str, options: StackOptions) -> _Role:
         """Passes the target's tokenizer on, and its embeddings where the target is a folder that has them."""
         decided = {"log_level": options.log_level}
         folder = Path(target)
-        if not folder.is_dir() or (folder / "tokenizer.json").is_file():
+        if options.target_folder and not folder.is_dir():
+            decided["tokenizer"] = options.target_folder
+        elif not folder.is_dir() or (folder / "tokenizer.json").is_file():
             decided["tokenizer"] = target
         if any(folder.glob("model.safetensors*")):
             decided["embeddings"] = target
@@ -295,12 +374,15 @@ class Stack:
         env = {"OMP_NUM_THREADS": "1", **overrides.environment()}
         return _Role("retrieval", "retrieval_service", flags, env)
 
-    def _addresses(self, role: str, overrides: ServiceOverrides) -> list[str]:
-        """Flags of the addresses to serve on: the service's own with their ports, else reserved ports."""
+    def _addresses(self, role: str, overrides: ServiceOverrides, *, fixed: bool = True) -> list[str]:
+        """Flags of the addresses to serve on: the service's own with their ports, else reserved ports.
+
+        Not `fixed`: the service is the second of its role or a later one, and gets reserved ports.
+        """
         flags = []
         for name in ("bind", "metrics_bind"):
             address = overrides.text(role, name)
-            free = not address or address.endswith(":0")
+            free = not fixed or not address or address.endswith(":0")
             flags += [f"--{name.replace('_', '-')}", self._reserve() if free else address]
         return flags
 
@@ -310,13 +392,14 @@ class Stack:
     def _check_pair(self) -> None:
         """Raises CommandFailed where a source cannot draft for the target."""
         with rpc_errors(), self._channel("verifier", "verifier") as channel:
-            target = VerifierStub(channel).Describe(verifier_pb2.VerifierDescribeRequest(), timeout=CALL_S)
-        for role in self._children.keys() & set(SOURCES):
+            request = verifier_pb2.VerifierDescribeRequest()
+            self.target = VerifierStub(channel).Describe(request, timeout=CALL_S)
+        for role in [name for name in self._children if _kind(name) in SOURCES]:
             with rpc_errors(), self._channel(role, "source") as channel:
                 source = DraftSourceStub(channel).Describe(
                     draft_source_pb2.SourceDescribeRequest(), timeout=CALL_S
                 )
-            check_pair(target, source, role)
+            check_pair(self.target, source, role)
 
     def _join(self) -> None:
         """Waits until the orchestrator reaches all workers."""
@@ -328,3 +411,21 @@ class Stack:
         files = (self._overrides.text("orchestrator", name) for name in ("tls_ca", "tls_cert", "tls_key"))
         certificates = credentials_of(None, *(file or None for file in files)).certificates
         return open_sync_channel(self._children[child].address, certificates=certificates, role=named)
+
+
+def _gpu_share(role: str, options: StackOptions) -> float | None:
+    """The share of a GPU's memory for the service of this name; None: the service's own default."""
+    if role == SECOND_VERIFIER:
+        return SECOND_SHARE
+    drafters = options.models()[1]
+    beside = drafters not in ((), (AUTO,)) and options.device_of("verifier") == options.device_of(DRAFTER)
+    if _kind(role) == DRAFTER:
+        return GPU_SHARES[DRAFTER] / len(drafters) if beside else None
+    if options.serve_drafter:
+        return GPU_SHARES["verifier"] - SECOND_SHARE + (0.0 if beside else GPU_SHARES[DRAFTER])
+    return GPU_SHARES["verifier"] if beside else None
+
+
+def _name(model: str) -> str:
+    """The name that a verifier gives its model: the folder's, or the id."""
+    return Path(model).name if Path(model).is_dir() else model

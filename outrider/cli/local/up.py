@@ -1,4 +1,4 @@
-"""`outrider up`: runs the stack until a signal stops it."""
+"""`outrider up`: downloads the models, then runs all services until a signal stops them."""
 
 import json
 import signal
@@ -9,7 +9,9 @@ from contextlib import closing, contextmanager
 from types import FrameType
 
 from outrider.cli.failures import INTERRUPTED
-from outrider.cli.local.stack import Stack
+from outrider.cli.local.announcement import announcement
+from outrider.cli.local.progress_view import DownloadProgress, LoadProgress, standard_error
+from outrider.cli.local.stack import Stack, check_installed
 from outrider.cli.local.up_settings import StackOptions
 
 LOOK_EVERY_S = 0.1
@@ -43,30 +45,42 @@ def stoppable(terminated: int = 0) -> Iterator[None]:
 
 def run_up(options: StackOptions, *, as_json: bool) -> int:
     """Runs the stack until a signal to stop; returns the exit status. Raises CommandFailed, OutriderError."""
-    stack = Stack(options)
     try:
-        with stoppable(), closing(stack):
-            stack.start()
-            for _ in stack.wait_ready():
-                pass
-            _announce(stack, as_json=as_json)
-            while True:
-                for event in stack.check():
-                    print(f"outrider up: {event}", file=sys.stderr, flush=True)
-                time.sleep(LOOK_EVERY_S)
+        with stoppable():
+            check_installed()
+            from outrider.cli.local.models import ready_models  # imports libraries that a client lacks
+
+            models = ready_models(options, DownloadProgress(standard_error()), _say)
+            with closing(Stack(models.options)) as stack:
+                _start(stack)
+                _announce(stack, models.drafter, as_json=as_json)
+                while True:
+                    for event in stack.check():
+                        _say(event)
+                    time.sleep(LOOK_EVERY_S)
     except Stopped as stopped:
         return stopped.status
 
 
-def _announce(stack: Stack, *, as_json: bool) -> None:
-    processes = [
-        {"role": child.role, "pid": child.pid, "address": child.address, "metrics": child.metrics}
-        for child in stack.children
-    ]
+def _start(stack: Stack) -> None:
+    for note in stack.notes:
+        _say(note)
+    stack.start()
+    with LoadProgress(standard_error()) as progress:
+        for _ in stack.wait_ready(progress.show):
+            pass
+
+
+def _announce(stack: Stack, drafter: str, *, as_json: bool) -> None:
     if as_json:
+        processes = [
+            {"role": child.role, "pid": child.pid, "address": child.address, "metrics": child.metrics}
+            for child in stack.children
+        ]
         print(json.dumps({"address": stack.address, "http": stack.http, "processes": processes}), flush=True)
-        return
-    for process in processes:
-        print("{role:<13}{address:<22} process {pid}, http://{metrics}/metrics".format(**process))
-    print(f"OpenAI's API: {stack.http}/v1")
-    print(f"ready: outrider generate --address {stack.address} --prompt ...", flush=True)
+    else:
+        print("\n".join(announcement(stack, drafter)), flush=True)
+
+
+def _say(text: str) -> None:
+    print(f"outrider up: {text}", file=sys.stderr, flush=True)

@@ -22,6 +22,10 @@ from outrider.runtime.settings import Address, Names, RoleSettings
 from outrider.runtime.settings_sources import check, gather
 from outrider.runtime.threads import cpu_limit
 
+AUTO, NONE = "auto", "none"
+"""Values of `drafter` that name no model."""
+DRAFTER = "drafter"
+"""Role of drafters, and name of the first one as a source."""
 EMBEDDED = ROOT / "models" if (ROOT / "models" / "heldout.jsonl").is_file() else ROOT / "outrider" / "models"
 """The folder of the embedded pair: of a clone, or of an installed wheel."""
 
@@ -34,11 +38,23 @@ class UpSettings(RoleSettings):
     target: str = ""
     """The target: a Hugging Face folder, or an id, NAME or NAME@REVISION. Default: the embedded pair."""
     drafter: str = ""
-    """The drafter: a folder, an id, or `none`. Default: none where there is a target."""
-    bind: Address = "127.0.0.1:0"
-    """host:port of the orchestrator for clients; port 0 picks a free port."""
-    http_bind: Address = "127.0.0.1:0"
-    """host:port of OpenAI's API over HTTP; port 0 picks a free port."""
+    """The drafter: a folder, an id, `none`, or `auto`, which looks for a model that can draft for the target;
+    A,B starts several, which draft for the same sessions. Default: auto."""
+    serve_drafter: bool = False
+    """Whether the drafter, or the first of several, also answers requests, as the model NAME:drafter, by a
+    verifier of its own."""
+    heads: Names = ()
+    """Heads of the target that draft inside the verifier, beside the drafter: folders, ids, or `eagle` and
+    `medusa` of the embedded target; NAME=FOLDER gives the source a name of its own. Default: none."""
+    amateur: str = ""
+    """A weaker model with the target's tokenizer, for contrastive decoding: a folder, an id, or `drafter`,
+    the drafter of the embedded pair. Default: none."""
+    bind: Address | None = None
+    """host:port of the orchestrator for clients; port 0 picks any free port. Default: 127.0.0.1:50051, or the
+    next port that is free."""
+    http_bind: Address | None = None
+    """host:port of OpenAI's API over HTTP; port 0 picks any free port. Default: 127.0.0.1:8000, or the next
+    port that is free."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """Compute threads of the verifier, and of the drafter. By default each measures how many of its share of
     the cores to use."""
@@ -75,6 +91,11 @@ class ServiceOverrides:
         value = self.by_role.get(role, {}).get(name)
         return "" if value is None else str(value)
 
+    def listed(self, role: str, name: str) -> str:
+        """A role's value of a setting that is a list, as A,B; empty where the role has none."""
+        value = self.by_role.get(role, {}).get(name)
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value or "")
+
     def flags(self, role: str, decided: Mapping[str, str]) -> list[str]:
         """The values that `up` decides as flags, without settings that the role has otherwise."""
         left = {
@@ -96,9 +117,21 @@ class StackOptions:
     target: str = ""
     """A folder or an id; empty: the embedded pair's target."""
     drafter: str = ""
-    """A folder, an id or `none`; empty: the embedded pair's with its target, else none."""
-    bind: str = "127.0.0.1:0"
-    http_bind: str = "127.0.0.1:0"
+    """A folder, an id, several as A,B, `none` or `auto`; empty: auto, which is the embedded drafter for its
+    target."""
+    target_folder: str = ""
+    """Folder of the target's files where all models are known to lie on this machine, so that services ask
+    nothing of the network; else empty."""
+    serve_drafter: bool = False
+    """Whether a second verifier answers requests with the drafter's weights."""
+    heads: tuple[str, ...] = ()
+    """Heads of the target, as the verifier's setting takes them."""
+    amateur: str = ""
+    """Folder or id of the amateur for contrastive decoding; empty: none."""
+    bind: str = ""
+    """host:port; empty: port 50051 of 127.0.0.1, or the next that is free."""
+    http_bind: str = ""
+    """host:port; empty: port 8000 of 127.0.0.1, or the next that is free."""
     threads: int | None = None
     dtype: str = "auto"
     device: str = "auto"
@@ -112,27 +145,48 @@ class StackOptions:
     overrides: ServiceOverrides = field(default_factory=ServiceOverrides)
     """Settings of single services; they win over most of the fields above."""
 
-    def models(self) -> tuple[str, str]:
-        """Target and drafter; an empty drafter is none. Raises CommandFailed where a model is missing."""
-        if self.target:
-            return _folder_or_id(self.target), _folder_or_id("" if self.drafter == "none" else self.drafter)
-        target = str(embedded("target"))
-        if self.drafter:
-            return target, _folder_or_id("" if self.drafter == "none" else self.drafter)
-        return target, str(embedded("drafter"))
+    def models(self) -> tuple[str, tuple[str, ...]]:
+        """Target and drafters; the only drafter AUTO is still to be chosen.
+
+        Raises CommandFailed if a model is missing, if one of several drafters is `none`, `auto` or no name at
+        all, or if no drafter is there to serve.
+        """
+        target = _folder_or_id(self.target) if self.target else str(embedded("target"))
+        drafters = tuple(part.strip() for part in self.drafter.split(",")) if self.drafter else ()
+        if "" in drafters:
+            raise usage(
+                f"--drafter {self.drafter!r} has an empty name: give a model, several as A,B, auto or none"
+            )
+        if drafters == (NONE,):
+            if self.serve_drafter:
+                raise usage("--serve-drafter needs a drafter, and there is none: name one by --drafter")
+            return target, ()
+        if drafters not in ((), (AUTO,)):
+            for name in {NONE, AUTO} & set(drafters):
+                raise usage(f"--drafter {self.drafter}: {name} stands alone, not beside other drafters")
+            return target, tuple(_folder_or_id(drafter) for drafter in drafters)
+        return target, (AUTO,) if self.target else (str(embedded("drafter")),)
 
     def device_of(self, role: str) -> str:
         """The torch device that a model's service is asked to compute on."""
         by_flag = "device" in self.overrides.by_flag
         return self.device if by_flag else self.overrides.text(role, "device") or self.device
 
-    def thread_counts(self, with_drafter: bool) -> tuple[int, int]:
-        """The most compute threads of verifier and drafter; one core stays free where there are several."""
+    def thread_counts(self, drafters: int) -> tuple[int, int]:
+        """The most compute threads of the verifier and of each drafter.
+
+        One core stays free where there are several.
+        """
         if self.threads is not None:
             return self.threads, self.threads
         cores = int(cpu_limit())
-        drafter = max(1, (cores - 1) // 4) if with_drafter else 0
-        return max(1, cores - 1 - drafter), max(1, drafter)
+        drafting = max(drafters, (cores - 1) // 4) if drafters else 0
+        return max(1, cores - 1 - drafting), max(1, drafting // max(1, drafters))
+
+
+def drafter_names(count: int, first: str = DRAFTER) -> tuple[str, ...]:
+    """Names of `count` drafters as sources, each another one: the first name, then the same with a number."""
+    return (first, *(f"{first}-{number}" for number in range(2, count + 1)))[:count]
 
 
 def _folder_or_id(model: str) -> str:
@@ -143,13 +197,28 @@ def _folder_or_id(model: str) -> str:
     return str(path) if path.is_dir() and model else model
 
 
+def _head(text: str) -> str:
+    """The head as the verifier takes it: the name of an embedded head becomes its folder."""
+    before, equals, head = text.rpartition("=")
+    folder = EMBEDDED / "heads" / head
+    is_embedded = head.isidentifier() and not Path(head).exists() and (folder / "config.json").is_file()
+    return f"{before}{equals}{folder}" if is_embedded else text
+
+
+def _amateur(text: str) -> str:
+    """The amateur as the verifier takes it: `drafter` becomes the embedded drafter's folder."""
+    if not text or (text == DRAFTER and not Path(text).exists()):
+        return str(embedded(DRAFTER)) if text else ""
+    return _folder_or_id(text)
+
+
 def embedded(which: str) -> Path:
     """The folder of the embedded pair's `target` or `drafter`. Raises CommandFailed where it is missing."""
     path = EMBEDDED / which
     if not (path / "config.json").is_file():
         raise CommandFailed(
             f"there is no embedded model at {path}: a clone and a wheel of `make dist` have it; "
-            "give --target PATH|ID",
+            "name a model: outrider up PATH|ID",
             "NOT_FOUND",
         )
     return path
@@ -175,8 +244,11 @@ def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = No
     return StackOptions(
         target=_model(settings.target, "target", overrides, "verifier"),
         drafter=_model(settings.drafter, "drafter", overrides, "drafter"),
-        bind=settings.bind,
-        http_bind=settings.http_bind,
+        serve_drafter=settings.serve_drafter,
+        heads=tuple(_head(text) for text in settings.heads),
+        amateur=_amateur(settings.amateur),
+        bind=settings.bind or "",
+        http_bind=settings.http_bind or "",
         threads=settings.threads,
         dtype=settings.dtype,
         device=settings.device,
@@ -194,7 +266,7 @@ def _arguments(flagged: Mapping[str, Any]) -> Sequence[str]:
     parts: list[str] = []
     for name, value in flagged.items():
         for one in value if isinstance(value, list) else [value]:
-            parts.append(f"{flag((name,))}={one}")
+            parts.append(flag((name,)) if one is True else f"{flag((name,))}={one}")
     return parts
 
 

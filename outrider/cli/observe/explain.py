@@ -7,12 +7,18 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 
 from outrider.cli.access import NOTHING_TO_SHOW, Access
 from outrider.v1 import explain_pb2
 from outrider.wire.codec import epoch_to_text, finish_from_wire
 
 WIDTH = 150
+INDENT = 4
+"""Columns by which a tree indents each level."""
+TARGET = "target"
+"""Name of the source of tokens that no source drafted."""
 COLUMNS = (
     ("round", "right"),
     ("step", "right"),
@@ -36,11 +42,12 @@ def run_explain(
     tenant: str,
     choice: int,
     access: Access = NOTHING_TO_SHOW,
+    tree: bool = False,
     as_json: bool,
 ) -> None:
     """Fetches the rounds of a session and prints them. Raises OutriderError, CommandFailed."""
     with access.client(address) as client:
-        explanation = client.explain(session, tenant=tenant, choice=choice)
+        explanation = client.explain(session, tenant=tenant, choice=choice, nodes=tree)
     incarnations = [as_object(one) for one in explanation.incarnations]
     if as_json:
         print(json.dumps({"session": session, "incarnations": incarnations}))
@@ -49,6 +56,8 @@ def run_explain(
     console = Console(highlight=False, markup=False, emoji=False, width=width)
     for one in incarnations:
         show(one, console)
+        if tree:
+            show_trees(one, console)
 
 
 def as_object(one: explain_pb2.Incarnation) -> dict[str, Any]:
@@ -69,6 +78,7 @@ def as_object(one: explain_pb2.Incarnation) -> dict[str, Any]:
 
 def _round(number: int, one: explain_pb2.Round, names: list[str]) -> dict[str, Any]:
     shares = [(names[share.source - 1], share) for share in one.by_source]
+    trees = {"nodes": _nodes(one, names), "tokens": _tokens(one, names)} if one.tokens else {}
     return {
         "round": number,
         "step": one.step,
@@ -86,7 +96,29 @@ def _round(number: int, one: explain_pb2.Round, names: list[str]) -> dict[str, A
         "rows": one.rows,
         "waited_ms": round(one.waited_ms, 3),
         "forward_ms": round(one.forward_ms, 3),
+        **trees,
     }
+
+
+def _nodes(one: explain_pb2.Round, names: list[str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": node.id,
+            "text": node.text,
+            "parent": node.parent - 1,
+            "source": names[node.source - 1],
+            "survival": round(node.survival, 4),
+            "accepted": node.accepted,
+        }
+        for node in one.nodes
+    ]
+
+
+def _tokens(one: explain_pb2.Round, names: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"id": token.id, "text": token.text, "source": names[token.source - 1] if token.source else TARGET}
+        for token in one.tokens
+    ]
 
 
 def show(one: dict[str, Any], console: Console) -> None:
@@ -104,6 +136,35 @@ def show(one: dict[str, Any], console: Console) -> None:
         table.add_row(*_cells(round_))
     console.print(table)
     console.print("\n".join(_sums(one["rounds"])))
+
+
+def show_trees(one: dict[str, Any], console: Console) -> None:
+    """Prints the tree of each round that has one: the accepted tokens are bold and marked."""
+    for round_ in one["rounds"]:
+        if "tokens" not in round_:
+            continue
+        said = " ".join(f"{_quoted(token)} ({token['source']})" for token in round_["tokens"])
+        root = Tree(f"round {round_['round']}, position {round_['position']}: {said}")
+        branches, indents, width = [root], [0], console.width
+        for node in round_["nodes"]:
+            label = Text(f"{_quoted(node)}  {node['source']} {node['survival']:.2f}")
+            if node["accepted"]:
+                label = Text(f"{label.plain}  accepted", style="bold green")
+            branches.append(branches[node["parent"] + 1].add(label))
+            indents.append(indents[node["parent"] + 1] + INDENT)
+            width = max(width, indents[-1] + label.cell_len)
+        # The library leaves out what is to the right of the width: a draft may be a chain of hundreds.
+        narrow, console.width = console.width, width
+        console.print(root)
+        console.width = narrow
+
+
+def _quoted(token: dict[str, Any]) -> str:
+    """A token's text in quotes, control characters escaped; the token's id if there is no tokenizer."""
+    if not token["text"]:
+        return f"#{token['id']}"
+    quoted = json.dumps(token["text"], ensure_ascii=False)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in quoted)
 
 
 def _cells(one: dict[str, Any]) -> Iterator[str]:

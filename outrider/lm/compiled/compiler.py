@@ -21,7 +21,7 @@ from outrider.lm.compiled.building import build
 from outrider.lm.compiled.order import CompileOrder, find_compiler
 from outrider.lm.compiled.package import CompiledRunner, PassPackage, panel_width
 from outrider.lm.compiled.panels import constants_of, inlined, own_constants
-from outrider.lm.compiled.store import CompileFailed, PackageStore
+from outrider.lm.compiled.store import CompileFailed, NeverCompiled, PackageStore
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
 from outrider.lm.kv.table import SlotTable
@@ -117,7 +117,7 @@ class PassCompiler:
         try:
             self._ready = self._compiled()
         except CompileFailed as error:
-            self._give_up(str(error))
+            self._give_up(str(error), isinstance(error, NeverCompiled))
         except Exception as error:
             # Loaders and compilers raise errors of no common class; eager passes need neither.
             self._give_up(f"{type(error).__name__}: {error}")
@@ -129,10 +129,11 @@ class PassCompiler:
             self._done.set()
             self._searched.set()
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, never: bool = False) -> None:
         self.failure = why.splitlines()[0]
         if not self._stop.is_set():
-            log.warning("passes of %s stay eager: %s%s", self._lm.model_type, self.failure, _GAIN)
+            level, gain = (logging.INFO, "") if never else (logging.WARNING, _GAIN)
+            log.log(level, "passes of %s stay eager: %s%s", self._lm.model_type, self.failure, gain)
 
     def _compiled(self) -> CompiledRunner:
         """The runner of compiled passes, checked. Raises CompileFailed."""
@@ -173,20 +174,20 @@ class PassCompiler:
 
 
 def check_compilable(lm: "PackedLM") -> None:
-    """Raises CompileFailed for a model whose passes are not compiled, naming the reason."""
+    """Raises NeverCompiled for a model whose passes are not compiled, naming the reason."""
     if lm.profile.label:
-        raise CompileFailed(f"passes of the {lm.profile.label.split()[0]} profile are never compiled")
+        raise NeverCompiled(f"passes of the {lm.profile.label.split()[0]} profile are never compiled")
     if lm.model.device.type != "cpu":
-        raise CompileFailed(f"passes are compiled on the CPU alone, not on {lm.model.device.type}")
+        raise NeverCompiled(f"passes are compiled on the CPU alone, not on {lm.model.device.type}")
     if lm.model.dtype is not torch.float32:
         dtype = str(lm.model.dtype).removeprefix("torch.")
-        raise CompileFailed(f"passes are compiled in float32 alone, not in {dtype}")
+        raise NeverCompiled(f"passes are compiled in float32 alone, not in {dtype}")
     layers = [module for module in lm.model.modules() if isinstance(module, PackedLinear)]
     if not layers:
-        raise CompileFailed("its linear layers are not packed")
+        raise NeverCompiled("its linear layers are not packed")
     size = sum(4 * layer.in_features * layer.out_features for layer in layers)
     if size > _MOST_BYTES:
-        raise CompileFailed(
+        raise NeverCompiled(
             f"its linear layers of {size >> 20} MiB would be kept twice; {_MOST_BYTES >> 20} MiB is the most"
         )
 

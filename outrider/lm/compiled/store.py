@@ -29,6 +29,10 @@ class CompileFailed(Exception):
     """A package could not be compiled or loaded; the message says why, for a log line."""
 
 
+class NeverCompiled(CompileFailed):
+    """Passes of this model are never compiled, on any machine; this is no fault."""
+
+
 class PackageStore:
     """The compiled packages below one folder, which this process' user owns and nobody else may write.
 

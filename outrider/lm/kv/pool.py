@@ -17,6 +17,7 @@ import torch
 
 from outrider.lm import transfer
 from outrider.lm.kv.blocks import BLOCK, BlockAllocator
+from outrider.lm.kv.table import SlotTable
 from speculative.errors import Overloaded
 
 _RETRY_AFTER_S = 1.0
@@ -84,6 +85,9 @@ class _Group:
 class SlotPool:
     """Slots for the keys and values of all sessions of one model. The engine thread alone may use a pool."""
 
+    chains_only = False
+    """Whether a pass runs no branches: a session's rows are one chain."""
+
     def __init__(self, layout: KVLayout, max_slots: int, initial_slots: int = 1024) -> None:
         """``max_slots`` bounds the storage, which starts with ``initial_slots`` and doubles as needed."""
         self.layout = layout
@@ -118,6 +122,22 @@ class SlotPool:
     def slots(self) -> int:
         """Number of slots that have storage now."""
         return self.blocks.capacity * BLOCK
+
+    @property
+    def most_tables(self) -> int:
+        """Largest number of sessions that may have tables at once; slots alone bound it here."""
+        return self.max_blocks
+
+    def table(self, room: int = 0) -> SlotTable:
+        """A table for a new session, which may come to need ``room`` slots in all."""
+        return SlotTable(self, room)
+
+    def resumable(self, blocks: Sequence[int]) -> Sequence[int]:
+        """The longest beginning of a cached prefix behind which a session can go on: here all of it."""
+        return blocks
+
+    def same(self, cached: int, own: int) -> None:
+        """Notes that two blocks hold the same ids behind the same ids, of which the first is cached."""
 
     @property
     def used_slots(self) -> int:

@@ -7,9 +7,12 @@ writes to blocks that this table alone holds.
 
 from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from outrider.lm.kv.blocks import BLOCK
-from outrider.lm.kv.pool import Run, SlotPool
+
+if TYPE_CHECKING:
+    from outrider.lm.kv.pool import Run, SlotPool
 
 
 class SlotTable:
@@ -17,7 +20,7 @@ class SlotTable:
 
     __slots__ = ("_pool", "_room", "_runs", "block_words", "blocks", "depths", "length", "parents")
 
-    def __init__(self, pool: SlotPool, room: int = 0) -> None:
+    def __init__(self, pool: "SlotPool", room: int = 0) -> None:
         """Starts without blocks. ``room`` is the number of slots that the session may come to need in all."""
         self._pool = pool
         self._room = blocks_for(room)
@@ -34,7 +37,7 @@ class SlotTable:
         """Depth of each kept node; a child of the last committed position has depth 0."""
 
     @classmethod
-    def at(cls, pool: SlotPool, runs: Sequence[Run], length: int, parents: Sequence[int]) -> "SlotTable":
+    def at(cls, pool: "SlotPool", runs: "Sequence[Run]", length: int, parents: Sequence[int]) -> "SlotTable":
         """A table over runs of whole blocks that another process (the leading rank) accounts for.
 
         Such a table never grows and is never closed; ``parents`` are the parents of its kept nodes.
@@ -49,7 +52,7 @@ class SlotTable:
         return table
 
     @property
-    def all_runs(self) -> Sequence[Run]:
+    def all_runs(self) -> "Sequence[Run]":
         """The runs of slots in the pool that the table's blocks make, in order."""
         return self._runs
 
@@ -82,7 +85,7 @@ class SlotTable:
             after = self.blocks[-1] if self.blocks else None
             self._add(self._pool.take(missing, after, max(0, self._room - len(self.blocks))))
 
-    def runs(self, low: int, high: int) -> list[Run]:
+    def runs(self, low: int, high: int) -> "list[Run]":
         """The runs of slots in the pool that hold the table's slots ``[low, high)``, in order."""
         found = []
         begin = 0

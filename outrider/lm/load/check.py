@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from outrider.lm.attention.interface import ATTENTION
 from outrider.lm.kv.table import SlotTable
 from outrider.lm.outcome import Outcome
 from outrider.lm.plan import SequenceRows
@@ -68,16 +67,46 @@ _MOST_OWN = 0.05
 """Largest difference of the eager forward from itself that widens a bound: a model that differs more from
 itself could not be told from one that is served wrongly."""
 
-_TREE = (-1, -1, 0, 0, 1, 2, 2, 4)
-"""Parents in the first step's tree: the path 0, 2 is committed, nodes 5 and 6 are kept below it."""
 
-_PATH = (0, 2)
-_STEP = (-1, 0, 2)
-"""Parents in the second step: a child of the last committed position, a child of the kept node 5, and a child
-of this step's first row."""
+@dataclass(frozen=True, slots=True)
+class TrialShape:
+    """The two steps of a trial: parents of their rows, what is committed in between, paths to the leaves."""
 
-_LEAVES = ((0, 3), (1, 4, 7), (0, 2, 5, 9), (0, 2, 6), (0, 2, 8, 10))
-"""Every path from the prompt to a leaf, over the rows of both steps; rows of the second count from 8 on."""
+    what: str
+    """Name of the passes, for errors."""
+    tree: tuple[int, ...]
+    """Parents in the first step's tree."""
+    path: tuple[int, ...]
+    """Nodes of the first step that are committed."""
+    step: tuple[int, ...]
+    """Parents in the second step: nodes that were kept come first."""
+    leaves: tuple[tuple[int, ...], ...]
+    """Every path from the prompt to a leaf, over the rows of both steps."""
+    least: int = _SHORT
+    """Least number of committed ids of the longer session."""
+    whole: int = _WHOLE
+    """Longest prompt that the eager forward runs in one piece without a cache."""
+
+
+TREES = TrialShape(
+    "a packed tree pass",
+    (-1, -1, 0, 0, 1, 2, 2, 4),
+    (0, 2),  # nodes 5 and 6 are kept below it
+    (-1, 0, 2),  # below the last committed position, the kept node 5, and this step's first row
+    ((0, 3), (1, 4, 7), (0, 2, 5, 9), (0, 2, 6), (0, 2, 8, 10)),
+)
+"""Steps with branches, and a kept subtree."""
+
+CHAINS = TrialShape(
+    "a pass of chains",
+    tuple(range(-1, 7)),
+    (0, 1, 2),
+    (-1, 0, 1),
+    (tuple(range(8)), (0, 1, 2, 8, 9, 10)),
+    least=76,
+    whole=2**31,
+)
+"""Steps of one chain, of which some is accepted. The prompt's chunks end between block borders."""
 
 
 class Checkable(Protocol):
@@ -138,46 +167,47 @@ class Trial:
     own: float
     """How far rows of the eager forward differ from themselves when another sequence is computed beside them;
     as `Difference.row`."""
+    shape: TrialShape = TREES
 
     @classmethod
-    def of(cls, lm: "PackedLM") -> "Trial":
+    def of(cls, lm: "PackedLM", shape: TrialShape = TREES) -> "Trial":
         """Draws sessions and runs the eager forward. Raises ModelRefused if the logits are not finite."""
         _check_vocabulary(lm)
-        length = _trial_length(lm)
+        length = _trial_length(lm, shape)
         generator = torch.Generator().manual_seed(0)
 
         def draw(count: int) -> list[int]:
             return torch.randint(lm.vocabulary_size, (count,), generator=generator).tolist()
 
         sessions = tuple(
-            _Session(draw(prompt), draw(len(_TREE)), draw(len(_STEP)))
+            _Session(draw(prompt), draw(len(shape.tree)), draw(len(shape.step)))
             for prompt in (length, max(2, length // 3))
         )
         try:
             with _eager(lm.model), torch.inference_mode():
-                expected = tuple(_eager_logits(lm.model, session) for session in sessions)
+                expected = tuple(_eager_logits(lm.model, session, shape) for session in sessions)
                 own = _own_difference(lm.model, sessions[-1]) if lm.model.dtype.itemsize < 4 else 0.0
         except Exception as error:
             raise _refusal(lm, f"its own forward fails with {type(error).__name__}: {error}") from error
         if not all(torch.isfinite(logits).all() for logits in expected):
             raise _refusal(lm, "its own forward gives logits that are not finite")
-        return cls(sessions, expected, own)
+        return cls(sessions, expected, own, shape)
 
     def verify(self, lm: Checkable) -> None:
         """Runs packed passes over the same sessions. Raises ModelRefused if any row of logits differs."""
         calls, rows = lm.forward_calls, lm.rows
         try:
-            found = _packed_logits(lm, self.sessions)
+            found = _packed_logits(lm, self.sessions, self.shape)
         except OutriderError:
             raise
         except Exception as error:
-            raise _refusal(lm, f"the packed pass fails with {type(error).__name__}: {error}") from error
+            raise _refusal(lm, f"{self.shape.what} fails with {type(error).__name__}: {error}") from error
         finally:
             lm.forward_calls, lm.rows = calls, rows
         worst = Difference(0.0, 0.0)
         for got, want in zip(found, self.expected, strict=True):
             if not torch.isfinite(got).all():
-                raise _refusal(lm, "the packed pass gives logits that are not finite")
+                raise _refusal(lm, f"{self.shape.what} gives logits that are not finite")
             worst = worst.worse(Difference.of(got, want))
         self._judge(lm, worst)
 
@@ -196,7 +226,7 @@ class Trial:
         if worst.row > allowed or worst.logit > allowed_logit:
             raise _refusal(
                 lm,
-                f"a packed tree pass differs from its own eager forward by {worst.logit:.2g} of the logits' "
+                f"{self.shape.what} differs from its own eager forward by {worst.logit:.2g} of the logits' "
                 f"spread ({allowed_logit:g} is accepted) and by {worst.row:.2g} of a row ({allowed:.2g})",
             )
 
@@ -208,32 +238,33 @@ def _check_vocabulary(lm: "PackedLM") -> None:
         raise _refusal(lm, f"it can choose among {lm.vocabulary_size} ids but embeds only {rows}")
 
 
-def _trial_length(lm: "PackedLM") -> int:
+def _trial_length(lm: "PackedLM", shape: TrialShape) -> int:
     """Number of committed ids of the longer session: beyond every window within the model's context."""
     text = lm.model.config.get_text_config()
     named = [value for name in _WINDOW_FIELDS if isinstance(value := getattr(text, name, None), int)]
     windows = [window for window in (*lm.windows, *named) if 0 < window < lm.max_length]
-    room = lm.max_length - len(_TREE) - 1
-    least = _SHORT if lm.pool.layout.device.type == "cpu" else _LONG
+    room = lm.max_length - len(shape.tree) - 1
+    least = shape.least if lm.pool.layout.device.type == "cpu" else _LONG
     return max(2, min(max([least, *(window + _BEYOND for window in windows)]), room))
 
 
 @contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
     """Runs the model on transformers' own eager attention while entered."""
+    before = model.config._attn_implementation
     model.config._attn_implementation = "eager"
     try:
         yield
     finally:
-        model.config._attn_implementation = ATTENTION
+        model.config._attn_implementation = before
 
 
-def _eager_logits(model: PreTrainedModel, session: _Session) -> torch.Tensor:
+def _eager_logits(model: PreTrainedModel, session: _Session, shape: TrialShape) -> torch.Tensor:
     """A session's logits ``[rows of both steps, vocabulary]``, from plain causal forwards over every path."""
     ids = session.tree + session.step
     rows: dict[int, torch.Tensor] = {}
-    cache = _prefill(model, session.prompt) if len(session.prompt) > _WHOLE else None
-    for leaf in _LEAVES:
+    cache = _prefill(model, session.prompt) if len(session.prompt) > shape.whole else None
+    for leaf in shape.leaves:
         path = [ids[row] for row in leaf]
         if cache is None:
             output = model(input_ids=_row(model, session.prompt + path), use_cache=False)
@@ -263,7 +294,7 @@ def _row(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
     return torch.tensor([ids], device=model.device)
 
 
-def _packed_logits(lm: Checkable, sessions: Sequence[_Session]) -> list[torch.Tensor]:
+def _packed_logits(lm: Checkable, sessions: Sequence[_Session], shape: TrialShape) -> list[torch.Tensor]:
     tables = [lm.table() for _ in sessions]
     try:
         longest = max(len(session.prompt) for session in sessions)
@@ -275,12 +306,16 @@ def _packed_logits(lm: Checkable, sessions: Sequence[_Session]) -> list[torch.Te
             for table, chunk in live:
                 table.commit(range(len(chunk)))
         both = list(zip(tables, sessions, strict=True))
-        trees = [SequenceRows(table, session.tree, _TREE, range(len(_TREE))) for table, session in both]
+        trees = [
+            SequenceRows(table, session.tree, shape.tree, range(len(shape.tree))) for table, session in both
+        ]
         # A copy: an outcome's rows are valid until the next pass.
         first = lm.forward(trees).rows().copy()
         for table in tables:
-            table.commit(_PATH)
-        steps = [SequenceRows(table, session.step, _STEP, range(len(_STEP))) for table, session in both]
+            table.commit(shape.path)
+        steps = [
+            SequenceRows(table, session.step, shape.step, range(len(shape.step))) for table, session in both
+        ]
         second = lm.forward(steps).rows()
     finally:
         for table in tables:

@@ -23,6 +23,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from outrider.lm.device.placement import AUTO, DTYPES, find_dtype
+from outrider.lm.load.quantised import UNNAMED, check_readable
 from outrider.lm.load.source import ModelSource, first_line
 from outrider.tokens import ChatTemplate
 from speculative.errors import InvalidRequest, ModelRefused
@@ -43,6 +44,9 @@ _LENGTH_FIELDS = (
     "seq_length",
     "n_ctx",
 )
+
+_STATE_LAYERS = frozenset({"conv", "linear_attention", "hybrid", "hybrid_sliding"})
+"""The library's names for kinds of layers that keep a state beside keys and values, or instead of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTr
         check_split(config, ranks)
         split["distributed_config"] = DistributedConfig(tp_plan="auto")
     quantised = _quantised(config)
+    check_readable(source, quantised)
     if quantised and not split:
         # Quantised weights are made where they stay; some of the libraries refuse to move them later.
         split["device_map"] = {"": device}
@@ -110,13 +115,22 @@ def load_model(source: str, *, device: str, dtype: str, ranks: int = 1) -> PreTr
     return ready.requires_grad_(False)
 
 
+def layers_with_states(source: str) -> list[str]:
+    """Kinds of recurrent and convolutional layers that the model's config names; none: every layer attends.
+
+    Reads no weights. Raises as `load_model` where there is no model, or none of a kind that can be served.
+    """
+    text = _config(ModelSource.of(source)).get_text_config()
+    return sorted(_STATE_LAYERS & set(getattr(text, "layer_types", None) or ()))
+
+
 def _quantised(config: PreTrainedConfig) -> str:
     """Name of the method by which the weights are quantised; empty for plain weights."""
     for one in (config, config.get_text_config()):
         found = getattr(one, "quantization_config", None)
         if found:
             method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
-            return str(getattr(method, "value", method) or "a method that it does not name")
+            return str(getattr(method, "value", method) or UNNAMED)
     return ""
 
 

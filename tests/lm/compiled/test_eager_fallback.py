@@ -54,6 +54,20 @@ def test_compiled_passes_that_cannot_be_had_are_refused_where_they_were_asked_fo
     lm.close()
 
 
+def test_a_dtype_without_compiled_passes_is_no_reason_to_warn(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = PackedLM.load(tiny_llama, dtype="bfloat16")
+    with caplog.at_level(logging.INFO):
+        lm.compile_passes("auto", tmp_path)
+        assert lm.compiler is not None
+        lm.compiler.wait(for_child=True)
+    (said,) = [record for record in caplog.records if "stay eager" in record.getMessage()]
+    assert said.levelno == logging.INFO
+    assert lm.compiled is None
+    lm.close()
+
+
 @needs_compiler
 def test_a_cache_folder_that_others_may_write_leaves_passes_eager_and_one_warning_says_so(
     tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

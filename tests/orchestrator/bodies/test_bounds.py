@@ -22,11 +22,32 @@ FIELDS = {
     "stop": ["\u0007" * MAX_STOP_BYTES] * MAX_STOPS,
     "structured_outputs": {"json": "\u0007" * MAX_SCHEMA_BYTES},
     "prediction": {"type": "content", "content": LONGEST},
+    "references": [""] * 16,
+}
+ITEM = {
+    "type": "message",
+    "id": "msg_" + "f" * 24,
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}],
+}
+CALL = {"type": "function_call", "id": "fc_" + "f" * 24, "call_id": "f" * 64, "name": "f" * 64}
+USE = {
+    "role": "assistant",
+    "content": [
+        {"type": "tool_use", "id": "f" * 64, "name": "f" * 64, "input": {}, "cache_control": {"type": "x"}}
+    ],
 }
 LEGAL = {
     "texts": (BodyKind.COMPLETION, {"prompt": [LONGEST] * 4, **FIELDS}),
     "ids": (BodyKind.COMPLETION, {"prompt": [[2**32 - 1] * 1_000] * 4, **FIELDS}),
     "messages": (BodyKind.CHAT, {"messages": [MESSAGE] * 999 + [MESSAGE | {"content": LONGEST}], **FIELDS}),
+    "items": (
+        BodyKind.RESPONSES,
+        {"input": [ITEM] * 500 + [CALL | {"arguments": "{}"}] * 500, "instructions": LONGEST, **FIELDS},
+    ),
+    "turns": (BodyKind.MESSAGES, {"messages": [USE] * 1_000, "system": LONGEST, **FIELDS}),
+    "turns to count": (BodyKind.COUNT, {"messages": [USE] * 1_000, "system": LONGEST}),
     "a text": (BodyKind.TOKENIZE, {"prompt": LONGEST}),
     "a conversation": (BodyKind.TOKENIZE, {"messages": [MESSAGE] * 999 + [MESSAGE | {"content": LONGEST}]}),
     "tokens": (BodyKind.DETOKENIZE, {"tokens": [2**32 - 1] * 1_000}),

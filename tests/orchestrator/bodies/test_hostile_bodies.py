@@ -21,9 +21,12 @@ from tests.orchestrator.front.test_http_refusals import send
 CONTEXT = 131_072
 BURST = 1_500
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+ITEMS, TURNS = "/v1/responses", "/v1/messages"
 ANSWERED = frozenset({200, 400, 404, 413})
 """Statuses of an answer, and of the refusal of a body that is wrong."""
 USER = {"role": "user", "content": "x"}
+CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+BLOCK = {"type": "text", "text": "x"}
 BAD = {"role": "robot", "content": 5}
 
 
@@ -77,12 +80,35 @@ BODIES: dict[str, tuple[str, Callable[[int], Any]]] = {
         TEXT,
         lambda n: {"prompt": "x", "prediction": {"type": "content", "content": [5] * n}},
     ),
+    "a long reference": (TEXT, lambda n: {"prompt": "x", "references": ["x" * n]}),
+    "many references": (TEXT, lambda n: {"prompt": "x", "references": ["x"] * n}),
+    "numbers for references": (TEXT, lambda n: {"prompt": "x", "references": [5] * n}),
     "bad messages": (CHAT, lambda n: {"messages": [BAD] * n}),
     "messages": (CHAT, lambda n: {"messages": [USER] * n, "max_tokens": 1}),
     "numbers for messages": (CHAT, lambda n: {"messages": [5] * n}),
     "parts of a message": (CHAT, lambda n: {"messages": [{"role": "user", "content": [5] * n}]}),
     "unknown fields of a message": (CHAT, lambda n: {"messages": [USER | {f"a{at}": at for at in range(n)}]}),
     "a long message": (CHAT, lambda n: {"messages": [USER | {"content": "x" * n}], "max_tokens": 1}),
+    "items": (ITEMS, lambda n: {"input": [USER] * n, "max_output_tokens": 1}),
+    "bad items": (ITEMS, lambda n: {"input": [{"type": 5}] * n}),
+    "calls": (ITEMS, lambda n: {"input": [CALL] * n, "max_output_tokens": 1}),
+    "parts of an item": (ITEMS, lambda n: {"input": [{"role": "user", "content": [5] * n}]}),
+    "tools of other types": (ITEMS, lambda n: {"input": "x", "tools": [{"type": "x"}] * n}),
+    "turns": (TURNS, lambda n: {"messages": [USER] * n, "max_tokens": 1}),
+    "blocks of a turn": (
+        TURNS,
+        lambda n: {"messages": [{"role": "user", "content": [BLOCK] * n}], "max_tokens": 1},
+    ),
+    "bad blocks of a result": (
+        TURNS,
+        lambda n: {
+            "messages": [
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [5] * n}]}
+            ],
+            "max_tokens": 1,
+        },
+    ),
+    "turns to count": (f"{TURNS}/count_tokens", lambda n: {"messages": [USER] * n}),
     "a text to tokenize": ("/tokenize", lambda n: {"prompt": "x" * n, "return_token_strs": True}),
     "messages to tokenize": ("/tokenize", lambda n: {"messages": [USER] * n}),
     "negative tokens": ("/detokenize", lambda n: {"tokens": [-1] * n}),
@@ -111,7 +137,8 @@ async def check(front: Front, path: str, body: bytes) -> int:
     with longest_callback() as longest:
         status, said, _ = await asyncio.to_thread(send, front.http, path, body)
     assert status in ANSWERED, said
-    assert status == 200 or set(said["error"]) == {"message", "type", "param", "code"}
+    fields = {"message", "type"} if path.startswith(TURNS) else {"message", "type", "param", "code"}
+    assert status == 200 or set(said["error"]) == fields
     assert status == 200 or len(json.dumps(said)) < 4_000
     assert longest.processor_s < MOST_S, f"{longest.processor_s * 1e3:.1f} ms in {longest.what}"
     return status

@@ -4,6 +4,9 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import threading
+import time
 from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from orchestrator.front.http.bodies import pool as pool_module
 from orchestrator.front.http.bodies.bounds import BodyBounds, BodyKind
 from orchestrator.front.http.bodies.frames import BodyTask
 from orchestrator.front.http.bodies.pool import MODULE, ReaderPool
 from orchestrator.front.http.bodies.reading import ReadBody, parse_json, read_value
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import CompletionFields
-from speculative.errors import Unavailable
+from speculative.errors import OutriderError, Unavailable
 
 BOUNDS = BodyBounds(context=131_072, text_bytes=2**23, prompts=256, most_bytes=2**25)
 HI = [{"role": "user", "content": "hi"}]
@@ -73,12 +77,17 @@ def environment_of(pid: int) -> bytes:
 async def test_a_body_read_by_a_process_is_the_body_read_here(pool: Pool) -> None:
     body = {"prompt": [[5, 2**32 - 1], [7]], "logit_bias": {"5": 1.5}, "stop": ["é"], "seed": 2**64 - 1}
     body["prediction"] = {"type": "content", "content": [{"type": "text", "text": "日"}] * 2}
+    body["references"] = ["", "é", "w"]
     there = await pool.read(BodyKind.COMPLETION, body)
     here = read_value(BodyKind.COMPLETION, parse_json(json.dumps(body).encode()), BOUNDS, lambda *_: "")
     assert there.prompts == here.prompts == (array("I", [5, 2**32 - 1]), array("I", [7]))
     assert there.prediction == here.prediction == "日\n日"
-    left_out = {"prompt", "prediction"}
-    assert there.fields.model_dump() == here.fields.model_dump(exclude=left_out) | {"prediction": None}
+    assert there.references == here.references == ("", "é", "w")
+    left_out = {"prompt", "prediction", "references"}
+    assert there.fields.model_dump() == here.fields.model_dump(exclude=left_out) | {
+        "prediction": None,
+        "references": None,
+    }
     assert type(there.fields) is CompletionFields
 
 
@@ -174,6 +183,26 @@ async def test_what_waits_when_the_pool_stops_is_told(pool: Pool) -> None:
     await pool.pool.stop()
     with pytest.raises(Unavailable, match="stopping"):
         await asking
+
+
+async def test_a_pool_that_stops_while_a_process_starts_leaves_none_behind(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = pool_module._spawn
+    begun = threading.Event()
+
+    def slow(theirs: socket.socket) -> Any:
+        begun.set()
+        time.sleep(0.2)
+        return spawn(theirs)
+
+    monkeypatch.setattr(pool_module, "_spawn", slow)
+    reading = asyncio.create_task(pool.rendered("ok"))
+    await asyncio.to_thread(begun.wait)
+    await pool.pool.stop()
+    assert not pool.children()
+    with pytest.raises((asyncio.CancelledError, OutriderError)):
+        await reading
 
 
 async def test_the_pool_says_how_long_bodies_took_how_many_wait_and_which_processes_ended(pool: Pool) -> None:

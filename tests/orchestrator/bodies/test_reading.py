@@ -17,6 +17,8 @@ from orchestrator.front.http.bodies.reading import (
     read_value,
     small_fields,
 )
+from orchestrator.front.http.chat.conversation import ChatConversation
+from orchestrator.front.http.chat.planning import Rendered
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.json_pieces import PIECE, json_bytes, json_in_pieces
 
@@ -26,8 +28,14 @@ LARGE = {"enum": ["x" * 70_000]}
 USER = {"role": "user", "content": "x"}
 
 
+def rendered(model: str | None, conversation: ChatConversation) -> Rendered:
+    """A prompt of everything that a conversation has."""
+    shown = (conversation.messages, conversation.tools, conversation.variables)
+    return Rendered(json.dumps(shown, ensure_ascii=False), "{{ messages }}")
+
+
 def read(kind: BodyKind, body: Any) -> ReadBody:
-    return read_value(kind, body, BOUNDS, lambda model, messages, follows: f"{len(messages)} {follows}")
+    return read_value(kind, body, BOUNDS, rendered)
 
 
 def refused(kind: BodyKind, body: Any) -> FieldRefused:
@@ -94,6 +102,11 @@ def test_the_first_wrong_item_of_a_prompt_is_named(prompt: Any, param: str) -> N
             {"prompt": "x", "prediction": {"type": "content", "content": [5] * 101}},
             "prediction.content has 101 entries; the context holds 100 ids",
         ),
+        (
+            BodyKind.COMPLETION,
+            {"prompt": "x", "references": [5] * 17},
+            "references has 17 texts; at most 16 are possible",
+        ),
     ],
 )
 def test_counts_are_checked_before_anything_is_converted(
@@ -141,15 +154,38 @@ def test_what_is_no_json_is_refused_as_a_whole(data: bytes) -> None:
     assert found.value.param is None
 
 
-def test_the_small_fields_are_all_but_prompts_and_prediction() -> None:
+HALF = "\ud800"
+CALLED = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"title": HALF}}}]},
+        {"messages": [{"role": "assistant", "tool_calls": [CALLED]}]},
+        {"chat_template_kwargs": {"a": [HALF]}},
+    ],
+)
+def test_half_a_character_deep_within_a_conversation_is_refused(fields: dict[str, Any]) -> None:
+    assert read(BodyKind.CHAT, {"messages": [USER]}).rendered
+    found = refused(BodyKind.CHAT, {"messages": [USER]} | fields)
+    assert found.param == "messages"
+    assert "the prompt has half a character at" in str(found)
+
+
+def test_the_small_fields_are_all_but_prompts_and_texts_to_copy_from() -> None:
     body = {"prompt": "x", "n": 2, "logit_bias": {"5": 1.5}, "stop": "é"}
     body["prediction"] = {"type": "content", "content": "y"}
+    body["references"] = ["v", "w"]
     kept = small_fields(body)
     assert json.loads(kept) == {"n": 2, "logit_bias": {"5": 1.5}, "stop": "é"}
     fields = read_fields(BodyKind.COMPLETION, kept)
     whole = read(BodyKind.COMPLETION, body)
-    assert fields.model_dump() == whole.fields.model_dump(exclude={"prompt"}) | {"prediction": None}
-    assert whole.prediction == "y"
+    assert fields.model_dump() == whole.fields.model_dump(exclude={"prompt"}) | {
+        "prediction": None,
+        "references": None,
+    }
+    assert (whole.prediction, whole.references) == ("y", ("v", "w"))
 
 
 def test_conversations_and_large_bodies_are_read_in_a_process() -> None:

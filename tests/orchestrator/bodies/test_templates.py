@@ -6,6 +6,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from orchestrator.front.http.bodies.templates import render_conversation
+from orchestrator.front.http.chat.conversation import ChatConversation
 from orchestrator.front.http.field_faults import FieldRefused
 
 MESSAGES = [
@@ -36,7 +37,8 @@ def test_a_template_renders_as_transformers_renders_it(template: str, follows: b
     (theirs,), _ = render_jinja_template(
         conversations, chat_template=template, add_generation_prompt=follows, **TOKENS
     )
-    assert render_conversation(template, TOKENS, MESSAGES, add_generation_prompt=follows) == theirs
+    ours = render_conversation(template, TOKENS, ChatConversation(MESSAGES, answer_follows=follows))
+    assert ours == theirs
 
 
 @pytest.mark.parametrize(
@@ -50,4 +52,61 @@ def test_a_template_renders_as_transformers_renders_it(template: str, follows: b
 )
 def test_a_template_reaches_nothing_of_python(template: str) -> None:
     with pytest.raises(FieldRefused, match="chat template"):
-        render_conversation(template, TOKENS, MESSAGES)
+        render_conversation(template, TOKENS, ChatConversation(MESSAGES))
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "<adds>", "parameters": {"type": "object"}},
+}
+CALLING = [
+    {"role": "user", "content": "1 + 1?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "add", "arguments": {"b": 1, "a": [1]}}}
+        ],
+    },
+    {"role": "tool", "content": "2", "tool_call_id": "a"},
+    {"role": "assistant", "content": " So it is "},
+]
+WITH_TOOLS = (
+    "{% if tools %}{% for t in tools %}{{ t | tojson(indent=2) }}{% endfor %}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}{{ m.tool_call_id }}>"
+    "{{ m.content | trim if trimmed else m.content }}"
+    "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+    "<end>{% endfor %}{% if add_generation_prompt %}<assistant>{{ reasoning_effort }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("continued", [True, False])
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_tools_calls_and_variables_render_as_in_transformers(continued: bool, trimmed: bool) -> None:
+    conversations: list[Any] = [[dict(message) for message in CALLING]]
+    (theirs,), _ = render_jinja_template(
+        conversations,
+        tools=[TOOL],
+        chat_template=WITH_TOOLS,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        reasoning_effort="low",
+        trimmed=trimmed,
+    )
+    ours = render_conversation(
+        WITH_TOOLS,
+        {},
+        ChatConversation(
+            CALLING,
+            [TOOL],
+            {"reasoning_effort": "low", "trimmed": trimmed},
+            answer_follows=not continued,
+            continued=continued,
+        ),
+    )
+    assert ours == theirs
+
+
+def test_a_template_that_leaves_out_the_last_message_cannot_continue_it() -> None:
+    with pytest.raises(FieldRefused, match="leaves out the last message"):
+        render_conversation("nothing", {}, ChatConversation(CALLING, continued=True, answer_follows=False))

@@ -45,6 +45,18 @@ def test_a_source_fits_by_its_tokenizer_or_by_having_none() -> None:
     assert [source.address for source in compatible_sources(sources, "d")] == ["a", "c"]
 
 
+def test_a_source_of_one_tenant_fits_that_tenants_sessions_alone_and_goes_before_others() -> None:
+    own = replace(drafting("own", sessions=5), tenant="ann")
+    sources = [drafting("any"), own]
+    assert compatible_sources(sources, "d", "ann") == sources
+    assert choose_sources((), compatible_sources(sources, "d", "ann"), ()) == (
+        ChosenSource("drafter", "own"),
+    )
+    for other in ("bob", ""):
+        assert compatible_sources(sources, "d", other) == [drafting("any")]
+        assert compatible_sources([own], "d", other) == []
+
+
 def test_one_source_is_chosen_per_name_and_the_verifiers_own_come_first() -> None:
     fitting = [drafting("a", sessions=2), drafting("b", sessions=1), drafting("c", name="corpus")]
     assert source_names(LOCAL, fitting) == ("lookup", "drafter", "corpus")
@@ -154,6 +166,76 @@ def test_a_source_that_is_lost_gives_way_to_the_least_burdened_of_its_name(how: 
 def test_a_lost_source_without_another_is_kept_in_case_it_comes_back() -> None:
     assert replace_sources(CHOSEN, [drafting("b", up=False), drafting("a", up=False)]) == CHOSEN
     assert replace_sources(CHOSEN, []) == CHOSEN
+
+
+def paced(
+    address: str, step_ms: float, way_ms: float = 0.5, sessions: int = 0, capacity: int = 0
+) -> SourceInfo:
+    return SourceInfo(
+        address, "drafter", "d", sessions, True, capacity, step_ms / 1000, round_trip_s=way_ms / 1000
+    )
+
+
+def test_a_drafter_far_away_is_chosen_once_the_near_one_is_loaded_by_as_much() -> None:
+    near, far = paced("near", 2.0), paced("far", 2.0, way_ms=6.0)
+    assert choose_sources((), [far, near], ())[0].address == "near"
+    assert choose_sources((), [far, replace(near, sessions=2)], ())[0].address == "near"
+    assert choose_sources((), [far, replace(near, sessions=4)], ())[0].address == "far"
+
+
+def test_round_trips_within_one_place_are_no_distance() -> None:
+    quick, slow = paced("a", 1.0, way_ms=0.2, sessions=1), paced("b", 1.0, way_ms=1.9)
+    assert choose_sources((), [quick, slow], ())[0].address == "b"
+
+
+def test_a_drafter_whose_step_is_not_known_counts_as_the_fastest() -> None:
+    known, fresh = paced("a", 8.0, sessions=1), paced("b", 0.0)
+    assert choose_sources((), [known, fresh], ())[0].address == "b"
+    assert choose_sources((), [known, replace(fresh, round_trip_s=0.1)], ())[0].address == "a"
+
+
+OF_A = (ChosenSource("drafter", "a"),)
+OF_B = (ChosenSource("drafter", "b"),)
+
+
+@pytest.mark.parametrize(
+    "lagging", [paced("a", 20.0), paced("a", 2.0, way_ms=30.0)], ids=["slow steps", "far away"]
+)
+def test_a_session_leaves_a_drafter_that_lags(lagging: SourceInfo) -> None:
+    assert replace_sources(OF_A, [lagging, paced("b", 2.0)]) == OF_B
+    assert replace_sources(OF_B, [lagging, paced("b", 2.0)]) == OF_B, "and does not come back"
+    assert replace_sources(OF_A, [lagging, paced("b", 2.0)], staying={"a"}) == OF_A, "one at a time"
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        (paced("a", 6.0), paced("b", 2.0)),
+        (paced("a", 4.0), paced("b", 0.5)),
+        (paced("a", 20.0), paced("b", 0.0)),
+        (paced("a", 20.0), paced("b", 2.0, sessions=8, capacity=8)),
+    ],
+    ids=["not much slower", "a few ms", "nothing known of the other", "the other is full"],
+)
+def test_a_session_stays_where_it_would_gain_little_or_nothing_is_known(
+    mine: SourceInfo, other: SourceInfo
+) -> None:
+    assert replace_sources(OF_A, [mine, other]) == OF_A
+
+
+def test_the_sessions_of_a_lagging_drafter_spread_over_the_pool() -> None:
+    sessions = [OF_A] * 12
+    for turn in range(40):  # one leaves at a time; a drafter's step grows with its sessions
+        count = {address: sum(it[0].address == address for it in sessions) for address in "abc"}
+        pool = [paced(address, 2.0 + 2.0 * count[address], sessions=count[address]) for address in "abc"]
+        for place, session in enumerate(sessions):
+            instead = replace_sources(session, pool, turn=turn)
+            if instead != session:
+                sessions[place] = instead
+                break
+    held = [sum(it[0].address == address for it in sessions) for address in "abc"]
+    assert max(held) <= 4 * (min(held) + 1)
+    assert sum(held) == 12
 
 
 def many(count: int, name: str = "stranger") -> list[SourceInfo]:

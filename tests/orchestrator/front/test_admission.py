@@ -42,6 +42,7 @@ def target(name: str) -> TargetModel:
         ({"sampling": {"logit_bias": {n: 1.0 for n in range(1025)}}}, "1025"),
         ({"speculation": {"node_limit": 257}}, "node_limit is 257; 0 to 256"),
         ({"speculation": {"node_limit": -1}}, "node_limit is -1"),
+        ({"speculation": {"policy": "best"}}, "speculation.policy is 'best'; there are survival, fixed,"),
         (
             {"speculation": {"enabled": False, "sources": ["a", "b"]}},
             "speculation.sources names 'a', but speculation.enabled is false: leave one of the two out",
@@ -60,7 +61,7 @@ def target(name: str) -> TargetModel:
         ({"logprobs": {"top_logprobs": 21}}, "top_logprobs is 21; 0 to 20"),
         ({"logprobs": {"top_logprobs": -1}}, "top_logprobs is -1"),
         ({"logprobs": {"logprobs_of": 7}}, "logprobs_of is 7"),
-        ({"grammar": {}}, "grammar says nothing"),
+        ({"grammar": {}}, "grammar is empty"),
         ({"grammar": {"regex": ""}}, "regex has 0 bytes; give 1 to 8192"),
         ({"grammar": {"json_schema": "[]"}}, "must be a JSON object"),
         ({"grammar": {"regex": "a"}}, "no tokenizer: regex is not possible"),

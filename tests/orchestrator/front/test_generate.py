@@ -209,6 +209,22 @@ async def test_a_source_is_named_where_its_tokenizer_is_the_targets(world: Any, 
         await front.client.generate(ids=[5], sources=["stranger"])
 
 
+async def test_a_source_of_one_tenant_is_named_to_no_other_tenant(world: Any) -> None:
+    verifier = await world.verifier()
+    own, common = await world.source(tenant="ann"), await world.source(name="common")
+    alone = await world.source(name="alone", tenant="ann")
+    front = await world.ready(await world.front([verifier.address], (own, common, alone)), sources=2)
+    await world.until(lambda: all(front.sample("peer_up", peer=peer) for peer in (own, common, alone)))
+    for tenant in ("ann", "bob"):
+        await front.client.generate(ids=[5], max_tokens=2, tenant=tenant)
+    named = [[source.address for source in m.sources] for m in verifier.opened]
+    assert named == [["", own, common, alone], ["", common]]
+    with pytest.raises(InvalidRequest, match="'alone', which does not draft for this model"):
+        await front.client.generate(ids=[5], max_tokens=2, tenant="bob", sources=["alone"])
+    (model,) = await front.client.models()
+    assert model.sources == ("lookup", "common")
+
+
 @pytest.mark.parametrize("name", ["", "x" * 65, "a,b", "q\nz", "target", "lookup"])
 async def test_a_source_with_a_name_that_cannot_be_its_own_is_ignored_and_told_once(
     world: Any, caplog: pytest.LogCaptureFixture, name: str

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.front.http.completion_service import CompletionJob
-from orchestrator.front.http.protocol import BoundedProtocol
+from orchestrator.front.http.connections.protocol import BoundedProtocol
 from outrider.tokens import TokenTable
 from outrider.wire.incoming.malformed import MALFORMED
 from tests.orchestrator.conftest import World
@@ -95,7 +95,7 @@ async def test_bytes_that_are_no_http_are_counted_and_are_one_line_of_the_log(
     async with asking(world, table) as (_, _, front):
         for _ in range(20):
             said(await raw(front.http, NOT_HTTP["no HTTP"]))
-        upgrade = b"connection: close, upgrade\r\nupgrade: websocket\r\n"
+        upgrade = b"connection: close, upgrade\r\nupgrade: h2c\r\n"
         answer = await raw(front.http, b"GET /health HTTP/1.1\r\nhost: x\r\n" + upgrade + b"\r\n")
         assert answer.startswith(b"HTTP/1.1 200"), "which is answered, and logged nowhere"
     assert MALFORMED.counts["HTTP/1.1"] == before + 20

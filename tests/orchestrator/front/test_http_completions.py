@@ -237,7 +237,7 @@ async def test_every_parameter_reaches_the_verifier(world: World, table: TokenTa
         "min_tokens": 2,
         "ignore_eos": True,
         "stop_token_ids": [9],
-        "speculation": {"enabled": True, "sources": ["lookup"], "nodes": 4},
+        "speculation": {"enabled": True, "sources": ["lookup"], "nodes": 4, "policy": "fixed:3"},
     }
     async with asking(world, table) as (client, verifier, _):
         await client.completions.create(
@@ -260,7 +260,7 @@ async def test_every_parameter_reaches_the_verifier(world: World, table: TokenTa
     assert (sampling.repetition_penalty, sampling.min_tokens, sampling.ignore_eos) == (1.5, 2, True)
     assert (dict(sampling.logit_bias), list(sampling.stop_ids)) == ({7: -3.0}, [9])
     assert (list(opened.stop), opened.seed, opened.limit) == (["zzz"], 2**64 - 1, 7)
-    assert (opened.speculate, opened.node_limit) == (True, 4)
+    assert (opened.speculate, opened.node_limit, opened.policy) == (True, 4, "fixed:3")
     assert [source.name for source in opened.sources] == ["lookup"]
 
 

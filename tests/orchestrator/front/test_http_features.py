@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from outrider.tokens import TokenTable
+from outrider.v1 import common_pb2
 from tests.orchestrator.conftest import World
 from tests.orchestrator.front.test_http_completions import HI, PLAIN, asking, expected
 
@@ -74,6 +75,8 @@ FORMS: list[tuple[dict[str, Any], str, Any]] = [
     ({"json": {"type": "object"}}, "json_schema", '{"type": "object"}'),
     ({"json": '{"type": "object"}'}, "json_schema", '{"type": "object"}'),
     ({"json_object": True}, "json_object", True),
+    ({"choice": ["yes", "no"]}, "choice", common_pb2.AllowedTexts(texts=["yes", "no"])),
+    ({"grammar": "start: /a+/"}, "lark", "start: /a+/"),
 ]
 
 

@@ -17,12 +17,25 @@ from outrider.tokens import TokenTable
 from tests.orchestrator.conftest import World
 from tests.orchestrator.front.test_http_completions import PLAIN
 
-PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+PATHS = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+]
+LAST_EVENTS = {
+    "/v1/responses": ("event: response.completed", "event: response.incomplete"),
+    "/v1/messages": "event: message_stop",
+}
 QUICK = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)  # JSON has no others
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
@@ -84,6 +97,8 @@ class DescribedFront:
                 return near | near | st.integers(low, high)
             case "number":
                 return st.floats(-2, 2) | st.floats(allow_nan=False, allow_infinity=False)
+            case "string" if "pattern" in schema:
+                return st.from_regex(schema["pattern"], fullmatch=True)
             case "string":
                 return st.text(max_size=12)
             case "boolean":
@@ -97,7 +112,9 @@ class DescribedFront:
         needed = set(schema.get("required", ()))
         if not named:
             keys = st.integers(0, 99).map(str) if "patternProperties" in schema else st.text(max_size=4)
-            each = next(iter(schema.get("patternProperties", {}).values()), {})
+            others = schema.get("additionalProperties")
+            each = others if isinstance(others, dict) else {}
+            each = next(iter(schema.get("patternProperties", {}).values()), each)
             return st.dictionaries(keys, self.values(each), max_size=3)
         optional = st.lists(st.sampled_from(sorted(named)), max_size=4, unique=True)
         return optional.flatmap(
@@ -142,11 +159,13 @@ def check(described: DescribedFront, path: str, body: Any, statuses: set[int]) -
     status, answer = described.ask("POST", path, json.dumps(body).encode())
     assert status in statuses, (status, answer)
     if status != 200:
-        assert set(answer["error"]) == {"message", "type", "param", "code"}
+        anthropic = path.startswith("/v1/messages")
+        fields = {"message", "type"} if anthropic else {"message", "type", "param", "code"}
+        assert set(answer["error"]) == fields
         assert answer["error"]["message"]
-        assert status != 400 or answer["error"]["param"] is not None, answer
+        assert anthropic or status != 400 or answer["error"]["param"] is not None, answer
     elif isinstance(answer, list):
-        assert answer[-1] == "data: [DONE]" or '"error"' in answer[-1]
+        assert answer[-1].startswith(LAST_EVENTS.get(path, "data: [DONE]")) or '"error"' in answer[-1]
     return status
 
 

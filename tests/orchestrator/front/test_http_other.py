@@ -17,7 +17,8 @@ async def test_models_are_listed_and_told_one_by_one(world: World, table: TokenT
         one = await client.models.retrieve("folder/toy")
     assert listed == ["folder/toy"]
     assert (one.object, one.owned_by) == ("model", "outrider")
-    assert one.model_extra == {"max_model_len": MAX_LENGTH}
+    more = one.model_extra or {}
+    assert (more["max_model_len"], more["sampling_defaults"]) == (MAX_LENGTH, {})
 
 
 async def test_text_becomes_ids_and_ids_text(world: World, table: TokenTable) -> None:

@@ -111,6 +111,19 @@ async def test_usage_says_what_was_cached_and_what_the_prediction_gave(
     assert details.rejected_prediction_tokens == 6 - accepted
 
 
+async def test_usage_counts_reasoning_apart(world: World, table: TokenTable) -> None:
+    async with asking(world, table, chat="{{ messages | length }}</think><think>") as (client, _, _):
+        answer = await client.chat.completions.create(model="toy", messages=HI, max_tokens=6)
+        stream = await client.chat.completions.create(
+            model="toy", messages=HI, max_tokens=6, stream=True, stream_options={"include_usage": True}
+        )
+        usages = [event.usage async for event in stream if event.usage is not None]
+    for usage in (answer.usage, usages[-1]):
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.reasoning_tokens == usage.completion_tokens == 6
+
+
 async def test_chat_goes_on_to_the_end_of_the_context(world: World, table: TokenTable) -> None:
     async with asking(world, table) as (client, verifier, _):
         answer = await client.chat.completions.create(model="toy", messages=HI)

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from orchestrator.front.http.bodies import arriving
+from orchestrator.front.http.connections.protocol import BoundedProtocol
 from orchestrator.front.http.errors import describe_error, param_of
-from orchestrator.front.http.protocol import BoundedProtocol
 from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest, Overloaded
 from tests.orchestrator.conftest import World
@@ -39,7 +39,14 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"prediction": {"type": "content", "content": "x" * 100_000}}, "prediction"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs"),
-    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": ["a"], "grammar": "start: A"}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": ["a"] * 1_025}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"grammar": ""}}, "structured_outputs"),
+    ({"structured_outputs": {"grammar": 5}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ({"structured_outputs": {"regex": ""}}, "structured_outputs"),
     ({"structured_outputs": {"json": "[]"}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, "structured_outputs"),
@@ -81,6 +88,9 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "per_request_spec_decode_metrics": "summary"}, "per_request_spec_decode_metrics"),
     ({"speculation": {"sources": ["nobody"]}}, "speculation.sources"),
     ({"speculation": {"nodes": 257}}, "speculation.nodes"),
+    ({"speculation": {"policy": "best"}}, "speculation.policy"),
+    ({"speculation": {"policy": "fixed:0"}}, "speculation.policy"),
+    ({"speculation": {"enabled": False, "policy": "fixed"}}, "speculation.policy"),
     ({"speculation": {"device": 1}}, "speculation.device"),
     ({"speculation": {"enabled": False, "sources": ["lookup"]}}, "speculation.sources"),
     ({"speculation": {"enabled": False, "corpora": ["code"]}}, "speculation.corpora"),
@@ -112,6 +122,29 @@ ONLY_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
     ({"logprobs": 21}, "logprobs"),
 ]
+ADD = {"type": "function", "function": {"name": "add"}}
+CYCLE = {
+    "properties": {"a": {"$ref": "#/$defs/b"}},
+    "$defs": {"b": {"$ref": "#/$defs/c"}, "c": {"$ref": "#/$defs/b"}},
+}
+
+
+def adding(schema: dict[str, Any]) -> dict[str, Any]:
+    """A tool with these parameters."""
+    return {"type": "function", "function": {"name": "add", "parameters": schema}}
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    """A call with these arguments."""
+    return {"id": "a", "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+def allowing(mode: str, *names: str) -> dict[str, Any]:
+    """A choice among these functions."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
@@ -119,8 +152,55 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "x" * 100}]}, "messages"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"max_completion_tokens": 3}, "max_tokens"),
-    ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools"),
-    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {"name": "x y"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [ADD] * 2}, "tools[1].function.name"),
+    ({"tools": [ADD] * 10_000}, "tools"),
+    ({"tools": [adding({"type": "array"})]}, "tools[0].function.parameters"),
+    ({"tools": [adding({"type": "objekt"})]}, "tools[0].function.parameters"),
+    ({"tools": [adding({"properties": {"a": 5}})]}, "tools[0].function.parameters.properties.a"),
+    ({"tools": [adding({"properties": []})]}, "tools[0].function.parameters"),
+    ({"tools": [adding({"required": "a"})]}, "tools[0].function.parameters"),
+    ({"tools": [adding({"items": {"enum": []}})]}, "tools[0].function.parameters.items"),
+    ({"tools": [adding({"anyOf": []})]}, "tools[0].function.parameters"),
+    ({"tools": [adding({"$ref": "#"})]}, "tools[0].function.parameters"),
+    ({"tools": [adding(CYCLE)]}, "tools[0].function.parameters.properties.a"),
+    ({"tools": [adding({"items": {"$ref": "http://x"}})]}, "tools[0].function.parameters.items"),
+    (
+        {"tools": [adding({"$ref": f"#/anyOf/{'9' * 5000}", "anyOf": [{}]})]},
+        "tools[0].function.parameters",
+    ),
+    ({"tools": [adding({"x-guidance": {}})]}, "tools[0].function.parameters"),
+    ({"tools": [ADD], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
+    ({"tools": [ADD], "tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [ADD], "tool_choice": allowing("auto", "sub")}, "tool_choice"),
+    ({"tools": [ADD], "tool_choice": allowing("never", "add")}, "tool_choice.allowed_tools.mode"),
+    ({"tools": [ADD], "tool_choice": allowing("auto")}, "tool_choice.allowed_tools.tools"),
+    ({"tools": [ADD], "tool_choice": allowing("required", "add")}, "tool_choice"),
+    ({"tool_choice": allowing("auto", "add")}, "tool_choice"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "user", "tool_calls": [calling("{}")]}]}, "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [calling("{")]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [calling("[]")]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    *[
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [calling(f'{{"a": {number}}}')]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        )
+        for number in ("NaN", "-Infinity", "1e999")
+    ],
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"continue_final_message": True}, "continue_final_message"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}, "messages[0].refusal"),
@@ -204,6 +284,9 @@ async def test_whatever_a_body_holds_it_is_answered_or_refused(world: World, tab
         (b'{"prompt": "\xff"}', 400),
         (b'{"prompt": "\\ud800"}', 400),
         (b'{"prompt": "a", "temperature": NaN}', 400),
+        (b'{"prompt": "a", "user": -Infinity}', 400),
+        (b'{"prompt": "a", "speculation": {"criterion": {"bild": {"delta": 2, "delta": 9}}}}', 400),
+        (b'{"prompt": "a", "temperature": 0, "temperature": 1}', 400),
         (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", 400),
         (b"[" * 100_000, 400),
         (b'{"prompt": "' + b"x" * 2**20 + b'"}', 413),

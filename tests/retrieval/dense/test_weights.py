@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 from retrieval_service.dense.embeddings import TableEmbedder, unit
 from retrieval_service.dense.errors import UnfitWeights
 from retrieval_service.dense.weights import EmbeddingTable
+from retrieval_service.loading import load
+from retrieval_service.settings import RetrievalSettings
 
 # torch and FAISS are never loaded in one process.
 SAVE = """
@@ -142,3 +144,13 @@ def test_a_wide_table_is_projected_and_keeps_who_is_near(tmp_path: Path) -> None
     assert np.abs(first @ first.T - second @ second.T).max() < 0.5
     # Overlapping by three ids of four is nearer than anything else.
     assert all(int(np.argsort(-(first @ first[n]))[1]) in (n - 1, n + 1) for n in range(1, 99))
+
+
+def test_a_worker_goes_on_without_references_beside_a_target_whose_table_is_unknown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_file({"mixer.table": np.ones((4, 4), dtype=np.float32)}, tmp_path / "model.safetensors")
+    loaded = load(RetrievalSettings(embeddings=str(tmp_path)))
+    assert loaded.documents is None
+    assert "the worker has no reference documents" in caplog.text
+    assert "no tensor's name ends with one of embed_tokens.weight" in caplog.text

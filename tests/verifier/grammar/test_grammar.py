@@ -50,13 +50,22 @@ ORDER = {
         }
     },
 }
+CHOICE = ("the first of three texts", "the first of two", "quite another one")
+SUM = """
+start: term ("+" term){2,8} ";"
+term: NUMBER | "(" term ("-" term)+ ")"
+NUMBER: /[1-9][0-9]{0,2}/
+"""
 GRAMMARS = {
     "schema": common_pb2.Grammar(json_schema=json.dumps(ORDER)),
     "regex": common_pb2.Grammar(regex=PATTERN),
+    "choice": common_pb2.Grammar(choice=common_pb2.AllowedTexts(texts=CHOICE)),
+    "lark": common_pb2.Grammar(lark=SUM),
 }
 TOKENS = TokenTable.from_json(writing_tokenizer().to_str())
 # White space is free between the parts of JSON; a target with random weights would write nothing else.
 BLANK = tuple((id_, -100.0) for id_ in range(TOKENS.size) if id_ > 1 and not TOKENS.token_bytes(id_).strip())
+FIRST = {"schema": "{", "regex": "acde", "choice": "tq", "lark": "123456789("}
 greedy = partial(SamplingParams, temperature=0.0, logit_bias=BLANK)
 sampled = partial(SamplingParams, temperature=0.8, logit_bias=BLANK)
 
@@ -79,10 +88,14 @@ def check(kind: str, answer: Answer) -> None:
     assert (answer.ids[-1] == EOS) == (answer.finished == STOP)
     if answer.finished == STOP and kind == "schema":
         jsonschema.validate(json.loads(text), ORDER)
+    elif answer.finished == STOP and kind == "choice":
+        assert text in CHOICE
+    elif answer.finished == STOP and kind == "lark":
+        assert isinstance(eval(text.removesuffix(";")), int)  # Python reads sums and brackets in the same way
     elif answer.finished == STOP:
         assert re.fullmatch(PATTERN, text)
     else:
-        assert text.startswith("{" if kind == "schema" else ("a", "c", "d", "e"))
+        assert text.startswith(tuple(FIRST[kind]))
 
 
 async def plainly(verifier: Verifier, kind: str, params: SamplingParams, **asked: Any) -> Answer:
@@ -192,8 +205,8 @@ async def test_output_that_breaks_the_grammar_cannot_be_continued() -> None:
 @pytest.mark.parametrize(
     ("grammar", "asked", "says"),
     [
-        (common_pb2.Grammar(), {}, "grammar says nothing"),
-        (common_pb2.Grammar(json_object=False), {}, "grammar says nothing"),
+        (common_pb2.Grammar(), {}, "grammar is empty"),
+        (common_pb2.Grammar(json_object=False), {}, "grammar is empty"),
         (common_pb2.Grammar(json_schema="x" * 70_000), {}, "json_schema has 70000 bytes"),
         (common_pb2.Grammar(json_schema="[]"), {}, "must be a JSON object"),
         (common_pb2.Grammar(json_schema='{"enum":[]}'), {}, "json_schema cannot be used"),

@@ -46,6 +46,19 @@ def regex(text: str) -> Grammar:
     return Grammar(GrammarKind.REGEX, text)
 
 
+def lark(text: str) -> Grammar:
+    return Grammar(GrammarKind.LARK, text)
+
+
+SUM = lark("""
+start: sum
+sum: term (("+" | "-") term)*
+term: NUMBER | "(" sum ")"
+NUMBER: /[1-9][0-9]{0,2}/
+""")
+COLOURS = Grammar.one_of(["red", "reddish", "red wine", 'a "quoted" one', "naïve\n"])
+
+
 @pytest.fixture(scope="module")
 def tokens() -> TokenTable:
     return TokenTable.from_json(writing_tokenizer().to_str())
@@ -75,7 +88,9 @@ def walks(
 
 
 @pytest.mark.parametrize(
-    "grammar", [schema(PERSON), regex(r"(ab|[c-e]+\d{1,3})*;"), OBJECT], ids=lambda one: one.kind
+    "grammar",
+    [schema(PERSON), regex(r"(ab|[c-e]+\d{1,3})*;"), OBJECT, SUM, COLOURS],
+    ids=lambda one: one.kind,
 )
 def test_a_mask_is_a_function_of_the_ids(factory: MatcherFactory, grammar: Grammar) -> None:
     """However they came: one by one, replayed, as a path, or after other paths were looked at."""
@@ -103,6 +118,48 @@ def test_what_follows_the_masks_is_what_the_grammar_says(factory: MatcherFactory
             assert bool(mask[EOS]) == bool(re.fullmatch(pattern, text))
             ended += bool(mask[EOS])
     assert ended > 5
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "fits"),
+    [
+        (schema({"properties": {"a": {}}, "type": "object"}), '{"a":1,"a":2}', False),
+        (schema({"properties": {"a": {}}, "type": "object"}), '{"a":1,"b":2,"b":3}', True),
+        (schema({"additionalProperties": False, "type": "object"}), '{"b":1}', False),
+        (OBJECT, '{"a":1,"a":2}', True),
+    ],
+)
+def test_a_name_that_a_schema_lists_comes_once_and_another_may_come_twice(
+    factory: MatcherFactory, tokens: TokenTable, grammar: Grammar, text: str, fits: bool
+) -> None:
+    matcher, ids = factory.matcher(grammar, ()), ids_of(tokens, text)
+    assert all(matcher.allowed(ids[:place])[id_] for place, id_ in enumerate(ids)) == fits
+
+
+def test_a_choice_allows_its_texts_and_nothing_else(factory: MatcherFactory, tokens: TokenTable) -> None:
+    """Also where one text begins another, and with signs that notations of grammars use."""
+    seen = set()
+    for seed in range(40):
+        *_, (ids, mask) = walks(factory, COLOURS, seed)
+        text = b"".join(map(tokens.token_bytes, ids)).decode()
+        assert mask[EOS]
+        assert text in COLOURS.texts()
+        seen.add(text)
+    assert len(seen) > 3
+
+
+def test_what_follows_a_lark_grammars_masks_is_a_text_of_the_grammar(
+    factory: MatcherFactory, tokens: TokenTable
+) -> None:
+    ended = 0
+    for seed in range(30):
+        for ids, mask in walks(factory, SUM, seed):
+            if mask[EOS]:
+                text = b"".join(map(tokens.token_bytes, ids)).decode()
+                assert re.fullmatch(r"[1-9(][0-9()+-]*", text)
+                assert isinstance(eval(text), int)  # Python reads sums and brackets in the same way
+                ended += 1
+    assert ended > 30
 
 
 def test_the_end_is_allowed_where_the_text_is_complete_and_forced_where_nothing_may_follow(
@@ -224,6 +281,15 @@ BAD = {
     "a word boundary": (regex(r"a\bb"), "not supported"),
     "a lone backslash": (regex("a\\"), "backslash"),
     "300 groups in each other": (regex("(" * 300 + "a" + ")" * 300), "nest"),
+    "no start": (lark("begin: /a/"), "has no rule `start`"),
+    "another language": (lark('root ::= "a"'), "the text looks like GBNF"),
+    "options of the library": (lark('%llguidance {"no_forcing": false}\nstart: /a/'), "%llguidance"),
+    "a special token": (lark('start: "<|eos|>" <|eos|>'), "lark has <|eos|>: special tokens"),
+    "a rule's temperature": (lark("start: x\nx[temperature=0.5]: /a*/"), "set the request's temperature"),
+    "a rule that is not there": (lark("start: nothing"), 'unknown name: "nothing"'),
+    "a quote without an end": (lark('start: x\nx: "a'), "line 2, column 6: lexer error"),
+    "a rule of itself alone": (lark("start: start"), "no text at all"),
+    "an import of a file": (lark("%import python.name\nstart: name"), "Unknown common regex: python.name"),
     "an explosion": (regex("a?" * 1000 + "a" * 1000), "too many expressions"),
 }
 

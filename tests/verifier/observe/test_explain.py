@@ -17,9 +17,11 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 CLIENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
-async def explained(verifier: Verifier, session: str, tenant: str = "") -> list[explain_pb2.Incarnation]:
+async def explained(
+    verifier: Verifier, session: str, tenant: str = "", *, nodes: bool = False
+) -> list[explain_pb2.Incarnation]:
     key = common_pb2.SessionKey(session=session, tenant=tenant)
-    answer = await verifier.stub.Explain(explain_pb2.ExplainRequest(key=key), timeout=100)
+    answer = await verifier.stub.Explain(explain_pb2.ExplainRequest(key=key, nodes=nodes), timeout=100)
     return list(answer.incarnations)
 
 
@@ -42,6 +44,23 @@ async def test_rounds_add_up_to_the_answer() -> None:
     assert positions == sorted(positions)
     assert all(found.admitted <= found.candidates for found in explanation.rounds)
     assert all(found.forward_ms > 0 for found in explanation.rounds)
+
+
+async def test_the_trees_of_rounds_hold_the_answer_and_what_was_accepted() -> None:
+    async with serving(NgramLM(8)) as verifier:
+        answer = await verifier.generate(PROMPT, new=40, session="one", sources=[("lookup", "")])
+        await eventually(lambda: verifier.metric("num_requests_running") == 0)
+        (explanation,) = await explained(verifier, "one", nodes=True)
+        (short,) = await explained(verifier, "one")
+    rounds = explanation.rounds
+    assert [token.id for found in rounds for token in found.tokens] == list(answer.ids)
+    assert [len(found.nodes) for found in rounds] == [found.admitted for found in rounds]
+    for found in rounds:
+        assert all(node.parent <= index for index, node in enumerate(found.nodes))
+        drafted = [token.id for token in found.tokens if token.source]
+        assert [node.id for node in found.nodes if node.accepted] == drafted
+    assert any(node.accepted for found in rounds for node in found.nodes)
+    assert not any(found.nodes or found.tokens for found in short.rounds)
 
 
 async def test_a_long_prompt_s_passes_are_counted_to_its_first_round() -> None:

@@ -7,10 +7,20 @@ import pytest
 
 from outrider.wire.codec import SessionKey
 from speculative.stop import FinishReason
+from speculative.tree import ROOT
 from verifier_service.engine.stats import Phases
-from verifier_service.observe.round_log import RoundLog, RoundRecord, SessionLog, SourceShare, Step
+from verifier_service.observe.round_log import (
+    TREES_OF_A_SESSION,
+    RoundLog,
+    RoundRecord,
+    RoundTree,
+    SessionLog,
+    SourceShare,
+    Step,
+)
 
 KEY = SessionKey("us", "one")
+TREE = RoundTree((5, 7, 8), (ROOT, 0, ROOT), (0.9, 0.5, 0.1), (1, 1, 2))
 
 
 def step(number: int) -> Step:
@@ -25,6 +35,8 @@ def record(number: int, *, drafted: Mapping[int, int] | None = None, **how: Any)
         "candidates": 3,
         "admitted": (1, 1, 2),
         "token_sources": b"\x01\x00",
+        "tokens": (5, 9),
+        "tree": TREE,
     }
     return RoundRecord(step(number), **(fields | how), drafted=drafted or {})
 
@@ -56,6 +68,23 @@ def test_what_was_drafted_before_the_oldest_round_that_is_kept_is_not_counted_to
     assert [found.step.number for found, _ in log.shares()] == [3, 4]
     assert [shares[0].drafted for _, shares in log.shares()] == [10, 10]
     assert len(rounds) == 2
+
+
+def test_the_accepted_nodes_of_a_round_are_the_path_of_its_drafted_tokens() -> None:
+    assert record(0).accepted_nodes() == {0}
+    assert record(0, tokens=(5, 7, 1), token_sources=b"\x01\x01\x00").accepted_nodes() == {0, 1}
+    assert record(0, tokens=(8, 7), token_sources=b"\x02\x00").accepted_nodes() == {2}
+    assert record(0, tokens=(5,), token_sources=b"\x00").accepted_nodes() == set()
+
+
+def test_the_latest_rounds_alone_keep_their_trees() -> None:
+    rounds = RoundLog()
+    opened(rounds)
+    for number in range(TREES_OF_A_SESSION + 3):
+        rounds.add(KEY, 7, record(number), (), None)
+    (log,) = rounds.find(KEY)
+    assert [one.step.number for one in log.rounds if one.tree is None] == [0, 1, 2]
+    assert log.rounds[0].accepted_nodes() == set()
 
 
 def test_a_session_that_was_parked_counts_its_drafts_anew() -> None:

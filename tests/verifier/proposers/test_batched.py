@@ -12,6 +12,7 @@ from ngram_lm import NgramLM
 
 from speculative.params import SamplingParams
 from verifier_service.engine.stats import Unmeasured
+from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.proposers.batched import (
     DraftAsk,
     DraftLevel,
@@ -19,7 +20,7 @@ from verifier_service.proposers.batched import (
     ProposerNeeds,
     SeenPass,
 )
-from verifier_service.proposers.host import SLOW_CALLS
+from verifier_service.proposers.host import JUDGED_CALLS, SLOW_CALLS
 
 NEW = 24
 PENALISED = SamplingParams(temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.2)
@@ -48,6 +49,16 @@ def decoded(proposer: Any = None, meter: Clock | None = None) -> tuple[list[list
 
 
 PLAIN = decoded()[0]
+
+
+def long_answer() -> list[int]:
+    driver = CoreDriver()
+    session = driver.open((1, 2, 3), 400)
+    driver.run()
+    return driver.generated(session)
+
+
+LONG = long_answer()
 
 
 class Drafting:
@@ -216,6 +227,80 @@ def test_one_that_is_slow_is_muted(call_s: float, calls: int) -> None:
     assert ids == PLAIN
     assert "the engine waits" in driver.core.proposers.muted["bigram"]
     assert proposer.levels == calls
+
+
+def test_a_dear_one_that_drafts_what_a_cheap_one_has_drafted_rests() -> None:
+    clock = Clock()
+
+    class Same(Drafting):
+        def __init__(self, call_s: float) -> None:
+            super().__init__(clock)
+            self._call_s = call_s
+
+        def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+            clock.time += self._call_s
+            return super().level(session, depth)
+
+        def following(self, session: ProposedSession, place: int) -> int | None:
+            return LONG[place] if place < len(LONG) else None
+
+    def calls(**proposers: Drafting) -> list[int]:
+        driver = CoreDriver(proposers=proposers, meter=clock)
+        session = driver.open((1, 2, 3), len(LONG), sources=tuple(proposers))
+        driver.run()
+        assert driver.generated(session) == LONG
+        assert not driver.core.proposers.muted
+        return [proposer.calls for proposer in proposers.values()]
+
+    (alone,) = calls(dear=Same(0.002))
+    dear, cheap = calls(dear=Same(0.002), cheap=Same(0.0001))
+    assert dear < cheap / 2
+    assert dear < alone / 2
+
+
+def test_one_whose_nodes_are_not_worth_their_rows_rests() -> None:
+    clock = Clock()
+
+    class Wide(Drafting):
+        """Drafts four children, one of which is right."""
+
+        def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+            clock.time += 0.0001
+            place = len(session.ids) - session.prompt_length
+            if depth or place >= len(LONG):
+                return None
+            return DraftLevel(tuple((LONG[place] + at) % 24 for at in range(4)), (-1,) * 4, (0.25,) * 4)
+
+    def calls(row_ms: float) -> int:
+        proposer = Wide(clock)
+        costs = StepCostModel({1: 20.0, 2: 20.0 + row_ms, 64: 20.0 + 63 * row_ms})
+        driver = CoreDriver(proposers={"wide": proposer}, meter=clock, costs=costs, adaptive=True)
+        session = driver.open((1, 2, 3), len(LONG), sources=("wide",))
+        driver.run()
+        assert driver.generated(session) == LONG
+        return proposer.calls
+
+    assert calls(row_ms=9.0) < 40, "a row takes half the time of a token, and yields a quarter of a token"
+    assert calls(row_ms=0.5) > 150
+
+
+def test_slow_calls_far_apart_mute_nobody() -> None:
+    clock = Clock()
+
+    class SeldomSlow(Drafting):
+        def level(self, session: ProposedSession, depth: int) -> DraftLevel | None:
+            clock.time += 0.15 if self.levels % JUDGED_CALLS == 1 else 0.0
+            return super().level(session, depth)
+
+        def following(self, session: ProposedSession, place: int) -> int | None:
+            return PLAIN[0][place] if place < NEW else None
+
+    proposer = SeldomSlow(clock)
+    driver = CoreDriver(NgramLM(24), proposers={"bigram": proposer}, meter=clock)
+    while proposer.levels < SLOW_CALLS * JUDGED_CALLS + 2:
+        driver.open((1, 2, 3), NEW, sources=("bigram",))
+        driver.run()
+    assert not driver.core.proposers.muted
 
 
 def test_what_a_pass_did_to_a_prompt_is_shown_to_one_that_needs_it() -> None:

@@ -68,7 +68,13 @@ def test_ids_equal_plain_decoding_and_some_come_from_the_table(params: SamplingP
 async def test_a_request_selects_it_by_name_where_the_verifier_offers_it() -> None:
     asked = {"new": 120, "params": SAMPLED, "sources": [("bigram", ""), ("lookup", "")]}
     async with serving(NgramLM(6), proposers="bigram", node_limit=8) as verifier:
-        assert list(verifier.server._description.local_sources) == ["bigram", "lookup", "prediction"]
+        assert list(verifier.server._description.local_sources) == [
+            "bigram",
+            "grammar",
+            "lookup",
+            "prediction",
+            "references",
+        ]
         plain = await verifier.generate(PROMPT, new=120, params=SAMPLED)
         answer = await verifier.generate(PROMPT, **asked)
         assert verifier.metric("step_seconds_count", phase="proposing") > 0
@@ -81,5 +87,7 @@ async def test_a_verifier_that_does_not_offer_it_refuses_it_by_name() -> None:
     import grpc
 
     async with serving(NgramLM(6)) as verifier:
-        with pytest.raises(grpc.RpcError, match="inside this worker there are lookup, prediction"):
+        with pytest.raises(
+            grpc.RpcError, match="inside this worker there are grammar, lookup, prediction, references"
+        ):
             await verifier.open(verifier.request(PROMPT, sources=[("bigram", "")]))

@@ -1,16 +1,37 @@
 """What every proposer of the table keeps to; a new one is tested by its line in the table."""
 
-import pytest
+from collections.abc import Sequence
 
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from speculative.grammar import ForcedToken
 from verifier_service.proposers import PROPOSERS, Proposer, ProposerInit, make_proposer
 
 PROMPT = (5, 6, 7, 8, 9, 5, 6, 7, 8, 9)
 OUTPUT = (5, 6, 7)
 
 
+class Forcing:
+    """A grammar that stands before the last of three repeats."""
+
+    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
+        raise AssertionError("a proposer asks for what is forced alone")
+
+    def forced(self, most: int) -> list[ForcedToken]:
+        return [ForcedToken(token, only=token < 8) for token in (8, 9, 5, 6, 7)][:most]
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        raise AssertionError("the session moves the matcher")
+
+
 @pytest.fixture(params=sorted(PROPOSERS))
 def proposer(request: pytest.FixtureRequest) -> Proposer:
-    return make_proposer(request.param, ProposerInit(len(PROMPT), prediction=(*OUTPUT, 8, 9, 5, 6, 7, 8, 9)))
+    text = (*OUTPUT, 8, 9, 5, 6, 7, 8, 9)
+    return make_proposer(
+        request.param, ProposerInit(len(PROMPT), prediction=text, references=(text,), grammar=Forcing())
+    )
 
 
 def test_it_proposes_at_most_as_many_nodes_as_it_may(proposer: Proposer) -> None:

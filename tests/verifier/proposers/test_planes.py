@@ -28,7 +28,8 @@ from tests.conftest import TINY_VOCABULARY
 from tests.lm.families import VOCABULARY, model_of
 from verifier_service.engine.session import Session
 from verifier_service.loading import load_target
-from verifier_service.proposers.batched import BATCHED_PROPOSERS
+from verifier_service.proposers import BATCHED_PROPOSERS
+from verifier_service.proposers.batched import ProposerConfig, ProposerPlan
 from verifier_service.sessions.request import SourceSet
 from verifier_service.settings import VerifierSettings
 
@@ -247,8 +248,7 @@ def test_a_target_without_room_for_the_planes_is_refused() -> None:
         CoreDriver(PackedLM(model_of("llama")), {"bigram": AttentionHead(LAYER)})
 
 
-def test_two_heads_have_planes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BATCHED_PROPOSERS, "other", "attention_head:AttentionHead")
+def test_two_heads_have_planes_of_their_own() -> None:
     twice = GuestRoom(2 * ROOM.planes, ROOM.features)
     lm = PackedLM(model_of("llama", max_position_embeddings=128), guest=twice)
     lm.wants = OutcomeWants(features=LAYERS)
@@ -272,7 +272,7 @@ def test_memory_counts_the_planes_and_what_lies_beside_a_block() -> None:
 
 
 class ServedHead(AttentionHead):
-    """A head for the tiny model, made as the verifier makes it: without arguments."""
+    """A head for the tiny model, made as the verifier makes it: by its plan."""
 
     made: ClassVar[list["ServedHead"]] = []
 
@@ -281,11 +281,15 @@ class ServedHead(AttentionHead):
         self.made.append(self)
 
 
+def plan_head(config: ProposerConfig) -> ProposerPlan:
+    return ProposerPlan(ServedHead.needs, lambda target: ServedHead())
+
+
 async def test_a_verifier_loads_its_target_with_room_for_the_planes_of_its_proposers(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ServedHead, "made", [])
-    monkeypatch.setitem(BATCHED_PROPOSERS, "head", "test_planes:ServedHead")
+    monkeypatch.setitem(BATCHED_PROPOSERS, "head", "test_planes:plan_head")
     monkeypatch.setitem(sys.modules, "test_planes", sys.modules[__name__])
     chosen = {"proposers": "head", "threads": 1, "kv_mb": 4}
     lm = load_target(VerifierSettings(model=str(tiny_llama), **chosen))

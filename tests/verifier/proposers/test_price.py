@@ -1,5 +1,9 @@
 """How deep a batched proposer drafts: as deep as its milliseconds pay."""
 
+import math
+
+import pytest
+
 from verifier_service.proposers.price import ProposerPrice
 
 
@@ -9,7 +13,7 @@ def taught(*levels: tuple[float, float], seeing_ms: float = 0.0) -> ProposerPric
     for _ in range(100):
         for level, (ms, gain) in enumerate(levels):
             price.computed(level, ms, gain, sessions=1)
-        price.saw(seeing_ms)
+        price.saw(seeing_ms, sessions=1)
     return price
 
 
@@ -35,6 +39,48 @@ def test_a_deeper_level_is_expected_to_gain_less_below_a_poor_one() -> None:
     assert not price.pays(1, 1, 0.3, before=0.2)
 
 
+def test_a_level_that_does_not_pay_is_the_way_to_one_that_does() -> None:
+    price = taught((1.0, 0.1), (1.0, 0.9))
+    assert price.pays(0, 1, tokens_per_ms=0.4)
+    assert not taught((1.0, 0.1), (1.0, 0.1)).pays(0, 1, tokens_per_ms=0.4)
+
+
+def test_calls_for_many_sessions_say_little_about_calls_for_one() -> None:
+    price = taught((1.0, 0.5))
+    for _ in range(100):
+        price.computed(0, 6.0, 4.0, sessions=8)
+    assert price.pays(0, 1, tokens_per_ms=0.4)
+    assert not price.pays(0, 8, tokens_per_ms=0.8)
+    assert price.pays(0, 8, tokens_per_ms=0.6)
+    assert not price.pays(0, 9, tokens_per_ms=0.8), "the nearest number that is known"
+
+
+def test_the_call_that_makes_up_for_a_rest_is_not_what_a_call_costs() -> None:
+    price = taught((10.0, 0.1))
+    while not price.rests:
+        price.begins(1, 0.1)
+    while not price.begins(1, 0.1):
+        pass
+    price.computed(0, 1.0, 0.9, sessions=1)
+    assert not price.pays(0, 1, tokens_per_ms=0.05), "10 ms as before"
+    price.computed(0, 1.0, 0.9, sessions=1)
+    assert price.pays(0, 1, tokens_per_ms=0.02)
+
+
+def test_what_other_sources_had_offered_is_no_gain() -> None:
+    price = taught((1.0, 0.5))
+    assert price.pays(0, 1, tokens_per_ms=0.3)
+    price.own = 0.1
+    assert not price.pays(0, 1, tokens_per_ms=0.3)
+    assert price.pays(0, 1, tokens_per_ms=0.04)
+
+
+def test_the_gain_of_a_millisecond_counts_all_levels_and_what_showing_passes_costs() -> None:
+    assert ProposerPrice().gain_per_ms(1) == math.inf
+    assert taught((1.0, 0.5), (1.0, 0.3)).gain_per_ms(1) == pytest.approx(0.4)
+    assert taught((1.0, 0.5), (1.0, 0.3), seeing_ms=2.0).gain_per_ms(1) == pytest.approx(0.2, rel=1e-3)
+
+
 def test_showing_passes_is_a_part_of_the_first_level_s_price() -> None:
     assert taught((1.0, 0.5)).pays(0, 1, 0.3)
     assert not taught((1.0, 0.5), seeing_ms=1.0).pays(0, 1, 0.3)
@@ -49,6 +95,16 @@ def test_one_that_does_not_pay_rests_longer_and_longer_and_is_tried_again() -> N
     assert sum(steps) <= 30
 
 
+def test_one_that_rests_says_so_and_one_that_is_tried_does_not() -> None:
+    price = taught((10.0, 0.1))
+    while price.begins(1, 0.1):
+        assert not price.rests
+    assert price.rests
+    while not price.begins(1, 0.1):
+        pass
+    assert not price.rests
+
+
 def test_one_that_pays_again_is_asked_in_every_step() -> None:
     price = taught((10.0, 0.1))
     begun(price, 40, tokens_per_ms=0.1)
@@ -56,3 +112,27 @@ def test_one_that_pays_again_is_asked_in_every_step() -> None:
         price.computed(0, 0.1, 0.9, sessions=1)
     steps = begun(price, 300, tokens_per_ms=0.1)
     assert all(steps[64:])
+
+
+def test_a_level_that_does_not_pay_is_tried_again_so_that_a_slow_first_call_is_forgotten() -> None:
+    price = ProposerPrice()
+    price.computed(0, 0.5, 0.9, sessions=1)
+    price.computed(1, 40.0, 0.5, sessions=1)
+    asked = 0
+    for _ in range(400):
+        if price.deepens(1, 1, tokens_per_ms=0.4, before=0.9):
+            asked += 1
+            price.computed(1, 0.5, 0.5, sessions=1)
+    assert asked > 300
+
+
+def test_a_level_that_never_pays_is_tried_seldom() -> None:
+    price = taught((0.5, 0.9), (5.0, 0.1))
+    assert sum(price.deepens(1, 1, 0.4, before=0.9) for _ in range(700)) <= 30
+
+
+def test_a_call_that_was_interrupted_says_little() -> None:
+    price = taught((1.0, 0.5))
+    price.computed(0, 90.0, 0.5, sessions=1)
+    price.saw(50.0, sessions=1)
+    assert price.pays(0, 1, tokens_per_ms=0.4)

@@ -17,6 +17,7 @@ from harness import Verifier, eventually, serving
 from ngram_lm import NgramLM
 
 from outrider.wire.origin import bound_fields
+from verifier_service.remote_sources.stream import AttachStream
 
 PROMPT = (1, 2, 3)
 ENDLESS = 4000
@@ -243,9 +244,6 @@ async def test_a_source_that_takes_no_messages_is_dropped_and_dialled_again() ->
 class EndedCall:
     """A call that has ended, whose reader has not noticed the end yet."""
 
-    def __init__(self, *_: Any) -> None:
-        self.Attach = lambda: self
-
     async def write(self, message: Any) -> None:
         raise asyncio.InvalidStateError("RPC already finished")
 
@@ -263,7 +261,7 @@ class EndedCall:
 async def test_a_write_to_a_stream_that_has_just_ended_is_a_lost_source_and_no_bug(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("outrider.v1.draft_source_pb2_grpc.DraftSourceStub", EndedCall)
+    monkeypatch.setattr(AttachStream, "_call", lambda *_: EndedCall())
     async with worker() as verifier, running(FakeSource()) as server:
         await decode(verifier, server, lambda: "source lost: Socket closed" in caplog.text)
     assert "Traceback" not in caplog.text

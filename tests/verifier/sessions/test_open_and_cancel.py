@@ -91,6 +91,7 @@ BAD: dict[str, tuple[dict[str, Any], Code, str]] = {
     "a thousand stop strings": ({"stop": ["x"] * 1000}, Code.INVALID_ARGUMENT, "1000"),
     "stop strings without a tokenizer": ({"stop": ["x"]}, Code.INVALID_ARGUMENT, "need a tokenizer"),
     "too many nodes": ({"node_limit": 257}, Code.INVALID_ARGUMENT, "node_limit is 257"),
+    "a wrong policy": ({"policy": "best"}, Code.INVALID_ARGUMENT, "'best'; there are survival, fixed,"),
     "an unknown local source": ({"sources": [("oracle", "")]}, Code.INVALID_ARGUMENT, "'oracle'.* lookup"),
     "two sources of one name": (
         {"sources": [("a", "x:1"), ("a", "y:1")]},
@@ -328,7 +329,7 @@ async def test_a_worker_describes_itself() -> None:
         chunks = [c async for c in verifier.stub.Tokenizer(verifier_pb2.TokenizerRequest())]
     assert (said.model, said.vocabulary_size, said.max_length) == ("ngram", 32, 256)
     assert list(said.eos_ids) == [1, 2]
-    assert list(said.local_sources) == ["lookup", "prediction"]
+    assert list(said.local_sources) == ["grammar", "lookup", "prediction", "references"]
     assert (said.max_sessions, said.node_limit) == (7, 256)
     assert said.tokenizer_digest == ""
     assert chunks == []

@@ -52,9 +52,10 @@ class CoreDriver:
         seed: int = 0,
         sources: Sequence[str] = (),
         node_limit: int = 8,
+        remote: Sequence[str] = (),
         **others: Any,
     ) -> Session:
-        """A session whose sources, those inside the worker, have these names."""
+        """A session whose sources, inside the worker and behind them remote, have these names."""
         self._handles += 1
         limit = len(prompt) + new
         key = SessionKey(others.pop("tenant", ""), f"s{self._handles}")
@@ -62,8 +63,11 @@ class CoreDriver:
             key, 1, tuple(prompt), len(prompt), limit, params, seed, (), None, node_limit, (), **others
         )
         stop_checker = StopChecker(frozenset(), limit, (), None, prompt, len(prompt))
-        inside = SourceSet(tuple(sources), frozenset(range(1, len(sources) + 1)), frozenset())
-        session = Session(self._handles, request, stop_checker, self.target.vocabulary_size, inside)
+        first = len(sources) + 1
+        named = SourceSet(
+            (*sources, *remote), frozenset(range(1, first)), frozenset(range(first, first + len(remote)))
+        )
+        session = Session(self._handles, request, stop_checker, self.target.vocabulary_size, named)
         self.core.apply(Open(session), self.now)
         return session
 

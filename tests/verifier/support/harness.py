@@ -152,7 +152,8 @@ async def serving(
     failures: list[BaseException] = []
     server = grpc.aio.server(options=server_options())
     port = server.add_insecure_port("127.0.0.1:0")
-    options = VerifierSettings(model="unused", **{"orphan_grace_s": 30.0, "prefix_cache": False, **settings})
+    defaults = {"model": "unused", "orphan_grace_s": 30.0, "prefix_cache": False, "passes": "eager"}
+    options = VerifierSettings(**defaults | settings)
     known = costs or StepCostModel()
     service = VerifierServer(options, lambda: target, metrics, failures.append, QUICK, lambda _: known)
     service.tracing = tracing or service.tracing

@@ -42,7 +42,7 @@ class NgramLM:
     model_type = "ngram"
     name = "ngram"
     numerics = "numpy float32"
-    passes = "ragged"
+    passes = "eager"
     tokenizer_json: str | None = None
     chat: ChatTemplate | None = None
 

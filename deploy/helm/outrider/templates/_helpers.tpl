@@ -26,9 +26,18 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
-{{/* `common` with the role's own section over it, as JSON. */}}
+{{/* All components: the roles, and a second drafter. */}}
+{{- define "outrider.components" -}}
+["orchestrator", "verifier", "drafter", "drafter-2", "retrieval"]
+{{- end -}}
+
+{{/* `common` with the component's own section over it, as JSON; the second drafter has the first one's between. */}}
 {{- define "outrider.role" -}}
-{{- mergeOverwrite (deepCopy .root.Values.common) (deepCopy (index .root.Values .role)) | toJson -}}
+{{- $under := deepCopy .root.Values.common -}}
+{{- if eq .role "drafter-2" -}}
+{{- $under = mergeOverwrite $under (deepCopy .root.Values.drafter) -}}
+{{- end -}}
+{{- mergeOverwrite $under (deepCopy (index .root.Values .role)) | toJson -}}
 {{- end -}}
 
 {{- define "outrider.serviceAccount" -}}

@@ -12,7 +12,10 @@
 {{/* Variables of a process: what the chart knows, under what the values say. */}}
 {{- define "outrider.variables" -}}
 {{- $root := .root -}}
-{{- $prefix := printf "OUTRIDER_%s__" (upper .role) -}}
+{{- if and (eq .role "drafter-2") (not (index $root.Values "drafter-2" "settings" "model")) -}}
+{{- fail "drafter-2.settings.model is missing: name the second drafter's model" -}}
+{{- end -}}
+{{- $prefix := printf "OUTRIDER_%s__" (upper (trimSuffix "-2" .role)) -}}
 {{- $settings := dict
   "bind" (printf "0.0.0.0:%v" $root.Values.ports.grpc)
   "metrics_bind" (printf "0.0.0.0:%v" $root.Values.ports.metrics)
@@ -20,11 +23,15 @@
   "grace_s" .own.graceSeconds -}}
 {{- if eq .role "orchestrator" -}}
 {{- $_ := set $settings "verifier" (include "outrider.peers" (dict "root" $root "roles" (list "verifier"))) -}}
-{{- with include "outrider.peers" (dict "root" $root "roles" (list "drafter" "retrieval")) -}}
+{{- with include "outrider.peers" (dict "root" $root "roles" (list "drafter" "drafter-2" "retrieval")) -}}
 {{- $_ := set $settings "drafter" . -}}
 {{- end -}}
 {{- if $root.Values.http.enabled -}}
 {{- $_ := set $settings "http_bind" (printf "0.0.0.0:%v" $root.Values.ports.http) -}}
+{{- end -}}
+{{- if $root.Values.edge.enabled -}}
+{{- $_ := set $settings "edge_bind" (printf "0.0.0.0:%v" $root.Values.ports.edge) -}}
+{{- $_ := set $settings "edge_advertise" (printf "$(POD_IP):%v" $root.Values.ports.edge) -}}
 {{- end -}}
 {{- if or $root.Values.redis.bundled $root.Values.redis.existingSecret.name -}}
 {{- $_ := set $settings "store" "redis" -}}
@@ -33,6 +40,11 @@
 {{- $_ := set $settings "redis_url" (printf "redis://%s-redis:6379/0" (include "outrider.fullname" $root)) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (eq .role "orchestrator") $root.Values.edge.enabled }}
+- name: POD_IP
+  valueFrom:
+    fieldRef: {fieldPath: status.podIP}
+{{- end }}
 {{- range $key, $value := mergeOverwrite $settings .own.settings }}
 - name: {{ $prefix }}{{ upper $key }}
   value: {{ include "outrider.plain" $value | quote }}
@@ -117,6 +129,9 @@ ports:
   - {name: metrics, containerPort: {{ $root.Values.ports.metrics }}, protocol: TCP}
   {{- if and (eq .role "orchestrator") $root.Values.http.enabled }}
   - {name: http, containerPort: {{ $root.Values.ports.http }}, protocol: TCP}
+  {{- end }}
+  {{- if and (eq .role "orchestrator") $root.Values.edge.enabled }}
+  - {name: edge, containerPort: {{ $root.Values.ports.edge }}, protocol: TCP}
   {{- end }}
 startupProbe:
   {{- include "outrider.probe" (dict "path" "/readyz" "probe" $own.startupProbe) | nindent 2 }}

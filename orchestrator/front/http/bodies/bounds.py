@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from speculative.params import MAX_BIAS_ENTRIES, MAX_STOP_IDS
-from speculative.request_bounds import MAX_REGEX_BYTES, MAX_SCHEMA_BYTES
+from speculative.request_bounds import (
+    MAX_CHOICE_BYTES,
+    MAX_CHOICE_TEXTS,
+    MAX_LARK_BYTES,
+    MAX_REGEX_BYTES,
+    MAX_SCHEMA_BYTES,
+)
 from speculative.stop import MAX_STOP_BYTES, MAX_STOPS
 
 LOOP_BYTES = 65_536
@@ -20,14 +26,18 @@ ESCAPED = 6
 """Bytes of the longest escape for a byte of text, `\\u0041`."""
 MESSAGE_BYTES = 256
 """The most bytes of a message beside its text: names, quotes, spaces."""
+ITEM_BYTES = 768
+"""The most bytes of an item or a block of another API beside its text: it has ids, states and types."""
 BIAS_BYTES = 64
 REST_BYTES = 65_536
 """The most bytes of all fields without a list, a table or a text of the client's."""
+GRAMMAR_BYTES = max(MAX_SCHEMA_BYTES, MAX_REGEX_BYTES, MAX_LARK_BYTES, MAX_CHOICE_BYTES)
 FIELD_BYTES = (
     REST_BYTES
     + MAX_BIAS_ENTRIES * BIAS_BYTES
     + MAX_STOP_IDS * ID_BYTES
-    + (MAX_STOPS * MAX_STOP_BYTES + MAX_SCHEMA_BYTES + MAX_REGEX_BYTES) * ESCAPED
+    + (MAX_STOPS * MAX_STOP_BYTES + GRAMMAR_BYTES) * ESCAPED
+    + MAX_CHOICE_TEXTS * ID_BYTES
 )
 """The most bytes of the fields that every completion may have."""
 
@@ -39,6 +49,14 @@ class BodyKind(StrEnum):
     CHAT = "chat"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    COUNT = "count"
+
+    @property
+    def translated(self) -> bool:
+        """Whether a chat completion stands for the body."""
+        return self in (BodyKind.RESPONSES, BodyKind.MESSAGES, BodyKind.COUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +80,8 @@ class BodyBounds:
                 needed = self.prompts * max(ids, text) + 2 * text + FIELD_BYTES
             case BodyKind.CHAT:
                 needed = text + self.context * MESSAGE_BYTES + text + FIELD_BYTES
+            case BodyKind.RESPONSES | BodyKind.MESSAGES | BodyKind.COUNT:
+                needed = text + self.context * ITEM_BYTES + text + FIELD_BYTES
             case BodyKind.TOKENIZE:
                 needed = text + self.context * MESSAGE_BYTES + REST_BYTES
             case BodyKind.DETOKENIZE:

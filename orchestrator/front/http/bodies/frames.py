@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.front.http.bodies.bounds import BodyBounds, BodyKind
 from orchestrator.front.http.bodies.reading import ReadBody, read_fields, small_fields
+from orchestrator.front.http.chat.plan import ChatPlan, Thought
 from orchestrator.front.http.field_faults import FieldRefused
 
 LENGTH = Struct("<I")
@@ -55,11 +56,13 @@ def task_from_head(data: bytes) -> BodyTask:
 
 def answer(value: object, read: ReadBody) -> Iterator[bytes]:
     """The message that hands back a body, in parts."""
-    texts = [*read.prompts, read.prediction, read.suffix]
+    texts = [*read.prompts, *read.references, read.prediction, read.suffix]
     packed = [text.encode() if isinstance(text, str) else text.tobytes() for text in texts]
     parts = [[isinstance(text, str), len(data)] for text, data in zip(texts, packed, strict=True)]
-    fields = small_fields(value)
-    yield _framed({"fields": len(fields), "parts": parts, "rendered": read.rendered})
+    fields = small_fields(value if read.body is None else read.body)
+    plan = None if read.chat is None else asdict(read.chat)
+    counted = {"fields": len(fields), "parts": parts, "references": len(read.references)}
+    yield _framed(counted | {"rendered": read.rendered, "chat": plan})
     yield fields
     yield from packed
 
@@ -85,11 +88,17 @@ def read_from_parts(
     Args:
         parts: what follows the fields; texts are decoded.
     """
-    *prompts, prediction, suffix = (part if isinstance(part, str) else _ids(part) for part in parts)
+    *texts, prediction, suffix = (part if isinstance(part, str) else _ids(part) for part in parts)
+    begin = len(texts) - head["references"]
+    prompts, references = texts[:begin], tuple(text for text in texts[begin:] if isinstance(text, str))
     assert isinstance(prediction, str)
     assert isinstance(suffix, str)
     asked = read_fields(task.kind, fields)
-    return ReadBody(asked, tuple(prompts), prediction, suffix, rendered=bool(head["rendered"]))
+    plan = head["chat"]
+    chat = None
+    if plan is not None:
+        chat = ChatPlan(**plan | {"thought": Thought(plan["thought"]), "allowed": tuple(plan["allowed"])})
+    return ReadBody(asked, tuple(prompts), prediction, references, suffix, bool(head["rendered"]), chat)
 
 
 def _ids(data: bytes) -> "array[int]":

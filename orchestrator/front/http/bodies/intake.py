@@ -12,6 +12,8 @@ from orchestrator.front.http.bodies.frames import BodyTask
 from orchestrator.front.http.bodies.memory import BodyMemory, HeldMemory
 from orchestrator.front.http.bodies.pool import ReaderPool
 from orchestrator.front.http.bodies.reading import ReadBody, needs_process, parse_json, read_value
+from orchestrator.front.http.chat.conversation import ChatConversation
+from orchestrator.front.http.chat.planning import Rendered
 from orchestrator.front.message_bounds import most_text_bytes
 
 LEAST_MEMORY = 1 << 27
@@ -80,5 +82,5 @@ def _template(target: TargetModel) -> tuple[str, Mapping[str, str]] | None:
     return target.chat.source, target.chat.tokens
 
 
-def _no_conversation(model: str | None, messages: Sequence[Mapping[str, str]], follows: bool) -> str:
+def _no_conversation(model: str | None, conversation: ChatConversation) -> Rendered:
     raise AssertionError("conversations are rendered in a process")

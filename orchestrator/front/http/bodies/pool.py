@@ -76,7 +76,7 @@ class ReaderProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                process = await asyncio.to_thread(_spawn, theirs)
+                process = await _spawned(theirs)
             except BaseException:
                 ours.close()
                 raise
@@ -247,6 +247,18 @@ class ReaderPool:
 def _end(waiting: _Waiting) -> None:
     if not waiting.result.done():
         waiting.result.set_exception(Unavailable("this orchestrator is stopping; try another, or try again"))
+
+
+async def _spawned(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """A new process; whoever stops waiting for the process leaves none behind."""
+    starting = asyncio.ensure_future(asyncio.to_thread(_spawn, theirs))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        process = await starting
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        raise
 
 
 def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:

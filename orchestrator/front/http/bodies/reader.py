@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedRWPair
 from types import FrameType
@@ -28,6 +28,8 @@ from orchestrator.front.http.bodies.frames import (
 )
 from orchestrator.front.http.bodies.reading import Render, parse_json, read_value
 from orchestrator.front.http.bodies.templates import render_conversation
+from orchestrator.front.http.chat.conversation import ChatConversation
+from orchestrator.front.http.chat.planning import Rendered
 from orchestrator.front.http.field_faults import FieldRefused
 
 PARSE_S = 4.0
@@ -105,18 +107,18 @@ def _answer(task: BodyTask, data: bytes) -> Iterator[bytes]:
 def _renderer(task: BodyTask) -> Render:
     """Renders conversations by the template of the model that a body names, or of the only model."""
 
-    def render(model: str | None, messages: Sequence[Mapping[str, str]], follows: bool) -> str:
+    def render(model: str | None, conversation: ChatConversation) -> Rendered:
         only = next(iter(task.templates)) if len(task.templates) == 1 else ""
         name = model or only
         if name not in task.templates:
-            return ""  # which model it may be is for the admission to tell
+            return Rendered("")  # which model it may be is for the admission to tell
         template = task.templates[name]
         if template is None:
             raise FieldRefused(
                 "messages", f"model {name!r} has no chat template: ask /v1/completions with a prompt"
             )
         with _within(RENDER_S, "the chat template cannot take these messages: it", "messages"):
-            return render_conversation(*template, messages, add_generation_prompt=follows)
+            return Rendered(render_conversation(*template, conversation), template[0])
 
     return render
 
@@ -144,8 +146,10 @@ def _out_of_time(number: int, frame: FrameType | None) -> NoReturn:
 def _field(kind: BodyKind) -> str:
     """The field whose size makes a body large."""
     match kind:
-        case BodyKind.CHAT | BodyKind.TOKENIZE:
+        case BodyKind.CHAT | BodyKind.TOKENIZE | BodyKind.MESSAGES | BodyKind.COUNT:
             return "messages"
+        case BodyKind.RESPONSES:
+            return "input"
         case BodyKind.COMPLETION:
             return "prompt"
         case BodyKind.DETOKENIZE:

@@ -8,36 +8,55 @@ back the prompts in packed form and the other fields, few bytes, as JSON.
 import json
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
 from orchestrator.front.http.bodies.bounds import LOOP_BYTES, BodyBounds, BodyKind
-from orchestrator.front.http.field_faults import FieldRefused, field_refused
-from orchestrator.front.http.fields import (
-    IGNORED,
-    ChatFields,
-    ChatRequest,
-    CompletionFields,
-    CompletionRequest,
+from orchestrator.front.http.bodies.tokenize_fields import (
     DetokenizeFields,
     DetokenizeRequest,
-    Fields,
-    GenerationFields,
-    JsonSchemaFormat,
-    Message,
     TokenizeFields,
     TokenizeRequest,
 )
+from orchestrator.front.http.chat.chat_fields import CONVERSATION, ChatFields, ChatRequest
+from orchestrator.front.http.chat.conversation import ChatConversation, chat_conversation, plain_messages
+from orchestrator.front.http.chat.plan import ChatPlan
+from orchestrator.front.http.chat.planning import Rendered, planned
+from orchestrator.front.http.dialects.messages_fields import CountRequest, MessagesRequest
+from orchestrator.front.http.dialects.messages_translation import messages_as_chat
+from orchestrator.front.http.dialects.responses_fields import ResponsesRequest
+from orchestrator.front.http.dialects.responses_translation import response_as_chat
+from orchestrator.front.http.dialects.translated_fields import TranslatedFields
+from orchestrator.front.http.dialects.translation import ChatTranslation, in_places
+from orchestrator.front.http.field_faults import FieldRefused, field_refused
+from orchestrator.front.http.fields import (
+    IGNORED,
+    CompletionFields,
+    CompletionRequest,
+    Fields,
+    GenerationFields,
+    JsonSchemaFormat,
+)
+from orchestrator.front.http.strict_json import NotStrict, strict_value
+from outrider.wire.names import MAX_REFERENCES
 from speculative.request_bounds import MAX_SCHEMA_BYTES
 
 Prompt: TypeAlias = "str | array[int]"
 """A text, or token ids packed as 32-bit numbers."""
-Request = CompletionRequest | ChatRequest | TokenizeRequest | DetokenizeRequest
+Request = (
+    ResponsesRequest
+    | MessagesRequest
+    | CountRequest
+    | CompletionRequest
+    | ChatRequest
+    | TokenizeRequest
+    | DetokenizeRequest
+)
 BodyFields = CompletionFields | ChatFields | TokenizeFields | DetokenizeFields
-Render = Callable[[str | None, Sequence[Mapping[str, str]], bool], str]
+Render = Callable[[str | None, ChatConversation], Rendered]
 """Makes a prompt of a conversation, by the template of the model that the body names. Raises FieldRefused."""
 
 Model = TypeVar("Model", bound=Fields)
@@ -47,14 +66,22 @@ _REQUESTS: dict[BodyKind, type[Request]] = {
     BodyKind.CHAT: ChatRequest,
     BodyKind.TOKENIZE: TokenizeRequest,
     BodyKind.DETOKENIZE: DetokenizeRequest,
+    BodyKind.RESPONSES: ResponsesRequest,
+    BodyKind.MESSAGES: MessagesRequest,
+    BodyKind.COUNT: CountRequest,
 }
 _FIELDS: dict[BodyKind, type[BodyFields]] = {
     BodyKind.COMPLETION: CompletionFields,
     BodyKind.CHAT: ChatFields,
     BodyKind.TOKENIZE: TokenizeFields,
     BodyKind.DETOKENIZE: DetokenizeFields,
+    BodyKind.RESPONSES: TranslatedFields,
+    BodyKind.MESSAGES: TranslatedFields,
+    BodyKind.COUNT: TranslatedFields,
 }
-_APART = frozenset(("prompt", "messages", "tokens", "prediction", "suffix")) | IGNORED
+_APART = (
+    frozenset(("prompt", "messages", "tokens", "prediction", "references", "suffix")) | CONVERSATION | IGNORED
+)
 """Fields kept out of the small fields that are handed on: they are handed on apart, or ignored."""
 
 
@@ -66,21 +93,29 @@ class ReadBody:
     prompts: tuple[Prompt, ...]
     prediction: str = ""
     """Text that the answer may resemble; empty: the client predicts nothing."""
+    references: tuple[str, ...] = ()
+    """Texts that the answer may copy from."""
     suffix: str = ""
     """Text that follows the answer; empty: none does."""
     rendered: bool = False
     """Whether the prompt is a conversation, rendered by the model's chat template."""
+    chat: ChatPlan | None = None
+    """How the answer to a conversation is constrained and parsed; None: the body asks for no such answer."""
+    body: Mapping[str, Any] | None = None
+    """The chat completion that stands for the body; None: the body is none of another API."""
 
 
 def needs_process(kind: BodyKind, size: int) -> bool:
     """Whether a body is read in a process of its own: it may take long, or a template is to be rendered."""
-    return size > LOOP_BYTES or kind in (BodyKind.CHAT, BodyKind.TOKENIZE)
+    return size > LOOP_BYTES or kind.translated or kind in (BodyKind.CHAT, BodyKind.TOKENIZE)
 
 
 def parse_json(data: bytes | bytearray) -> object:
     """The value that a body holds as JSON. Raises FieldRefused."""
     try:
-        return json.loads(data)
+        return strict_value(data)
+    except NotStrict as error:
+        raise FieldRefused(None, f"the body cannot be read: {error}") from None
     except json.JSONDecodeError as error:
         raise FieldRefused(None, f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -99,6 +134,10 @@ def read_value(kind: BodyKind, value: object, bounds: BodyBounds, render: Render
     if isinstance(value, dict):
         _check_counts(kind, value, bounds)
     request = _validated(_REQUESTS[kind], value)
+    if isinstance(request, ResponsesRequest):
+        return _translated(response_as_chat(request), bounds, render)
+    if isinstance(request, MessagesRequest | CountRequest):
+        return _translated(messages_as_chat(request), bounds, render)
     if isinstance(request, TokenizeRequest):
         return _tokenize(request, bounds, render)
     if isinstance(request, DetokenizeRequest):
@@ -106,16 +145,32 @@ def read_value(kind: BodyKind, value: object, bounds: BodyBounds, render: Render
     _check_schema(request)
     prediction = "" if request.prediction is None else request.prediction.plain()
     check_text("prediction", "prediction", prediction, bounds)
+    references = tuple(request.references or ())
+    if bounds.text_bytes and (total := sum(map(len, references))) > bounds.text_bytes:
+        raise FieldRefused(
+            "references",
+            f"references have {total} characters together, more than the context of {bounds.context} ids can "
+            f"hold (at most {bounds.text_bytes} bytes)",
+        )
     if isinstance(request, ChatRequest):
-        text = _rendered(request.model, request.messages, True, bounds, render)
-        return ReadBody(request, (text,), prediction, rendered=True)
+        conversation = chat_conversation(request.messages, request)
+        text, plan = planned(request, _rendered(request.model, conversation, bounds, render))
+        return ReadBody(request, (text,), prediction, references, rendered=True, chat=plan)
     suffix = request.suffix or ""
     check_text("suffix", "suffix", suffix, bounds)
-    return ReadBody(request, _prompts(request.prompt, bounds), prediction, suffix)
+    return ReadBody(request, _prompts(request.prompt, bounds), prediction, references, suffix)
+
+
+def _translated(translation: ChatTranslation, bounds: BodyBounds, render: Render) -> ReadBody:
+    try:
+        read = read_value(BodyKind.CHAT, dict(translation.body), bounds, render)
+    except FieldRefused as error:
+        raise in_places(error, translation.places) from error
+    return replace(read, body={**translation.body, "about": translation.about})
 
 
 def small_fields(value: object) -> bytes:
-    """The JSON of a body that `read_value` took, without its prompts and its prediction."""
+    """The JSON of a body that `read_value` took, without its prompts and the texts to copy from."""
     assert isinstance(value, dict)
     return json.dumps({name: held for name, held in value.items() if name not in _APART}).encode()
 
@@ -146,16 +201,32 @@ def _check_counts(kind: BodyKind, body: Mapping[str, Any], bounds: BodyBounds) -
     """Raises FieldRefused for more entries of a list than any request may have."""
     if kind is BodyKind.COMPLETION:
         _check_prompts(body.get("prompt"), bounds)
+    elif kind is BodyKind.RESPONSES:
+        _check_parts("input", "content", body.get("input"), bounds)
     elif kind is BodyKind.DETOKENIZE:
         _check_length("tokens", body.get("tokens"), bounds.context)
     else:
-        _check_length("messages", messages := body.get("messages"), bounds.context)
-        for place, message in enumerate(messages if isinstance(messages, list) else ()):
-            if isinstance(message, dict):
-                _check_length(f"messages[{place}].content", message.get("content"), bounds.context)
+        _check_parts("messages", "content", body.get("messages"), bounds)
     prediction = body.get("prediction")
     if isinstance(prediction, dict):
         _check_length("prediction.content", prediction.get("content"), bounds.context)
+    references = body.get("references")
+    if isinstance(references, list) and len(references) > MAX_REFERENCES:
+        raise FieldRefused(
+            "references", f"references has {len(references)} texts; at most {MAX_REFERENCES} are possible"
+        )
+
+
+def _check_parts(name: str, part: str, value: object, bounds: BodyBounds) -> None:
+    """Raises FieldRefused for a conversation of too many messages, or a message of too many parts."""
+    _check_length(name, value, bounds.context)
+    for place, message in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(message, dict):
+            _check_length(f"{name}[{place}].{part}", parts := message.get(part), bounds.context)
+            for number, inner in enumerate(parts if isinstance(parts, list) else ()):
+                if isinstance(inner, dict):  # a result of Anthropic's API has parts of its own
+                    at = f"{name}[{place}].{part}[{number}].{part}"
+                    _check_length(at, inner.get(part), bounds.context)
 
 
 def _check_prompts(prompt: object, bounds: BodyBounds) -> None:
@@ -218,8 +289,9 @@ def _tokenize(request: TokenizeRequest, bounds: BodyBounds, render: Render) -> R
         if request.prompt is not None:
             raise FieldRefused("prompt", "prompt is given beside messages; give one of them")
         follows = request.add_generation_prompt is not False
-        text = _rendered(request.model, request.messages, follows, bounds, render)
-        return ReadBody(request, (text,), rendered=True)
+        conversation = ChatConversation(plain_messages(request.messages), answer_follows=follows)
+        rendered = _rendered(request.model, conversation, bounds, render)
+        return ReadBody(request, (rendered.text,), rendered=True)
     if request.prompt is None:
         raise FieldRefused("prompt", "prompt is missing; give it, or messages")
     if request.add_generation_prompt is not None:
@@ -228,8 +300,16 @@ def _tokenize(request: TokenizeRequest, bounds: BodyBounds, render: Render) -> R
 
 
 def _rendered(
-    model: str | None, messages: Sequence[Message], follows: bool, bounds: BodyBounds, render: Render
-) -> str:
-    text = render(model, [message.plain() for message in messages], follows)
-    check_text("messages", "the prompt's text", text, bounds)
-    return text
+    model: str | None, conversation: ChatConversation, bounds: BodyBounds, render: Render
+) -> Rendered:
+    rendered = render(model, conversation)
+    check_text("messages", "the prompt's text", rendered.text, bounds)
+    try:
+        rendered.text.encode()
+    except UnicodeEncodeError as error:  # JSON can name half a character within tools, arguments, variables
+        raise FieldRefused(
+            "messages",
+            f"the prompt has half a character at {error.start}: look for \\u escapes in messages, "
+            "tools and chat_template_kwargs",
+        ) from error
+    return rendered

@@ -6,7 +6,7 @@ around this module bounds its time and its memory, and may be killed.
 """
 
 import json
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sized
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -20,32 +20,36 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from orchestrator.front.http.chat.conversation import ChatConversation
 from orchestrator.front.http.field_faults import FieldRefused
 
 MOST_CHARACTERS = 1 << 24
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Mark at the end of a message to continue; a template that trims messages removes the mark's space."""
 
 
 def render_conversation(
     source: str,
     tokens: Mapping[str, str],
-    messages: Sequence[Mapping[str, str]],
-    *,
-    add_generation_prompt: bool = True,
+    conversation: ChatConversation,
 ) -> str:
-    """The conversation as a prompt. Raises FieldRefused where the template cannot take these messages.
+    """The conversation as a prompt. Raises FieldRefused where the template cannot take the conversation.
 
     Args:
         source: the template.
         tokens: the text of special tokens, by the names that the template may use.
     """
+    messages = [_with_reasoning(message) for message in conversation.messages]
+    if conversation.continued:
+        messages[-1]["content"] += _CONTINUED
     pieces, length = [], 0
     try:
         for piece in _compiled(source).generate(
-            messages=[_with_reasoning(message) for message in messages],
-            tools=None,
+            messages=messages,
+            tools=list(conversation.tools) or None,
             documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **tokens,
+            add_generation_prompt=conversation.answer_follows,
+            **{**conversation.variables, **tokens},
         ):
             pieces.append(piece)
             if (length := length + len(piece)) > MOST_CHARACTERS:
@@ -58,7 +62,19 @@ def render_conversation(
         raise FieldRefused(
             "messages", f"the chat template failed: {type(error).__name__}: {error}"
         ) from error
-    return "".join(pieces)
+    text = "".join(pieces)
+    return _until_continued(text) if conversation.continued else text
+
+
+def _until_continued(text: str) -> str:
+    """The text up to the end of the message that is to be continued. Raises FieldRefused."""
+    mark = _CONTINUED.strip()
+    if mark not in text:
+        raise FieldRefused(
+            "continue_final_message", "the chat template leaves out the last message, or changes its end"
+        )
+    at = text.rindex(mark)
+    return text[:at] if text.startswith(_CONTINUED, at) else text[:at].rstrip()
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -129,7 +145,7 @@ def _compiled(source: str) -> jinja2.Template:
     return environment.from_string(source)
 
 
-def _with_reasoning(message: Mapping[str, str]) -> dict[str, str]:
+def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message, with its reasoning also under the second name that published templates read."""
     reasoning = message.get("reasoning_content")
     return dict(message) if reasoning is None else {"thinking": reasoning, **message}

@@ -1,0 +1,237 @@
+"""The thread that runs lessons, has their weights judged, and swaps them in and back.
+
+Whatever goes wrong, the drafter goes on with the weights it has: a lesson that fails leaves a count, a log
+line and nothing else.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Protocol
+
+from drafter_service.drafters import Drafter
+from drafter_service.learning.judge import LEAST_SESSIONS, LessonVerdict, judge
+from drafter_service.learning.lesson import CoreMeter, LessonFailed, LessonProcess, LessonResult
+from drafter_service.learning.order import LessonOrder
+from drafter_service.learning.pace import LessonPace, Surroundings
+from drafter_service.learning.passages import PassageBuffer
+from drafter_service.learning.versions import BASE, WeightVersions
+from drafter_service.learning.worker import LearningWorker
+from speculative.errors import OutriderError
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 0.5
+"""Seconds between two checks whether a lesson is due."""
+LATE_S = 3600.0
+"""Seconds after which a lesson is given up, pauses included."""
+STOP_S = 10.0
+"""Seconds in which the thread ends after `stop`."""
+OUTCOMES = (
+    *("better", "earlier_better", "too_few", "not_better", "worse", "harms_tenant"),
+    *("memory", "killed", "late", "failed", "stopped", "unloadable"),
+)
+"""How a lesson can end: the judge's reasons, then what ends a lesson without weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnPlan:
+    """How much is learnt at a time, and within which bounds.
+
+    Attributes:
+        every: wrong places that make a lesson due.
+        steps: steps of training in a lesson.
+        rate: highest learning rate.
+        memory_mb: most memory of the child, in MiB.
+        cores: most cores of the child.
+        duty: share of the time in which the child runs, over 0 to 1.
+        seconds: most processor time of a lesson, in seconds.
+    """
+
+    every: int = 512
+    steps: int = 60
+    rate: float = 3e-4
+    memory_mb: int = 2048
+    cores: int = 1
+    duty: float = 0.25
+    seconds: int = 600
+
+
+class Counted(Protocol):
+    """Takes the counts of lessons, and the acceptance of weights; see `service.LearningMetrics`."""
+
+    def ended(self, outcome: str) -> None:
+        """Counts the end of one lesson."""
+
+    def scored(self, version: int, acceptance: float) -> None:
+        """Shows the acceptance of the version that serves."""
+
+    def paused(self, seconds: float) -> None:
+        """Counts the time for which a child was paused."""
+
+
+class Learner:
+    """Runs lessons in a thread of its own, from `start` to `stop`.
+
+    Args:
+        load: loads the drafter of a model folder or id, as it was loaded at the start; raises OutriderError.
+        model: the given model's name, for people.
+        counted: takes counts.
+    """
+
+    def __init__(
+        self,
+        plan: LearnPlan,
+        buffer: PassageBuffer,
+        versions: WeightVersions,
+        load: Callable[[str], Drafter],
+        model: str,
+        counted: Counted,
+    ) -> None:
+        self._plan = plan
+        self._buffer = buffer
+        self._versions = versions
+        self._load = load
+        self._model = model
+        self._counted = counted
+        self._meter = CoreMeter()
+        self._pace = LessonPace(plan.duty, plan.cores)
+        self._stopped = threading.Event()
+        self._lesson: LessonProcess | None = None
+        self._worker: LearningWorker | None = None
+        self._thread = threading.Thread(target=self._run, name="learning", daemon=True)
+
+    def start(self, worker: LearningWorker) -> None:
+        """Starts the thread, which swaps the weights of this worker."""
+        self._worker = worker
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the lesson in hand and the thread; returns within STOP_S."""
+        self._stopped.set()
+        if (lesson := self._lesson) is not None:
+            lesson.stop()
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
+        self._versions.close()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough has come for a lesson."""
+        return self._buffer.fresh >= self._plan.every
+
+    def run_lesson(self) -> LessonVerdict | None:
+        """Runs one lesson and swaps weights if it says so; None where the lesson gave nothing."""
+        candidate = self._versions.begin()
+        try:
+            result = self._teach(candidate)
+        except LessonFailed as failure:
+            self._ended(failure.reason, str(failure), candidate)
+            return None
+        finally:
+            self._lesson = None
+        current = self._versions.state.current
+        made = candidate if candidate in result.score.accepted else None
+        verdict = judge(result.score, current, made, self._versions.earlier)
+        self._counted.scored(verdict.version, result.score.acceptance(verdict.version))
+        told = self._told(result, verdict, candidate)
+        if verdict.version != current and not self._swap(verdict.version):
+            return None
+        self._ended(verdict.reason, told, candidate)
+        return verdict
+
+    def name_of(self, version: int) -> str:
+        """What a version is called, for people."""
+        return self._model if version == BASE else f"{self._model} (learnt {version})"
+
+    def _run(self) -> None:
+        while not self._stopped.wait(CHECK_S):
+            if self.is_due:
+                try:
+                    self.run_lesson()
+                except Exception as error:
+                    log.exception("a lesson failed; the weights stay as they are")
+                    self._ended("failed", str(error), self._versions.state.last)
+
+    def _teach(self, candidate: int) -> LessonResult:
+        lessons, exams = self._buffer.take_fresh()
+        if len({one.session for one in exams}) < LEAST_SESSIONS:
+            raise LessonFailed("too_few", f"fewer than {LEAST_SESSIONS} sessions to score with")
+        plan, versions = self._plan, self._versions
+        order = LessonOrder(
+            source=versions.name_of(versions.state.current),
+            others={version: versions.name_of(version) for version in versions.earlier},
+            version=versions.state.current,
+            out=versions.name_of(candidate),
+            candidate=candidate,
+            steps=plan.steps,
+            rate=plan.rate,
+            memory_mb=plan.memory_mb,
+            cores=plan.cores,
+            seconds=plan.seconds,
+        )
+        self._lesson = lesson = LessonProcess(
+            order, lessons, exams, pace=self._pace, surroundings=self._look, late_s=LATE_S
+        )
+        if self._stopped.is_set():
+            lesson.stop()
+        try:
+            return lesson.run()
+        finally:
+            self._counted.paused(lesson.paused_s)
+
+    def _swap(self, version: int) -> bool:
+        """Has a version draft from the next pass on; False where its weights do not load."""
+        worker = self._worker
+        assert worker is not None, "lessons run after `start`"
+        try:
+            drafter = self._load(self._versions.name_of(version))
+        except (OutriderError, OSError, RuntimeError) as error:
+            self._ended("unloadable", str(error), version)
+            return False
+
+        def replace() -> Drafter:
+            before = worker.replace(drafter, self.name_of(version))
+            worker.version = version
+            return before
+
+        swapped = worker.call(replace)
+        while True:
+            try:
+                before = swapped.result(CHECK_S)
+            except FutureTimeout:
+                if self._stopped.is_set() and swapped.cancel():
+                    drafter.shut_down()
+                    return False
+            else:
+                break
+        try:
+            self._versions.use(version)
+        except OSError as error:  # a restart would go back to the weights before, which stay on disk
+            log.warning("the weights that serve cannot be noted in --learn-dir: %s", error)
+        finally:
+            before.shut_down()
+        return True
+
+    def _look(self, pid: int) -> Surroundings:
+        worker = self._worker
+        return Surroundings(0 if worker is None else len(worker.roster), self._meter.idle(pid))
+
+    def _told(self, result: LessonResult, verdict: LessonVerdict, candidate: int) -> str:
+        score, gain = result.score, verdict.difference
+        shares = ", ".join(f"version {one}: {score.acceptance(one):.3f}" for one in sorted(score.accepted))
+        return (
+            f"acceptance {shares} at {int(score.places.sum())} places of {gain.sessions} sessions; version "
+            f"{verdict.version} serves, difference {gain.mean:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
+        )
+
+    def _ended(self, outcome: str, told: str, candidate: int) -> None:
+        self._counted.ended(outcome)
+        try:
+            self._versions.drop()
+        except OSError as error:
+            log.warning("weights that no longer serve cannot be removed from --learn-dir: %s", error)
+        level = logging.WARNING if outcome in OUTCOMES[6:] else logging.INFO
+        log.log(level, "lesson %d ended (%s): %s", candidate, outcome, told)

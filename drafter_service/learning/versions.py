@@ -1,0 +1,144 @@
+"""Learnt weights on the disk: a folder for each version, and a file that says which one serves.
+
+The file is replaced in one rename, after the weights are whole. Whatever a crash leaves half done is not
+named in the file, and goes at the next start.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from speculative.errors import InvalidRequest
+
+BASE = 0
+"""Version of the weights that the drafter was given."""
+_STATE = "state.json"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionState:
+    """Which versions there are."""
+
+    owner: str
+    """`LearnOwner.label` of the drafter whose weights these are."""
+    base: str
+    """Digest of the weights that the drafter was given."""
+    current: int = BASE
+    """Version that serves."""
+    previous: int = BASE
+    """Version that served before the current one."""
+    last: int = BASE
+    """Highest version that was ever begun; numbers are not used again."""
+
+
+class WeightVersions:
+    """The versions in one folder, which one process at a time may use.
+
+    Args:
+        folder: made if it is missing, readable by this user alone.
+        model: folder or id of the given weights.
+
+    Raises InvalidRequest where the folder is in use, holds weights of another owner or model, or other files.
+    """
+
+    def __init__(self, folder: Path, model: str, owner: str, base: str) -> None:
+        self._folder = folder
+        self._model = model
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _locked(folder)
+        try:
+            self.state = self._read(VersionState(owner, base))
+        except BaseException:
+            self._lock.close()
+            raise
+        folder.chmod(0o700)
+        self._clean()
+
+    def name_of(self, version: int) -> str:
+        """Folder or id of a version's weights."""
+        return self._model if version == BASE else str(self._folder / str(version))
+
+    @property
+    def earlier(self) -> list[int]:
+        """Versions that can come back in place of the current one."""
+        return sorted({BASE, self.state.previous} - {self.state.current})
+
+    def begin(self) -> int:
+        """The number of a new version, whose weights its maker writes to `name_of(number)`."""
+        self._write(last=self.state.last + 1)
+        return self.state.last
+
+    def use(self, version: int) -> None:
+        """Has a version serve from now on, after a restart as well."""
+        self._write(current=version, previous=self.state.current)
+        self._clean()
+
+    def drop(self) -> None:
+        """Removes what no version that can serve needs, such as weights that were not good enough."""
+        self._clean()
+
+    def give_up(self) -> None:
+        """Goes back to the given weights for good; for learnt weights that do not load."""
+        self._write(current=BASE, previous=BASE)
+        self._clean()
+
+    def close(self) -> None:
+        """Lets another process use the folder."""
+        self._lock.close()
+
+    def _read(self, fresh: VersionState) -> VersionState:
+        path = self._folder / _STATE
+        if not path.exists():
+            others = {one.name for one in self._folder.iterdir()} - {_LOCK, f"{_STATE}.partial"}
+            if others:
+                raise InvalidRequest(
+                    f"{self._folder} holds {min(others)!r} and no {_STATE}: give --learn-dir an empty folder"
+                )
+            return fresh
+        try:
+            found = VersionState(**json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(f"{path} cannot be read ({error}): remove {self._folder}") from error
+        if (found.owner, found.base) != (fresh.owner, fresh.base):
+            raise InvalidRequest(
+                f"{self._folder} holds weights of {found.owner} learnt from model {found.base[:12]}; this "
+                f"drafter is of {fresh.owner} with model {fresh.base[:12]}: give another --learn-dir, or "
+                "remove this one"
+            )
+        if found.current != BASE and not (self._folder / str(found.current)).is_dir():
+            raise InvalidRequest(f"{self._folder} lacks its version {found.current}: remove {self._folder}")
+        return found
+
+    def _write(self, **changes: int) -> None:
+        state = VersionState(**asdict(self.state) | changes)
+        partial = self._folder / f"{_STATE}.partial"
+        with partial.open("w") as file:
+            json.dump(asdict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, self._folder / _STATE)
+        self.state = state
+
+    def _clean(self) -> None:
+        """Removes versions that were begun here and cannot serve; nothing else in the folder."""
+        needed = {str(self.state.current), str(self.state.previous)}
+        for path in self._folder.iterdir():
+            number = path.name.partition(".")[0]
+            begun_here = number.isdecimal() and int(number) <= self.state.last
+            if begun_here and path.is_dir() and path.name not in needed:
+                shutil.rmtree(path)
+
+
+def _locked(folder: Path) -> IO[str]:
+    lock = (folder / _LOCK).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise InvalidRequest(f"{folder} is in use: give each drafter a --learn-dir of its own") from error
+    return lock

@@ -1,0 +1,32 @@
+"""The plan of a conversation's answer: format of calls, place of reasoning, grammar."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Thought(StrEnum):
+    """Where an answer's reasoning is."""
+
+    NONE = "none"
+    """The answer has no reasoning."""
+    POSSIBLE = "possible"
+    """The answer may begin with reasoning between marks."""
+    OPEN = "open"
+    """The prompt ends with the begin mark, so the answer begins within the reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """How the answer to one conversation is constrained and parsed."""
+
+    format: str = ""
+    """Name of the format of tool calls; empty: calls in the answer stay text."""
+    thought: Thought = Thought.NONE
+    called: bool = False
+    """Whether the prompt ends with the begin mark of the calls."""
+    named: bool = False
+    """Whether the client named the function to call."""
+    allowed: tuple[str, ...] = ()
+    """Names of the functions that the answer may call; empty: calls of any name are parsed."""
+    grammar: str = ""
+    """The grammar of the answer in Lark's language; empty: the answer is free."""

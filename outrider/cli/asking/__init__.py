@@ -1,0 +1,1 @@
+"""Commands that ask a served model: `outrider generate` and `outrider chat`."""

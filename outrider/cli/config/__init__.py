@@ -1,0 +1,1 @@
+"""`outrider config`: checks a configuration file, and shows a role's settings."""

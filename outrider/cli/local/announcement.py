@@ -1,0 +1,69 @@
+"""What `outrider up` prints once requests are answered: processes, models, and lines to paste."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from outrider.cli.local.stack import SECOND_VERIFIER, Stack
+from outrider.cli.observe.gauges import Reading
+from outrider.cli.observe.scrape import reading_of
+
+GPUS = Path("/proc/driver/nvidia/gpus")
+"""Folder with an entry for each GPU that the driver sees."""
+
+
+def announcement(stack: Stack, drafter: str) -> Iterator[str]:
+    """The lines to print. `drafter` describes the drafter and the reason for it."""
+    for child in stack.children:
+        yield f"{child.role:<13}{child.address:<22} process {child.pid}, http://{child.metrics}/metrics"
+    reading = reading_of(next(child.metrics for child in stack.children if child.role == "verifier"))
+    yield f"target       {stack.target.model} on {computing(stack.target.numerics, reading)}"
+    yield f"drafter      {drafter}"
+    several = any(child.role == SECOND_VERIFIER for child in stack.children)
+    if several:
+        yield f"             answers requests, too, as {stack.target.model}:drafter; requests name a model"
+    if stack.target.numerics.startswith("cpu") and GPUS.is_dir() and any(GPUS.iterdir()):
+        yield "             the GPU is idle: to use it, give --device cuda with a CUDA build of torch"
+    chat = stack.target.HasField("chat_template")
+    yield "paste into a program:"
+    yield from program(stack.http, stack.target.model, chat=chat)
+    yield "or into a shell:"
+    yield curl(stack.http, stack.target.model, chat=chat)
+    if stack.has_page:
+        yield f"or look at {stack.http}/ in a browser"
+    named = f"--model {shlex.quote(stack.target.model)} " if several else ""
+    yield f"ready: outrider generate --address {stack.address} {named}--prompt ..."
+
+
+def computing(numerics: str, reading: Reading) -> str:
+    """Device, dtype and room for keys and values, from the verifier's numerics class and its metrics."""
+    device, dtype, *kind = numerics.split()
+    passes = f", {kind[0]} passes" if kind else ""
+    slots = sum(
+        int(one.labels["block_size"]) * int(one.labels["num_gpu_blocks"])
+        for one in reading.of("cache_config_info")
+    )
+    room = f", keys and values of {slots:,} tokens" if slots else ""
+    return f"{device} in {dtype}{passes}{room}"
+
+
+def program(url: str, model: str, *, chat: bool) -> Iterator[str]:
+    """Lines of a Python program that asks the model through the `openai` package."""
+    yield f'  client = openai.OpenAI(base_url="{url}/v1", api_key="none")'
+    if chat:
+        message = '[{"role": "user", "content": "Hello"}]'
+        yield f"  client.chat.completions.create(model={json.dumps(model)}, messages={message})"
+    else:
+        yield f'  client.completions.create(model={json.dumps(model)}, prompt="def fib(n):", max_tokens=64)'
+
+
+def curl(url: str, model: str, *, chat: bool) -> str:
+    """A shell command that asks the model."""
+    body: dict[str, object] = {"model": model}
+    if chat:
+        path, body["messages"] = "chat/completions", [{"role": "user", "content": "Hello"}]
+    else:
+        path, body["prompt"], body["max_tokens"] = "completions", "def fib(n):", 64
+    quoted = json.dumps(body).replace("'", "'\\''")
+    return f"  curl {url}/v1/{path} -H 'content-type: application/json' -d '{quoted}'"

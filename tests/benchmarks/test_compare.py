@@ -1,0 +1,155 @@
+"""`bench compare` drives our front and another server with the same prompts, and leaves out one that dies."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.compare.event_stream import Endpoint, EndpointFailed, find_model, stream_answer
+from benchmarks.compare.level import drive, level_figures, level_record
+from benchmarks.http.front_clients import MeasuredOrchestrator
+from benchmarks.shared.envelope import module_command
+from benchmarks.shared.services import HelperProcess
+
+TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
+EVENTS = 4
+
+
+class SmallServer:
+    """An OpenAI-compatible server that answers every request with EVENTS events, and dies on demand.
+
+    Args:
+        answers: how many requests for completions are answered; later ones break off in their stream.
+    """
+
+    def __init__(self, answers: int) -> None:
+        self.left = answers
+        self.bodies: list[dict[str, Any]] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        if head.startswith("GET /v1/models"):
+            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + json.dumps(self.models()).encode())
+        else:
+            length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0])
+            self.bodies.append(json.loads(await reader.readexactly(length)))
+            await self.complete(writer)
+        await writer.drain()
+        writer.close()
+
+    async def complete(self, writer: asyncio.StreamWriter) -> None:
+        self.left -= 1
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+        for _ in range(EVENTS):
+            writer.write(b'data: {"choices": [{"text": "x"}]}\n\n')
+            if self.left < 0:
+                return
+            await asyncio.sleep(0)
+        writer.write(b'data: {"choices": [], "usage": {"completion_tokens": 7}}\n\ndata: [DONE]\n\n')
+
+    @staticmethod
+    def models() -> dict[str, Any]:
+        return {"data": [{"id": "small"}]}
+
+
+@contextmanager
+def served(server: SmallServer) -> Iterator[str]:
+    """The base URL of a server in a thread of its own."""
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]] = Future()
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            started.set_result((asyncio.get_running_loop(), stop, port))
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    loop, stop, port = started.result(10)
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+@contextmanager
+def our_front() -> Iterator[str]:
+    """The base URL of our orchestrator before a verifier without a model."""
+    command = module_command("http.fake_verifier", str(TOKENIZER), "0.002", "2")
+    with HelperProcess(command) as verifier, MeasuredOrchestrator(verifier.address, 64) as orchestrator:
+        yield f"{orchestrator.http}/v1"
+
+
+def test_an_answer_has_its_text_its_events_and_the_endpoints_own_count() -> None:
+    with served(SmallServer(1)) as url:
+        endpoint = Endpoint("small", url)
+        answer = asyncio.run(stream_answer(endpoint, "/completions", {"prompt": "a"}, 10))
+
+        assert asyncio.run(find_model(endpoint, 10)) == "small"
+
+    assert (answer.text, len(answer.events), answer.tokens) == ("x" * EVENTS, EVENTS, 7)
+    assert len(answer.gaps_ms) == EVENTS - 1
+
+
+def test_a_stream_that_breaks_off_is_a_failure_and_cancels_the_level() -> None:
+    with served(SmallServer(2)) as url, pytest.raises(EndpointFailed, match="broke off after 1 events"):
+        asyncio.run(drive(Endpoint("small", url), "/completions", [{}] * 5, 1, 10))
+
+
+def test_an_endpoint_that_nobody_listens_at_is_a_failure() -> None:
+    with pytest.raises(EndpointFailed, match="ConnectionRefusedError"):
+        asyncio.run(find_model(Endpoint("gone", "http://127.0.0.1:9/v1"), 10))
+
+
+def test_figures_pool_the_repeats_of_a_level() -> None:
+    with served(SmallServer(4)) as url:
+        level = asyncio.run(drive(Endpoint("small", url), "/completions", [{}] * 4, 2, 10))
+
+    found = level_figures([level | {"seconds": 2.0}] * 2, ["xxxx", "y"])
+
+    assert found["tokens_per_second"] == 14.0
+    assert found["tokens_per_event"] == 1.75
+    assert found["same_text"] == 0.5
+    assert found["requests"] == 8
+
+
+def test_a_level_without_a_gap_has_gaps_of_zero() -> None:
+    found = level_figures([level_record([], 1.0) | {"texts": ["a"], "first_ms": [1.0], "events": 1}], ["a"])
+
+    assert found["gap_ms"] == {"p50": 0.0, "p99": 0.0}
+
+
+def test_our_front_is_measured_and_an_endpoint_that_dies_amid_the_run_is_left_out(
+    bench: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    flags = ["--concurrency", "1,4", "--requests", "4", "--tokens", "8", "--resume", str(kept)]
+    dying, lasting = SmallServer(1 + 4 + 2), SmallServer(100)
+    with our_front() as ours, served(dying) as dies, served(lasting) as lasts:
+        flags += ["--endpoint", f"ours={ours}", "--endpoint", f"dies={dies}"]
+        flags += ["--endpoint", f"lasts={lasts}"]
+        first = bench("compare", *flags)
+        asked = len(lasting.bodies)
+        dying.left = 100
+        second = bench("compare", *flags)
+
+    assert set(first["figures"]) == {"ours", "lasts"}
+    assert first["failed"]["dies"]["concurrency"] == 4
+    assert "broke off" in first["failed"]["dies"]["why"]
+    assert first["figures"]["ours"]["4"]["requests"] == 4
+    assert first["figures"]["ours"]["1"]["same_text"] == 1
+    # What was measured is not measured again, and what failed is tried again.
+    assert len(lasting.bodies) == asked
+    assert set(second["figures"]) == {"ours", "dies", "lasts"}
+    assert second["failed"] == {}
+    assert second["figures"]["ours"] == first["figures"]["ours"]
+    assert {body["model"] for body in lasting.bodies} == {"small"}
+    assert all(body["stream"] and body["max_tokens"] == 8 for body in lasting.bodies)

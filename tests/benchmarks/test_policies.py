@@ -1,0 +1,38 @@
+"""The comparison of policies runs small, its schema describes the result, and the oracle knows the answer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks.policies import OracleDepth
+from speculative.policies.policy import DraftLimits, SeenProgress
+
+
+def test_the_oracle_s_depth_is_the_run_of_right_places_ahead() -> None:
+    oracle = OracleDepth(DraftLimits(3, 0.0, 9, 9), [True, True, True, True, False, True])
+    depths = []
+    for tokens in (1, 2, 1, 1, 1):
+        depths.append(oracle.limits.depth)
+        oracle.saw(SeenProgress(tokens, ()))
+    assert depths == [3, 3, 1, 1, 1], "no deeper than the bounds, and never less than one place"
+
+
+@pytest.mark.slow
+def test_the_comparison_of_policies_prints_what_its_schema_says(bench: Callable[..., dict[str, Any]]) -> None:
+    small = (
+        "--count",
+        "1",
+        "--tokens",
+        "12",
+        "--temperature",
+        "0",
+        "--drafter-step",
+        "1",
+        "--depths",
+        "1",
+        "4",
+    )
+    result = bench("policies", *small, "--policies", "survival", "bandit")
+    assert [row["set"] for row in result["rows"]] == ["held_out 0", "repeated 0"]
+    assert set(result["least_over_best_fixed"]) == {"survival", "bandit"}

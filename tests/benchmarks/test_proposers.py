@@ -1,0 +1,32 @@
+"""The benchmark of proposers runs small, end to end; every method decodes the ids of plain decoding."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow
+def test_every_method_decodes_plain_ids_and_a_head_drafts_what_the_target_accepts(
+    bench: Callable[..., dict[str, Any]],
+) -> None:
+    result = bench(
+        *("proposers", "--prompts", "2", "--streams", "1,2", "--tokens", "24", "--repeats", "1"),
+        *("--warm-up", "1"),
+        *("--budget", "fixed", "--proposers", "bigram"),
+    )
+
+    assert result["identical"]
+    assert not result["muted"]
+    for by_streams in result["figures"].values():
+        for methods in by_streams.values():
+            assert {"plain", "lookup", "bigram", "eagle", "medusa", "small-model", "all"} == set(methods)
+            assert methods["plain"]["acceptance_length"] == 1
+            assert methods["plain"]["draft_ms"] < methods["eagle"]["draft_ms"]
+            for head in ("eagle", "medusa"):
+                assert methods[head]["acceptance_length"] > 1
+                assert methods[head]["nodes_per_accepted"] >= 1
+                assert set(methods[head]["accepted_share"]) == {head}
+    for forced in result["teacher_forced"].values():
+        assert forced["contexts"] > 0
+        assert max(forced["greedy"]) <= 1

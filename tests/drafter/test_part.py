@@ -1,0 +1,23 @@
+"""A part of the target as a drafter."""
+
+from pathlib import Path
+
+import pytest
+
+from drafter_service.drafters import load
+from drafter_service.drafters.causal_lm import CausalLMDrafter
+from drafter_service.settings import DrafterSettings
+from speculative.errors import InvalidRequest
+
+
+@pytest.mark.parametrize("part", [{"skip": "1"}, {"skip": [1]}, {"exit_layer": 1}])
+def test_a_drafter_keeps_the_layers_that_its_settings_leave(tiny_llama_bare: Path, part: dict) -> None:
+    drafter = load(DrafterSettings(model=str(tiny_llama_bare), threads=1, **part))
+    assert isinstance(drafter, CausalLMDrafter)
+    assert len(drafter.lm.model.base_model.layers) == 1
+    assert drafter.lm.pool.layout.layers == 1
+
+
+def test_a_skip_set_that_names_a_layer_that_is_not_there_is_refused(tiny_llama_bare: Path) -> None:
+    with pytest.raises(InvalidRequest, match="layer 7 cannot be skipped: the model has layers 0 to 1"):
+        load(DrafterSettings(model=str(tiny_llama_bare), threads=1, skip=(0, 7)))

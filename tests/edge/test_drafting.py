@@ -1,0 +1,198 @@
+"""The drafting thread drafts for one request at a time, says why not, and outlives a model's failures."""
+
+import queue
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.edge.controller import Controller, Preference
+from outrider.edge.drafting import DraftedRequest, DraftingThread
+from outrider.edge.latency_model import Mode
+from outrider.edge.top_k import DraftModelFailed
+from outrider.v1 import generation_pb2
+from outrider.wire.codec import sampling_to_wire
+from speculative.hashing import prefix_hash
+from speculative.params import SamplingParams
+from tests.edge.toy import DIGEST, VOCABULARY, ToyModel, guess
+
+PROMPT = (3, 1, 4)
+WAIT_S = 10.0
+
+
+class Server:
+    """The other end of a request's stream: what the device sent, and messages to show the device."""
+
+    def __init__(self, drafting: DraftingThread, mode: Mode = Mode.PIPELINED) -> None:
+        self.drafting = drafting
+        self.sent: queue.Queue[generation_pb2.GenerateRequest] = queue.Queue()
+        controller = Controller(Preference.LATENCY, drafting.measurements, fixed=mode)
+        self.request = DraftedRequest(controller, send=self.sent.put)
+        self.ids = list(PROMPT)
+
+    def start(self, digest: str = DIGEST, refused: str = "") -> None:
+        terms = generation_pb2.DeviceTerms(
+            refused=refused,
+            tokenizer_digest=digest,
+            vocabulary_size=VOCABULARY,
+            sampling=sampling_to_wire(SamplingParams(temperature=0.0)),
+            limit=300,
+            node_limit=32,
+            credits=256,
+            credits_per_token=16,
+        )
+        started = generation_pb2.GenerateStarted(epoch=5, prompt_ids=PROMPT, device=terms)
+        self.show(generation_pb2.GenerateResponse(started=started))
+
+    def commit(self, *ids: int) -> None:
+        position = len(self.ids)
+        self.ids += ids
+        tokens = generation_pb2.GeneratedTokens(position=position, ids=ids, prefix_hash=prefix_hash(self.ids))
+        self.show(generation_pb2.GenerateResponse(tokens=tokens))
+
+    def show(self, response: generation_pb2.GenerateResponse) -> None:
+        self.drafting.received(self.request, response, ())
+
+    def window(self) -> generation_pb2.DeviceDrafts:
+        """The next message with drafts."""
+        while True:
+            drafts = self.sent.get(timeout=WAIT_S).drafts
+            if drafts.ids:
+                return drafts
+
+    def until_trouble(self) -> str:
+        """Waits until the device has given the request up."""
+        while not self.request.trouble:
+            self.drafting.idle()
+        return self.request.trouble
+
+
+@pytest.fixture
+def model() -> ToyModel:
+    return ToyModel()
+
+
+@pytest.fixture
+def drafting(model: ToyModel) -> Iterator[DraftingThread]:
+    thread = DraftingThread(lambda: model, pauses_s=(0.01, 0.01))
+    thread.wait_open()
+    yield thread
+    thread.close()
+    assert model.closed
+
+
+def test_windows_follow_what_is_committed(drafting: DraftingThread) -> None:
+    server = Server(drafting)
+    assert drafting.claim(server.request)
+    server.start()
+    first = server.window()
+    assert (first.base, first.prefix_hash, first.epoch) == (3, prefix_hash(PROMPT), 5)
+    assert first.ids[0] == guess(PROMPT)
+    server.commit((first.ids[0] + 1) % VOCABULARY)
+    while (window := server.window()).base != 4:
+        assert not window.epoch, "the epoch was told"
+    assert window.ids[0] == guess(server.ids)
+    drafting.idle()
+    report = server.request.report()
+    assert (report.mode, report.equal, report.trouble) == ("pipelined", 0, "")
+    assert report.windows >= 2
+    assert report.bytes_up > 0
+
+
+def test_one_request_at_a_time_has_drafts(drafting: DraftingThread) -> None:
+    one, two = Server(drafting), Server(drafting)
+    assert drafting.claim(one.request)
+    assert not drafting.claim(two.request)
+    two.start()
+    one.start()
+    assert one.window()
+    assert two.sent.empty()
+    drafting.release(one.request)
+    assert drafting.claim(two.request)
+    two.start()
+    assert two.window()
+
+
+@pytest.mark.parametrize(
+    ("digest", "refused", "why"),
+    [
+        ("e" * 64, "", "toy has vocabulary d{64}, the target has e{64}: their ids mean different tokens"),
+        (DIGEST, "this orchestrator takes no devices", "takes no devices"),
+    ],
+)
+def test_a_device_that_is_not_to_be_used_says_why(
+    drafting: DraftingThread, digest: str, refused: str, why: str
+) -> None:
+    server = Server(drafting)
+    drafting.claim(server.request)
+    server.start(digest, refused)
+    drafting.idle()
+    assert server.sent.empty()
+    with pytest.raises(DraftModelFailed, match=why):
+        raise DraftModelFailed(server.until_trouble())
+
+
+def test_an_orchestrator_that_knows_nothing_of_devices_is_left_alone(drafting: DraftingThread) -> None:
+    server = Server(drafting)
+    drafting.claim(server.request)
+    started = generation_pb2.GenerateStarted(epoch=5, prompt_ids=PROMPT)
+    server.show(generation_pb2.GenerateResponse(started=started))
+    assert "knows nothing of drafts" in server.until_trouble()
+
+
+def test_a_model_that_fails_is_tried_again_and_then_given_up(
+    drafting: DraftingThread, model: ToyModel
+) -> None:
+    model.fails = 2
+    server = Server(drafting)
+    drafting.claim(server.request)
+    server.start()
+    assert server.window().ids[0] == guess(PROMPT), "the third try succeeds"
+    model.fails = 1000
+    server.commit((guess(PROMPT) + 1) % VOCABULARY)
+    assert server.until_trouble() == "the toy is tired"
+    drafting.release(server.request)
+    model.fails = 0
+    healthy = Server(drafting)
+    assert drafting.claim(healthy.request)
+    healthy.start()
+    assert healthy.window().ids[0] == guess(PROMPT)
+
+
+def test_waits_are_asked_for_and_taken_back(drafting: DraftingThread, model: ToyModel) -> None:
+    server = Server(drafting, Mode.WAITING)
+    drafting.claim(server.request)
+    server.start()
+    assert server.sent.get(timeout=WAIT_S).drafts.wait_ms > 0
+    first = server.window().ids[0]
+    model.fails = 1000
+    server.commit((first + 1) % VOCABULARY)
+    server.until_trouble()
+    drafting.idle()
+    last = None
+    while not server.sent.empty():
+        last = server.sent.get()
+    assert last is not None
+    assert last.drafts.HasField("wait_ms")
+    assert last.drafts.wait_ms == 0, "no round is to wait for a device that has given up"
+
+
+def test_a_message_out_of_place_costs_the_drafts_alone(drafting: DraftingThread) -> None:
+    server = Server(drafting)
+    drafting.claim(server.request)
+    server.start()
+    server.ids.append(1)
+    server.commit(2)
+    assert "position 4, but 3 is next" in server.until_trouble()
+
+
+def test_a_model_that_cannot_be_opened_raises_where_it_was_wanted() -> None:
+    def fail() -> ToyModel:
+        raise DraftModelFailed("no such model")
+
+    drafting = DraftingThread(fail)
+    with pytest.raises(DraftModelFailed, match="no such model"):
+        drafting.wait_open()
+    server = Server(drafting)
+    assert not drafting.claim(server.request)
+    assert server.request.trouble == "no such model"
+    drafting.idle()

@@ -1,0 +1,213 @@
+"""Answers of the device's own model: whole, marked, on demand alone, and never mixed with the cloud's."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from outrider.edge.async_edge_drafter import AsyncEdgeDrafter
+from outrider.edge.backends import DraftModel
+from outrider.edge.drafting import DraftingThread
+from outrider.edge.edge_drafter import EdgeDrafter
+from outrider.edge.endpoint.cloud import Cloud
+from outrider.edge.endpoint.server import EdgeEndpoint
+from outrider.edge.local_answer import LocalRequest, LocalStream
+from outrider.edge.top_k import TopK
+from speculative.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
+from speculative.stop import FinishReason
+from tests.edge.toy import VOCABULARY, TextToy, ToyModel, guess
+
+NOWHERE = "127.0.0.1:9"
+PROMPT = "ab c"
+IDS = tuple(TextToy().encode(PROMPT))
+
+
+def greedy(count: int) -> list[int]:
+    """The ids that the toy finds likeliest behind the prompt."""
+    ids = list(IDS)
+    for _ in range(count):
+        ids.append(guess(ids))
+    return ids[len(IDS) :]
+
+
+@pytest.fixture
+def model() -> TextToy:
+    return TextToy()
+
+
+@pytest.fixture
+def drafter(model: TextToy) -> Iterator[EdgeDrafter]:
+    with EdgeDrafter(NOWHERE, model, patience_s=0.0) as drafter:
+        yield drafter
+
+
+def test_it_is_the_models_own_text_and_says_so(drafter: EdgeDrafter) -> None:
+    stream = drafter.stream_locally(PROMPT, max_tokens=12, temperature=0, ignore_eos=True)
+    chunks = list(stream)
+    completion = stream.completion()
+    assert [id_ for chunk in chunks for id_ in chunk.ids] == list(completion.ids) == greedy(12)
+    assert completion.text == "".join(chr(32 + id_) for id_ in greedy(12))
+    assert stream.provenance == completion.provenance == "local"
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(IDS), 12)
+    assert completion.usage.rounds == 0  # no pass of the target
+
+
+def test_the_seed_decides_sampled_text(drafter: EdgeDrafter) -> None:
+    answers = [drafter.generate_locally(PROMPT, max_tokens=24, seed=seed).ids for seed in (1, 1, 2)]
+    assert answers[0] == answers[1] != answers[2]
+    unseeded = drafter.generate_locally(ids=IDS, max_tokens=24)
+    assert drafter.generate_locally(ids=IDS, max_tokens=24, seed=unseeded.seed).ids == unseeded.ids
+
+
+def test_stops_end_it_as_they_end_the_targets_text(drafter: EdgeDrafter) -> None:
+    text = "".join(chr(32 + id_) for id_ in greedy(12))
+    stopped = drafter.generate_locally(
+        PROMPT, max_tokens=12, temperature=0, ignore_eos=True, stop=[text[4:6]]
+    )
+    assert (stopped.text, stopped.finish_reason) == (text[:4], FinishReason.STOP)
+    ended = drafter.generate_locally(
+        PROMPT, max_tokens=12, temperature=0, ignore_eos=True, stop_ids=[greedy(12)[3]]
+    )
+    assert len(ended.ids) == greedy(12).index(greedy(12)[3]) + 1
+    assert ended.finish_reason is FinishReason.STOP
+
+
+def test_it_ends_where_the_model_can_read_no_further(drafter: EdgeDrafter, model: TextToy) -> None:
+    model.max_length = len(IDS) + 3
+    answer = drafter.generate_locally(PROMPT, max_tokens=12, temperature=0, ignore_eos=True)
+    assert len(answer.ids) == 3
+    assert answer.finish_reason is FinishReason.LENGTH
+
+
+def test_a_stream_of_the_cloud_never_becomes_local(drafter: EdgeDrafter) -> None:
+    with pytest.raises(Unavailable):
+        drafter.generate(PROMPT, max_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 2},
+        {"logprobs": True},
+        {"regex": "a+"},
+        {"stop_ids": [VOCABULARY]},
+        {"logit_bias": {VOCABULARY: 1.0}},
+        {"ids": ()},
+        {"ids": [1] * 600},
+    ],
+    ids=str,
+)
+def test_what_a_device_alone_cannot_do_is_refused(drafter: EdgeDrafter, options: dict[str, Any]) -> None:
+    prompt = None if "ids" in options else PROMPT
+    with pytest.raises(InvalidRequest):
+        drafter.generate_locally(prompt, **options)
+
+
+def test_a_model_without_text_says_so() -> None:
+    with (
+        EdgeDrafter(NOWHERE, ToyModel()) as drafter,
+        pytest.raises(InvalidRequest, match="toy only drafts"),
+    ):
+        drafter.generate_locally(PROMPT)
+
+
+def test_a_model_that_fails_ends_the_answer_with_its_error(drafter: EdgeDrafter, model: TextToy) -> None:
+    model.fails = 1
+    with pytest.raises(OutriderError, match="the toy is tired"):
+        drafter.generate_locally(PROMPT, max_tokens=4)
+    assert len(drafter.generate_locally(PROMPT, max_tokens=4, ignore_eos=True).ids) == 4
+
+
+class SlowToy(TextToy):
+    """A toy that waits before each token until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Semaphore(0)
+
+    def forward(self, ids: Sequence[int]) -> TopK:
+        self.go.acquire()
+        return super().forward(ids)
+
+
+def test_one_answer_at_a_time_and_a_closed_one_makes_room() -> None:
+    model = SlowToy()
+    opened: DraftModel = model
+    drafting = DraftingThread(lambda: opened)
+    request = LocalRequest.of(PROMPT, {"ignore_eos": True})
+    first = LocalStream(drafting, request)
+    model.go.release()
+    assert next(first).ids
+    with pytest.raises(Overloaded, match="another request"):
+        LocalStream(drafting, request)
+    first.close()
+    model.go.release(200)
+    drafting.idle()
+    assert first.completion().finish_reason is FinishReason.CANCELLED
+    assert len(LocalStream(drafting, request).completion().ids) == 128
+    drafting.close()
+
+
+async def test_the_same_inside_an_event_loop(model: TextToy) -> None:
+    async with AsyncEdgeDrafter(NOWHERE, model) as drafter:
+        answer = await drafter.generate_locally(PROMPT, max_tokens=12, temperature=0, ignore_eos=True)
+    assert (list(answer.ids), answer.provenance) == (greedy(12), "local")
+
+
+@pytest.fixture
+def endpoint(drafter: EdgeDrafter) -> Iterator[EdgeEndpoint]:
+    with EdgeEndpoint(drafter, Cloud(f"http://{NOWHERE}")) as endpoint:
+        yield endpoint
+
+
+def post(endpoint: EdgeEndpoint, path: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
+    host, _, port = endpoint.url.removeprefix("http://").rpartition(":")
+    with closing(http.client.HTTPConnection(host, int(port), timeout=30)) as connection:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **named})
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+BODY = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0}
+CHAT = {"messages": [{"role": "user", "content": PROMPT}]}
+
+
+def test_an_app_that_allows_it_gets_marked_text_while_the_cloud_is_away(endpoint: EdgeEndpoint) -> None:
+    status, text = post(endpoint, "/v1/completions", BODY, Outrider_Unreachable="local")
+    answer = json.loads(text)
+    assert (status, answer["provenance"], answer["model"]) == (200, "local", "toy")
+    assert answer["choices"][0]["text"] == "".join(chr(32 + id_) for id_ in greedy(6))
+
+
+def test_each_event_of_such_a_stream_is_marked(endpoint: EdgeEndpoint) -> None:
+    body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
+    status, text = post(endpoint, "/v1/completions", body, Outrider_Unreachable="local")
+    *events, done = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert (status, done) == (200, "[DONE]")
+    assert {json.loads(event)["provenance"] for event in events} == {"local"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        ("/v1/completions", BODY, {}),
+        ("/v1/completions", BODY, {"Outrider_Unreachable": "cloud"}),
+        ("/v1/completions", {**BODY, "n": 2}, {"Outrider_Unreachable": "local"}),
+        ("/v1/completions", {**BODY, "prompt": "a" * 600}, {"Outrider_Unreachable": "local"}),
+        ("/v1/chat/completions", CHAT, {"Outrider_Unreachable": "local"}),
+        ("/v1/embeddings", {"input": "a"}, {"Outrider_Unreachable": "local"}),
+    ],
+    ids=["nobody asked", "asked for else", "two answers", "too long", "a conversation", "embeddings"],
+)
+def test_all_other_calls_fail_while_the_cloud_is_away(
+    endpoint: EdgeEndpoint, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> None:
+    status, text = post(endpoint, path, body, **headers)
+    assert status == 502
+    assert "cannot be reached" in json.loads(text)["error"]["message"]

@@ -1,0 +1,131 @@
+"""A conversation becomes a prompt and a plan, and the plan decides what the message of the answer holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.front.http.accumulator import Piece
+from orchestrator.front.http.bodies.templates import render_conversation
+from orchestrator.front.http.chat.chat_fields import ChatRequest
+from orchestrator.front.http.chat.conversation import chat_conversation
+from orchestrator.front.http.chat.plan import ChatPlan, Thought
+from orchestrator.front.http.chat.planning import Rendered, planned
+from orchestrator.front.http.field_faults import FieldRefused
+from orchestrator.front.http.openai_format import ChatCompletionFormat
+
+ROOT = Path(__file__).parents[3]
+EMBEDDED = json.loads((ROOT / "models" / "target" / "tokenizer_config.json").read_text())["chat_template"]
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "add"}}
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+MISTRAL = "{{ tools | length if tools else 0 }}[TOOL_CALLS]|{{ '' }}"
+THINKING = "{% if enable_thinking is false %}<think></think>{% else %}<think>\n{% endif %}"
+WORDS = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def plan(template: str, **fields: Any) -> tuple[str, ChatPlan]:
+    request = ChatRequest.model_validate({"messages": HI, **fields})
+    conversation = chat_conversation(request.messages, request)
+    return planned(request, Rendered(render_conversation(template, {}, conversation), template))
+
+
+def test_the_embedded_template_shows_tools_calls_and_results() -> None:
+    messages = [
+        *HI,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "2", "tool_call_id": "c"},
+    ]
+    text, found = plan(EMBEDDED, messages=messages, tools=[TOOL])
+    assert text == (
+        'tools:\n{"type": "function", "function": {"name": "add"}}\ncall a tool by <tool_call>\n'
+        '{"name": NAME, "arguments": OBJECT}\n</tool_call>\n'
+        f"user: hi\nassistant: \n{WORDS}\ntool: 2\nassistant:"
+    )
+    assert found == ChatPlan("hermes")
+
+
+def test_without_a_choice_of_tools_the_model_hears_of_none() -> None:
+    assert plan(EMBEDDED, tools=[TOOL], tool_choice="none") == ("user: hi\nassistant:", ChatPlan())
+
+
+def only(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+SUB = {"type": "function", "function": {"name": "sub"}}
+
+
+def test_of_allowed_tools_the_model_hears_alone() -> None:
+    alone, _ = plan(EMBEDDED, tools=[SUB])
+    text, found = plan(EMBEDDED, tools=[TOOL, SUB], tool_choice=only("auto", "sub"))
+    assert (text, found) == (alone, ChatPlan("hermes", allowed=("sub",)))
+    assert plan(EMBEDDED, tools=[SUB], tool_choice=only("auto", "sub"))[1] == ChatPlan("hermes")
+
+
+def test_a_required_call_is_of_an_allowed_tool() -> None:
+    text, found = plan(EMBEDDED, tools=[SUB, TOOL], tool_choice=only("required", "sub"))
+    assert (text, found) == plan(EMBEDDED, tools=[SUB], tool_choice="required")
+    assert '"sub\\"' in found.grammar
+    assert '"add\\"' not in found.grammar
+
+
+def test_a_call_of_a_tool_that_is_not_allowed_stays_text() -> None:
+    allowed, forbidden = (ChatPlan("hermes", allowed=(name,)) for name in ("add", "sub"))
+    taken = ChatCompletionFormat(None, plan=allowed).whole(Piece(0, WORDS, finish="stop"))
+    left = ChatCompletionFormat(None, plan=forbidden).whole(Piece(0, WORDS, finish="stop"))
+    assert taken["message"]["tool_calls"][0]["function"]["name"] == "add"
+    assert (left["message"]["content"], left["finish_reason"]) == (WORDS, "stop")
+
+
+def test_a_special_token_before_required_calls_is_part_of_the_prompt() -> None:
+    text, found = plan(MISTRAL, tools=[TOOL], tool_choice="required")
+    assert text == "1[TOOL_CALLS]|[TOOL_CALLS]"
+    assert found.called
+    assert found.grammar.startswith("start: ")
+    text, found = plan(MISTRAL, tools=[TOOL])
+    assert (text, found) == ("1[TOOL_CALLS]|", ChatPlan("mistral"))
+
+
+def test_a_model_without_an_entry_answers_in_text_or_refuses_to_be_made_to_call() -> None:
+    assert plan("x", tools=[TOOL]) == ("x", ChatPlan())
+    with pytest.raises(FieldRefused, match="format of this model's tool calls is not known") as refused:
+        plan("x", tools=[TOOL], tool_choice={"type": "function", "function": {"name": "add"}})
+    assert refused.value.param == "tool_choice"
+
+
+def test_effort_reaches_the_template_and_decides_where_reasoning_stands() -> None:
+    assert plan(THINKING, reasoning_effort="low")[1].thought is Thought.OPEN
+    assert plan(THINKING, reasoning_effort="none")[1].thought is Thought.NONE
+    assert plan(THINKING, chat_template_kwargs={"enable_thinking": False})[1].thought is Thought.NONE
+    assert plan("</think>x")[1].thought is Thought.POSSIBLE
+    with pytest.raises(FieldRefused, match="knows no effort"):
+        plan("x", reasoning_effort="low")
+
+
+def test_a_stream_has_reasoning_content_and_calls_in_order() -> None:
+    form = ChatCompletionFormat(None, plan=ChatPlan("hermes", Thought.OPEN))
+    texts = ["Hm", ".\n</think>\n\nLet me see.\n" + WORDS[:30], WORDS[30:], "\n" + WORDS, ""]
+    pieces = [
+        Piece(0, text, finish="stop" if number == 4 else None, first=not number)
+        for number, text in enumerate(texts)
+    ]
+    deltas = [form.chunk(piece) for piece in pieces]
+    calls = [call for event in deltas for call in event["delta"].pop("tool_calls", [])]
+    assert [event["delta"] for event in deltas] == [
+        {"role": "assistant", "reasoning_content": "Hm"},
+        {"reasoning_content": ".", "content": "Let me see."},
+        {},
+        {},
+        {},
+    ]
+    assert [call["index"] for call in calls] == [0, 1]
+    assert len({call["id"] for call in calls}) == 2
+    assert [call["function"] for call in calls] == [{"name": "add", "arguments": '{"a": 1}'}] * 2
+    assert [event["finish_reason"] for event in deltas] == [None] * 4 + ["tool_calls"]
+    whole = form.whole(Piece(0, "".join(texts), finish="length", first=True))
+    assert whole["finish_reason"] == "length"
+    assert whole["message"]["content"] == "Let me see."
+    assert len(whole["message"]["tool_calls"]) == 2

@@ -1,0 +1,305 @@
+"""Heads trained for a tiny random target: stopped anywhere, resumed, refused where something does not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider.cli.past_file import write_past
+from outrider.lm.heads.config import HeadConfig
+from outrider.lm.heads.published import load_head
+from outrider.tokens import TokenTable
+from outrider.v1 import retrieval_pb2
+from speculative.errors import InvalidRequest
+from tests.cli.inside import ended
+from tests.training.conftest import TEXTS, quiet
+from training.heads import acceptance, unrolled
+from training.heads.divergence import DIVERGENCES
+from training.heads.frozen import FrozenTarget
+from training.heads.job import distil
+from training.heads.lessons import Lessons
+from training.heads.loss import LOSSES, HeadLoss
+from training.heads.recipe import DistilOptions
+from training.loop import Interrupted
+
+WEIGHTS = {
+    "medusa": "medusa_lm_head.safetensors",
+    "eagle": "model.safetensors",
+    "lm": "model.safetensors",
+    "block": "model.safetensors",
+}
+
+
+def killed_at(stage: str, count: int) -> Callable[..., None]:
+    """A progress that asks the run to stop once a stage has come this far."""
+
+    def show(name: str, done: int, total: int, remark: str = "") -> None:
+        if (name, done) == (stage, count):
+            if stage == "training":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                raise KeyboardInterrupt
+
+    return show
+
+
+@pytest.mark.parametrize("kind", sorted(WEIGHTS))
+def test_a_head_stopped_in_every_stage_ends_with_the_weights_of_one_that_was_not(
+    options: DistilOptions, kind: str, small: Path, tmp_path: Path
+) -> None:
+    options = replace(options, drafter=str(small), data="target")
+    whole = replace(options, kind=kind, out=tmp_path / "whole", work=tmp_path / "whole.work")
+    distil(whole, TEXTS, quiet)
+    stopped = replace(options, kind=kind)
+    for stage, count in (("target's text", 32), ("features", 32), ("training", 2), ("training", 4)):
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            distil(stopped, TEXTS, killed_at(stage, count))
+    distil(stopped, TEXTS, quiet)
+    one, other = (load_file(made.out / WEIGHTS[kind]) for made in (whole, stopped))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_training_raises_held_out_acceptance_and_the_head_loads(options: DistilOptions) -> None:
+    trained = replace(options, kind="medusa", steps=150, rate=2e-2, held_tokens=24)
+    found = distil(trained, TEXTS, quiet)["acceptance"]["greedy"]
+    assert found["after"]["by_place"][0] > found["before"]["by_place"][0]
+    target = FrozenTarget.load(options.target, "cpu")
+    load_head(HeadConfig.read(str(options.out)), target.parts)
+
+
+@pytest.mark.slow
+def test_a_small_model_learns_to_draft_and_is_written_as_a_model(options: DistilOptions, small: Path) -> None:
+    trained = replace(options, kind="lm", drafter=str(small), steps=80, rate=1e-2, held_tokens=24)
+    found = distil(trained, TEXTS, quiet)["acceptance"]["greedy"]
+    assert found["after"]["acceptance_length"] > found["before"]["acceptance_length"]
+    written = FrozenTarget.load(str(options.out), "cpu")
+    assert written.parts.shape == FrozenTarget.load(str(small), "cpu").parts.shape
+
+
+def test_the_card_names_command_data_and_tenants(
+    options: DistilOptions, tmp_path: Path, target: Path
+) -> None:
+    past = exported(tmp_path, target, "acme", [[1, 2, 3] * 40, [4, 5] * 40])
+    distil(replace(options, past=(past,)), TEXTS, quiet)
+    card = (options.out / "README.md").read_text()
+    assert f"outrider distil text --kind eagle --target {options.target}" in card
+    assert "`acme` (2 past outputs that `learn` allowed)" in card
+    assert "**Deletion.**" in card
+    assert "24 documents" in card
+
+
+def exported(folder: Path, target: Path, tenant: str, outputs: list[list[int]]) -> Path:
+    """The file that `outrider memory export` writes of a worker with these outputs."""
+    digest = TokenTable.from_json((target / "tokenizer.json").read_text()).digest
+
+    class Worker:
+        def ExportPast(self, _request: object, timeout: float) -> Iterator[retrieval_pb2.ExportPastResponse]:
+            yield retrieval_pb2.ExportPastResponse(outputs=len(outputs), tokenizer_digest=digest)
+            for number, ids in enumerate(outputs):
+                output = retrieval_pb2.PastOutput(session=f"s{number}", ids=ids)
+                yield retrieval_pb2.ExportPastResponse(output=output)
+
+    write_past(folder / f"{tenant}.jsonl", tenant, Worker())
+    return folder / f"{tenant}.jsonl"
+
+
+def test_exported_outputs_that_were_cut_off_or_are_foreign_are_refused(
+    options: DistilOptions, tmp_path: Path, target: Path
+) -> None:
+    path = exported(tmp_path, target, "acme", [[1, 2, 3] * 40, [4, 5] * 40])
+    whole = path.read_text()
+    damaged = {
+        "cut off": whole[: whole.index("\n", whole.index("\n") + 1) + 1],
+        "damaged": whole[:-10],
+        "another tokenizer": whole.replace('"tokenizer": "', '"tokenizer": "0'),
+        "beyond the target's vocabulary": whole.replace("[1, 2", "[1, 40000"),
+    }
+    for what, text in damaged.items():
+        path.write_text(text)
+        with pytest.raises(InvalidRequest, match=what):
+            distil(replace(options, past=(path,)), TEXTS, quiet)
+
+
+def test_a_checkpoint_that_was_cut_off_is_refused_and_features_are_made_anew(options: DistilOptions) -> None:
+    with pytest.raises(Interrupted):
+        distil(options, TEXTS, killed_at("training", 3))
+    features, checkpoint = options.work / "features-0000.npy", options.work / "eagle.pt"
+    before = features.read_bytes()
+    features.write_bytes(before[: len(before) // 2])
+    checkpoint.write_bytes(checkpoint.read_bytes()[:500])
+    with pytest.raises(InvalidRequest, match=r"eagle.pt cannot be read .* remove it"):
+        distil(options, TEXTS, quiet)
+    assert features.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [("fixed", (64, 0, 0)), ("target", (0, 64, 0)), ("drafter", (0, 0, 64)), ("mixed", (48, 8, 8))],
+)
+def test_rows_come_from_the_sources_that_data_names(
+    options: DistilOptions, target: Path, data: str, rows: tuple[int, int, int]
+) -> None:
+    chosen = replace(options, data=data, written=0.25, drafter=str(target), steps=1)
+    result = distil(chosen, TEXTS, quiet)
+    assert tuple(result[f"{name}_tokens"] // 32 for name in ("fixed", "written", "drafted")) == rows
+    assert (f"half `{target}` wrote" in (options.out / "README.md").read_text()) == (rows[2] > 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "hydra"}, "--kind 'hydra' is not one of medusa, eagle, lm, block"),
+        ({"kind": "lm"}, "--kind lm needs --drafter"),
+        ({"kind": "block"}, "--kind block needs --drafter"),
+        ({"kind": "block", "depth": 1, "drafter": "small"}, "--depth 1: a block of one token"),
+        ({"kind": "pass"}, "--kind pass cannot be trained: look-ahead embeddings"),
+        ({"boost_of": "first"}, "--boost-of trains a second small model: give --kind lm, not eagle"),
+        ({"boost": 2.0}, "--boost 2.0 is not a weight"),
+        ({"data": "mine"}, "--data 'mine'"),
+        ({"data": "drafter"}, "--data drafter needs --drafter"),
+        ({"written": 1.5}, "--written 1.5 is not a share"),
+        ({"divergence": "wasserstein"}, "--divergence 'wasserstein'"),
+        ({"text": ()}, "nothing to train on"),
+        ({"window": 4}, "--window 4 is below 16"),
+        ({"depth": 20}, "--depth 20 is more than a quarter"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_name(
+    options: DistilOptions, change: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        distil(replace(options, **change), TEXTS, quiet)  # type: ignore[arg-type]
+
+
+def test_a_work_folder_of_another_run_is_refused_by_what_differs(options: DistilOptions) -> None:
+    distil(options, TEXTS, quiet)
+    with pytest.raises(InvalidRequest, match="another text"):
+        distil(options, TEXTS[1:], quiet)
+    with pytest.raises(InvalidRequest, match="steps 6, now 7"):
+        distil(replace(options, steps=7), TEXTS, quiet)
+
+
+def test_documents_that_nearly_copy_held_out_prompts_are_left_out(
+    options: DistilOptions, tmp_path: Path
+) -> None:
+    held = tmp_path / "held.jsonl"
+    held.write_text(json.dumps({"prompt": TEXTS[0][:40], "continuation": TEXTS[0][40:]}) + "\n")
+    distil(replace(options, held_out=held), TEXTS, quiet)
+    assert "1 documents left out" in (options.out / "README.md").read_text()
+
+
+def test_simulated_steps_are_those_of_a_head_that_drafts_one_token_after_the_other(target: Path) -> None:
+    frozen = FrozenTarget.load(str(target), "cpu")
+    torch.manual_seed(1)
+    head = unrolled.new_eagle(frozen)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    ids = torch.randint(300, (1, 12))
+    features = frozen.features(ids)
+    depth, root = 3, 5
+    given, tokens = features[:, : root + 1], ids[:, 1 : root + 2]
+    with torch.no_grad():
+        simulated = list(unrolled.unrolled(head, ids, features, depth, torch.tensor([root])))
+        for step, (logits, _) in enumerate(simulated, start=1):
+            expected = head(tokens, head.fuse(given[:, :, None]))
+            torch.testing.assert_close(logits[0, 0], head.logits(expected[:, -1])[0], atol=1e-4, rtol=1e-4)
+            given = torch.cat([given, expected[:, -1:]], dim=1)
+            tokens = torch.cat([tokens, ids[:, root + step + 1 : root + step + 2]], dim=1)
+
+
+def test_divergences_are_zero_for_equal_distributions_alone() -> None:
+    logits, others = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
+    assert {*DIVERGENCES, "cross-entropy"} == set(LOSSES)
+    for apart in DIVERGENCES.values():
+        torch.testing.assert_close(apart(logits, logits + 3.0), torch.zeros(5), atol=1e-5, rtol=0)
+        assert (apart(logits, others) > 0.01).all()
+    assert (DIVERGENCES["tvd"](logits * 100, others * 100) <= 1).all()
+
+
+def test_divergences_are_those_of_the_papers() -> None:
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
+    mean = (p + q) / 2
+
+    def kl(of: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (of * (of / other).log()).sum()
+
+    wanted = {
+        "forward-kl": kl(p, q),
+        "reverse-kl": kl(q, p),
+        "jsd": (kl(p, mean) + kl(q, mean)) / 2,
+        "tvd": torch.tensor(0.4),
+    }
+    for name, apart in DIVERGENCES.items():
+        torch.testing.assert_close(apart(p.log(), q.log()), wanted[name])
+
+
+def test_a_place_weighs_less_than_the_place_before_it(target: Path) -> None:
+    frozen = FrozenTarget.load(str(target), "cpu")
+    torch.manual_seed(2)
+    head = unrolled.new_medusa(frozen, 3)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    ids = torch.randint(300, (2, 12))
+    features = frozen.features(ids)
+    roots = torch.arange(8)
+    with torch.no_grad():
+        loss = HeadLoss("cross-entropy", 3, 0.0, 1.0, noise=0.0).of_batch(head, frozen, ids, features, None)
+        drafts = unrolled.unrolled(head, ids, features, 3, roots)
+        apart = [
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, roots + step + 1].flatten())
+            for step, (logits, _) in enumerate(drafts, start=1)
+        ]
+    expected = (apart[0] + 0.8 * apart[1] + 0.64 * apart[2]) / (1 + 0.8 + 0.64)
+    torch.testing.assert_close(loss, expected, atol=0.02, rtol=0.01)  # the loss is computed in bfloat16
+
+
+def test_the_command_shows_a_bar_for_each_stage_and_says_what_the_head_brings(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(TEXTS))
+    done = ended(
+        *(capsys, "distil", text, "--kind", "medusa", "--target", target, "--out", tmp_path / "head"),
+        *("--tokens", 512, "--window", 32, "--batch", 128, "--steps", 2, "--depth", 2),
+        *("--threads", torch.get_num_threads(), "--json"),
+    )
+    assert (done.status, done.said["steps"], done.said["kind"]) == (0, 2, "medusa")
+    assert set(done.said["acceptance"]["sampled"]) == {"before", "after"}
+    for stage in ("target's text", "features", "held-out text", "training"):
+        assert stage in done.err
+
+
+def test_held_out_text_is_what_the_target_chooses_with_the_noise_of_a_session(
+    target: Path, tmp_path: Path
+) -> None:
+    frozen = FrozenTarget.load(str(target), "cpu")
+    texts = acceptance.held_out_texts(
+        frozen, [[1, 2, 3], [5, 6, 7, 8]], 16, tmp_path / "held.npz", lambda *_: None
+    )
+    for text in texts:
+        ids = torch.tensor(text.ids.astype("int64"))[None]
+        rows = frozen.parts.lm_head(frozen.features(ids))[0, text.prompt_length - 1 : -1]
+        places = range(text.prompt_length, len(text.ids))
+        assert acceptance._chosen(rows, text, places).tolist() == ids[0, text.prompt_length :].tolist()
+    again = acceptance.held_out_texts(frozen, [], 16, tmp_path / "held.npz", lambda *_: None)
+    assert [text.ids.tolist() for text in again] == [text.ids.tolist() for text in texts]
+
+
+def test_every_row_is_read_once_in_an_epoch() -> None:
+    import numpy as np
+
+    ids = np.arange(40, dtype=np.uint32).reshape(10, 4)
+    features = [np.zeros((10, 4, 2), dtype=np.float16)]
+    lessons = Lessons(ids, features, batch=5, seed=0)
+    read = torch.cat([lessons.at(step)[0] for step in range(lessons.steps_per_epoch)])
+    assert sorted(read.flatten().tolist()) == list(range(40))

@@ -1,0 +1,102 @@
+"""Small models that `outrider distil` trains: a second drafter beside a first, and one that writes blocks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from drafter_service.drafters import load
+from drafter_service.settings import DrafterSettings
+from tests.training.conftest import TEXTS, quiet
+from training.heads.block_lm import BlockLM
+from training.heads.boost import FirstDrafter
+from training.heads.frozen import FrozenTarget
+from training.heads.job import distil
+from training.heads.recipe import DistilOptions
+from training.heads.small_lm import SmallLM
+
+
+@pytest.fixture
+def first(options: DistilOptions, small: Path, tmp_path: Path) -> Path:
+    """A drafter that has learnt a little."""
+    out = tmp_path / "first"
+    distil(replace(options, kind="lm", drafter=str(small), steps=30, rate=1e-2, out=out), TEXTS, quiet)
+    return out
+
+
+def test_places_that_the_first_drafter_has_right_weigh_less(first: Path, target: Path) -> None:
+    frozen = FrozenTarget.load(str(target), "cpu")
+    ids = torch.arange(64).reshape(2, 32) % 280
+    features = frozen.features(ids)
+    model = SmallLM.load(str(first), frozen)
+    right = model.logits(model.hidden(ids)).argmax(-1) == frozen.parts.lm_head(features).argmax(-1)
+    weights = FirstDrafter.load(str(first), frozen, 0.25).weights(frozen, ids, features)
+    assert weights.mean() == pytest.approx(1.0)
+    assert 0 < right.sum() < right.numel()
+    assert torch.allclose(weights[right] / weights[~right].mean(), torch.tensor(0.25))
+    even = FirstDrafter.load(str(first), frozen, 1.0).weights(frozen, ids, features)
+    assert torch.equal(even, torch.ones_like(even))
+
+
+def test_a_weight_of_zero_takes_a_place_out_of_the_loss(options: DistilOptions, small: Path) -> None:
+    frozen = FrozenTarget.load(options.target, "cpu")
+    head = SmallLM.load(str(small), frozen)
+    ids = torch.arange(64).reshape(2, 32) % 280
+    weights = torch.ones(2, 32)
+    weights[1] = 0.0
+    loss = replace(options, kind="lm", depth=1).loss
+
+    def of(rows: torch.Tensor, weights: torch.Tensor | None) -> float:
+        return loss.of_batch(head, frozen, rows, frozen.features(rows), None, weights).item()
+
+    assert of(ids, weights) == pytest.approx(0.5 * of(ids[:1], None), rel=1e-2)
+    assert of(ids, torch.ones(2, 32)) == pytest.approx(of(ids, None), rel=1e-4)
+
+
+def test_a_second_drafter_is_measured_beside_the_first(
+    options: DistilOptions, small: Path, first: Path, tmp_path: Path
+) -> None:
+    asked = replace(
+        options,
+        kind="lm",
+        drafter=str(small),
+        boost_of=str(first),
+        work=tmp_path / "two",
+        steps=20,
+        rate=1e-2,
+    )
+    result = distil(asked, TEXTS, quiet)
+    for name, found in result["boost"].items():
+        both = found["both"]["acceptance_length"]
+        assert both > 0.97 * found["first"]["acceptance_length"]  # the last round of a text may be cut off
+        assert both > 0.97 * result["acceptance"][name]["after"]["acceptance_length"]
+    card = (options.out / "README.md").read_text()
+    assert f"--boost-of {first} --boost 0.2" in card
+    assert f"Beside `{first}`, greedy" in card
+
+
+def test_a_block_is_drafted_from_the_text_up_to_its_root_alone(options: DistilOptions, small: Path) -> None:
+    """What comes behind a root, and other roots' masks, change nothing."""
+    frozen = FrozenTarget.load(options.target, "cpu")
+    head = BlockLM.widened(str(small), frozen, 3).eval()
+    ids = torch.arange(40).reshape(1, 40) + 7
+    roots = torch.tensor([3, 9, 20])
+    with torch.no_grad():
+        together = head.block(ids, roots)
+        for at, root in enumerate(roots.tolist()):
+            alone = torch.cat([ids[:, : root + 1], torch.tensor([list(head.masks)])], dim=1)
+            expected = head.hidden(alone)[:, root:]
+            assert torch.allclose(together[:, at], expected, atol=1e-5)
+    assert head.logits(together).shape == (1, 3, 4, frozen.parts.shape.vocabulary_size)
+
+
+@pytest.mark.slow
+def test_a_block_drafter_learns_places_further_away(options: DistilOptions, small: Path) -> None:
+    trained = replace(
+        options, kind="block", drafter=str(small), steps=120, rate=1e-2, held_tokens=24, depth=4
+    )
+    found = distil(trained, TEXTS, quiet)["acceptance"]["greedy"]
+    assert found["after"]["acceptance_length"] > found["before"]["acceptance_length"]
+    made = load(DrafterSettings(model=str(options.out), drafter="block", threads=1, passes="eager"))
+    assert len(made.abilities.masks) == 3

@@ -1,0 +1,94 @@
+"""Steps with a proposer's drafts are compared with steps without; trials do not coincide."""
+
+import random
+
+from verifier_service.proposers.measured_gain import MeasuredGain
+from verifier_service.proposers.price import ProposerPrice
+
+SESSIONS = 8
+
+
+def run(measured: MeasuredGain, asked: bool, steps: int, tokens: int, ms: float) -> None:
+    for _ in range(steps):
+        measured.learn(SESSIONS, asked, tokens, ms)
+
+
+def test_a_proposer_whose_steps_yield_less_is_slower() -> None:
+    measured = MeasuredGain()
+    run(measured, False, 10, tokens=8, ms=20.0)
+    run(measured, True, 10, tokens=12, ms=40.0)
+    assert measured.is_slower(SESSIONS)
+    assert not measured.is_slower(1), "nothing is known of steps with one session"
+
+
+def test_a_proposer_whose_steps_yield_more_is_not() -> None:
+    measured = MeasuredGain()
+    run(measured, False, 10, tokens=8, ms=20.0)
+    run(measured, True, 10, tokens=16, ms=35.0)
+    assert not measured.is_slower(SESSIONS)
+
+
+def test_few_steps_prove_nothing() -> None:
+    measured = MeasuredGain()
+    run(measured, False, 100, tokens=8, ms=20.0)
+    run(measured, True, 8, tokens=8, ms=100.0)
+    assert not measured.is_slower(SESSIONS), "the first of the eight made up for the rounds before"
+    run(measured, True, 1, tokens=8, ms=100.0)
+    assert measured.is_slower(SESSIONS)
+
+
+def test_steps_of_now_outweigh_steps_of_long_ago() -> None:
+    measured = MeasuredGain()
+    run(measured, False, 500, tokens=8, ms=20.0)
+    run(measured, True, 500, tokens=8, ms=40.0)
+    run(measured, False, 4, tokens=8, ms=20.0)
+    run(measured, True, 20, tokens=40, ms=40.0)
+    assert not measured.is_slower(SESSIONS)
+
+
+def test_now_and_then_a_few_steps_leave_the_proposer_out() -> None:
+    measured = MeasuredGain()
+    asked = []
+    for _ in range(200):
+        asked.append(not measured.leaves_out(SESSIONS))
+        measured.learn(SESSIONS, asked[-1], 16, 20.0)
+    assert asked == [True] * 16 + [False] * 4 + [True] * 32 + [False] * 4 + [True] * 64 + [False] * 4 + [
+        True
+    ] * (200 - 124)
+
+
+def test_without_a_clock_no_step_leaves_the_proposer_out() -> None:
+    measured = MeasuredGain()
+    assert not any(measured.leaves_out(SESSIONS) for _ in range(100))
+
+
+def test_a_proposer_that_estimates_too_much_of_itself_comes_to_rest() -> None:
+    price, chance, asked = ProposerPrice(), random.Random(0), 0
+    for _ in range(1000):
+        begins = price.begins(SESSIONS, 0.4)
+        if begins:
+            price.computed(0, 5.0, 8.0, SESSIONS)  # it promises 8 tokens in 5 ms, and gains a few in 20 ms
+        tokens = SESSIONS + (chance.randrange(5) if begins else 0)
+        price.measured.learn(SESSIONS, begins, tokens, 40.0 if begins else 20.0)
+        asked += begins
+    assert asked < 100
+
+
+def test_a_proposer_that_pays_is_asked_in_nearly_every_step() -> None:
+    price, chance, asked = ProposerPrice(), random.Random(0), 0
+    for _ in range(1000):
+        begins = price.begins(SESSIONS, 0.4)
+        if begins:
+            price.computed(0, 5.0, 8.0, SESSIONS)
+        tokens = SESSIONS + (chance.randrange(12) if begins else 0)
+        price.measured.learn(SESSIONS, begins, tokens, 25.0 if begins else 20.0)
+        asked += begins
+    assert asked > 930
+
+
+def test_a_trial_waits_while_another_proposer_is_tried() -> None:
+    price = ProposerPrice()
+    assert price.is_tried
+    assert not any(price.begins(SESSIONS, 0.4, may_try=False) for _ in range(10))
+    assert price.is_tried
+    assert price.begins(SESSIONS, 0.4)

@@ -1,0 +1,96 @@
+"""A verifier that loads heads from checkpoints: ids stay the same, usage names them, misfits are refused."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import serving
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from outrider.lm.heads.eagle import EagleHead
+from outrider.lm.heads.medusa import MedusaHeads
+from outrider.lm.heads.published import write_head
+from outrider.lm.heads.target_parts import TargetParts
+from outrider.lm.runner import PackedLM
+from speculative.errors import OutriderError
+from speculative.params import SamplingParams
+from tests.lm.random_heads import shaken
+from verifier_service.loading import load_target
+from verifier_service.proposers.planning import plan_proposers
+from verifier_service.settings import VerifierSettings
+
+NEW = 40
+PROMPTS = [(5, 17, 40), (60, 2, 33, 33, 33, 9, 80), tuple(range(2, 90))]
+GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, top_p=0.95)
+HEADS = ("medusa", "mine")
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of random heads for the tiny target."""
+    folder = tmp_path_factory.mktemp("heads")
+    target = TargetParts.of(AutoModelForCausalLM.from_pretrained(tiny_llama, local_files_only=True))
+    layer = LlamaConfig.from_pretrained(tiny_llama, num_hidden_layers=1)
+    write_head(shaken(MedusaHeads(target, 3)), folder / "medusa", torch.float32)
+    write_head(shaken(EagleHead(target, layer)), folder / "eagle", torch.float32)
+    return folder
+
+
+def settings_of(tiny_llama: Path, heads: Path) -> dict[str, Any]:
+    return {"model": str(tiny_llama), "heads": f"{heads / 'medusa'},mine={heads / 'eagle'}"}
+
+
+@pytest.fixture(scope="module")
+def target(tiny_llama: Path, heads: Path) -> PackedLM:
+    return load_target(VerifierSettings(**settings_of(tiny_llama, heads)))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_ids_with_heads_equal_ids_without_and_usage_names_the_heads(
+    target: PackedLM, params: SamplingParams, tiny_llama: Path, heads: Path
+) -> None:
+    settings = settings_of(tiny_llama, heads)
+    async with serving(target, prefill_chunk=32, budget="fixed", **settings) as verifier:
+        expected = [await verifier.generate(prompt, params=params, new=NEW) for prompt in PROMPTS]
+        sources, drafted = [(name, "") for name in HEADS], set[str]()
+        for prompt, plain in zip(PROMPTS, expected, strict=True):
+            alone = await verifier.generate(prompt, params=params, new=NEW, sources=sources)
+            assert alone.ids == plain.ids
+            drafted |= set(alone.usage.drafted_by_source)
+        assert drafted == set(HEADS)
+        together = await asyncio.gather(
+            *(verifier.generate(prompt, params=params, new=NEW, sources=sources) for prompt in PROMPTS)
+        )
+        assert [answer.ids for answer in together] == [plain.ids for plain in expected]
+        assert verifier.metric("proposers_muted") == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size": 64}, "its width is 64, the target's 32"),
+        ({"vocab_size": 5}, "its vocabulary has 5 ids, the target's 96"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_before_the_target_is_loaded(
+    change: dict[str, Any], says: str, tiny_llama: Path, heads: Path, tmp_path: Path
+) -> None:
+    raw = json.loads((heads / "eagle" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | change))
+    with pytest.raises(OutriderError, match=says):
+        load_target(VerifierSettings(model=str(tiny_llama), heads=str(tmp_path)))
+
+
+def test_two_heads_of_one_name_are_refused(tiny_llama: Path, heads: Path) -> None:
+    twice = f"{heads / 'eagle'},eagle={heads / 'eagle'}"
+    with pytest.raises(OutriderError, match="two sources are called 'eagle'; rename the head: NAME="):
+        plan_proposers(VerifierSettings(model=str(tiny_llama), heads=twice))
+
+
+def test_a_target_that_is_split_over_ranks_takes_no_heads(tiny_llama: Path, heads: Path) -> None:
+    settings = VerifierSettings(model=str(tiny_llama), heads=str(heads / "eagle"), ranks=2)
+    with pytest.raises(OutriderError, match="split over 2 ranks: give --ranks 1"):
+        plan_proposers(settings)

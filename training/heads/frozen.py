@@ -1,0 +1,75 @@
+"""The target as training sees it: hidden states, embeddings and LM head, none of them trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from outrider.lm.heads.target_parts import TargetParts
+from outrider.lm.load.model import load_model
+from speculative.errors import ModelRefused
+
+Ids = npt.NDArray[np.uint32]
+
+_TRIAL_TOKENS = 16
+_TOLERANCE = 1e-2
+
+
+class FrozenTarget:
+    """A target whose features are the output of its last norm.
+
+    Args:
+        model: a causal LM in evaluation mode, without gradients.
+
+    Raises ModelRefused if the LM head on these features does not give the model's logits.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.parts = TargetParts.of(model)
+        self.device = model.device
+        self._check()
+
+    @classmethod
+    def load(cls, source: str, device: str) -> FrozenTarget:
+        """Loads a folder or id: float32 on a CPU, the checkpoint's number format elsewhere."""
+        model = load_model(source, device=device, dtype="auto")
+        model.set_attn_implementation("sdpa")  # several times faster over long rows than plain attention
+        return cls(model)
+
+    @property
+    def eos(self) -> int:
+        """The id that ends a text; the last id if the model names no such id."""
+        named = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        first = named[0] if isinstance(named, list) else named
+        return self.parts.shape.vocabulary_size - 1 if first is None else int(first)
+
+    @torch.inference_mode()
+    def features(self, ids: torch.Tensor) -> torch.Tensor:
+        """Hidden states after the last norm: ids int64 [rows, length] to [rows, length, width]."""
+        hidden: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return hidden
+
+    @property
+    def output_weights(self) -> torch.Tensor:
+        """The LM head's matrix, [vocabulary, width]."""
+        found = self.model.get_output_embeddings()
+        assert isinstance(found, torch.nn.Module), "a causal LM has an LM head"
+        weights = found.weight
+        assert isinstance(weights, torch.Tensor)
+        return weights
+
+    @torch.inference_mode()
+    def _check(self) -> None:
+        ids = torch.arange(_TRIAL_TOKENS, device=self.device)[None] % self.parts.shape.vocabulary_size
+        own = self.model(input_ids=ids, use_cache=False).logits.float()
+        ours = self.parts.lm_head(self.features(ids)).float()
+        difference = float((own - ours).abs().max())
+        if difference > _TOLERANCE * max(1.0, float(own.abs().max())):
+            raise ModelRefused(
+                f"a head cannot be trained for {self.model.config.model_type}: its logits differ by "
+                f"{difference:.3g} from its LM head's, applied to its last hidden state",
+                self.model.config.model_type,
+            )

@@ -1,0 +1,106 @@
+"""What a head is trained on: its divergence from the target, and for EAGLE the distance of its features.
+
+Early places weigh most, since a draft's later tokens count only where the earlier ones were right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from training.heads.divergence import DIVERGENCES
+from training.heads.frozen import FrozenTarget
+from training.heads.unrolled import TrainedHead, unrolled
+
+CROSS_ENTROPY = "cross-entropy"
+"""Name of the loss against the text's own next token instead of the target's distribution."""
+LOSSES = (*DIVERGENCES, CROSS_ENTROPY)
+"""Names that `--divergence` takes."""
+STEP_WEIGHT = 0.8
+"""Weight of each place relative to the place before, as in Medusa."""
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """The loss of one kind of head.
+
+    Attributes:
+        divergence: a name of `LOSSES`.
+        depth: number of tokens ahead that training looks: Medusa's heads, or EAGLE's simulated steps.
+        feature_weight: weight of SmoothL1 between estimated and true features; only for EAGLE.
+        divergence_weight: weight of the divergence.
+        noise: the largest noise on a component of the features that EAGLE reads, at 512 tokens (uniform).
+        scored: share of the places whose divergence is computed; the LM head takes most of a step's time.
+    """
+
+    divergence: str
+    depth: int
+    feature_weight: float
+    divergence_weight: float
+    noise: float
+    scored: float = 1.0
+
+    def of_batch(
+        self,
+        head: TrainedHead,
+        target: FrozenTarget,
+        ids: torch.Tensor,
+        features: torch.Tensor,
+        seed: int | None,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The mean loss of rows (ids int64 [rows, length], features [rows, length, width]); a float32 scalar.
+
+        Args:
+            seed: seed of the noise and of the scored places; None: no noise, and all places are scored.
+            weights: weight of each place's prediction of the token behind it, [rows, length]; None: all weigh
+                the same.
+        """
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        given = features if generator is None else features + self._noise(features, generator)
+        roots = ids.shape[1] - self.depth - 1
+        chosen = self._chosen(roots, generator).to(ids.device)
+        loss = torch.zeros((), device=ids.device)
+        with torch.autocast(ids.device.type, torch.bfloat16):
+            steps = unrolled(head, ids, given, self.depth, chosen)
+            for step, (logits, estimated) in enumerate(steps, start=1):
+                weight = STEP_WEIGHT ** (step - 1)
+                places = chosen + step
+                apart = self._apart(target, logits.float(), ids, features, places)
+                if weights is not None:
+                    apart = apart * weights[:, places]
+                loss = loss + weight * self.divergence_weight * apart.mean()
+                if estimated is not None:
+                    true = features[:, step : step + estimated.shape[1]]
+                    distance = functional.smooth_l1_loss(estimated.float(), true.float())
+                    loss = loss + weight * self.feature_weight * distance
+        return loss / sum(STEP_WEIGHT**step for step in range(self.depth))
+
+    def _apart(
+        self,
+        target: FrozenTarget,
+        drafted: torch.Tensor,
+        ids: torch.Tensor,
+        features: torch.Tensor,
+        places: torch.Tensor,
+    ) -> torch.Tensor:
+        """Loss of drafts [rows, places, vocabulary] of the tokens behind `places`: [rows, places]."""
+        if self.divergence == CROSS_ENTROPY:
+            return functional.cross_entropy(drafted.mT, ids[:, places + 1], reduction="none")
+        with torch.no_grad():
+            wanted = target.parts.lm_head(features[:, places]).float()
+        return DIVERGENCES[self.divergence](wanted, drafted)
+
+    def _noise(self, features: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        most = self.noise * 512 / features.shape[1]
+        drawn = torch.rand(features.shape, generator=generator) * 2 - 1
+        return (drawn * most).to(features)
+
+    def _chosen(self, roots: int, generator: torch.Generator | None) -> torch.Tensor:
+        """Places whose divergence is computed: int64, ascending."""
+        count = max(1, round(self.scored * roots))
+        if generator is None or count == roots:
+            return torch.arange(roots)
+        return torch.randperm(roots, generator=generator)[:count].sort().values

@@ -1,0 +1,153 @@
+"""The options of `outrider distil`, with defaults by kind of head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from speculative.errors import InvalidRequest
+from training.heads.loss import LOSSES, HeadLoss
+from training.heads.rows import DATA, DRAFTER, MIXED
+
+MEDUSA, EAGLE, LM, BLOCK = "medusa", "eagle", "lm", "block"
+KINDS = (MEDUSA, EAGLE, LM, BLOCK)
+_MODELS = (LM, BLOCK)
+"""Kinds that are models of their own, which begin as the model that `--drafter` names."""
+UNTRAINED = {
+    "pass": "look-ahead embeddings have no layout yet that the verifier loads",
+}
+"""Kinds of drafters that `distil` refuses, with the reason."""
+
+
+@dataclass(frozen=True)
+class DistilOptions:
+    """A head to train. Paths are as the user wrote them; sizes are in tokens."""
+
+    kind: str
+    target: str
+    out: Path
+    work: Path
+    """Folder of checkpoints, continuations and features; several kinds may share it."""
+    text: tuple[Path, ...] = ()
+    past: tuple[Path, ...] = ()
+    globs: tuple[str, ...] = ()
+    held_out: Path | None = None
+    data: str = MIXED
+    written: float = 0.5
+    """With mixed data: share of the rows that a model continues."""
+    drafter: str | None = None
+    """Folder or id of the model that continues rows of drafter-written data, and half of those of mixed; for
+    the kinds `lm` and `block` also the model to begin with."""
+    boost_of: str | None = None
+    """Folder or id of a first drafter, whose errors the kind `lm` learns to mend."""
+    boost: float = 0.2
+    """With `boost_of`: weight of the places that the first drafter has right; 1: as of all other places."""
+    divergence: str = "forward-kl"
+    tokens: int = 1_000_000
+    """Tokens of text to train on, without past outputs."""
+    window: int = 512
+    """Tokens of a row."""
+    steps: int = 0
+    """Steps to train; 0: enough steps to read every row `epochs` times."""
+    batch: int = 3072
+    """Tokens of a step."""
+    depth: int = 0
+    """Tokens ahead that the head learns: Medusa's heads, EAGLE's simulated steps or a block's places; 0: the
+    kind's default."""
+    rate: float = 0.0
+    """Peak learning rate; 0: the kind's default."""
+    seed: int = 0
+    device: str = "cpu"
+    threads: int | None = None
+    """Compute threads; None: torch's default."""
+    held_tokens: int = 96
+    """Tokens that the target writes behind each held-out prompt."""
+    save_every: float = 30.0
+    """Seconds of processor time between two checkpoints."""
+
+    @property
+    def loss(self) -> HeadLoss:
+        """The loss of this kind."""
+        if self.kind == MEDUSA:
+            return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=0.5)
+        if self.kind == LM:
+            return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=1.0)
+        if self.kind == BLOCK:
+            return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=0.125)
+        return HeadLoss(self.divergence, self.depth, 1.0, 1.0, noise=0.1, scored=0.5)
+
+    def data_settings(self) -> dict[str, Any]:
+        """Fields that determine the files that all kinds share in a work folder."""
+        chosen = {"data", "written", "drafter", "tokens", "window", "seed", "held_tokens"}
+        return {name: value for name, value in asdict(self).items() if name in chosen}
+
+    def kind_settings(self) -> dict[str, Any]:
+        """Fields that determine a checkpoint."""
+        chosen = {"kind", "divergence", "steps", "batch", "depth", "rate", "boost_of", "boost"}
+        return {name: value for name, value in asdict(self).items() if name in chosen}
+
+
+@dataclass(frozen=True)
+class _KindDefaults:
+    depth: int
+    rate: float
+    epochs: int
+    measured: int
+    """Length of the chains of held-out acceptance."""
+
+
+_DEFAULTS: Mapping[str, _KindDefaults] = {
+    MEDUSA: _KindDefaults(depth=3, rate=2e-3, epochs=2, measured=3),
+    EAGLE: _KindDefaults(depth=3, rate=4e-3, epochs=4, measured=5),
+    LM: _KindDefaults(depth=1, rate=5e-4, epochs=2, measured=5),
+    BLOCK: _KindDefaults(depth=6, rate=2e-3, epochs=2, measured=6),
+}
+
+
+def checked(options: DistilOptions) -> DistilOptions:
+    """The options with the kind's defaults. Raises InvalidRequest, which names the wrong option."""
+    if options.kind in UNTRAINED:
+        raise InvalidRequest(
+            f"--kind {options.kind} cannot be trained: {UNTRAINED[options.kind]}; choose {', '.join(KINDS)}"
+        )
+    for name, known in (("kind", KINDS), ("data", DATA), ("divergence", LOSSES)):
+        if (given := getattr(options, name)) not in known:
+            raise InvalidRequest(f"--{name} {given!r} is not one of {', '.join(known)}")
+    if options.kind in _MODELS and options.drafter is None:
+        raise InvalidRequest(f"--kind {options.kind} needs --drafter, the model to begin with")
+    if options.kind == BLOCK and options.depth == 1:
+        raise InvalidRequest("--depth 1: a block of one token is no block; give 2 or more")
+    if options.kind == LM and options.depth > 1:
+        raise InvalidRequest(f"--depth {options.depth}: a model of kind lm learns one token ahead")
+    if options.boost_of is not None and options.kind != LM:
+        raise InvalidRequest(f"--boost-of trains a second small model: give --kind lm, not {options.kind}")
+    if not 0 <= options.boost <= 1:
+        raise InvalidRequest(f"--boost {options.boost} is not a weight from 0 to 1")
+    if options.data == DRAFTER and options.drafter is None:
+        raise InvalidRequest("--data drafter needs --drafter, the model that writes the text")
+    if not options.text and not options.past:
+        raise InvalidRequest("nothing to train on: give text files or folders, or --past FILE")
+    least = {"window": 16, "tokens": options.window, "batch": options.window, "steps": 0, "depth": 0}
+    for name, low in least.items():
+        if (value := getattr(options, name)) < low:
+            raise InvalidRequest(f"--{name} {value} is below {low}")
+    if not 0 <= options.written <= 1:
+        raise InvalidRequest(f"--written {options.written} is not a share, 0 to 1")
+    defaults = _DEFAULTS[options.kind]
+    depth = options.depth or defaults.depth
+    if depth > options.window // 4:
+        raise InvalidRequest(f"--depth {depth} is more than a quarter of --window {options.window}")
+    filled = {**vars(options), "depth": depth, "rate": options.rate or defaults.rate}
+    return DistilOptions(**filled)
+
+
+def epochs_of(kind: str) -> int:
+    """Number of times that training reads every row if no number of steps is given."""
+    return _DEFAULTS[kind].epochs
+
+
+def measured_depth(options: DistilOptions) -> int:
+    """Length of the chains of held-out acceptance, in tokens."""
+    return options.depth if options.kind in (MEDUSA, BLOCK) else _DEFAULTS[options.kind].measured

@@ -1,0 +1,139 @@
+"""Heads over whole rows of text, as training and measurement run them.
+
+Medusa's heads read the true hidden state of a root alone. EAGLE's head feeds its own estimate back, so its
+steps are simulated (HASS, Zhang et al., 2025; training-time test in EAGLE-3): the estimate of one step is the
+next step's input, and a place attends to the true pairs up to its root and to the estimates behind the root,
+as it will while it drafts. A small language model reads the text itself, and one with masks reads the text
+up to each root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from transformers import LlamaConfig
+
+from outrider.lm.heads.eagle import EagleHead
+from outrider.lm.heads.medusa import MedusaHeads
+from training.heads.block_lm import BlockLM
+from training.heads.frozen import FrozenTarget
+from training.heads.small_lm import SmallLM
+
+TrainedHead = MedusaHeads | EagleHead | SmallLM
+
+Step = tuple[torch.Tensor, torch.Tensor | None]
+"""Logits [rows, roots, vocabulary], and estimated features [rows, places, width] where a head has any."""
+
+
+def unrolled(
+    head: TrainedHead, ids: torch.Tensor, features: torch.Tensor, depth: int, roots: torch.Tensor
+) -> Iterator[Step]:
+    """For k = 1 .. depth: logits of position t + k + 1 from each root t, and estimated features of t + k.
+
+    The true tokens are given at every step, which changes nothing before a chain's first error; a block is
+    drafted without them.
+
+    Args:
+        head: the head, on the device of `features`.
+        ids: int64 [rows, length].
+        features: hidden states of the target after its last norm, [rows, length, width].
+        depth: number of steps.
+        roots: positions below `length - depth` whose logits are wanted, int64 [roots].
+    """
+    if isinstance(head, MedusaHeads):
+        hidden = features[:, roots]
+        yield from ((head.logits(index, hidden), None) for index in range(depth))
+    elif isinstance(head, BlockLM):
+        blocks = head.block(ids, roots)
+        yield from ((head.logits(blocks[:, :, place]), None) for place in range(depth))
+    elif isinstance(head, SmallLM):
+        hidden = head.hidden(ids)
+        yield from ((head.logits(hidden[:, roots + step]), None) for step in range(1, depth + 1))
+    else:
+        yield from _simulated(head, ids, features, depth, roots)
+
+
+def new_medusa(target: FrozenTarget, heads: int) -> MedusaHeads:
+    """Heads that each begin as the target's LM head."""
+    made = MedusaHeads(target.parts, heads)
+    made.start_from(target.output_weights.float())
+    for name, parameter in made.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.zeros_(parameter)
+    return made.to(target.device)
+
+
+def new_eagle(target: FrozenTarget) -> EagleHead:
+    """A head of the size of one of the target's layers, which at first passes each feature on unchanged."""
+    made = EagleHead(target.parts, _layer(target))
+    width = target.parts.shape.width
+    for name, parameter in made.named_parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.02)
+        elif name.endswith("bias"):
+            torch.nn.init.zeros_(parameter)
+    with torch.no_grad():
+        made.layer.self_attn.o_proj.weight.zero_()
+        made.layer.mlp.down_proj.weight.zero_()
+        made.fc.weight[:, width:].copy_(torch.eye(width))
+    return made.to(target.device)
+
+
+def _layer(target: FrozenTarget) -> LlamaConfig:
+    """Sizes of one of the target's own layers, where its configuration names them as Llama's does."""
+    config = target.model.config.get_text_config()
+    shape = target.parts.shape
+    heads = int(config.num_attention_heads)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return LlamaConfig(
+        vocab_size=shape.vocabulary_size,
+        hidden_size=shape.width,
+        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * shape.width),
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or shape.width // heads),
+        max_position_embeddings=int(getattr(config, "max_position_embeddings", 2048)),
+        rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)),
+        rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10_000.0))},
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def _simulated(
+    head: EagleHead, ids: torch.Tensor, features: torch.Tensor, depth: int, roots: torch.Tensor
+) -> Iterator[Step]:
+    places = features.shape[1] - depth
+    attention = head.layer.self_attn
+    hidden = head.fuse(features[:, :places, None])
+    keys: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+    for step in range(1, depth + 1):
+        pairs = head.pairs(ids[:, step : step + places], hidden)
+        positions = torch.arange(step - 1, step - 1 + places, device=ids.device)
+        rotation = attention.rotation(positions)
+        key, value = attention.keys_values(pairs.rows, rotation)
+        queries = attention.queries(pairs.rows, rotation)
+        repeats = queries.shape[1] // key.shape[1]
+        keys.append(key.repeat_interleave(repeats, dim=1))
+        values.append(value.repeat_interleave(repeats, dim=1))
+        hidden = head.layer.finish(pairs.residual, _attended(queries, keys, values))
+        yield head.logits(hidden[:, roots]), hidden
+
+
+def _attended(queries: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
+    """Attention of place t to the first step's keys up to t, and to its own keys of the later steps.
+
+    Queries, and each step's keys and values, are [rows, heads, places, head width].
+    """
+    places, scale = queries.shape[2], queries.shape[3] ** -0.5
+    future = torch.ones(places, places, dtype=torch.bool, device=queries.device).triu(1)
+    scores = (queries @ keys[0].mT).float().masked_fill(future, float("-inf"))
+    own = [(queries * key).sum(-1, keepdim=True).float() for key in keys[1:]]
+    weights = (torch.cat([scores, *own], dim=-1) * scale).softmax(-1).to(values[0].dtype)
+    mixed: torch.Tensor = weights[..., :places] @ values[0]
+    for step, value in enumerate(values[1:]):
+        mixed = mixed + weights[..., places + step, None] * value
+    return mixed

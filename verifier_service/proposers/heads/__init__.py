@@ -1,0 +1,1 @@
+"""Proposers that draft with a head: a small network that reads the target's hidden states."""
