@@ -10,6 +10,8 @@ from speculative.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 
+OTHER_CALLS = 64
+"""Calls that one connection may have at once beside as many requests as this process answers."""
 NAMES = ("front_cert", "front_key", "front_client_ca")
 
 
@@ -23,7 +25,12 @@ def front_certificates(settings: OrchestratorSettings) -> Certificates | None:
 
 def grpc_listening(settings: OrchestratorSettings) -> Listening:
     """How the port that gRPC clients dial is secured and bounded. Raises InvalidRequest."""
-    options = (("grpc.max_allowed_incoming_connections", settings.max_connections),)
+    options = (
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        # gRPC itself refuses further calls before they cost the event loop anything: peers may open and leave
+        # thousands in a few packets.
+        ("grpc.max_concurrent_streams", settings.max_streams + OTHER_CALLS),
+    )
     certificates = front_certificates(settings)
     if certificates is None:
         return Listening(options=options)

@@ -3,16 +3,17 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from orchestrator.admitted_request import AdmittedRequest
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.placement import ChosenSource
 from orchestrator.fleet.target_model import TargetModel
 from orchestrator.fleet.verifier_link import VerifierLink
-from orchestrator.relay.delivery import Event
+from orchestrator.relay.delivery import Event, Started
 from orchestrator.relay.epochs import Epochs
 from orchestrator.relay.opener import Opener
+from orchestrator.relay.opening_turns import OpeningTurns
 from orchestrator.relay.relayed_request import RelayedRequest
 from orchestrator.relay.request_state import RequestDeadline, RequestState
 from orchestrator.relay.source_mover import SourceMover
@@ -40,6 +41,7 @@ class Relay:
         self._edge = edge
         self._running: dict[SessionKey, RequestState] = {}
         self._mover = SourceMover()
+        self._turns = OpeningTurns()
 
     def start(self) -> None:
         """Begin to replace sources that are lost."""
@@ -60,13 +62,19 @@ class Relay:
         opener = Opener(self._ledger, self._epochs, state, request, target)
         relayed = RelayedRequest(self._fleet, opener, self._ledger, deadline, request, target, sources, state)
         self._mover.add(relayed)
+        come = asyncio.Event()
+        turn = self._turns.enter(request.key.tenant, request.choices, come.set)
         try:
+            await _wait_for(come, state, deadline)
             known = await self._ledger.whereabouts(request, target.name)
             state.cancelled = state.cancelled or known.cancelled
             async with aclosing(relayed.events(known)) as events:
                 async for event in events:
+                    if not isinstance(event, Started):
+                        turn.opened()
                     yield event
         finally:
+            turn.leave()
             self._mover.drop(relayed)
             relayed.use(())
             if self._running.get(request.key) is state:
@@ -112,6 +120,16 @@ class Relay:
             earlier.end(Superseded(f"a later request took over session {key.session!r}"))
         state = self._running[key] = RequestState(earlier)
         return state
+
+
+async def _wait_for(turn: asyncio.Event, state: RequestState, deadline: RequestDeadline) -> None:
+    """Return once the request may begin or its time is over. Raises the error that ended it meanwhile."""
+    state.attach(lambda _: turn.set())
+    with suppress(TimeoutError):
+        async with asyncio.timeout(deadline.time_left()):
+            await turn.wait()
+    if state.error is not None:
+        raise state.error
 
 
 async def _cancel(link: VerifierLink, key: SessionKey, epoch: int) -> bool:

@@ -1,0 +1,89 @@
+"""Which requests may be opened now, so that one tenant's burst does not hold up the streams of another.
+
+A request costs every service most as it begins: sources and verifier read its prompt. While several tenants
+have requests here, each has a few begin at a time, and its further requests wait in the order of their
+arrival. A tenant that is alone never waits. Pure: callers bring what to do once a turn has come.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+AT_ONCE = 16
+"""Choices of one tenant that may begin at once beside other tenants' requests."""
+
+
+class Turn:
+    """One request's turn; `begin` is called once the request may be opened."""
+
+    def __init__(self, turns: "OpeningTurns", tenant: str, choices: int, begin: Callable[[], None]) -> None:
+        self._turns = turns
+        self.tenant = tenant
+        self.choices = choices
+        self.begin = begin
+        self.opening = False
+        """Whether the turn has come and the request has no token yet."""
+
+    def opened(self) -> None:
+        """The request has its first token, and another one of the tenant may begin."""
+        self._turns.opened(self)
+
+    def leave(self) -> None:
+        """The request is over; it may have had no turn yet."""
+        self._turns.leave(self)
+
+
+class OpeningTurns:
+    """The turns of all requests that this orchestrator answers."""
+
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self._at_once = at_once
+        self._here: Counter[str] = Counter()
+        """Requests by tenant, those that wait included."""
+        self._opening: Counter[str] = Counter()
+        """Choices by tenant that have begun and have no token yet."""
+        self._waiting: dict[str, deque[Turn]] = {}
+
+    def enter(self, tenant: str, choices: int, begin: Callable[[], None]) -> Turn:
+        """A turn for a request of this many choices; `begin` is called now, or later unless it leaves."""
+        turn = Turn(self, tenant, choices, begin)
+        self._here[tenant] += 1
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        self._advance(tenant)
+        return turn
+
+    def opened(self, turn: Turn) -> None:
+        """See Turn.opened."""
+        if turn.opening:
+            turn.opening = False
+            _take(self._opening, turn.tenant, turn.choices)
+            self._advance(turn.tenant)
+
+    def leave(self, turn: Turn) -> None:
+        """See Turn.leave."""
+        self.opened(turn)
+        if turn in (waiting := self._waiting.get(turn.tenant, deque())):
+            waiting.remove(turn)
+        _take(self._here, turn.tenant, 1)
+        for tenant in list(self._waiting):  # one of them may be alone now
+            self._advance(tenant)
+
+    def _advance(self, tenant: str) -> None:
+        waiting = self._waiting.get(tenant, deque())
+        while waiting and self._may(waiting[0]):
+            turn = waiting.popleft()
+            turn.opening = True
+            self._opening[tenant] += turn.choices
+            turn.begin()
+        if not waiting:
+            self._waiting.pop(tenant, None)
+
+    def _may(self, turn: Turn) -> bool:
+        opening = self._opening[turn.tenant]
+        return len(self._here) < 2 or not opening or opening + turn.choices <= self._at_once
+
+
+def _take(counts: Counter[str], tenant: str, count: int) -> None:
+    """Counts down; a tenant without any is forgotten."""
+    counts[tenant] -= count
+    if not counts[tenant]:
+        del counts[tenant]
