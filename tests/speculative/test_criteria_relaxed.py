@@ -190,6 +190,37 @@ def test_an_unsure_drafter_hands_over() -> None:
     assert BiLD(rollback=5.0, fallback=0.6)(tree, rows, {}, CHANCE).path == (0,)
 
 
+def test_the_drafter_is_as_sure_of_a_token_as_its_survival_falls_from_the_parents() -> None:
+    rows = GreedyRows(lambda ids: (Fraction(4, 10), Fraction(3, 10), Fraction(3, 10)))
+    tree = TokenTree((1, 2), (-1, 0), (0.6, 0.36), (1, 1))
+    assert BiLD(rollback=5.0, fallback=0.5)(tree, rows, {}, CHANCE).path == (0, 1)
+
+
+def test_of_equally_deep_paths_the_likeliest_is_taken() -> None:
+    rows = GreedyRows(lambda ids: (Fraction(2, 10), Fraction(5, 10), Fraction(3, 10)))
+    tree = TokenTree((0, 2, 1), (-1, -1, -1), (0.5,) * 3, (1,) * 3)
+    assert Blockwise(top_k=3)(tree, rows, {}, CHANCE).path == (2,)
+
+
+def test_what_was_rolled_back_does_not_make_a_path_likelier() -> None:
+    """Both paths are cut to two tokens; behind the less likely two hung the likelier ones."""
+
+    def law(ids: Ids) -> Weights:
+        match ids[len(PROMPT) :]:
+            case ():
+                parts = (50, 30, 20)
+            case (_,):
+                parts = (90, 5, 5)
+            case (1, *_):
+                parts = (96, 2, 2)
+            case _:
+                parts = (50, 40, 10)
+        return tuple(Fraction(part, 100) for part in parts)
+
+    tree = TokenTree((1, 0, 1, 1, 2, 0, 1, 1), (-1, 0, 1, 2, -1, 4, 5, 6), (0.5,) * 8, (1,) * 8)
+    assert BiLD(rollback=5.0, dissent=1)(tree, GreedyRows(law), {}, CHANCE).path == (0, 1)
+
+
 def test_a_run_of_dissent_is_rolled_back_from_its_beginning() -> None:
     rows = GreedyRows(lambda ids: (Fraction(4, 10), Fraction(3, 10), Fraction(3, 10)))
     tree = TokenTree((0, 1, 2, 0), (-1, 0, 1, 2), (0.5,) * 4, (1,) * 4)
