@@ -82,7 +82,8 @@ def close(found: Reached, rows: TargetRows) -> Match:
 
 def cut(found: Reached, length: int) -> Reached:
     """The first `length` nodes of a path."""
-    return Reached(*(each[:length] for each in found))
+    path, tokens, own, logprobs = found
+    return Reached(path[:length], tokens[:length], own[:length], logprobs[:length])
 
 
 def rank(logprobs: NDArray[np.float64], token: int) -> int:

@@ -331,7 +331,7 @@ def test_criteria_see_at_each_node_the_law_of_plain_decoding_there(kind: str) ->
     """The processed distribution after the path, with the path's history; greedily, one token."""
     request = Request(**REQUESTS[kind])
     params, ids = request.params, (*PROMPT, 2, 2)
-    tree = TokenTree((2, 9, 2), (-1, 0, -1), (0.9, 0.8, 0.1), (1, 1, 2))
+    tree = TokenTree((2, 9, 5), (-1, 0, -1), (0.9, 0.8, 0.1), (1, 1, 2))
     rows = logits_below(ids, tree, WIDTH)
     sampler = TargetSampler(
         params,
