@@ -276,15 +276,18 @@ def test_decisions_of_a_round_are_uniform_and_never_come_again() -> None:
     chosen = [chance.choose(weights) for _ in range(100)]
     assert chosen == [again.choose(weights) for _ in range(100)]
     assert set(chosen) == {1, 3}
-    assert chosen != [KeyedChance(7, 4).choose(weights) for _ in range(100)]
+    later = KeyedChance(7, 4)
+    assert chosen != [later.choose(weights) for _ in range(100)]
     passed = [chance.below(0.3) for _ in range(2000)]
     assert abs(sum(passed) - 600) < 80  # four standard deviations
     assert not any(chance.below(0) for _ in range(100))
     assert all(chance.below(1) for _ in range(100))
 
 
-def test_the_greatest_number_chooses_an_id_that_has_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its product with the sum of the weights may round up to the sum."""
-    monkeypatch.setattr(criterion_module, "accept_uniform", lambda seed, base, index: 1 - 2.0**-53)
-    for weight in (0.1, 0.3, 1 / 3, 0.7):
-        assert KeyedChance(7, 3).choose(np.array([weight, weight, weight, 0.0])) == 2
+@pytest.mark.parametrize(("uniform", "weights"), [(1 - 2.0**-53, (5e-324, 0.0)), (2.0**-53, (0.0, 5e-324))])
+def test_an_id_without_weight_is_never_chosen(
+    monkeypatch: pytest.MonkeyPatch, uniform: float, weights: tuple[float, ...]
+) -> None:
+    """The product of a number and a least sum rounds to the sum, or to 0."""
+    monkeypatch.setattr(criterion_module, "accept_uniform", lambda seed, base, index: uniform)
+    assert weights[KeyedChance(7, 3).choose(np.array(weights))] > 0
