@@ -241,7 +241,7 @@ def main() -> None:
         raise SystemExit(f"{program} is there but the gguf package is not: pip install 'outrider[bench]'")
     cores = sorted(os.sched_getaffinity(0))[: settings.cores]
     os.sched_setaffinity(0, cores)  # the processes started below inherit it
-    left_out = LEFT_OUT | (NO_LLAMA if program is None else {})
+    left_out = {**LEFT_OUT, **(NO_LLAMA if program is None else {})}
     for peer, why in left_out.items():
         print(f"without {peer}: {why}", file=sys.stderr)
     with running(settings, program) as arms:
