@@ -326,11 +326,17 @@ def test_trap_9_noise_by_row_instead_of_depth_changes_ids() -> None:
     assert planted.decode("everything") != Request().decode()
 
 
-@pytest.mark.parametrize("kind", ["greedy, penalised", "cuts", "penalised", "biased"])
-def test_criteria_see_at_each_node_the_law_of_plain_decoding_there(kind: str) -> None:
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, logit_bias=((7, 30.0),)),
+        *(REQUESTS[kind]["params"] for kind in ("greedy, penalised", "cuts", "penalised", "biased")),
+    ],
+    ids=["greedy, biased", "greedy, penalised", "cuts", "penalised", "biased"],
+)
+def test_criteria_see_at_each_node_the_law_of_plain_decoding_there(params: SamplingParams) -> None:
     """The processed distribution after the path, with the path's history; greedily, one token."""
-    request = Request(**REQUESTS[kind])
-    params, ids = request.params, (*PROMPT, 2, 2)
+    ids = (*PROMPT, 2, 2)
     tree = TokenTree((2, 9, 5), (-1, 0, -1), (0.9, 0.8, 0.1), (1, 1, 2))
     rows = logits_below(ids, tree, WIDTH)
     sampler = TargetSampler(
