@@ -191,6 +191,9 @@ class Counts:
     """What an arm's rounds came to."""
 
     texts: list[tuple[int, ...]] = field(default_factory=list)
+    """Texts of the asked length, whatever the last round of each committed beyond."""
+    committed: int = 0
+    """Tokens that rounds committed, those beyond the texts' ends included."""
     rounds: int = 0
     nodes: int = 0
     logprobs: list[float] = field(default_factory=list)
@@ -200,14 +203,13 @@ class Counts:
     def figures(self, arm: Arm) -> dict[str, Any]:
         """The arm's row of the result."""
         criterion = arm.criterion
-        tokens = sum(map(len, self.texts))
         return {
             "criterion": arm.name,
             "parameters": dict(arm.parameters),
             "promise": Promise.SAME_IDS if criterion is None else criterion.promise,
             "shape": list(arm.shape),
-            "tokens": tokens,
-            "acceptance_length": round(tokens / self.rounds, 3),
+            "tokens": sum(map(len, self.texts)),
+            "acceptance_length": round(self.committed / self.rounds, 3),
             "nodes_per_round": round(self.nodes / self.rounds, 2),
             "total_variation": round(float(np.mean(self.variations)), 4),
             "mean_logprob": round(float(np.mean(self.logprobs)), 4),
@@ -267,11 +269,15 @@ class Decoder:
         self._arm, self._params, self._criterion = arm, params, arm.criterion
 
     def decode(self, prompt: tuple[int, ...], tokens: int, seed: int, counts: Counts) -> None:
-        """Adds a text of `tokens` tokens, and what its rounds came to, to `counts`."""
-        ids = list(prompt)
+        """Adds a text of `tokens` tokens, and what its rounds came to, to `counts`.
+
+        A last round that commits more counts whole in the acceptance length, which a cut would shorten, and
+        not in the text and its quality, which are compared at one length.
+        """
+        ids, end = list(prompt), len(prompt) + tokens
         noise = NoiseRows(seed, self._target.lm.vocabulary_size)
         drafting = Drafting(self._drafter, self._params, self._arm, seed)
-        while len(ids) < len(prompt) + tokens:
+        while len(ids) < end:
             tree, drawn = drafting.window(ids, len(prompt))
             chain = len(ids) - self._target.table.length
             rows = self._target.read(ids, tree)
@@ -285,12 +291,13 @@ class Decoder:
             began = time.process_time()
             match = self._match(tree, sampler, drawn, KeyedChance(seed, len(ids)))
             counts.criterion_s += time.process_time() - began
-            self._count(match, sampler, rows, drawn, counts)
+            self._count(match, end - len(ids), sampler, rows, drawn, counts)
             counts.rounds += 1
+            counts.committed += len(match.tokens)
             counts.nodes += len(tree)
             self._target.table.keep((*range(chain), *[chain + node for node in match.path]))
             ids.extend(match.tokens)
-        counts.texts.append(tuple(ids[len(prompt) :]))
+        counts.texts.append(tuple(ids[len(prompt) : end]))
         self._target.table.close()
         self._drafter.table.close()
 
@@ -302,12 +309,14 @@ class Decoder:
     def _count(
         self,
         match: Match,
+        most: int,
         sampler: TargetSampler,
         rows: NDArray[np.float32],
         drawn: Drawn,
         counts: Counts,
     ) -> None:
-        for depth, (node, token) in enumerate(zip((ROOT, *match.path), match.tokens, strict=True)):
+        """Counts the quality of the round's first `most` tokens."""
+        for depth, (node, token) in enumerate(zip((ROOT, *match.path), match.tokens[:most], strict=False)):
             row = rows[node + 1].astype(np.float64)
             row -= row.max()
             counts.logprobs.append(float(row[token] - np.log(np.exp(row).sum())))
@@ -354,9 +363,8 @@ def main() -> None:
     for mode, arms in ARMS.items():
         found = [(arm, bench.run(arm, mode)) for arm in arms]
         modes[mode] = [counts.figures(arm) for arm, counts in found]
-        plain = [text[: settings.tokens] for text in found[0][1].texts]
-        exact = [counts.texts for arm, counts in found if arm.name == "path_match"]
-        identical &= all([text[: settings.tokens] for text in texts] == plain for texts in exact)
+        plain = found[0][1].texts
+        identical &= all(counts.texts == plain for arm, counts in found if arm.name == "path_match")
         print(f"{mode}: {len(arms)} arms", file=sys.stderr)
     print_result("criteria", settings_of(settings), started, {"identical": identical, "modes": modes})
 

@@ -54,6 +54,13 @@ LLAMA_SPECULATION: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Flags of llama.cpp's arms; see docs/figures.md."""
+LEFT_OUT: Mapping[str, str] = {
+    "arctic-inference": "it drafts only inside vLLM; `bench retrieval` has its suffix cache beside ours",
+    "vLLM": "start its server, and name it to `outrider bench compare --endpoint`; it wants a GPU",
+    "SGLang": "start its server, and name it to `outrider bench compare --endpoint`; it wants a GPU",
+}
+"""Peers that are no arm here, and why."""
+NO_LLAMA = {"llama.cpp": f"{PROGRAM} is not on PATH; --llama-server names it"}
 
 
 class PeersBench:
@@ -234,6 +241,9 @@ def main() -> None:
         raise SystemExit(f"{program} is there but the gguf package is not: pip install 'outrider[bench]'")
     cores = sorted(os.sched_getaffinity(0))[: settings.cores]
     os.sched_setaffinity(0, cores)  # the processes started below inherit it
+    left_out = {**LEFT_OUT, **(NO_LLAMA if program is None else {})}
+    for peer, why in left_out.items():
+        print(f"without {peer}: {why}", file=sys.stderr)
     with running(settings, program) as arms:
         bench = PeersBench(settings, arms)
         bench.warm_up()
@@ -243,6 +253,7 @@ def main() -> None:
     fields["threads"] = threads_by_process(settings.threads, program is not None)
     fields["cores"] = len(cores)
     fields["llama_server"] = None if program is None else llama_fields(program)
+    fields["left_out"] = left_out
     print_result("peers", settings_of(settings, "quick", "llama_server"), started, fields, settings.plot)
 
 

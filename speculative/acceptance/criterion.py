@@ -81,7 +81,7 @@ class KeyedChance:
         """Chooses an id in proportion to its weight, by inverting the cumulative sum in float64."""
         sums = np.cumsum(weights, dtype=np.float64)
         found = int(np.searchsorted(sums, self._uniform() * sums[-1], side="right"))
-        # The product can round up to the sum itself; ids of no weight behind the last one are no choice.
+        # The product of a subnormal sum can round up to it; ids of no weight behind the last are no choice.
         return min(found, int(np.flatnonzero(weights)[-1]))
 
 

@@ -37,7 +37,8 @@ class Reached(NamedTuple):
     tokens: tuple[int, ...]
     own: tuple[int, ...]
     """The target's own token at each place of the path."""
-    logprob: float
+    logprobs: tuple[float, ...]
+    """Log-probability of each token of the path."""
 
 
 def deepest_path(tree: TokenTree, rows: TargetRows, passes: Passes) -> Match:
@@ -47,12 +48,12 @@ def deepest_path(tree: TokenTree, rows: TargetRows, passes: Passes) -> Match:
 
 def likeliest(found: Iterable[Reached]) -> Reached:
     """The deepest path, ties to the likeliest."""
-    return max(found, key=lambda path: (len(path.path), path.logprob))
+    return max(found, key=lambda path: (len(path.path), sum(path.logprobs)))
 
 
 def reached_paths(tree: TokenTree, rows: TargetRows, passes: Passes) -> dict[int, Reached]:
     """The path to each node that passes with all nodes above it, by node; -1 is the empty path."""
-    reached = {ROOT: Reached((), (), (), 0.0)}
+    reached = {ROOT: Reached((), (), (), ())}
     said: dict[int, tuple[int, NDArray[np.float64]]] = {}
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         above = reached.get(parent)
@@ -64,8 +65,12 @@ def reached_paths(tree: TokenTree, rows: TargetRows, passes: Passes) -> dict[int
         # Cuts, min_tokens and banned ids leave some ids no chance at all, and no criterion gives them one.
         possible = logprobs[token] > -math.inf
         if token == own or (possible and passes(Place(node, token, len(above.path) + 1, logprobs))):
-            logprob = above.logprob + float(logprobs[token])
-            reached[node] = Reached((*above.path, node), (*above.tokens, token), (*above.own, own), logprob)
+            reached[node] = Reached(
+                (*above.path, node),
+                (*above.tokens, token),
+                (*above.own, own),
+                (*above.logprobs, float(logprobs[token])),
+            )
     return reached
 
 
@@ -77,7 +82,8 @@ def close(found: Reached, rows: TargetRows) -> Match:
 
 def cut(found: Reached, length: int) -> Reached:
     """The first `length` nodes of a path."""
-    return found._replace(path=found.path[:length], tokens=found.tokens[:length], own=found.own[:length])
+    path, tokens, own, logprobs = found
+    return Reached(path[:length], tokens[:length], own[:length], logprobs[:length])
 
 
 def rank(logprobs: NDArray[np.float64], token: int) -> int:

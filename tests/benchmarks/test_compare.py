@@ -33,15 +33,23 @@ class SmallServer:
         self.bodies: list[dict[str, Any]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        if head.startswith("GET /v1/models"):
-            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + json.dumps(self.models()).encode())
-        else:
-            length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0])
-            self.bodies.append(json.loads(await reader.readexactly(length)))
-            await self.complete(writer)
-        await writer.drain()
-        writer.close()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            if head.startswith("GET /v1/models"):
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + json.dumps(self.models()).encode()
+                )
+            else:
+                length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0])
+                self.bodies.append(json.loads(await reader.readexactly(length)))
+                await self.complete(writer)
+            await writer.drain()
+            await self.linger(reader)
+        finally:
+            writer.close()
+
+    async def linger(self, reader: asyncio.StreamReader) -> None:
+        """Waits before the connection is closed."""
 
     async def complete(self, writer: asyncio.StreamWriter) -> None:
         self.left -= 1
@@ -102,6 +110,51 @@ def test_an_answer_has_its_text_its_events_and_the_endpoints_own_count() -> None
 def test_a_stream_that_breaks_off_is_a_failure_and_cancels_the_level() -> None:
     with served(SmallServer(2)) as url, pytest.raises(EndpointFailed, match="broke off after 1 events"):
         asyncio.run(drive(Endpoint("small", url), "/completions", [{}] * 5, 1, 10))
+
+
+class Scripted(SmallServer):
+    """Answers every request for completions with these bytes; one that `hangs` then says nothing more."""
+
+    def __init__(self, said: bytes, *, hangs: bool = False) -> None:
+        super().__init__(0)
+        self.said, self.hangs = said, hangs
+
+    async def complete(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(self.said)
+
+    async def linger(self, reader: asyncio.StreamReader) -> None:
+        if self.hangs:
+            await reader.read()  # until the client leaves
+
+
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
+TEXT = b'data: {"choices": [{"text": "x"}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"HTTP/1.1 503 Busy\r\n\r\ncome back later", "503 Busy: b'come back later'"),
+        (OK + TEXT + b'data: {"error": {"message": "out of memory"}}\n\n', "in the stream: .*out of memory"),
+        (OK + TEXT + b"data: {\n\n", "an event is no completion: b'{'"),
+        (OK + TEXT + b'data: {"choices": [7]}\n\n', "an event is no completion"),
+        (OK + b"data: [DONE]\n\n", "the answer has no text"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "ValueError"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n40\r\ndata:", "IncompleteReadError"),
+        (b"", "broke off|IncompleteRead|: b''"),
+    ],
+)
+def test_an_answer_that_is_none_is_a_failure_that_says_why(said: bytes, why: str) -> None:
+    with served(Scripted(said)) as url, pytest.raises(EndpointFailed, match=why):
+        asyncio.run(stream_answer(Endpoint("odd", url), "/completions", {}, 10))
+
+
+def test_an_endpoint_that_falls_silent_is_a_failure_after_its_time() -> None:
+    with (
+        served(Scripted(OK + TEXT, hangs=True)) as url,
+        pytest.raises(EndpointFailed, match=r"no whole answer within 0\.2 s"),
+    ):
+        asyncio.run(stream_answer(Endpoint("silent", url), "/completions", {}, 0.2))
 
 
 def test_an_endpoint_that_nobody_listens_at_is_a_failure() -> None:

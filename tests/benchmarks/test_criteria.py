@@ -24,6 +24,9 @@ def test_every_criterion_is_measured() -> None:
 def test_what_is_printed_is_what_the_schema_says(bench: Callable[..., dict[str, Any]]) -> None:
     result = bench("criteria", "--prompts", "1", "--tokens", "8")
     for arms in result["modes"].values():
+        assert {arm["tokens"] for arm in arms} == {8}, "whatever the last round committed"
+        plain, *exact = [arm for arm in arms if arm["promise"] == "same_ids"]
+        assert all(arm["mean_logprob"] == plain["mean_logprob"] for arm in exact)
         assert [arm["total_variation"] for arm in arms if arm["promise"] != "relaxed"] == [0] * sum(
             arm["promise"] != "relaxed" for arm in arms
         )

@@ -179,6 +179,7 @@ def test_the_peers_benchmark_prints_what_its_schema_says_and_finds_our_ids_ident
     assert result["sampled_identical"] is True
     assert set(result["tokens_per_second"]["hf_generate"]["0.0"]) == {"1", "2"}
     assert ("llama_plain" in result["tokens_per_second"]) == (LLAMA_SERVER is not None)
+    assert ("llama.cpp" in result["left_out"]) == (LLAMA_SERVER is None)
 
 
 @pytest.mark.parametrize("method", ["assisted", "prompt_lookup", "early_exit"])

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import json
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_health.v1 import health_pb2
+from pydantic import BaseModel
 from source import ROOT
 from typer.main import get_command
 
@@ -70,19 +72,29 @@ def of(*languages: str) -> list[Block]:
 
 
 def commands(program: str) -> list[tuple[str, list[str]]]:
-    """Calls of a program in blocks of shell commands or without a language, by their place."""
+    """Calls of a program by their place: in blocks of shell commands or without a language, and in prose."""
+    lines = [
+        (str(block), line) for block in of("sh", "") for line in block.text.replace("\\\n", " ").splitlines()
+    ]
     found = []
-    for block in of("sh", ""):
-        for line in block.text.replace("\\\n", " ").splitlines():
-            try:
-                words = shlex.split(line, comments=True)
-            except ValueError:  # a picture
-                continue
-            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                words = words[1:]
-            if words and words[0].rpartition("/")[2] == program:
-                found.append((str(block), words[1:]))
+    for where, line in [*lines, *in_prose(program)]:
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # a picture
+            continue
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words = words[1:]
+        if words and words[0].rpartition("/")[2] == program:
+            found.append((where, words[1:]))
     return found
+
+
+def in_prose(program: str) -> Iterator[tuple[str, str]]:
+    """Calls with flags in the running text, which may break across lines."""
+    for path in DOCUMENTS:
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for place, span in enumerate(re.findall(rf"`((?:[A-Z_]+=\S+ )?{program}\s[^`]* --[^`]*)`", text)):
+            yield f"{path.name}, call {place + 1} in prose", " ".join(span.split())
 
 
 def test_every_block_is_of_a_kind_that_is_checked() -> None:
@@ -118,26 +130,56 @@ def test_data_can_be_read(block: Block) -> None:
     {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}[block.language](block.text)
 
 
+def flags_in(source: Path) -> set[str]:
+    """Flags that a module adds to its parser."""
+    return set(re.findall(r'"(--[a-z][a-z-]*)"', source.read_text()))
+
+
 def flags_of(words: list[str]) -> set[str]:
     """Flags of the command that these words call."""
+    if words[0] == "bench":
+        common = flags_in(ROOT / "benchmarks" / "shared" / "envelope.py")
+        return common if words[1] == "NAME" else common | flags_in(find_benchmark(words[1]))
     top = command = get_command(app)
-    rest = list(words)
-    if rest[0] == "bench":
-        return {"--json", *re.findall(r'"(--[a-z][a-z-]*)"', find_benchmark(rest[1]).read_text())}
-    while (inner := getattr(command, "commands", {}).get(rest[0] if rest else "")) is not None:
-        command, rest = inner, rest[1:]
+    rest, flags = list(words), {"--help"}
+    while named := [word for word in rest if word in getattr(command, "commands", {})]:
+        flags |= own_flags(command)
+        command, rest = command.commands[named[0]], rest[rest.index(named[0]) + 1 :]
     assert command is not top, f"there is no command {words[0]!r}"
-    flags = {flag for parameter in command.params for flag in parameter.opts} | {"--help"}
     if command.context_settings.get("ignore_unknown_options"):  # a role's settings are
-        for role in SETTINGS.keys() & words:
-            flags |= {f"--{name.replace('_', '-')}" for name in SETTINGS[role].model_fields}
-    return flags
+        flags |= {flag for role in SETTINGS.keys() & words for flag in flags_of_settings(SETTINGS[role])}
+    return flags | own_flags(command)
+
+
+def own_flags(command: Any) -> set[str]:
+    """Flags of a command of the command line."""
+    return {flag for parameter in command.params for flag in parameter.opts}
+
+
+def flags_of_settings(kind: type[BaseModel]) -> set[str]:
+    """Flags that a role's settings have."""
+    return {f"--{name.replace('_', '-')}" for name in kind.model_fields}
 
 
 @pytest.mark.parametrize(("where", "words"), commands("outrider"))
 def test_commands_have_the_flags_that_are_shown(where: str, words: list[str]) -> None:
     used = {word.partition("=")[0] for word in words if word.startswith("--")}
     assert used <= flags_of(words), where
+
+
+@pytest.mark.parametrize(("where", "words"), [*commands("python"), *commands("python3")])
+def test_modules_that_are_run_are_there_and_have_the_flags(where: str, words: list[str]) -> None:
+    if words[:1] != ["-m"] or words[1] in ("venv", "pip"):
+        return
+    spec = importlib.util.find_spec(words[1])
+    assert spec is not None, f"{where}: there is no module {words[1]}"
+    if spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{words[1]}.__main__")
+    assert spec is not None, f"{where}: {words[1]} cannot be run"
+    used = {word.partition("=")[0] for word in words if word.startswith("--")}
+    roles = [kind for kind in SETTINGS.values() if kind.__module__.startswith(f"{words[1]}.")]
+    flags = flags_of_settings(roles[0]) if roles else flags_in(Path(spec.origin or ""))
+    assert used <= flags, where
 
 
 @pytest.mark.parametrize(("where", "words"), commands("make"))

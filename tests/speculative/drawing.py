@@ -11,7 +11,7 @@ import numpy as np
 from speculative.acceptance.criterion import Chance
 from speculative.acceptance.drawn import DraftLaw, Draw, Drawn
 from speculative.acceptance.path_match import Match
-from speculative.stop import cut_at_stop
+from speculative.stop import FinishReason, StopChecker, cut_at_stop
 from speculative.tree import ROOT, TokenTree
 from tests.speculative.enumeration import (
     PROMPT,
@@ -184,16 +184,21 @@ def law_after_a_round(
     draft: Draft,
     rules: Rules = SHORT,
     look: Law | None = None,
+    cut: Callable[[StopChecker, Ids], tuple[Ids, FinishReason | None]] = cut_at_stop,
 ) -> Joint:
-    """The joint law of one round, completed by plain decoding; `look` is what the criterion sees of the
-    target."""
+    """The joint law of one round, completed by plain decoding.
+
+    Args:
+        look: what the criterion sees of the target; None: the target.
+        cut: what a round commits of its tokens.
+    """
     complete, seen = plain(p, rules), look or p
 
     def round_(sample: Sample) -> tuple[Ids, bool]:
         window = draft(q, sample)
         rows = ToyRows(lambda path: seen(PROMPT + path), sample)
         match = criterion(window.tree, rows, window.draws, EnumeratedChance(sample))
-        committed, reason = cut_at_stop(rules.stop_checker(PROMPT), match.tokens)
+        committed, reason = cut(rules.stop_checker(PROMPT), match.tokens)
         return PROMPT + committed, reason is not None
 
     joint: Joint = defaultdict(Fraction)

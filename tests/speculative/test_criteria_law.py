@@ -13,7 +13,7 @@ import pytest
 
 from speculative.acceptance.block import BlockVerification
 from speculative.acceptance.criterion import Criterion, Promise
-from speculative.acceptance.k_seq import KSeq
+from speculative.acceptance.k_seq import KSeq, divide
 from speculative.acceptance.lenience import Lenience
 from speculative.acceptance.multi_step import MultiStep
 from speculative.acceptance.ratio import Ratio
@@ -49,6 +49,7 @@ from tests.speculative.enumeration import (
 CASES: list[tuple[str, Criterion, Draft]] = [
     ("ratio, chain of 1", Ratio(), chain(1)),
     ("ratio, chain of 3", Ratio(), chain(3)),
+    ("ratio, first of two distinct draws", Ratio(), distinct((2,))),
     ("ratio, points behind", Ratio(), with_points(chain(2), POINTS)),
     ("ratio, no draws", Ratio(), with_points(chain(0), POINTS)),
     ("multi-step, three draws", MultiStep(), independent((3,))),
@@ -66,6 +67,7 @@ CASES: list[tuple[str, Criterion, Draft]] = [
     ("block, chain of 1", BlockVerification(), chain(1)),
     ("block, chain of 2", BlockVerification(), chain(2)),
     ("block, chain of 3", BlockVerification(), chain(3)),
+    ("block, first of two distinct draws", BlockVerification(), distinct((2, 2))),
     ("block, points behind", BlockVerification(), with_points(chain(2), POINTS)),
 ]
 
@@ -161,14 +163,43 @@ def test_a_mixture_of_drafters_keeps_the_law() -> None:
         assert law_after_a_round(MultiStep(), p, p, draft) == plain(p, SHORT)(PROMPT)
 
 
+@pytest.mark.parametrize(
+    "criterion", [Ratio(), MultiStep(), WithoutReplacement(), KSeq(), BlockVerification()], ids=str
+)
+def test_points_are_accepted_as_often_as_by_the_path_match(criterion: Criterion) -> None:
+    for seed in range(3):
+        p = random_law(seed)
+        once = p(PROMPT)[1]
+        twice = once * p((*PROMPT, 1))[0]
+        assert accepted(criterion, p, p, with_points(chain(0), (((), 1), ((1,), 0)))) == once + twice
+
+
+def test_k_seq_divides_by_no_more_than_it_must() -> None:
+    """The inequality that keeps the law holds exactly, and the least factor makes it an equality."""
+    for seed, draws in product(range(40), (2, 3, 4)):
+        p, q = random_law(seed, 4)(PROMPT), random_law(300 + seed, 4)(PROMPT)
+        law = draft_law(q)
+        rho = divide(np.array(p, dtype=object), law, draws).rho
+        beta = sum(min(b, a / rho) for a, b in zip(p, q, strict=True))
+        mass = 1 - (1 - beta) ** draws
+        assert mass <= rho * beta
+        assert rho == 1 or mass == pytest.approx(rho * beta, abs=1e-9)
+
+
 @pytest.mark.parametrize("factor", [Fraction(1), Fraction(7, 10), Fraction(3, 10)])
-def test_lenience_keeps_its_bound(factor: Fraction) -> None:
+def test_lenience_has_the_law_of_its_formula_and_keeps_its_bound(factor: Fraction) -> None:
+    """A draft passes with min(1, p / (l q)), else norm([p - l q]+) is left."""
     worst = Fraction(0)
     for seed in range(6):
         p, q = random_law(seed), random_law(100 + seed)
         joint = law_after_a_round(Lenience(factor), p, q, chain(1), Rules(limit=len(PROMPT) + 1))
+        pairs = list(zip(p(PROMPT), q(PROMPT), strict=True))
+        kept = [min(b, a / factor) for a, b in pairs]
+        left = [max(a - factor * b, Fraction(0)) for a, b in pairs]
         for token, weight in enumerate(p(PROMPT)):
             found = joint.get((*PROMPT, token), Fraction(0))
+            share = left[token] / sum(left) if sum(left) else weight
+            assert found == kept[token] + (1 - sum(kept)) * share
             assert found <= weight / factor
             worst = max(worst, abs(found - weight))
     assert (worst == 0) == (factor == 1)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from speculative.acceptance import CRITERIA
+from speculative.acceptance import criterion as criterion_module
 from speculative.acceptance.bild import BiLD
 from speculative.acceptance.blockwise import Blockwise
 from speculative.acceptance.criterion import Criterion, KeyedChance, Promise
@@ -151,19 +152,26 @@ def test_a_token_that_does_not_pass_is_never_likelier_than_under_the_target(crit
     assert moved
 
 
+def accepts(criterion: Criterion, *parts: int) -> bool:
+    """Whether token 0 passes, which has the first of these parts of the target's distribution."""
+    rows = GreedyRows(lambda ids: tuple(Fraction(part, sum(parts)) for part in parts))
+    return len(criterion(TokenTree((0,), (ROOT,), (0.5,), (1,)), rows, {}, CHANCE).path) == 1
+
+
 def test_typical_thresholds_follow_the_entropy() -> None:
     """Where the target is sure, epsilon decides; where it is not, delta exp(-H)."""
     criterion = Typical(epsilon=0.3, delta=0.9)
-    tree = TokenTree((0,), (ROOT,), (0.5,), (1,))
+    assert not accepts(criterion, 20, 78, 2)  # 0.2 < min(0.3, 0.9 exp(-0.59))
+    assert accepts(criterion, 35, 60, 5)  # 0.35 >= min(0.3, 0.9 exp(-0.82) = 0.40)
+    assert accepts(criterion, 32, 34, 34)  # 0.32 >= 0.9 exp(-1.10) = 0.30
+    assert not accepts(criterion, 28, 36, 36)  # 0.28 < 0.9 exp(-1.09) = 0.30
+    assert accepts(Typical(epsilon=0.3, delta=0.6), 28, 36, 36)  # 0.28 >= 0.6 exp(-1.09) = 0.20
 
-    def accepts(*parts: int) -> bool:
-        whole = sum(parts)
-        rows = GreedyRows(lambda ids: tuple(Fraction(part, whole) for part in parts))
-        return len(criterion(tree, rows, {}, CHANCE).path) == 1
 
-    assert not accepts(20, 78, 2)  # 0.2 < min(0.3, 0.9 exp(-0.59))
-    assert accepts(32, 34, 34)  # 0.32 >= 0.9 exp(-1.10) = 0.30
-    assert not accepts(28, 36, 36)  # 0.28 < 0.9 exp(-1.09) = 0.30
+def test_specdec_tolerates_a_gap_and_a_rank() -> None:
+    assert accepts(SpecDec(beta=2, gap=1.0), 30, 60, 10)  # log 2 behind, second
+    assert not accepts(SpecDec(beta=2, gap=0.6), 30, 60, 10)
+    assert not accepts(SpecDec(beta=2, gap=1.0), 30, 35, 35)
 
 
 def test_the_least_block_takes_any_drafts_that_are_possible() -> None:
@@ -188,6 +196,37 @@ def test_an_unsure_drafter_hands_over() -> None:
     tree = TokenTree((1, 2), (-1, 0), (0.9, 0.36), (1, 1))
     assert BiLD(rollback=5.0)(tree, rows, {}, CHANCE).path == (0, 1)
     assert BiLD(rollback=5.0, fallback=0.6)(tree, rows, {}, CHANCE).path == (0,)
+
+
+def test_the_drafter_is_as_sure_of_a_token_as_its_survival_falls_from_the_parents() -> None:
+    rows = GreedyRows(lambda ids: (Fraction(4, 10), Fraction(3, 10), Fraction(3, 10)))
+    tree = TokenTree((1, 2), (-1, 0), (0.6, 0.36), (1, 1))
+    assert BiLD(rollback=5.0, fallback=0.5)(tree, rows, {}, CHANCE).path == (0, 1)
+
+
+def test_of_equally_deep_paths_the_likeliest_is_taken() -> None:
+    rows = GreedyRows(lambda ids: (Fraction(2, 10), Fraction(5, 10), Fraction(3, 10)))
+    tree = TokenTree((0, 2, 1), (-1, -1, -1), (0.5,) * 3, (1,) * 3)
+    assert Blockwise(top_k=3)(tree, rows, {}, CHANCE).path == (2,)
+
+
+def test_what_was_rolled_back_does_not_make_a_path_likelier() -> None:
+    """Both paths are cut to two tokens; behind the less likely two hung the likelier ones."""
+
+    def law(ids: Ids) -> Weights:
+        match ids[len(PROMPT) :]:
+            case ():
+                parts = (50, 30, 20)
+            case (_,):
+                parts = (90, 5, 5)
+            case (1, *_):
+                parts = (96, 2, 2)
+            case _:
+                parts = (50, 40, 10)
+        return tuple(Fraction(part, 100) for part in parts)
+
+    tree = TokenTree((1, 0, 1, 1, 2, 0, 1, 1), (-1, 0, 1, 2, -1, 4, 5, 6), (0.5,) * 8, (1,) * 8)
+    assert BiLD(rollback=5.0, dissent=1)(tree, GreedyRows(law), {}, CHANCE).path == (0, 1)
 
 
 def test_a_run_of_dissent_is_rolled_back_from_its_beginning() -> None:
@@ -237,3 +276,18 @@ def test_decisions_of_a_round_are_uniform_and_never_come_again() -> None:
     chosen = [chance.choose(weights) for _ in range(100)]
     assert chosen == [again.choose(weights) for _ in range(100)]
     assert set(chosen) == {1, 3}
+    later = KeyedChance(7, 4)
+    assert chosen != [later.choose(weights) for _ in range(100)]
+    passed = [chance.below(0.3) for _ in range(2000)]
+    assert abs(sum(passed) - 600) < 80  # four standard deviations
+    assert not any(chance.below(0) for _ in range(100))
+    assert all(chance.below(1) for _ in range(100))
+
+
+@pytest.mark.parametrize(("uniform", "weights"), [(1 - 2.0**-53, (5e-324, 0.0)), (2.0**-53, (0.0, 5e-324))])
+def test_an_id_without_weight_is_never_chosen(
+    monkeypatch: pytest.MonkeyPatch, uniform: float, weights: tuple[float, ...]
+) -> None:
+    """The product of a number and a least sum rounds to the sum, or to 0."""
+    monkeypatch.setattr(criterion_module, "accept_uniform", lambda seed, base, index: uniform)
+    assert weights[KeyedChance(7, 3).choose(np.array(weights))] > 0

@@ -20,7 +20,7 @@ from speculative.acceptance.path_match import Match
 from speculative.acceptance.ratio import Ratio
 from speculative.acceptance.rejection import residual, step_by_step
 from speculative.acceptance.without_replacement import WithoutReplacement
-from speculative.stop import cut_at_stop
+from speculative.stop import FinishReason, StopChecker, cut_at_stop
 from speculative.tree import ROOT, TokenTree
 from tests.speculative.drawing import (
     POINTS,
@@ -120,7 +120,9 @@ def test_trap_3_drawn_from_one_truncation_and_judged_by_another(criterion: Crite
     assert moved(criterion, drafted(tuple, lambda weights: tuple((w + 1) / 4 for w in weights))) > FAR
 
 
-@pytest.mark.parametrize("criterion", [Ratio(), MultiStep(), KSeq(), BlockVerification()], ids=str)
+@pytest.mark.parametrize(
+    "criterion", [Ratio(), MultiStep(), WithoutReplacement(), KSeq(), BlockVerification()], ids=str
+)
 def test_trap_4_a_draw_dropped_after_a_look_at_it(criterion: Criterion) -> None:
     def pruned(before: bool) -> Draft:
         """Drops the second level where the drafter is unsure: of the first token (seen), or of the second."""
@@ -148,12 +150,17 @@ def test_trap_4_a_repeated_draw_dropped_by_a_merge() -> None:
         window.draws[ROOT] = (first,) if first.node == second.node else (first, second)
         return window
 
-    def behind_a_point(drop: bool) -> Draft:
-        """A lookup's token first, then a draw; a merge that keeps one node for both drops the draw."""
+    def behind_a_point(drop: bool, without: bool = False) -> Draft:
+        """A lookup's token first, then a draw, from a q `without` that token; a merge that keeps one node for
+        both drops the draw."""
 
         def draft(q: Law, sample: Sample) -> Window:
             window, weights = Window(), q(PROMPT)
             window.draw(ROOT, 1, draft_law((Fraction(0), Fraction(1), Fraction(0))))
+            if without and weights[1] < 1:
+                weights = tuple(
+                    w / (1 - weights[1]) if id_ != 1 else Fraction(0) for id_, w in enumerate(weights)
+                )
             token = sample(weights)
             if not drop or token != 1:
                 window.draw(ROOT, token, draft_law(weights))
@@ -165,6 +172,7 @@ def test_trap_4_a_repeated_draw_dropped_by_a_merge() -> None:
     assert moved(MultiStep(), merged) > FAR
     assert moved(MultiStep(), behind_a_point(drop=False)) == 0
     assert moved(MultiStep(), behind_a_point(drop=True)) > FAR
+    assert moved(MultiStep(), behind_a_point(drop=False, without=True)) == 0
 
 
 def test_trap_5_a_draft_not_drawn_from_q_matched_with_the_likeliest() -> None:
@@ -194,11 +202,14 @@ def test_trap_6_penalties_with_another_nodes_prefix(criterion: Criterion) -> Non
     def the_roots_history(ids: Ids) -> Weights:
         return base(ids)
 
+    def for_the_token_behind_the_draft_alone(ids: Ids) -> Weights:
+        return p(ids) if len(ids) == len(PROMPT) + 2 else base(ids)
+
     expected = plain(p, SHORT)(PROMPT)
     assert law_after_a_round(criterion, p, q, chain(2)) == expected
-    assert (
-        float(distance(law_after_a_round(criterion, p, q, chain(2), look=the_roots_history), expected)) > FAR
-    )
+    for look in (the_roots_history, for_the_token_behind_the_draft_alone):
+        joint = law_after_a_round(criterion, p, q, chain(2), look=look)
+        assert float(distance(joint, expected)) > FAR, look
 
 
 @pytest.mark.parametrize(
@@ -221,6 +232,23 @@ def test_trap_7_widths_that_differ_and_a_residual_of_no_mass(criterion: Criterio
     p = np.array([0.25, 0.75])
     rounded = DraftLaw(np.array([0, 1]), np.array([0.25, 0.75 + 1e-16]))
     assert residual(p, rounded).sum() == 1
+
+
+@pytest.mark.parametrize(
+    "criterion", [Ratio(), MultiStep(), WithoutReplacement(), KSeq(), BlockVerification()], ids=str
+)
+def test_trap_8_an_end_inside_an_accepted_run(criterion: Criterion) -> None:
+    def only_behind_the_run(checker: StopChecker, tokens: Ids) -> tuple[Ids, FinishReason | None]:
+        """Planted: the run is committed whole, and its last token alone can end the request."""
+        room = tokens[: SHORT.limit - len(PROMPT)]
+        return room, FinishReason.STOP if room[-1] == 1 or len(room) == SHORT.limit - len(PROMPT) else None
+
+    rules = Rules(limit=SHORT.limit, eos=frozenset({1}))
+    p, q = random_law(11), random_law(12)
+    expected = plain(p, rules)(PROMPT)
+    assert law_after_a_round(criterion, p, q, chain(2), rules) == expected
+    planted = law_after_a_round(criterion, p, q, chain(2), rules, cut=only_behind_the_run)
+    assert float(distance(planted, expected)) > FAR
 
 
 def test_k_seq_without_its_division_leaves_less_than_nothing() -> None:

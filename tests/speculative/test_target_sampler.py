@@ -326,6 +326,36 @@ def test_trap_9_noise_by_row_instead_of_depth_changes_ids() -> None:
     assert planted.decode("everything") != Request().decode()
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, logit_bias=((7, 30.0),)),
+        *(REQUESTS[kind]["params"] for kind in ("greedy, penalised", "cuts", "penalised", "biased")),
+    ],
+    ids=["greedy, biased", "greedy, penalised", "cuts", "penalised", "biased"],
+)
+def test_criteria_see_at_each_node_the_law_of_plain_decoding_there(params: SamplingParams) -> None:
+    """The processed distribution after the path, with the path's history; greedily, one token."""
+    ids = (*PROMPT, 2, 2)
+    tree = TokenTree((2, 9, 5), (-1, 0, -1), (0.9, 0.8, 0.1), (1, 1, 2))
+    rows = logits_below(ids, tree, WIDTH)
+    sampler = TargetSampler(
+        params,
+        History.of(ids, len(PROMPT)),
+        NoiseRows(7, WIDTH),
+        len(ids),
+        lambda node: HostDigest(rows(node)),
+    )
+    for node in (-1, 0, 1, 2):
+        path = tuple(tree.tokens[above] for above in tree.path(node)) if node >= 0 else ()
+        scores = process_logits(rows(node), params, History.of((*ids, *path), len(PROMPT)))
+        weights = np.exp(scores - scores.max())
+        if params.greedy:
+            weights = np.eye(WIDTH)[sampler(node, path)]
+            assert int(scores.argmax()) == sampler(node, path)
+        assert sampler.probabilities(node, path) == pytest.approx(weights / weights.sum(), abs=1e-12)
+
+
 def test_only_visited_nodes_are_processed() -> None:
     asked: list[int] = []
 
