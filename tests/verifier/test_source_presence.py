@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from outrider.wire.names import EDGE
 from speculative.params import SamplingParams
 from verifier_service.engine.source_policy import Reputations
-from verifier_service.engine.source_presence import PresenceTrials, SourcePresence
+from verifier_service.remote_sources.source_presence import PresenceTrials, SourcePresence
 
 STEP_S = 0.02
 Speed = Callable[[int, Sequence[SourcePresence]], float]

@@ -31,13 +31,13 @@ from verifier_service.engine.prompt_scorer import rows_with_scores
 from verifier_service.engine.scheduler import Scheduler
 from verifier_service.engine.session import Session
 from verifier_service.engine.session_pool import Matched, Part, SessionPool
-from verifier_service.engine.source_presence import PresenceTrials
 from verifier_service.engine.stats import CountsByName, EngineTotals, PassTimes, StepMeter, Unmeasured
 from verifier_service.engine.step import EngineLimits, PassOutcome, chunk_size, schedule_rows
 from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.observe.round_log import Step
 from verifier_service.proposers.batched import BatchedProposer, SeenRound
 from verifier_service.proposers.host import ProposerHost
+from verifier_service.remote_sources.source_presence import PresenceTrials
 
 
 @dataclass(frozen=True, slots=True, eq=False)

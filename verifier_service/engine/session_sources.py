@@ -19,8 +19,8 @@ from verifier_service.engine.source_policy import (
     SourceLatency,
     SourceThrottle,
 )
-from verifier_service.engine.source_presence import SourcePresence
 from verifier_service.proposers import PROPOSERS, ActiveProposer, ProposerInit, make_proposer
+from verifier_service.remote_sources.source_presence import SourcePresence
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
 _WEIGHT = 0.1

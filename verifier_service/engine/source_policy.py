@@ -31,7 +31,7 @@ from speculative.policies.book import PolicyBook
 from speculative.policies.local import LocalDrafts
 from speculative.policies.names import DEFAULT_POLICY
 from speculative.policies.policy import DraftLimits
-from verifier_service.engine.source_presence import SourcePresence
+from verifier_service.remote_sources.source_presence import SourcePresence
 
 _FIRST_ROUNDS = 32.0
 """Rounds without a gain after which a source rests."""
