@@ -28,6 +28,7 @@ Runs = dict[tuple[int, int], Turns]
 """Turns of one arm by number of question and repeat."""
 _NODES = "outrider_spec_decode_num_draft_tokens_total"
 _OWN = "outrider_spec_decode_num_own_tokens_total"
+_SLOWDOWN = "outrider_verifier_source_slowdown"
 
 
 class Stack(NamedTuple):
@@ -75,6 +76,8 @@ class CellRuns:
     """Runs of all sources but one, by the name of the one that was left out."""
     counts: dict[str, SourceCounts] = field(default_factory=dict)
     """Counts of the merged runs of the last repeat, by source."""
+    slowdown: dict[str, float] = field(default_factory=dict)
+    """Part of the target's speed that each source takes, as the merged services measured by then."""
 
 
 class SourceRuns:
@@ -133,6 +136,8 @@ class SourceRuns:
                 self._count(before)
             for name, arm in self._without.items() if is_last else ():
                 self.cell.without.setdefault(name, {})[question.number, number] = self._ask(arm, at)
+        read = self._together.metric_sum
+        self.cell.slowdown = {name: read("verifier", _SLOWDOWN, source=name) for name in self.sources}
         print(f"{self.prompts.name} at {self.temperature:g}: repeat {number + 1}", file=sys.stderr)
 
     def _metered(self, name: str, at: int) -> Turns:

@@ -25,6 +25,7 @@ def cell_figures(cell: CellRuns) -> dict[str, Any]:
         **{field: {name: figures[name][field] for name in shown} for field in _SHOWN},
         "round_ms": {name: round_ms(cell.by_arm[name].values()) for name in shown},
         "processor_ms": {name: processor_ms(cell, name) for name in shown},
+        "slowdown": {name: round(part, 3) for name, part in cell.slowdown.items()},
         "accepted_share": figures[MERGED]["accepted_share"],
         "best_single": best,
         "merged_over_best": paired_speed(cell.by_arm[MERGED], cell.by_arm[best]),

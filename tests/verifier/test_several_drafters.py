@@ -4,8 +4,9 @@ The drafters are scripted, so that the only question is what the engine does wit
 `pytest -rP` prints the same figures on every machine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 
 import pytest
 from core_driver import GREEDY, SAMPLED, CoreDriver
@@ -15,6 +16,7 @@ from speculative.fragment import Fragment
 from speculative.params import SamplingParams
 from verifier_service.engine.messages import InFlight, Offers
 from verifier_service.engine.session import Session
+from verifier_service.engine.stats import Unmeasured
 from verifier_service.engine.step_cost import StepCostModel
 
 VOCABULARY = 32
@@ -26,21 +28,43 @@ Drafts = Callable[[Sequence[int]], Sequence[int]]
 """The chain that a drafter drafts below these tokens."""
 
 
-class Run:
-    """One request, decoded with these drafters; None stands for a place without a drafter."""
+class VirtualTime(Unmeasured):
+    """A meter of the time that the engine's steps take."""
 
-    def __init__(self, drafters: Sequence[Drafts], params: SamplingParams = GREEDY, new: int = NEW) -> None:
+    def __init__(self) -> None:
+        self.seconds = 1.0
+
+    def now_s(self) -> float:
+        return self.seconds
+
+
+class Run:
+    """One request, decoded with these drafters.
+
+    `slows` says, by a drafter's place, how many times as long steps take while it is followed; without it
+    the engine measures nothing.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafts],
+        params: SamplingParams = GREEDY,
+        new: int = NEW,
+        slows: Mapping[int, float] = MappingProxyType({}),
+    ) -> None:
         target = NgramLM(VOCABULARY, max_length=4096)
-        self.driver = CoreDriver(target, costs=StepCostModel(MS), adaptive=True)
+        self._slows, self._costs, self._time = slows, StepCostModel(MS), VirtualTime()
+        meter = self._time if slows else None
+        self.driver = CoreDriver(target, meter=meter, costs=StepCostModel(MS), adaptive=True)
         self.names = [f"drafter-{place}" for place in range(len(drafters))]
         self.session = self.driver.open(new=new, params=params, seed=3, remote=self.names)
         self.sent = [0] * len(drafters)
         self.admitted_by = [[0] * len(drafters)]
         """Nodes of each drafter that were admitted up to each round."""
+        self.step_ms: list[float] = []
         while self._step(drafters):
             pass
-        costs = StepCostModel(MS)
-        self.ms = sum(costs.expected_ms(one.rows) for one in self.driver.passes)
+        self.ms = sum(self.step_ms)
         self.ids = self.driver.generated(self.session)
 
     def _step(self, drafters: Sequence[Drafts]) -> bool:
@@ -53,7 +77,14 @@ class Run:
                 self.sent[index - 1] += 1
                 offer(self.driver, session, index, draft(session.ids))
         self.admitted_by.append([self.admitted(place) for place in range(len(drafters))])
-        return self.driver.step()
+        return self.driver.step(self._pass_time)
+
+    def _pass_time(self) -> None:
+        ms = self._costs.expected_ms(self.driver.passes[-1].rows)
+        for place, factor in self._slows.items():
+            ms *= 1.0 if place + 1 in self.session.sources.resting else factor
+        self.step_ms.append(ms)
+        self._time.seconds += ms / 1000
 
     def admitted(self, place: int) -> int:
         return self.driver.core.counts[self.names[place]].admitted
@@ -162,3 +193,22 @@ def test_a_second_drafter_that_becomes_useful_is_found_out() -> None:
     useful, useless = knowing(plain, 1.0, 2), guessing(2)
     both = Run((knowing(plain, 0.6, 1), lambda ids: (useful if len(ids) > NEW // 2 else useless)(ids)))
     assert both.own(1) > 100
+
+
+def test_a_drafter_that_costs_the_target_more_than_it_gains_comes_to_rest() -> None:
+    plain = truth()
+    both = (knowing(plain, 0.8, 1), knowing(plain, 0.6, 2))
+    dear, cheap = Run(both, slows={0: 1.0, 1: 2.0}), Run(both, slows={0: 1.0, 1: 1.0})
+    assert dear.ids == cheap.ids == plain
+    later = dear.step_ms[dear.rounds // 2 :]
+    assert sum(ms > 35.0 for ms in later) < 0.2 * len(later), "steps take 20 to 27 ms without it"
+    assert cheap.sent[1] > 0.8 * cheap.rounds, "where it costs nothing, it pays"
+    assert dear.sent[0] > 0.9 * dear.rounds, "the other one is not blamed"
+
+
+def test_a_drafter_that_gains_more_than_it_costs_the_target_is_followed() -> None:
+    plain = truth()
+    run = Run((knowing(plain, 0.9, 1),), slows={0: 1.5})
+    assert run.ids == plain
+    assert run.sent[0] > 0.9 * run.rounds
+    assert run.ms < 0.7 * Run(()).ms

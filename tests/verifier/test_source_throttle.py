@@ -34,6 +34,13 @@ def test_a_source_that_gets_better_is_found_out() -> None:
     assert sent(throttle, 10, accepted=1) == 10
 
 
+def test_a_source_that_gains_half_of_what_it_has_to_comes_to_rest() -> None:
+    throttle = SourceThrottle(SourceActivity())
+    for _ in range(70):
+        throttle.committed(1, worth=0.5)
+    assert throttle.resting
+
+
 def test_the_next_session_begins_with_what_the_last_one_found() -> None:
     activity = SourceActivity()
     sent(SourceThrottle(activity), 40)

@@ -37,6 +37,7 @@ from verifier_service.engine.step_cost import StepCostModel
 from verifier_service.observe.round_log import Step
 from verifier_service.proposers.batched import BatchedProposer, SeenRound
 from verifier_service.proposers.host import ProposerHost
+from verifier_service.remote_sources.source_presence import PresenceTrials
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +133,8 @@ class EngineCore:
         self._meter = meter or Unmeasured()
         self._budget = DraftBudget(self._costs, limits.adaptive)
         self.proposers = ProposerHost(proposers, self.sessions, self.counts, self._meter.now_s)
+        self.presences = PresenceTrials()
+        """What remote sources cost the target, measured."""
         self._began_s: float | None = None
         """When the step began, by the meter's clock; None: it reads prompts, too, or the budget is fixed."""
         self._wait: _Wait | None = None
@@ -172,7 +175,7 @@ class EngineCore:
             return AwaitDrafts(now_s, self._report(stepping=True, step_ms=plan.step_ms))
         parts = self._parts(plan)
         report = self._report(stepping=bool(parts), step_ms=plan.step_ms)
-        return self._pass(parts, report) if parts else Idle(now_s, report)
+        return self._pass_or_idle(parts, report, now_s)
 
     def published(self, report: StepReport, now_s: float) -> None:
         """Notes that the report was sent: from now on the time until each source's next draft counts."""
@@ -197,6 +200,7 @@ class EngineCore:
             computed.rows,
             times.waited_s,
         )
+        self._measure_presence(computed)
         before, committed = len(self.sessions.updates), self.totals.committed
         self._commit_all(computed.parts, outcome)
         took_s = 0.0 if self._began_s is None else self._meter.now_s() - self._began_s - times.waited_s
@@ -209,6 +213,7 @@ class EngineCore:
         """Ends all sessions of a pass whose forward failed."""
         assert computed is self._computing, "another pass is being computed, or none"
         self._computing = None
+        self.presences.idle()
         for session, _ in computed.parts:
             self.sessions.broken(session, error, "the target's forward failed: ")
         self._carry_out_postponed()
@@ -222,7 +227,16 @@ class EngineCore:
         step, expected_us = self.totals.steps + stepping, int(step_ms * 1000)
         return StepReport(step, expected_us, updates, strikes, self._budget.least_survival)
 
+    def _measure_presence(self, computed: TargetPass) -> None:
+        """Compares the pass that was just computed with others, where sources outside draft and where not."""
+        sessions, work = len(computed.parts), 0.0
+        if self._began_s is not None:
+            work = self._costs.work(computed.rows, sessions, computed.depth, computed.nodes)
+        uses = [use for session, _ in computed.parts for use in session.sources.uses]
+        self.presences.stepped(self._meter.now_s(), sessions, uses, work)
+
     def _idle(self, now_s: float) -> Idle:
+        self.presences.idle()
         return Idle(self.sessions.ready_s(now_s + self._limits.beat_s), self.collect())
 
     def _carry_out(self, command: Command, now_s: float) -> None:
@@ -336,6 +350,12 @@ class EngineCore:
                 parts.append((session, session.step_rows(size, count, behind)))
         return parts
 
+    def _pass_or_idle(self, parts: list[Part], report: StepReport | None, now_s: float) -> TargetPass | Idle:
+        if parts:
+            return self._pass(parts, report)
+        self.presences.idle()
+        return Idle(now_s, report or self.collect())
+
     def _pass(self, parts: list[Part], report: StepReport | None) -> TargetPass:
         sequences = [self.kv.sequence_rows(session, step_rows) for session, step_rows in parts]
         rows = sum(len(sequence.tokens) for sequence in sequences)
@@ -361,7 +381,7 @@ class EngineCore:
             for source_index in wait.waited_for & session.sources.latencies.keys():
                 session.sources.latencies[source_index].waited(fruitful=source_index in wait.came)
         parts = self._parts(wait.plan)
-        return self._pass(parts, None) if parts else Idle(now_s, self.collect())
+        return self._pass_or_idle(parts, None, now_s)
 
     def _patience_ms(self, session: Session, wait: _Wait, now_s: float) -> dict[int, float]:
         """Milliseconds that each source's next draft is worth waiting for; others are left out."""

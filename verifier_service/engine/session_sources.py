@@ -20,6 +20,7 @@ from verifier_service.engine.source_policy import (
     SourceThrottle,
 )
 from verifier_service.proposers import PROPOSERS, ActiveProposer, ProposerInit, make_proposer
+from verifier_service.remote_sources.source_presence import SourcePresence
 from verifier_service.sessions.request import SessionRequest, SourceSet
 
 _WEIGHT = 0.1
@@ -73,6 +74,8 @@ class SessionSources:
         self._active: frozenset[int] = frozenset()
         self._muted: set[int] = set()
         self._throttles: dict[int, SourceThrottle] = {}
+        self._presences: dict[int, SourcePresence] = {}
+        """What remote sources in use cost the target, by source index, but for clients' devices."""
         self._gains: dict[int, SourceGain] = {}
         """What each source gained in this session and others, by source index."""
         self._tokens = 1.0
@@ -112,13 +115,31 @@ class SessionSources:
             or SourceThrottle(reputations[source_index - 1].activity)
             for source_index in listening
         }
+        self._presences = {
+            source_index: presence
+            for source_index in listening
+            if (presence := reputations[source_index - 1].presence) is not None
+        }
 
     @property
     def resting(self) -> frozenset[int]:
         """Remote sources, by source index, that are not sent the last round."""
         return frozenset(
-            [source_index for source_index, throttle in self._throttles.items() if throttle.resting]
+            [
+                source_index
+                for source_index, throttle in self._throttles.items()
+                if throttle.resting or self._pauses(source_index)
+            ]
         )
+
+    @property
+    def uses(self) -> list[tuple[SourcePresence, bool]]:
+        """Sources that the session does not leave alone itself, and whether it sends each the last round."""
+        return [
+            (presence, not self._pauses(source_index))
+            for source_index, presence in self._presences.items()
+            if not self._throttles[source_index].resting
+        ]
 
     def listens_to(self, source_index: int) -> bool:
         """Whether the session uses this source's drafts."""
@@ -130,6 +151,7 @@ class SessionSources:
         self.latencies.pop(source_index, None)
         self.waits.ask(source_index, 0)
         self._throttles.pop(source_index, None)
+        self._presences.pop(source_index, None)
 
     def want_tops(self, source_index: int, tops: int) -> None:
         """Collects `tops` of the target's likeliest ids of each row for a source that drafts."""
@@ -201,18 +223,28 @@ class SessionSources:
         own = self._credit(scored, token_sources)
         self._tokens += _WEIGHT * (len(token_sources) - self._tokens)
         for source_index, throttle in self._throttles.items():
-            gain = self._gains[source_index]
+            gain, share = self._gains[source_index], self._least_share(source_index, batch)
             throttle.committed(
                 own.get(source_index, 0),
                 source_index in heard,
                 spared,
                 batch,
                 step,
-                worth=gain.net(scored.node_cost) / (LEAST_SHARE * self._tokens),
-                right=gain.often_right,
+                worth=gain.net(scored.node_cost) / (share * self._tokens),
+                right=gain.often_right and share <= LEAST_SHARE,
             )
         heard.clear()
         return own
+
+    def _least_share(self, source_index: int, sessions: int) -> float:
+        """Part of the session's tokens that the source has to gain, in steps of so many sessions."""
+        presence = self._presences.get(source_index)
+        return LEAST_SHARE if presence is None else max(LEAST_SHARE, presence.cost(sessions))
+
+    def _pauses(self, source_index: int) -> bool:
+        """Whether a trial leaves the source alone; rounds that wait for its drafts would wait in vain."""
+        presence = self._presences.get(source_index)
+        return presence is not None and presence.paused and not self.waits.asks(source_index)
 
     def _credit(self, scored: RoundScore, token_sources: bytes) -> dict[int, int]:
         """The accepted tokens that count for each source.

@@ -10,6 +10,9 @@ wrong or superfluous then costs next to nothing, and one that gets better is not
 `expected` tokens in `step_ms`; a node that survives with probability s and comes in w ms is worth waiting for
 while s / w > expected / step_ms.
 
+**Presence.** How much a source slows steps down is measured (`source_presence.py`). The source has to gain at
+least as large a part of a session's tokens.
+
 **Reputation.** What all sessions learnt about a source, for the sessions to come.
 
 Knows rounds, tokens and the caller's milliseconds, nothing of queues, sessions or trees.
@@ -28,12 +31,13 @@ from speculative.policies.book import PolicyBook
 from speculative.policies.local import LocalDrafts
 from speculative.policies.names import DEFAULT_POLICY
 from speculative.policies.policy import DraftLimits
+from verifier_service.remote_sources.source_presence import SourcePresence
 
 _FIRST_ROUNDS = 32.0
 """Rounds without a gain after which a source rests."""
 LEAST_SHARE = 0.03
-"""Part of a session's tokens that a remote source has to gain: a source costs about this part of a step
-beside its rows, as its drafts are merged and progress is sent to it."""
+"""Least part of a session's tokens that a remote source has to gain, whatever it was measured to cost: its
+drafts are merged, and progress is sent to it."""
 _PROBE_ROUNDS = 8.0
 """Rounds for which a resting source is tried again."""
 _FIRST_REST = 16
@@ -116,7 +120,8 @@ class SourceThrottle:
             worth: number of rounds that one gained token pays for.
             right: whether the source is often right, so that it gains nothing only where others are too.
         """
-        if self.resting and not gained:
+        # Drafts from before the rest end it only where they pay for as much as a trial would take.
+        if self.resting and gained * worth < _PROBE_ROUNDS:
             self._go_on_resting(batch, step)
         else:
             self._pay(gained * worth)
@@ -129,10 +134,10 @@ class SourceThrottle:
             return
         activity = self._activity
         self.resting = False
-        self._left += rounds
+        self._left = min(self._left + rounds, _FIRST_ROUNDS + 1.0)
         activity.barren, activity.late = max(0.0, min(activity.barren, _FIRST_ROUNDS) - rounds), False
         if self._left >= _FIRST_ROUNDS:
-            self._left, self._probed = _FIRST_ROUNDS + 1.0, 0
+            self._probed = 0
             activity.rest, activity.tried = 0, 0.0
 
     def _spend(self, heard: bool, spared: bool, right: bool, batch: int) -> None:
@@ -295,6 +300,10 @@ class DraftWaits:
         """Milliseconds after a round until the next round begins without a draft; 0: at once."""
         return max(self._asked.values(), default=0) if self._in_vain < _MOST_IN_VAIN else 0
 
+    def asks(self, source_index: int) -> bool:
+        """Whether this source asked rounds to wait."""
+        return source_index in self._asked
+
     def ask(self, source_index: int, ms: int) -> None:
         """Sets how many milliseconds rounds wait for this source; 0 ends the waiting."""
         self._asked.pop(source_index, None)
@@ -328,11 +337,13 @@ _BANDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Reputation:
-    """Calibration and gain of one source over earlier requests of one temperature band."""
+    """What is known of one source over earlier requests of one temperature band."""
 
     calibration: Calibration = field(default_factory=Calibration)
     activity: SourceActivity = field(default_factory=SourceActivity)
     gain: SourceGain = field(default_factory=SourceGain)
+    presence: SourcePresence | None = None
+    """What the source costs the target, the same for all bands; None: for a client's device."""
 
 
 class Reputations:
@@ -350,6 +361,7 @@ class Reputations:
         self._policy = policy
         self._policies = PolicyBook(policy or DEFAULT_POLICY, _UNBOUNDED)
         self._known: dict[tuple[str, int], Reputation] = {}
+        self._presences: dict[str, SourcePresence] = {}
         self._lock = Lock()
 
     def of(self, name: str, params: SamplingParams) -> Reputation:
@@ -365,8 +377,13 @@ class Reputations:
             if found is None:
                 if len(self._known) >= _MOST:
                     del self._known[next(iter(self._known))]
-                found = self._known[name, band] = Reputation()
+                found = self._known[name, band] = Reputation(presence=self._presence(name))
             return found
+
+    def _presence(self, name: str) -> SourcePresence:
+        if name not in self._presences and len(self._presences) >= _MOST:
+            del self._presences[next(iter(self._presences))]
+        return self._presences.setdefault(name, SourcePresence(name))
 
     def local_drafts(self, policy: str, source: str) -> LocalDrafts | None:
         """What cuts the drafts of a source inside this worker for one session; None: nothing does.

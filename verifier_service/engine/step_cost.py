@@ -168,6 +168,15 @@ class StepCostModel:
         alone = float(self._alone_ms(rows)[rows])
         return (alone + self._beside_ms(rows, sessions, depth)) * self._scale
 
+    def work(self, rows: int, sessions: int, depth: float, nodes: int) -> float:
+        """What a step should take by its rows, in the profile's ms: nothing that slows all steps down counts.
+
+        `nodes` of the rows are drafted nodes and scouts. 0 where no forward was ever seen.
+        """
+        if self._scale is None:
+            return 0.0
+        return (self.expected_ms(rows, sessions, depth) + self.node_ms * nodes) / self._scale
+
     def step_curve(self, sessions: int = 1, depth: float = 0.0) -> "StepCurve":
         """What steps take that differ in their rows alone; the curve holds until the next `record`.
 

@@ -83,6 +83,7 @@ class VerifierCollector(Collector):
             yield GaugeMetricFamily(OWN + name, what, value=value)
         yield from self._source_counts()
         yield from self._choices()
+        yield from self._presences()
         yield from self._proposers()
         yield from self._steps()
 
@@ -216,6 +217,23 @@ class VerifierCollector(Collector):
         down.add_metric(("planned",), transfers.planned_bytes)
         down.add_metric(("fetched",), transfers.fetched_bytes)
         yield down
+
+    def _presences(self) -> Iterator[Metric]:
+        """What remote sources cost the target, as measured on steps of one session."""
+        loss = GaugeMetricFamily(
+            f"{OWN}source_slowdown",
+            "Part of its speed that a step of one session loses while sessions follow the source.",
+            labels=("source",),
+        )
+        paused = GaugeMetricFamily(
+            f"{OWN}sources_paused",
+            "1 while all sessions leave the source alone to measure what it costs.",
+            labels=("source",),
+        )
+        for presence in self._engine.presences.known:
+            loss.add_metric((presence.name,), presence.loss(1))
+            paused.add_metric((presence.name,), float(presence.paused))
+        yield from (loss, paused)
 
     def _proposers(self) -> Iterator[Metric]:
         """Metrics of batched proposers: their time, and which proposers are muted or rest."""

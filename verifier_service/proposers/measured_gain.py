@@ -13,10 +13,40 @@ _REMEMBERED = 8
 """Steps that the past counts for, at most, once steps of one side follow steps of the other."""
 _ENOUGH = 8
 """Steps of each side before they are compared."""
-_LEFT_OUT = 4
-"""Steps in a row that leave the proposer out for the comparison."""
-_FIRST_SPELL, _LONGEST_SPELL = 16, 256
-"""Steps with the proposer before some leave it out; doubled each time."""
+
+
+@dataclass(slots=True)
+class TrialSpells:
+    """When a few steps in a row leave a source out, so that they can be compared with steps that have it."""
+
+    steps: int = 4
+    """Steps in a row that leave the source out."""
+    spell: int = 16
+    """Steps with the source before some leave it out; doubled each time."""
+    longest: int = 256
+    """The most of them."""
+    _had: int = 0
+    """Steps with the source since some left it out."""
+    _left_out: int = 0
+    """Steps that are yet to leave the source out."""
+
+    def leaves_out(self) -> bool:
+        """Whether a step that would have the source leaves it out; to be called once per such step."""
+        if self._had >= self.spell and not self._left_out:
+            self._left_out = self.steps
+            self._had, self.spell = 0, min(2 * self.spell, self.longest)
+        if self._left_out:
+            self._left_out -= 1
+            return True
+        return False
+
+    def had_source(self) -> None:
+        """Notes a step that had the source."""
+        self._had += 1
+
+    def put_off(self) -> None:
+        """Begins the spell anew: both sides were just compared anyway."""
+        self._had = 0
 
 
 @dataclass(slots=True)
@@ -45,11 +75,7 @@ class _Sides:
 
     drafted: _StepRate = field(default_factory=_StepRate)
     bare: _StepRate = field(default_factory=_StepRate)
-    spell: int = _FIRST_SPELL
-    until: int = _FIRST_SPELL
-    """Steps with the proposer until some leave it out."""
-    left_out: int = 0
-    """Steps that are yet to leave the proposer out."""
+    spells: TrialSpells = field(default_factory=TrialSpells)
     last: bool = False
     """Whether the last step had the proposer."""
 
@@ -62,14 +88,7 @@ class MeasuredGain:
 
     def leaves_out(self, sessions: int) -> bool:
         """Whether a step that would ask the proposer leaves it out; to be called once per such step."""
-        sides = self._sides(sessions)
-        if not sides.until and not sides.left_out:
-            sides.left_out = _LEFT_OUT
-            sides.until = sides.spell = min(2 * sides.spell, _LONGEST_SPELL)
-        if sides.left_out:
-            sides.left_out -= 1
-            return True
-        return False
+        return self._sides(sessions).spells.leaves_out()
 
     def learn(self, sessions: int, asked: bool, tokens: int, ms: float) -> None:
         """Learns from a step of these sessions that committed `tokens` tokens in `ms`, above 0."""
@@ -79,7 +98,7 @@ class MeasuredGain:
         if switched:
             side.fade()
         if asked:
-            sides.until = max(0, sides.until - 1)
+            sides.spells.had_source()
             if switched:
                 return  # the call makes up for the rounds that the proposer missed
         side.learn(tokens, ms)

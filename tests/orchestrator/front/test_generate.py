@@ -9,6 +9,7 @@ from outrider.client import Completion
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.epochs import wall_clock_ms
+from outrider.wire.workers import CONTRACT
 from speculative.errors import InvalidRequest, Overloaded, Superseded, Unavailable, UnknownModel
 
 VOCABULARY, MAX_LENGTH = 96, 64
@@ -207,6 +208,19 @@ async def test_a_source_is_named_where_its_tokenizer_is_the_targets(world: Any, 
     assert named == [[("lookup", ""), ("drafter", fitting)], [("drafter", fitting)]]
     with pytest.raises(InvalidRequest, match="stranger"):
         await front.client.generate(ids=[5], sources=["stranger"])
+
+
+async def test_a_source_that_speaks_another_contract_drafts_for_nobody_and_the_reason_is_counted(
+    world: Any,
+) -> None:
+    verifier = await world.verifier()
+    odd, good = await world.source(name="odd", contract=CONTRACT + 1), await world.source()
+    front = await world.ready(await world.front([verifier.address], (odd, good)), sources=2)
+    await world.until(lambda: front.sample("peer_refused", peer=odd, reason="contract") == 1)
+    await front.client.generate(ids=[5], max_tokens=2)
+    assert [source.address for source in verifier.opened[-1].sources] == ["", good]
+    with pytest.raises(InvalidRequest, match="odd"):
+        await front.client.generate(ids=[5], max_tokens=2, sources=["odd"])
 
 
 async def test_a_source_of_one_tenant_is_named_to_no_other_tenant(world: Any) -> None:
