@@ -24,6 +24,7 @@ _FEW_DENIED = 4096
 _FIRST_SEARCH = 16
 _MOST = float(np.finfo(np.float32).max)
 _NO_IDS: Ids = np.empty(0, np.int64)
+_NO_SCORES: Floats = np.empty(0, np.float64)
 _FAR_ABOVE = 200.0
 _ROUNDING = 1e-9
 
@@ -129,6 +130,11 @@ class ProcessedDigest:
     def changed(self) -> Ids:
         """The ids that processing changes, ascending: int64[n]."""
         return _NO_IDS if self._named is None else self._named.ids
+
+    @property
+    def scores(self) -> Floats:
+        """The processed scores of `changed` over the temperature, -inf where dropped: float64[n]."""
+        return _NO_SCORES if self._named is None else self._named.scores
 
     @property
     def live(self) -> Scored | None:

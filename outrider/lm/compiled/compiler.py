@@ -21,6 +21,7 @@ from outrider.lm.compiled.building import build
 from outrider.lm.compiled.order import CompileOrder, find_compiler
 from outrider.lm.compiled.package import CompiledRunner, PassPackage, panel_width
 from outrider.lm.compiled.panels import constants_of, inlined, own_constants
+from outrider.lm.compiled.row_kernel import use_row_kernel
 from outrider.lm.compiled.store import CompileFailed, NeverCompiled, PackageStore
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
@@ -67,6 +68,7 @@ class PassCompiler:
         if cache_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="outrider-passes-")
             cache_dir = Path(self._temporary.name)
+        self._cache_dir = cache_dir
         self._store = PackageStore(cache_dir / _FOLDER)
         self._threads = torch.get_num_threads()
         self._ready: CompiledRunner | None = None
@@ -115,6 +117,8 @@ class PassCompiler:
     def _work(self) -> None:
         began = time.perf_counter()
         try:
+            if self._lm.model.device.type == "cpu":
+                use_row_kernel(self._cache_dir, self._stop.is_set)
             self._ready = self._compiled()
         except CompileFailed as error:
             self._give_up(str(error), isinstance(error, NeverCompiled))
