@@ -57,7 +57,7 @@ def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_package_that_another_process_has_compiled_meanwhile_is_taken(tmp_path: Path) -> None:
     script = (
         "import pathlib, sys; folder = pathlib.Path(sys.argv[1])\n"
-        "for name in ('operators.so', 'pass.pt2', 'panels.json'): (folder / name).write_text(name)"
+        "for name in ('operators.so', 'pass.so', 'panels.json'): (folder / name).write_text(name)"
     )
     first = built(tmp_path, script)
     assert built(tmp_path, "raise SystemExit('compiled twice')") == first

@@ -94,12 +94,12 @@ def test_a_row_has_the_same_bits_however_many_rows_share_its_pass(
 def test_a_second_load_takes_the_package_from_the_cache(
     pair: tuple[PackedLM, PackedLM, torch.nn.Module], cache: Path, tmp_path: Path
 ) -> None:
-    packages = sorted(cache.rglob("pass.pt2"))
+    packages = sorted(cache.rglob("pass.so"))
     model = pair[2]
     model.save_pretrained(tmp_path)  # type: ignore[operator]
     lm = PackedLM.load(tmp_path)
     lm.wants = OutcomeWants(features=FEATURES)
     lm.compile_passes("auto", cache)
     assert lm.compiled is not None
-    assert sorted(cache.rglob("pass.pt2")) == packages
+    assert sorted(cache.rglob("pass.so")) == packages
     lm.close()
