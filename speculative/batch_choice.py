@@ -18,7 +18,7 @@ from speculative.digest import HostDigest, Row, weak_floors
 from speculative.history import History
 from speculative.noise import LEADS, Floats, Ids, PositionNoise, lead_bounds
 from speculative.params import SamplingParams
-from speculative.processed_digest import ProcessedDigest
+from speculative.processed_digest import Named, ProcessedDigest
 from speculative.sampling_kernel import KernelRow, current_kernel
 
 _STACKED = 16_384
@@ -97,13 +97,13 @@ def fewest() -> int:
 def kernel_row(choice: RowChoice) -> KernelRow:
     """The choice as a kernel takes it."""
     digest, params, history, noise = choice
-    named, scores = _UNCHANGED
+    ids, scores = _UNCHANGED
     if not params.plain_logits:
-        row = ProcessedDigest.of(digest, params, history, None, params.temperature)
-        assert row is not None, "a row in memory knows all logits"
-        named, scores = row.changed, row.scores
+        named = Named.of(digest, params, history, params.temperature)
+        assert named is not None, "a row in memory knows all logits"
+        ids, scores = named.ids, named.scores
     logits = np.ascontiguousarray(digest.full())
-    return KernelRow(logits, noise.leads, noise.seed, noise.position, params, named, scores)
+    return KernelRow(logits, noise.leads, noise.seed, noise.position, params, ids, scores)
 
 
 class _Rows:
