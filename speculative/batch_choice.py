@@ -103,7 +103,8 @@ def kernel_row(choice: RowChoice) -> KernelRow:
         assert named is not None, "a row in memory knows all logits"
         ids, scores = named.ids, named.scores
     logits = np.ascontiguousarray(digest.full())
-    return KernelRow(logits, noise.leads, noise.seed, noise.position, params, ids, scores)
+    temperature, cuts = params.temperature, (params.top_k, params.top_p, params.min_p)
+    return KernelRow(logits, noise.leads, noise.seed, noise.position, temperature, *cuts, ids, scores)
 
 
 class _Rows:

@@ -10,8 +10,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from speculative.params import SamplingParams
-
 
 class KernelRow(NamedTuple):
     """A row of logits in memory, and what decides the token that is sampled from it."""
@@ -22,8 +20,11 @@ class KernelRow(NamedTuple):
     """Leading bits of the noise of each id, uint16[V], contiguous."""
     seed: int
     position: int
-    params: SamplingParams
-    """The request's sampling parameters; the temperature is above 0."""
+    temperature: float
+    """The request's, above 0."""
+    top_k: int
+    top_p: float
+    min_p: float
     named: NDArray[np.int64]
     """The ids that bias, penalties and `min_tokens` change, ascending: int64[n]."""
     scores: NDArray[np.float64]

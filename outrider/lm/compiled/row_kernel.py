@@ -129,7 +129,7 @@ def _address(array: NDArray[np.generic]) -> int:
 
 def _packed(row: KernelRow) -> bytes:
     """A row as the struct Row of `row_kernel.cpp`."""
-    params, width = row.params, len(row.logits)
+    width = len(row.logits)
     return _ROW.pack(
         _address(row.logits),
         _address(row.leads),
@@ -139,10 +139,10 @@ def _packed(row: KernelRow) -> bytes:
         _address(row.named),
         _address(row.scores),
         len(row.named),
-        params.top_k,
-        params.temperature,
-        params.top_p,
-        params.min_p,
+        row.top_k,
+        row.temperature,
+        row.top_p,
+        row.min_p,
         relative_error(width),
         max(strong_lead(width), _LEAST_STRONG),
     )
