@@ -17,7 +17,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "leads are copied as th
 namespace {
 
 constexpr int64_t LEFT = -1;       // the rule has to decide
-constexpr int LANES = 16;          // floats of a vector; the compiler splits it where the processor's are narrower
+constexpr int LANES = 16;          // floats of a vector; the compiler splits what is too wide
 constexpr int BLOCK = 4 * LANES;   // ids that are looked at together
 constexpr int TRIES = 64;          // ids that cuts may drop before the row is left to the rule
 constexpr int64_t MOST_TOP = 4096;  // largest top-k
@@ -132,7 +132,10 @@ inline double lanes_sum(Vec values) {
 class Search {
  public:
   Search(const Row& row, const Bounds& bounds)
-      : row_(row), bounds_(bounds), noise_{row.seed}, weak_high_(row.strong ? bounds.high[row.strong - 1] : -INF) {}
+      : row_(row),
+        bounds_(bounds),
+        noise_{row.seed},
+        weak_high_(row.strong ? bounds.high[row.strong - 1] : -INF) {}
 
   int64_t token() {
     if (!(find_best() && std::isfinite(best_.score))) return LEFT;
@@ -407,7 +410,10 @@ class Search {
     int64_t left = (int64_t)found.size();
     std::vector<double> weights;
     double total = 0;
-    for (const Scored& one : found) weights.push_back(std::exp(one.score - best_.score)), total += weights.back();
+    for (const Scored& one : found) {
+      weights.push_back(std::exp(one.score - best_.score));
+      total += weights.back();
+    }
     if (row_.top_p < 1) {
       const double mass = row_.top_p * total;
       double sum = 0;
@@ -435,7 +441,8 @@ class Search {
       constexpr float inf = std::numeric_limits<float>::infinity();
       logit = (float)std::min(std::max(score * row_.temperature, -most), most);
       while ((double)logit / row_.temperature > score) logit = std::nextafter(logit, -inf);
-      for (float above; (above = std::nextafter(logit, inf)) < inf && (double)above / row_.temperature <= score;)
+      float above;
+      while ((above = std::nextafter(logit, inf)) < inf && (double)above / row_.temperature <= score)
         logit = above;
       equal = (double)logit / row_.temperature == score;
     }
@@ -457,7 +464,9 @@ class Search {
     return sums;
   }
 
-  bool is_named(int64_t id) const { return std::binary_search(row_.named, row_.named + row_.named_count, id); }
+  bool is_named(int64_t id) const {
+    return std::binary_search(row_.named, row_.named + row_.named_count, id);
+  }
 
   // Adds the weights exp((logit - highest) / temperature) of ids begin to end.
   void add(int64_t begin, int64_t end, float logit, bool inclusive, Sums& sums) const {
@@ -518,7 +527,8 @@ void outrider_leads(uint64_t seed, uint64_t position, int64_t count, uint16_t* o
 }
 
 // The token of each row, LEFT where the rule has to decide. `low` and `high` are lead_bounds().
-void outrider_sample(const void* rows, int64_t count, const double* low, const double* high, int64_t* tokens) {
+void outrider_sample(const void* rows, int64_t count, const double* low, const double* high,
+                     int64_t* tokens) {
   const Bounds bounds = {low, high};
   for (int64_t place = 0; place < count; ++place) {
     Row row;

@@ -1,6 +1,7 @@
 """The compiled kernel draws the published noise bits, and chooses the rule's tokens or leaves them to it."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,16 @@ def kernel(cache: Path) -> RowKernel:
     return found
 
 
+@contextmanager
+def numpy_alone() -> Iterator[None]:
+    """Context in which the process uses no kernel at first."""
+    used = use_kernel(None)
+    try:
+        yield
+    finally:
+        use_kernel(used)
+
+
 def token_of(kernel: RowKernel, case: Case) -> int | None:
     choice = RowChoice(HostDigest(case.row), case.params, case.history, case.noise)
     (token,) = kernel.tokens([kernel_row(choice)])
@@ -55,15 +66,12 @@ def token_of(kernel: RowKernel, case: Case) -> int | None:
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 4096, 40_001])
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (7, 2**40), (2**64 - 1, 1)])
 def test_bits_are_those_of_numpy(kernel: RowKernel, seed: int, position: int, size: int) -> None:
-    used = use_kernel(None)
-    try:
+    with numpy_alone():
         expected = leads(seed, position, size)
-    finally:
-        use_kernel(used)
     assert np.array_equal(kernel.leads(seed, position, size), expected)
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(case=cases().filter(lambda case: not case.params.greedy and case.allowed is None))
 def test_a_row_of_any_kind_gives_the_rules_token_or_none(kernel: RowKernel, case: Case) -> None:
     before = case.row.tobytes()
@@ -112,9 +120,8 @@ def test_equal_scores_are_chosen_as_by_the_rule_or_left(kernel: RowKernel) -> No
 def test_trees_are_walked_with_the_kernel_as_without(cache: Path) -> None:
     drafts: dict[int, tuple[int, ...]] = {session: () for session in range(12)}
     for _ in range(3):
-        used = use_kernel(None)
-        alone = {session: path_match(tree, one) for session, (one, tree) in walks(drafts).items()}
-        use_kernel(used)
+        with numpy_alone():
+            alone = {session: path_match(tree, one) for session, (one, tree) in walks(drafts).items()}
         together = walks(drafts)
         sample_together(list(together.values()))
         assert {session: path_match(tree, one) for session, (one, tree) in together.items()} == alone
@@ -126,31 +133,32 @@ def test_a_second_process_finds_the_kernel_in_the_cache(cache: Path, monkeypatch
         raise AssertionError("it is in the cache")
 
     monkeypatch.setattr(row_kernel, "compile_kernel", compile_nothing)
-    used = use_kernel(None)
-    try:
+    with numpy_alone():
         use_row_kernel(cache, lambda: False)
         assert current_kernel() is not None
-    finally:
-        use_kernel(used)
 
 
 def test_without_a_compiler_numpy_goes_on_choosing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(row_kernel, "find_compiler", lambda: None)
-    used = use_kernel(None)
-    try:
-        with caplog.at_level("INFO"):
-            use_row_kernel(tmp_path, lambda: False)
+    with numpy_alone(), caplog.at_level("INFO"):
+        use_row_kernel(tmp_path, lambda: False)
         assert current_kernel() is None
         assert "chosen in NumPy: there is no C++ compiler" in caplog.text
-    finally:
-        use_kernel(used)
 
 
 def test_a_kernel_that_draws_other_bits_is_refused(
     kernel: RowKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "leads", lambda seed, position, size: np.zeros(size, np.uint16))
-    with pytest.raises(CompileFailed, match="other noise bits"):
+    with numpy_alone(), pytest.raises(CompileFailed, match="other noise bits"):
+        check_kernel(kernel)
+
+
+def test_a_kernel_that_chooses_another_token_is_refused(
+    kernel: RowKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "tokens", lambda rows: [0] * len(rows))
+    with numpy_alone(), pytest.raises(CompileFailed, match="chooses token 0 where the rule does not"):
         check_kernel(kernel)
