@@ -117,8 +117,7 @@ class PassCompiler:
     def _work(self) -> None:
         began = time.perf_counter()
         try:
-            if self._lm.model.device.type == "cpu":
-                use_row_kernel(self._cache_dir, self._stop.is_set)
+            self._use_kernel(compiles=False)
             self._ready = self._compiled()
         except CompileFailed as error:
             self._give_up(str(error), isinstance(error, NeverCompiled))
@@ -130,8 +129,14 @@ class PassCompiler:
             fields = {"model_type": self._lm.model_type, "seconds": round(self.seconds, 1)}
             log.info("passes are compiled", extra={"fields": fields})
         finally:
-            self._done.set()
             self._searched.set()
+            self._use_kernel()
+            self._done.set()
+
+    def _use_kernel(self, compiles: bool = True) -> None:
+        """Has the process use the kernel of sampled tokens; unless ``compiles``, only one from the cache."""
+        if self._lm.model.device.type == "cpu" and not self._stop.is_set():
+            use_row_kernel(self._cache_dir, self._stop.is_set, compiles)
 
     def _give_up(self, why: str, never: bool = False) -> None:
         self.failure = why.splitlines()[0]
@@ -158,6 +163,7 @@ class PassCompiler:
                 log.warning("a compiled package in the cache is broken and is compiled anew: %s", error)
                 self._store.remove(order.key)
         self._searched.set()
+        self._use_kernel()  # takes a second, where the package takes a minute
         return self._loaded(build(order, self._store, self._stop.is_set))
 
     def _loaded(self, folder: Path) -> CompiledRunner:

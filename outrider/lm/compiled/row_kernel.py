@@ -66,18 +66,21 @@ class RowKernel:
         return [None if token < 0 else token for token in tokens.tolist()]
 
 
-def use_row_kernel(cache_dir: Path, is_stopped: Callable[[], bool]) -> None:
-    """Has this process choose sampled tokens by the kernel, which is compiled if the cache lacks it.
+def use_row_kernel(cache_dir: Path, is_stopped: Callable[[], bool], compiles: bool = True) -> None:
+    """Has this process choose sampled tokens by the kernel, from the cache or, if it ``compiles``, built now.
 
     Where no kernel can be had, NumPy goes on choosing, and a line in the log says why.
     """
     if current_kernel() is not None:
         return
     try:
-        kernel = RowKernel(_library(PackageStore(cache_dir / KERNELS), is_stopped))
+        library = _library(PackageStore(cache_dir / KERNELS), is_stopped, compiles)
+        if library is None:
+            return
+        kernel = RowKernel(library)
         check_kernel(kernel)
-    except (CompileFailed, OSError) as error:
-        if not is_stopped():
+    except Exception as error:  # whatever it is, NumPy goes on
+        if compiles and not is_stopped():
             log.info("sampled tokens are chosen in NumPy: %s", error)
     else:
         use_kernel(kernel)
@@ -108,14 +111,19 @@ def check_kernel(kernel: RowKernel) -> None:
             raise CompileFailed(f"the compiled kernel chooses token {token} where the rule does not")
 
 
-def _library(store: PackageStore, is_stopped: Callable[[], bool]) -> Path:
-    """The kernel's library, from the cache or compiled. Raises CompileFailed."""
+def _library(store: PackageStore, is_stopped: Callable[[], bool], compiles: bool) -> Path | None:
+    """The kernel's library; None where the cache lacks it and it is not to be compiled.
+
+    Raises CompileFailed.
+    """
     compiler = find_compiler()
     if compiler is None:
         raise CompileFailed("there is no C++ compiler (g++) on the PATH; install one")
     parts = [_SOURCE.read_text(), compiler, " ".join(_FLAGS), processor_flags()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     found = store.find(key)
+    if found is None and not compiles:
+        return None
     if found is None:
         found = build_in(
             store, key, (_LIBRARY,), lambda folder: compile_kernel(compiler, folder), is_stopped, _LIMITS

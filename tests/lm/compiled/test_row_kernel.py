@@ -134,8 +134,14 @@ def test_a_second_process_finds_the_kernel_in_the_cache(cache: Path, monkeypatch
 
     monkeypatch.setattr(row_kernel, "compile_kernel", compile_nothing)
     with numpy_alone():
-        use_row_kernel(cache, lambda: False)
+        use_row_kernel(cache, lambda: False, compiles=False)
         assert current_kernel() is not None
+
+
+def test_without_compiling_an_empty_cache_leaves_the_work_to_numpy(tmp_path: Path) -> None:
+    with numpy_alone():
+        use_row_kernel(tmp_path, lambda: False, compiles=False)
+        assert current_kernel() is None
 
 
 def test_without_a_compiler_numpy_goes_on_choosing(
