@@ -118,6 +118,6 @@ def _handle(tensor: torch.Tensor) -> int:
     return pointer
 
 
-def _tensor(handle: int) -> torch.Tensor:
+def _tensor(handle: int | None) -> torch.Tensor:
     """The tensor of a handle, which is used up."""
     return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule(handle, None, None))
