@@ -18,12 +18,14 @@ from speculative.digest import HostDigest, Row, weak_floors
 from speculative.history import History
 from speculative.noise import LEADS, Floats, Ids, PositionNoise, lead_bounds
 from speculative.params import SamplingParams
-from speculative.processed_digest import ProcessedDigest
+from speculative.processed_digest import Named, ProcessedDigest
+from speculative.sampling_kernel import KernelRow, current_kernel
 
 _STACKED = 16_384
 """Largest width of rows that are sampled together: copying wider rows side by side takes too long."""
-FEWEST = 3
-"""Least number of rows for which sampling together is quicker than row by row."""
+_FEWEST = 3
+"""Least number of rows for which sampling together is quicker in NumPy than row by row."""
+_UNCHANGED: tuple[Ids, Floats] = np.empty(0, np.int64), np.empty(0, np.float64)
 _STRONG = LEADS - LEADS // 32
 """Least lead of strong noise in rows that are sampled together."""
 
@@ -65,9 +67,12 @@ class _Contenders(NamedTuple):
 def sample_rows(choices: Sequence[RowChoice]) -> list[int | None]:
     """The token of each choice; None where `choose_token` has to decide.
 
-    That is so for wide rows, for rows that have few others of their width beside them, for rows that a cut
-    may change, and for rows without a finite highest logit.
+    A kernel takes rows of any width. NumPy leaves wide rows, rows that have few others of their width beside
+    them, and rows that a cut may change. Both leave rows without a finite highest logit.
     """
+    kernel = current_kernel()
+    if kernel is not None:
+        return kernel.tokens([kernel_row(choice) for choice in choices])
     tokens: list[int | None] = [None] * len(choices)
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for place, choice in enumerate(choices):
@@ -76,12 +81,30 @@ def sample_rows(choices: Sequence[RowChoice]) -> list[int | None]:
     # Logits that are not finite leave their rows to `choose_token`.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for places in groups.values():
-            if len(places) < FEWEST:
+            if len(places) < _FEWEST:
                 continue
             rows = _Rows([choices[place] for place in places])
             for place, token in zip(places, rows.tokens(), strict=True):
                 tokens[place] = token
     return tokens
+
+
+def fewest() -> int:
+    """Least number of rows for which sampling together is quicker than row by row."""
+    return _FEWEST if current_kernel() is None else 1
+
+
+def kernel_row(choice: RowChoice) -> KernelRow:
+    """The choice as a kernel takes it."""
+    digest, params, history, noise = choice
+    ids, scores = _UNCHANGED
+    if not params.plain_logits:
+        named = Named.of(digest, params, history, params.temperature)
+        assert named is not None, "a row in memory knows all logits"
+        ids, scores = named.ids, named.scores
+    logits = np.ascontiguousarray(digest.full())
+    temperature, cuts = params.temperature, (params.top_k, params.top_p, params.min_p)
+    return KernelRow(logits, noise.leads, noise.seed, noise.position, temperature, *cuts, ids, scores)
 
 
 class _Rows:

@@ -19,9 +19,6 @@ from speculative.params import SamplingParams
 from speculative.processed_digest import ProcessedDigest, Scored
 from speculative.sampling import Mask, changed_ids, holds_back, id_array, sample_token, trim
 
-LOGPROB_ERROR = 1e-6
-"""Largest error of a log-probability that is computed from a digest."""
-
 _NO_IDS, _NO_LOGITS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 _MOST_COUNT, _MORE = 256, 16
 _ROUNDING = 1e-9
@@ -69,7 +66,7 @@ def row_ask(
     if holds_back(params, history):
         names.append(id_array(params.stop_ids))
     named = tuple(np.unique(np.concatenate(names)).tolist()) if names else ()
-    top = 0 if logprobs is None else logprobs.top_logprobs
+    top = 0 if logprobs is None else logprobs.listed
     if params.greedy:
         return RowAsk(seed, position, 0.0, named, top=top)
     if params.top_k:
@@ -108,15 +105,12 @@ def choose_token(
 
 
 def digest_logprob(digest: RowDigest, token: int, top: int) -> TokenLogprob | None:
-    """`token_logprob` of the row's logits to `LOGPROB_ERROR`; None where the digest does not tell it."""
-    mass, own = digest.mass(1.0), digest.at(np.array([token]))
+    """`token_logprob` of the row's logits; None where the digest does not tell it."""
+    own = digest.at(np.array([token]))
     listed = digest.likeliest(top) if top else Candidates(_NO_IDS, _NO_LOGITS, math.inf)
     highest = digest.highest()[1]
-    if mass is None or own is None or listed is None or not math.isfinite(highest):
+    if own is None or listed is None or not math.isfinite(highest) or (log_sum := digest.log_sum()) is None:
         return None
-    if mass.error > LOGPROB_ERROR * mass.total:
-        return None
-    log_sum = math.log(mass.total)
     logprobs = listed.logits.astype(np.float64) - highest - log_sum
     order = np.lexsort((listed.ids, -logprobs))
     order = order[np.isfinite(logprobs[order])][:top]

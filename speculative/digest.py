@@ -92,6 +92,9 @@ class RowDigest(Protocol):
     def mass(self, temperature: float) -> Mass | None:
         """The sum over all ids, relative to the highest logit."""
 
+    def log_sum(self) -> float | None:
+        """The logarithm of the sum of exp(logit - highest logit) over all ids, summed in float64."""
+
     def mass_before(self, temperature: float, token: int, logit: float) -> Mass | None:
         """The sum over the ids ranked before an id `token` with the logit `logit`, on the scale of `mass`.
 
@@ -193,6 +196,12 @@ class HostDigest:
     def mass(self, temperature: float) -> Mass:
         """The sum over all ids, relative to the highest logit, in float32."""
         return self._relative(temperature)[2]
+
+    def log_sum(self) -> float:
+        """The logarithm of the sum of exp(logit - highest logit) over all ids; bits as `token_logprob`'s."""
+        exponents = self._row.astype(np.float64)
+        exponents -= self.highest()[1]
+        return math.log(float(np.exp(exponents, out=exponents).sum()))
 
     def mass_before(self, temperature: float, token: int, logit: float) -> Mass:
         """The sum over the ids ranked before `token`."""

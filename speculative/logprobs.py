@@ -31,6 +31,11 @@ class Logprobs:
     logprobs_of: LogprobsOf = LogprobsOf.RAW
     """Distribution that the log-probabilities are taken from."""
 
+    @property
+    def listed(self) -> int:
+        """Number of highest-ranked ids that a digest has to list, at least 1: the sum comes with a list."""
+        return max(1, self.top_logprobs)
+
     def __post_init__(self) -> None:
         top = self.top_logprobs
         if isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= MAX_TOP_LOGPROBS:

@@ -5,7 +5,7 @@ has all the gain, and the other can be left alone. Every committed path is evide
 its nodes or not. Pure; knows nothing of trees, rounds or time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from typing import NamedTuple
@@ -76,9 +76,11 @@ Order = tuple[int, int, int]
 """Where a source stands when several have drafted one node; the least takes the credit."""
 
 
-def credited(sources: Iterable[int], order: dict[int, Order], last: Order) -> int:
+def credited(sources: Sequence[int], order: dict[int, Order], last: Order) -> int:
     """The source for which a node of these sources counts; of equals, the first. `sources` is not empty.
 
     Sources that `order` lacks stand at `last`.
     """
+    if len(sources) == 1:
+        return sources[0]
     return min(sources, key=lambda source: order.get(source, last))

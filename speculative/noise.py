@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from speculative.sampling_kernel import current_kernel
+
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
@@ -42,6 +44,9 @@ _FEW = 40
 
 def leads(seed: int, position: int, vocabulary_size: int) -> NDArray[np.uint16]:
     """The leading 16 bits of each id at `position`: uint16[vocabulary_size]; a wider vocabulary adds ids."""
+    kernel = current_kernel()
+    if kernel is not None:
+        return kernel.leads(seed, position, vocabulary_size)
     words = _words(seed, DOMAIN, position << 64, -(-vocabulary_size // 16) * 4)
     return words.astype("<u8", copy=False).view("<u2")[:vocabulary_size]
 

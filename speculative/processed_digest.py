@@ -8,6 +8,7 @@ Ids are ranked by (score descending, id ascending). Methods return None where th
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,36 @@ class Named(NamedTuple):
     """Logits over the temperature: float64[n]."""
     scores: Floats
     """Processed scores over the temperature, -inf where dropped: float64[n]."""
+
+    @classmethod
+    def of(
+        cls,
+        digest: RowDigest,
+        params: SamplingParams,
+        history: History,
+        temperature: float,
+        more: Sequence[Ids] = (),
+        mask: Mask | None = None,
+    ) -> "Named | None":
+        """The ids of a row that `params` change, and `more`; None where the digest lacks one of their logits.
+
+        `mask` drops ids, and has taken what `min_tokens` holds back into account.
+        """
+        names, held = [*changed_ids(params, history), *more], mask is None and holds_back(params, history)
+        if held:
+            names.append(id_array(params.stop_ids))
+        ids = np.unique(np.concatenate(names)) if names else _NO_IDS
+        logits = digest.at(ids)
+        if logits is None:
+            return None
+        scores = logits.astype(np.float64)
+        adjust(scores, params, history, ids)
+        if mask is not None:
+            scores[~mask[ids]] = -np.inf
+        elif held:
+            scores[ids.searchsorted(id_array(params.stop_ids))] = -np.inf
+        scores /= temperature
+        return cls(ids, np.divide(logits, temperature, dtype=np.float64), scores)
 
 
 class ProcessedDigest:
@@ -94,30 +125,19 @@ class ProcessedDigest:
         temperature: float,
     ) -> "ProcessedDigest | None":
         """The row under `params`, with scores divided by `temperature`; arguments as for `process_logits`."""
-        held, names = holds_back(params, history), changed_ids(params, history)
+        more: list[Ids] = []
         mask, alone = None, False
         if allowed is not None:
-            mask = masked(allowed, params, held)
+            mask = masked(allowed, params, holds_back(params, history))
             count = int(np.count_nonzero(mask))
             if count <= _FEW_ALLOWED:
                 alone = True
-                names.append(np.flatnonzero(mask))
+                more.append(np.flatnonzero(mask))
             elif params.has_cuts and len(mask) - count <= _FEW_DENIED:
-                names.append(np.flatnonzero(~mask))
-        elif held:
-            names.append(id_array(params.stop_ids))
-        ids = np.unique(np.concatenate(names)) if names else _NO_IDS
-        logits = digest.at(ids)
-        if logits is None:
+                more.append(np.flatnonzero(~mask))
+        named = Named.of(digest, params, history, temperature, more, mask)
+        if named is None:
             return None
-        scores = logits.astype(np.float64)
-        adjust(scores, params, history, ids)
-        if mask is not None:
-            scores[~mask[ids]] = -np.inf
-        elif held:
-            scores[ids.searchsorted(id_array(params.stop_ids))] = -np.inf
-        scores /= temperature
-        named = Named(ids, np.divide(logits, temperature, dtype=np.float64), scores)
         return cls(digest, temperature, named, alone=alone, allowed=mask)
 
     @property

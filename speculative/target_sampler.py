@@ -9,7 +9,7 @@ from math import isfinite
 import numpy as np
 
 from speculative.acceptance.path_match import Match
-from speculative.batch_choice import FEWEST, RowChoice, sample_rows
+from speculative.batch_choice import RowChoice, fewest, sample_rows
 from speculative.choice import ChoiceCounts, choose_token, digest_logprob
 from speculative.digest import HostDigest, RowDigest
 from speculative.grammar import Matcher
@@ -175,7 +175,8 @@ def sample_together(walks: Sequence[tuple[TargetSampler, TokenTree]]) -> None:
     Changes no token: if a node's token is not found here, for any reason, the node's sampler chooses it.
     """
     level: list[_Walk] = [(sampler, tree, ROOT, ()) for sampler, tree in walks if sampler.may_batch]
-    while len(level) >= FEWEST:
+    least = fewest()
+    while len(level) >= least:
         asked, choices = [], []
         for walk in level:
             try:

@@ -20,6 +20,7 @@ from benchmarks.step.loop_cost import loop_cost
 from benchmarks.step.parts import PartTimer
 from benchmarks.vocabulary.random_model import save_random_llama
 from outrider.lm.runner import PackedLM
+from outrider.runtime.settings import default_cache_dir
 from speculative.params import SamplingParams
 from verifier_service.engine.core import TargetPass
 
@@ -143,6 +144,9 @@ def parse() -> argparse.Namespace:
         default="",
         help="model whose tokens are followed to the client; by default the small one",
     )
+    parser.add_argument(
+        "--passes", choices=("eager", "compiled"), default="eager", help="passes of every target"
+    )
     return parser.parse_args()
 
 
@@ -155,15 +159,19 @@ def main() -> None:
         folder = Path(root) / "random"
         save_random_llama(folder, settings.ids, True, 0.8, 0.9)
         target = PackedLM.load(folder, kv_mb=256)
+        target.compile_passes(settings.passes, default_cache_dir())
         fields: dict[str, Any] = {"loop": None, "to_client": None}
         if settings.loop_tokens:
             counts, tokens = settings.sessions, settings.loop_tokens
-            fields["loop"] = loop_cost(target, folder, counts, tokens, settings.repeats)
+            fields["loop"] = loop_cost(target, folder, counts, tokens, settings.repeats, settings.passes)
             print("loop: done", file=sys.stderr)
             model, counts = settings.target or str(folder), settings.streams
-            fields["to_client"] = client_delay(model, Path(root), counts, tokens, settings.repeats)
+            fields["to_client"] = client_delay(
+                model, Path(root), counts, tokens, settings.repeats, settings.passes
+            )
             print("to the client: done", file=sys.stderr)
         fields |= step_fields(target, settings)
+        target.close()
     print_result("step", settings_of(settings), started, fields)
 
 

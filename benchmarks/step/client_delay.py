@@ -24,8 +24,6 @@ UNTIMED = 8
 VERIFIER = (
     "--threads",
     "1",
-    "--passes",
-    "eager",
     "--no-prefix-cache",
     "--kv-mb",
     "256",
@@ -40,19 +38,22 @@ Arrivals = list[list[float]]
 
 
 def client_delay(
-    target: str, folder: Path, counts: Sequence[int], tokens: int, repeats: int
+    target: str, folder: Path, counts: Sequence[int], tokens: int, repeats: int, passes: str
 ) -> dict[str, dict[str, float]]:
     """By number of streams, the repeat with the least median delay.
 
     Args:
         target: the model's folder.
         folder: for the verifier's notes.
+        passes: how the target computes its passes, as `outrider serve verifier --passes` says.
     """
     found: dict[str, list[dict[str, float]]] = {str(count): [] for count in counts}
     notes = folder / "passes"
     notes.touch()
     with ExitStack() as held:
-        command = module_command("step.timed_verifier", str(notes), "--model", target, *VERIFIER)
+        command = module_command(
+            "step.timed_verifier", str(notes), "--model", target, *VERIFIER, "--passes", passes
+        )
         verifier = held.enter_context(HelperProcess(command))
         front = held.enter_context(orchestrator(verifier.address, "--log-level", "warning"))
         asyncio.run(_arrivals(front.address, 2, UNTIMED))

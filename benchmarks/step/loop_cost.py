@@ -33,11 +33,11 @@ Times = dict[str, float]
 
 
 def loop_cost(
-    target: PackedLM, folder: Path, counts: Sequence[int], tokens: int, repeats: int
+    target: PackedLM, folder: Path, counts: Sequence[int], tokens: int, repeats: int, passes: str
 ) -> dict[str, Any]:
     """Both arms in turn by number of sessions: the fastest run of each, and what the service adds."""
     found: dict[str, dict[str, list[Times]]] = {str(count): {"bare": [], "service": []} for count in counts}
-    with UpServices(str(folder), "none", **SERVICE_SETTINGS) as services:
+    with UpServices(str(folder), "none", passes=passes, **SERVICE_SETTINGS) as services:
         asyncio.run(_serve(services, 2, 4))  # untimed
         for _ in range(repeats):
             for count in counts:

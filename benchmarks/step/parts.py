@@ -49,7 +49,8 @@ class PartTimer:
         for part, owner, names in METHODS:
             for name in names:
                 setattr(owner, name, self.timed(part, getattr(owner, name)))
-        target.model.forward = self.timed(MODEL, target.model.forward)
+        computes: Any = target.model if target.compiled is None else target.compiled
+        computes.forward = self.timed(MODEL, computes.forward)
 
     def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call, its own time added to a part."""

@@ -121,6 +121,10 @@ class TopKDigest:
         """The sum over the known ids, relative to the highest."""
         return Mass(float(self._weights(temperature).sum()), 0.0)
 
+    def log_sum(self) -> float:
+        """The logarithm of the sum over the known ids, relative to the highest."""
+        return math.log(float(self._weights(1.0).sum()))
+
     def mass_before(self, temperature: float, token: int, logit: float) -> Mass:
         """The sum over the known ids that are ranked before `token`."""
         return Mass(float(self._weights(temperature)[self._before(token, logit)].sum()), 0.0)

@@ -1,5 +1,7 @@
 """Digests made in torch against the rows that they are digests of."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,12 +14,13 @@ from outrider.lm.device.noise import leads, signed
 from outrider.lm.device.outcome import DeviceDigest, DeviceOutcome
 from outrider.lm.outcome import TransferCounts
 from speculative import noise
-from speculative.choice import choose_token
+from speculative.choice import choose_token, digest_logprob, row_ask
 from speculative.digest import HostDigest, RowAsk
 from speculative.history import History
+from speculative.logprobs import Logprobs
 from speculative.noise import PositionNoise
 from speculative.params import SamplingParams
-from speculative.sampling import sample_token
+from speculative.sampling import sample_token, token_logprob
 from tests.speculative.choosing import Case, cases, check
 
 CPU = torch.device("cpu")
@@ -123,6 +126,22 @@ def check_one(
             ),
         ):
             assert found is None or abs(found.total - own.total) <= found.error + own.error
+
+
+@settings(max_examples=100, deadline=None)
+@given(row=rows_of_logits(), temperature=st.sampled_from([0.0, 0.8]), top=st.integers(0, 5))
+def test_log_probabilities_are_told_without_the_row(row: np.ndarray, temperature: float, top: int) -> None:
+    params, history, named = SamplingParams(temperature=temperature), History.of([], 0), len(row) // 2
+    ask = replace(row_ask(params, history, 5, 3, Logprobs(top)), named=(named,))
+    digest = digested(torch.from_numpy(row)[None], [ask], DigestCapacity()).digest(0)
+    found = digest_logprob(digest, named, top)
+    if found is None:
+        # Where many ids tie at the end of the list, the digest does not tell which of them are listed.
+        assert not np.isfinite(row.max()) or (top and len(row) > DigestCapacity().listed)
+        return
+    wanted = token_logprob(row, named, top)
+    assert found.logprob == pytest.approx(wanted.logprob, abs=1e-9)
+    assert (found.top_ids, list(found.top_logprobs)) == (wanted.top_ids, pytest.approx(wanted.top_logprobs))
 
 
 def test_a_digest_of_full_size_fits_a_page_whatever_the_vocabulary() -> None:

@@ -201,6 +201,9 @@ class NarrowDigest:
         total, error = self._host.mass(temperature)
         return Mass(total * (1 + self._capacities.error), error + total * self._capacities.error)
 
+    def log_sum(self) -> float | None:
+        return self._host.log_sum() if self._capacities.sums else None
+
     def mass_before(self, temperature: float, token: int, logit: float) -> Mass | None:
         if not (self._ask.nucleus and self._known(token, logit)):
             return None

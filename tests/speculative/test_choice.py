@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from speculative.choice import ChoiceCounts, Fallback, choose_token, digest_logprob, row_ask
-from speculative.digest import HostDigest, Mass, RowAsk
+from speculative.digest import HostDigest, RowAsk
 from speculative.history import History
 from speculative.logprobs import Logprobs
 from speculative.noise import PositionNoise
@@ -160,20 +160,11 @@ def test_tokens_from_digests_have_the_law_of_the_processed_logits(
     assert_law(chosen, process_logits(values, params, NOTHING))
 
 
-class PreciseDigest(HostDigest):
-    """Sums in float64, as a device may."""
-
-    def mass(self, temperature: float) -> Mass:
-        exponents = (self.full().astype(np.float64) - self.highest()[1]) / temperature
-        total = float(np.exp(exponents).sum())
-        return Mass(total, total * 1e-9)
-
-
 @given(case=cases(), top=st.integers(0, 20), data=st.data())
 def test_logprobs_of_a_digest_are_those_of_the_row(case: Case, top: int, data: st.DataObject) -> None:
     token = data.draw(st.integers(0, len(case.row) - 1))
     with np.errstate(over="ignore", invalid="ignore"):
-        found = digest_logprob(PreciseDigest(case.row), token, top)
+        found = digest_logprob(HostDigest(case.row), token, top)
     if found is None:
         assert not np.isfinite(case.row.max())
         return
@@ -185,7 +176,8 @@ def test_logprobs_of_a_digest_are_those_of_the_row(case: Case, top: int, data: s
         assert list(found.top_ids) == list(wanted.top_ids)
 
 
-def test_a_sum_of_float32_is_too_coarse_for_logprobs_of_a_digest() -> None:
+def test_a_digest_without_the_sum_does_not_tell_logprobs() -> None:
     row = np.random.default_rng(1).normal(size=1000).astype(np.float32)
-    assert digest_logprob(HostDigest(row), 3, 2) is None
-    assert digest_logprob(NarrowDigest(row, RowAsk(), GENEROUS), 3, 2) is None
+    silent = Capacities(**{**vars(GENEROUS), "sums": False})
+    assert digest_logprob(NarrowDigest(row, RowAsk(named=(3,)), silent), 3, 2) is None
+    assert digest_logprob(NarrowDigest(row, RowAsk(named=(3,)), GENEROUS), 3, 2) is not None

@@ -37,3 +37,8 @@ def test_as_many_of_the_likeliest_are_asked_for_as_the_request_and_its_sources_n
     assert reported.asks(ROWS)[0].top == 3
     reported.sources.want_tops(1, 9)
     assert reported.asks(ROWS)[0].top == 9
+
+
+def test_a_request_for_log_probabilities_asks_for_a_list_with_which_their_sum_comes() -> None:
+    session = CoreDriver().open((1, 2, 3), 20, GREEDY, logprobs=Logprobs(0))
+    assert session.asks(ROWS)[0].top == 1

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 
 from speculative.noise import NoiseRows
+from speculative.sampling_kernel import current_kernel
 from speculative.tree import ROOT, TokenTree
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,9 @@ class NoiseAhead:
         while (wanted := self._requests.get()) is not None:
             try:
                 for rows, position in _in_turn(wanted):
-                    rows.draw_ahead(position).prepare()
+                    drawn = rows.draw_ahead(position)
+                    if current_kernel() is None:  # a kernel finds strong noise by itself
+                        drawn.prepare()
                     if not self._requests.empty():
                         break
             except Exception:

@@ -19,14 +19,19 @@ from verifier_service.engine.step import StepRows
 
 def top_ids(digest: RowDigest, count: int) -> TopIds:
     """The `count` likeliest ids of a row, at most its width, with log-probabilities under the raw logits."""
-    found, mass = digest.likeliest(count), digest.mass(1.0)
-    if found is None or mass is None:  # a device that was not asked ahead, for instance about a new wish
+    found, log_sum = digest.likeliest(count), _log_sum(digest)
+    if found is None or log_sum is None:  # a device that was not asked ahead, for instance about a new wish
         whole = HostDigest(digest.full())
-        found, mass = whole.likeliest(count), whole.mass(1.0)
+        found, log_sum = whole.likeliest(count), whole.log_sum()
     order = np.lexsort((found.ids, -found.logits))[:count]
-    log_sum = digest.highest()[1] + math.log(mass.total)
-    logprobs = found.logits[order].astype(np.float64) - log_sum
+    logprobs = found.logits[order].astype(np.float64) - (digest.highest()[1] + log_sum)
     return TopIds(tuple(found.ids[order].tolist()), tuple(logprobs.tolist()))
+
+
+def _log_sum(digest: RowDigest) -> float | None:
+    """Logarithm of the sum relative to the highest logit, from a sum in float32 where the digest has that."""
+    mass = digest.mass(1.0)
+    return digest.log_sum() if mass is None else math.log(mass.total)
 
 
 class Observer:

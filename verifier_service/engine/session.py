@@ -296,7 +296,7 @@ class Session:
         if not step_rows.final:
             return scores
         params, logprobs = self._params, self._logprobs
-        top = max(self.sources.tops, params.top_k, 0 if logprobs is None else logprobs.top_logprobs)
+        top = max(self.sources.tops, params.top_k, 0 if logprobs is None else logprobs.listed)
         temperature = 0.0 if params.greedy else params.temperature
         named = self._named(step_rows)
         depths = [0]

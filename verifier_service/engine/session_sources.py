@@ -3,7 +3,6 @@
 Pure: knows the session's drafts and rounds, but neither its model nor how drafts arrive.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -254,19 +253,25 @@ class SessionSources:
         if not scored.places:
             return {}
         order = self._order()
-        hits: Counter[int] = Counter()
-        own: Counter[int] = Counter()
-        accepted: Counter[int] = Counter()
+        # Plain dictionaries: a Counter takes several times as long, and every session of a step comes here.
+        hits: dict[int, int] = {}
+        own: dict[int, int] = {}
+        accepted: dict[int, int] = {}
+        nodes: dict[int, int] = {}
         for place, token_source in zip(scored.places, token_sources, strict=False):
-            hits.update(place.right)
+            for source_index in place.right:
+                hits[source_index] = hits.get(source_index, 0) + 1
             winner = credited(place.right, order, _LAST) if place.right else 0
-            own[winner] += 1
-            accepted[winner] += token_source > 0
+            own[winner] = own.get(winner, 0) + 1
+            accepted[winner] = accepted.get(winner, 0) + (token_source > 0)
             for source_index in place.drafted & self.latencies.keys():
                 self.latencies[source_index].verified(source_index == winner)
-        nodes = Counter([credited(sources, order, _LAST) for sources in scored.admitted])
+        for sources in scored.admitted:
+            source_index = credited(sources, order, _LAST)
+            nodes[source_index] = nodes.get(source_index, 0) + 1
         for source_index in frozenset().union(*[place.drafted for place in scored.places]):
-            self._gains[source_index].learn(hits[source_index], own[source_index], nodes[source_index])
+            gained = hits.get(source_index, 0), own.get(source_index, 0), nodes.get(source_index, 0)
+            self._gains[source_index].learn(*gained)
         return {source_index: count for source_index, count in accepted.items() if source_index and count}
 
     def _order(self) -> dict[int, Order]:

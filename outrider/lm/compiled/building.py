@@ -38,11 +38,30 @@ def build(
     limits: BuildLimits = BuildLimits(),
     child: Sequence[str] = CHILD,
 ) -> Path:
-    """Compiles an order in a child process; returns the package's folder.
+    """Compiles an order in a child process, as `build_in` does; returns the package's folder.
+
+    ``child`` is the command that compiles in the folder named by its last argument.
+    """
+
+    def command(folder: Path) -> Sequence[str]:
+        (folder / ORDER).write_text(order.to_json())
+        return [*child, str(folder)]
+
+    return build_in(store, order.key, (OPERATORS, PACKAGE, PANELS), command, is_stopped, limits)
+
+
+def build_in(
+    store: PackageStore,
+    key: str,
+    names: tuple[str, ...],
+    command: Callable[[Path], Sequence[str]],
+    is_stopped: Callable[[], bool],
+    limits: BuildLimits,
+) -> Path:
+    """Runs a command that leaves the files ``names`` in an empty folder; returns their package's folder.
 
     Waits while another process compiles below the same cache folder. Raises CompileFailed where compiling
-    fails, exceeds a limit, or ``is_stopped`` becomes true. ``child`` is the command that compiles in the
-    folder named by its last argument.
+    fails, exceeds a limit, or ``is_stopped`` becomes true. ``command`` gets the folder.
     """
 
     def wait() -> bool:
@@ -54,12 +73,11 @@ def build(
             if not free:
                 raise CompileFailed("it was stopped")
             # The process that compiled before may have compiled the same.
-            if (found := store.find(order.key)) is not None:
+            if (found := store.find(key)) is not None:
                 return found
             with store.building() as folder:
-                (folder / ORDER).write_text(order.to_json())
-                _run([*child, str(folder)], folder, is_stopped, limits)
-                return store.publish(folder, order.key, (OPERATORS, PACKAGE, PANELS))
+                _run(command(folder), folder, is_stopped, limits)
+                return store.publish(folder, key, names)
     except OSError as error:
         raise CompileFailed(f"the cache folder cannot be written: {error}") from error
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import torch
@@ -23,8 +24,10 @@ ORDER = "order.json"
 OPERATORS = "operators.so"
 """The operators' library in a compiled folder."""
 
-PACKAGE = "pass.pt2"
-"""The package in a compiled folder."""
+PACKAGE = "pass.so"
+"""The model's library in a compiled folder."""
+
+_ARCHIVE = "pass.pt2"
 
 PANELS = "panels.json"
 """How the package's weights are laid out, in a compiled folder."""
@@ -75,8 +78,25 @@ def compile_folder(folder: Path) -> None:
     read = json.loads(order.config)
     config = AutoConfig.for_model(read.pop("model_type"), **read)
     program = export_pass(config, order.features, width, order.inlined)
-    aoti_compile_and_package(program, package_path=str(folder / PACKAGE), inductor_configs=INDUCTOR)
+    aoti_compile_and_package(program, package_path=str(folder / _ARCHIVE), inductor_configs=INDUCTOR)
+    unpack_library(folder / _ARCHIVE, folder / PACKAGE)
     (folder / PANELS).write_text(json.dumps({"width": width}))
+
+
+def unpack_library(archive: Path, library: Path) -> None:
+    """Copies the model's library out of an Inductor package.
+
+    Raises ValueError for a package whose model calls operators that are not compiled with it: these would
+    need torch's own loader.
+    """
+    with zipfile.ZipFile(archive) as packed:
+        names = packed.namelist()
+        for name in names:
+            described = json.loads(packed.read(name) or b"{}") if name.endswith(".json") else {}
+            if isinstance(described, dict) and (nodes := described.get("nodes")):
+                raise ValueError(f"its passes call {nodes[0].get('name')}, which is not compiled with them")
+        (found,) = [name for name in names if name.endswith(".so")]
+        library.write_bytes(packed.read(found))
 
 
 def _end_with_parent() -> None:

@@ -21,6 +21,7 @@ from outrider.lm.compiled.building import build
 from outrider.lm.compiled.order import CompileOrder, find_compiler
 from outrider.lm.compiled.package import CompiledRunner, PassPackage, panel_width
 from outrider.lm.compiled.panels import constants_of, inlined, own_constants
+from outrider.lm.compiled.row_kernel import use_row_kernel
 from outrider.lm.compiled.store import CompileFailed, NeverCompiled, PackageStore
 from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import SlotPool
@@ -67,6 +68,7 @@ class PassCompiler:
         if cache_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="outrider-passes-")
             cache_dir = Path(self._temporary.name)
+        self._cache_dir = cache_dir
         self._store = PackageStore(cache_dir / _FOLDER)
         self._threads = torch.get_num_threads()
         self._ready: CompiledRunner | None = None
@@ -115,6 +117,7 @@ class PassCompiler:
     def _work(self) -> None:
         began = time.perf_counter()
         try:
+            self._use_kernel(compiles=False)
             self._ready = self._compiled()
         except CompileFailed as error:
             self._give_up(str(error), isinstance(error, NeverCompiled))
@@ -126,8 +129,14 @@ class PassCompiler:
             fields = {"model_type": self._lm.model_type, "seconds": round(self.seconds, 1)}
             log.info("passes are compiled", extra={"fields": fields})
         finally:
-            self._done.set()
             self._searched.set()
+            self._use_kernel()
+            self._done.set()
+
+    def _use_kernel(self, compiles: bool = True) -> None:
+        """Has the process use the kernel of sampled tokens; unless ``compiles``, only one from the cache."""
+        if self._lm.model.device.type == "cpu" and not self._stop.is_set():
+            use_row_kernel(self._cache_dir, self._stop.is_set, compiles)
 
     def _give_up(self, why: str, never: bool = False) -> None:
         self.failure = why.splitlines()[0]
@@ -154,6 +163,7 @@ class PassCompiler:
                 log.warning("a compiled package in the cache is broken and is compiled anew: %s", error)
                 self._store.remove(order.key)
         self._searched.set()
+        self._use_kernel()  # takes a second, where the package takes a minute
         return self._loaded(build(order, self._store, self._stop.is_set))
 
     def _loaded(self, folder: Path) -> CompiledRunner:

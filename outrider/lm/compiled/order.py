@@ -26,6 +26,7 @@ _SOURCES = (
     "compiled/operators.py",
     "compiled/panels.py",
     "compiled/child.py",
+    "compiled/container.py",
     "attention/interface.py",
     "features.py",
     "linear.py",

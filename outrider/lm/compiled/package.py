@@ -4,7 +4,6 @@ Nothing here traces or compiles. The weights are the serving process' own tensor
 place, and the panels of linear layers, which all packages of a model could share.
 """
 
-import ctypes
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 
 from outrider.lm.compiled.child import OPERATORS, PACKAGE, PANELS
+from outrider.lm.compiled.container import ModelContainer
 from outrider.lm.compiled.step_block import plane_words, step_block
 from outrider.lm.compiled.store import CompileFailed
 from outrider.lm.device.layout import NO_ASKS, Asks
@@ -29,20 +29,15 @@ class PassPackage:
     """
 
     def __init__(self, folder: Path, constants: Mapping[str, torch.Tensor]) -> None:
-        # The package calls the operators by name, so their library has to be visible to all.
-        ctypes.CDLL(str(folder / OPERATORS), mode=ctypes.RTLD_GLOBAL)
-        self._loader = torch._C._aoti.AOTIModelPackageLoader(str(folder / PACKAGE), "model", False, 1, -1)
-        named = self._loader.get_constant_fqns()
-        if unknown := [name for name in named if name not in constants]:
+        self._container = ModelContainer(folder / PACKAGE, folder / OPERATORS)
+        named = self._container.constants()
+        if unknown := [name for name in named.values() if name not in constants]:
             raise CompileFailed(f"the package wants {unknown[0]!r}, which the model lacks")
-        # Kept here, because the loader holds addresses alone.
-        self._constants = {name: constants[name] for name in named}
-        self._loader.load_constants(self._constants, False, True, True)
+        self._container.use({inside: constants[name] for inside, name in named.items()})
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs one pass; see `graph.WholePass.forward`."""
-        found: list[torch.Tensor] = self._loader.boxed_run(inputs)
-        return found
+        """Runs one pass, during which other threads run; see `graph.WholePass.forward`."""
+        return self._container.run(inputs)
 
 
 def panel_width(folder: Path) -> int:

@@ -88,6 +88,7 @@ class RowDigester:
             words += self._listed(rows)
             named = asks.narrow(1, ASK_WORDS, self.capacity.named)
             words.append(rows.gather(1, named.clamp(0, len(self._ids) - 1)))
+            words.append(rows.double().sub_(top).exp_().sum(dim=1, keepdim=True))
         if level >= DigestLevel.SAMPLED:
             words += self._candidates(rows, weights, asks)
         return torch.cat([_words(part) for part in words], dim=1)

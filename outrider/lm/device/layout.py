@@ -26,7 +26,7 @@ class DigestLevel(IntEnum):
     PLAIN = 0
     """The maximum and the mass: greedy choice without penalties."""
     LISTED = 1
-    """Also the ids ranked first, and the logits of the ids named by the host."""
+    """Also the ids ranked first, the logits of ids that the host names, and the sum for log-probabilities."""
     SAMPLED = 2
     """Also the ids of greatest score, the first of them with their rank and the mass ranked before them."""
 
@@ -58,7 +58,7 @@ class DigestCapacity:
         """Number of int32 words of one row's digest."""
         words = 4
         if level >= DigestLevel.LISTED:
-            words += 2 * self.listed + 1 + self.named
+            words += 2 * self.listed + 1 + self.named + 2
         if level >= DigestLevel.SAMPLED:
             words += 2 * self.candidates + 1 + 3 * self.ranked
         return words

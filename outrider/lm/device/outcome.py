@@ -170,6 +170,14 @@ class DeviceDigest:
         total = float(self._words[2:4].copy().view(np.float64)[0])
         return Mass(total, self._error(total))
 
+    def log_sum(self) -> float | None:
+        """The logarithm of the sum of exp(logit - highest logit); None at the plain level."""
+        if self._level < DigestLevel.LISTED:
+            return None
+        assert self._words is not None
+        end = self._capacity.words(DigestLevel.LISTED)
+        return math.log(float(self._words[end - 2 : end].copy().view(np.float64)[0]))
+
     def mass_before(self, temperature: float, token: int, logit: float) -> Mass | None:
         """The sum over the ids ranked before `token`; None where the device did not compute it."""
         mass = self.mass(temperature)

@@ -1,12 +1,15 @@
 """A child that fails, hangs or fills the disk ends in an error that says so, and leaves nothing."""
 
+import json
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from outrider.lm.compiled.building import BuildLimits, build
+from outrider.lm.compiled.child import PACKAGE, unpack_library
 from outrider.lm.compiled.order import CompileOrder
 from outrider.lm.compiled.store import CompileFailed, PackageStore
 
@@ -57,7 +60,7 @@ def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_package_that_another_process_has_compiled_meanwhile_is_taken(tmp_path: Path) -> None:
     script = (
         "import pathlib, sys; folder = pathlib.Path(sys.argv[1])\n"
-        "for name in ('operators.so', 'pass.pt2', 'panels.json'): (folder / name).write_text(name)"
+        "for name in ('operators.so', 'pass.so', 'panels.json'): (folder / name).write_text(name)"
     )
     first = built(tmp_path, script)
     assert built(tmp_path, "raise SystemExit('compiled twice')") == first
@@ -86,3 +89,23 @@ def test_the_key_follows_the_versions_and_the_processor(monkeypatch: pytest.Monk
         patch.setattr(order, "processor_flags", lambda: "avx2")
         assert ORDER.key != before
     assert ORDER.key == before
+
+
+def archive_of(folder: Path, nodes: list[dict[str, str]]) -> Path:
+    """An Inductor package whose model calls these operators through torch's own loader."""
+    archive = folder / "pass.pt2"
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("pass/data/aotinductor/model/x.wrapper.so", b"library")
+        packed.writestr("pass/data/aotinductor/model/x.wrapper.json", json.dumps({"nodes": nodes}))
+        packed.writestr("pass/extra.json", "[]")
+    return archive
+
+
+def test_the_models_library_is_taken_out_of_its_archive(tmp_path: Path) -> None:
+    unpack_library(archive_of(tmp_path, []), tmp_path / PACKAGE)
+    assert (tmp_path / PACKAGE).read_bytes() == b"library"
+
+
+def test_a_model_that_calls_operators_of_torchs_loader_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="its passes call aten::nonzero, which is not compiled with them"):
+        unpack_library(archive_of(tmp_path, [{"name": "aten::nonzero"}]), tmp_path / PACKAGE)

@@ -1,5 +1,8 @@
 """Compiled passes give the ids of plain decoding. Compiling takes a minute of a core for each family."""
 
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,15 +94,44 @@ def test_a_row_has_the_same_bits_however_many_rows_share_its_pass(
         lm.release(table)
 
 
+def test_other_threads_run_during_a_pass(
+    pair: tuple[PackedLM, PackedLM, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread has to give the interpreter lock up here, so another one runs only if a pass gives it up."""
+    lm = pair[0]
+    assert lm.compiled is not None
+    package, inputs = lm.compiled._package, []
+    run = package.run
+    with monkeypatch.context() as patched:
+        patched.setattr(package, "run", lambda given: (inputs.extend(given), run(given))[1])
+        table = lm.table()
+        lm.forward([SequenceRows(table, range(40), range(-1, 39), range(40))])
+    go, ran, deadline = threading.Event(), threading.Event(), time.monotonic() + 60
+    other = threading.Thread(target=lambda: (go.wait(), ran.set()))
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    try:
+        go.set()
+        while not ran.is_set() and time.monotonic() < deadline:
+            run(list(inputs))
+    finally:
+        sys.setswitchinterval(interval)
+    ran_in_time = time.monotonic() < deadline
+    other.join()
+    lm.release(table)
+    assert ran_in_time
+
+
 def test_a_second_load_takes_the_package_from_the_cache(
     pair: tuple[PackedLM, PackedLM, torch.nn.Module], cache: Path, tmp_path: Path
 ) -> None:
-    packages = sorted(cache.rglob("pass.pt2"))
+    packages = sorted(cache.rglob("pass.so"))
     model = pair[2]
     model.save_pretrained(tmp_path)  # type: ignore[operator]
     lm = PackedLM.load(tmp_path)
     lm.wants = OutcomeWants(features=FEATURES)
     lm.compile_passes("auto", cache)
     assert lm.compiled is not None
-    assert sorted(cache.rglob("pass.pt2")) == packages
+    assert sorted(cache.rglob("pass.so")) == packages
     lm.close()

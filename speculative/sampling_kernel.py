@@ -1,0 +1,56 @@
+"""The place of a kernel: compiled code that draws noise bits and chooses sampled tokens of rows in memory.
+
+A process that finds a compiler puts one here (`outrider.lm.compiled.row_kernel`). Without a kernel the same
+is computed in NumPy. A kernel changes no token: what it cannot prove, it leaves to `choose_token`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class KernelRow(NamedTuple):
+    """A row of logits in memory, and what decides the token that is sampled from it."""
+
+    logits: NDArray[np.float32]
+    """float32[V], contiguous."""
+    leads: NDArray[np.uint16]
+    """Leading bits of the noise of each id, uint16[V], contiguous."""
+    seed: int
+    position: int
+    temperature: float
+    """The request's, above 0."""
+    top_k: int
+    top_p: float
+    min_p: float
+    named: NDArray[np.int64]
+    """The ids that bias, penalties and `min_tokens` change, ascending: int64[n]."""
+    scores: NDArray[np.float64]
+    """The processed score of each of these over the temperature, -inf where dropped: float64[n]."""
+
+
+class SamplingKernel(Protocol):
+    """Compiled code for `noise.leads` and for `batch_choice.sample_rows`; usable from any thread."""
+
+    def leads(self, seed: int, position: int, vocabulary_size: int) -> NDArray[np.uint16]:
+        """The leading 16 bits of each id at `position`: uint16[vocabulary_size]."""
+
+    def tokens(self, rows: Sequence[KernelRow]) -> list[int | None]:
+        """The token of each row; None where `choose_token` has to decide."""
+
+
+_used: SamplingKernel | None = None
+
+
+def current_kernel() -> SamplingKernel | None:
+    """The kernel of this process; None where NumPy does its work."""
+    return _used
+
+
+def use_kernel(kernel: SamplingKernel | None) -> SamplingKernel | None:
+    """Has this process use the kernel from now on, and returns the one that it used so far; None is NumPy."""
+    global _used
+    before, _used = _used, kernel
+    return before

@@ -1,0 +1,170 @@
+"""The compiled kernel draws the published noise bits, and chooses the rule's tokens or leaves them to it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.lm.compiled import row_kernel
+from outrider.lm.compiled.order import find_compiler
+from outrider.lm.compiled.row_kernel import RowKernel, check_kernel, use_row_kernel
+from outrider.lm.compiled.store import CompileFailed
+from speculative.acceptance.path_match import path_match
+from speculative.batch_choice import RowChoice, kernel_row, sample_rows
+from speculative.digest import HostDigest
+from speculative.history import History
+from speculative.noise import leads
+from speculative.params import SamplingParams
+from speculative.sampling_kernel import current_kernel, use_kernel
+from speculative.target_sampler import sample_together
+from tests.speculative.choosing import Case, cases
+from tests.speculative.test_batch_choice import walks
+from tests.speculative.test_choice import REQUESTS, ROWS
+
+SAMPLED = {name: fields for name, fields in REQUESTS.items() if "greedy" not in name}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder with the kernel; the process uses NumPy again when the module's tests are done."""
+    if find_compiler() is None:
+        pytest.skip("there is no C++ compiler here")
+    folder = tmp_path_factory.mktemp("cache")
+    before = use_kernel(None)
+    use_row_kernel(folder, lambda: False)
+    yield folder
+    use_kernel(before)
+
+
+@pytest.fixture(scope="module")
+def kernel(cache: Path) -> RowKernel:
+    found = current_kernel()
+    assert isinstance(found, RowKernel)
+    return found
+
+
+@contextmanager
+def numpy_alone() -> Iterator[None]:
+    """Context in which the process uses no kernel at first."""
+    used = use_kernel(None)
+    try:
+        yield
+    finally:
+        use_kernel(used)
+
+
+def token_of(kernel: RowKernel, case: Case) -> int | None:
+    choice = RowChoice(HostDigest(case.row), case.params, case.history, case.noise)
+    (token,) = kernel.tokens([kernel_row(choice)])
+    return token
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 4096, 40_001])
+@pytest.mark.parametrize(("seed", "position"), [(0, 0), (7, 2**40), (2**64 - 1, 1)])
+def test_bits_are_those_of_numpy(kernel: RowKernel, seed: int, position: int, size: int) -> None:
+    with numpy_alone():
+        expected = leads(seed, position, size)
+    assert np.array_equal(kernel.leads(seed, position, size), expected)
+
+
+@settings(max_examples=250)
+@given(case=cases().filter(lambda case: not case.params.greedy and case.allowed is None))
+def test_a_row_of_any_kind_gives_the_rules_token_or_none(kernel: RowKernel, case: Case) -> None:
+    before = case.row.tobytes()
+    token = token_of(kernel, case)
+    assert token is None or token == case.by_the_rule()
+    assert case.row.tobytes() == before, "the row stays as it is"
+
+
+@pytest.mark.parametrize("request_", SAMPLED)
+@pytest.mark.parametrize("shape", ROWS)
+def test_usual_requests_leave_nothing_to_the_rule(kernel: RowKernel, shape: str, request_: str) -> None:
+    params, history = SamplingParams(**SAMPLED[request_]), History.of([*range(0, 200, 3), 5, 5], 20)
+    for position in range(20):
+        row = ROWS[shape](np.random.default_rng(position)).astype(np.float32)
+        case = Case(row, params, history, 11, position, None)
+        assert token_of(kernel, case) == case.by_the_rule()
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.3, 1.0, 4.0, 12.0]), st.sampled_from(sorted(SAMPLED)))
+@settings(max_examples=15)
+def test_wide_rows_give_the_rules_token(kernel: RowKernel, seed: int, spread: float, request_: str) -> None:
+    row = (np.random.default_rng(seed).normal(size=128_256) * spread).astype(np.float32)
+    case = Case(row, SamplingParams(**SAMPLED[request_]), History.of([3, 9, 9], 1), seed, 5, None)
+    assert token_of(kernel, case) in (None, case.by_the_rule())
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_a_row_without_a_finite_highest_logit_is_left_and_its_neighbours_are_chosen(
+    kernel: RowKernel, broken: float
+) -> None:
+    rows = [np.random.default_rng(at).normal(size=700).astype(np.float32) for at in range(3)]
+    rows[1][:] = broken
+    made = [Case(row, SamplingParams(), History.of([], 0), 3, 4, None) for row in rows]
+    tokens = sample_rows([RowChoice(HostDigest(c.row), c.params, c.history, c.noise) for c in made])
+    assert tokens == [made[0].by_the_rule(), None, made[2].by_the_rule()]
+
+
+def test_equal_scores_are_chosen_as_by_the_rule_or_left(kernel: RowKernel) -> None:
+    row = np.zeros(4096, dtype=np.float32)
+    for temperature in (100.0, 0.01):
+        for seed in range(40):
+            case = Case(row, SamplingParams(temperature=temperature), History.of([], 0), seed, seed, None)
+            assert token_of(kernel, case) in (None, case.by_the_rule())
+
+
+def test_trees_are_walked_with_the_kernel_as_without(cache: Path) -> None:
+    drafts: dict[int, tuple[int, ...]] = {session: () for session in range(12)}
+    for _ in range(3):
+        with numpy_alone():
+            alone = {session: path_match(tree, one) for session, (one, tree) in walks(drafts).items()}
+        together = walks(drafts)
+        sample_together(list(together.values()))
+        assert {session: path_match(tree, one) for session, (one, tree) in together.items()} == alone
+        drafts = {session: match.tokens for session, match in alone.items()}
+
+
+def test_a_second_process_finds_the_kernel_in_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_nothing(compiler: str, folder: Path) -> list[str]:
+        raise AssertionError("it is in the cache")
+
+    monkeypatch.setattr(row_kernel, "compile_kernel", compile_nothing)
+    with numpy_alone():
+        use_row_kernel(cache, lambda: False, compiles=False)
+        assert current_kernel() is not None
+
+
+def test_without_compiling_an_empty_cache_leaves_the_work_to_numpy(tmp_path: Path) -> None:
+    with numpy_alone():
+        use_row_kernel(tmp_path, lambda: False, compiles=False)
+        assert current_kernel() is None
+
+
+def test_without_a_compiler_numpy_goes_on_choosing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(row_kernel, "find_compiler", lambda: None)
+    with numpy_alone(), caplog.at_level("INFO"):
+        use_row_kernel(tmp_path, lambda: False)
+        assert current_kernel() is None
+        assert "chosen in NumPy: there is no C++ compiler" in caplog.text
+
+
+def test_a_kernel_that_draws_other_bits_is_refused(
+    kernel: RowKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "leads", lambda seed, position, size: np.zeros(size, np.uint16))
+    with numpy_alone(), pytest.raises(CompileFailed, match="other noise bits"):
+        check_kernel(kernel)
+
+
+def test_a_kernel_that_chooses_another_token_is_refused(
+    kernel: RowKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "tokens", lambda rows: [0] * len(rows))
+    with numpy_alone(), pytest.raises(CompileFailed, match="chooses token 0 where the rule does not"):
+        check_kernel(kernel)
