@@ -18,11 +18,15 @@ from speculative.errors import InvalidRequest, OutriderError
 
 if TYPE_CHECKING:
     from retrieval_service.dense.documents import Documents
-    from retrieval_service.dense.remote import EncoderProcess
+    from retrieval_service.dense.embeddings import Embedder
+    from retrieval_service.dense.remote import EmbeddingsServer
 
 log = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer.json"
+NO_EMBEDDINGS = (
+    "this service has nothing to find documents with; start it with --embeddings PATH or --embeddings-url URL"
+)
 
 
 class CannotLoad(OutriderError):
@@ -40,15 +44,17 @@ class Loaded:
     store: CorpusStore
     past: PastOutputs | None
     documents: "Documents | None"
-    encoder: "EncoderProcess | None" = None
-    """The process that embeds references, if the settings name an encoder."""
+    embeddings: "EmbeddingsServer | None" = None
+    """The server that embeds references, if the settings name one."""
+    no_documents: str = NO_EMBEDDINGS
+    """Why there are no reference documents, where there are none."""
 
     def close(self) -> None:
         """Writes past outputs and ends the search. The worker closes the corpora."""
+        if self.embeddings is not None:
+            self.embeddings.close()
         if self.documents is not None:
             self.documents.references.close()
-        if self.encoder is not None:
-            self.encoder.close()
         if self.past is not None:
             self.past.close()
 
@@ -62,7 +68,8 @@ def load(settings: RetrievalSettings) -> Loaded:
     tokens = read_tokens(settings.tokenizer)
     store = CorpusStore(settings.below("corpora"))
     named = _by_key([open_corpus(Path(path).expanduser(), tokens) for path in settings.corpus])
-    documents, encoder = _documents(settings, tokens)
+    references = _references(settings, tokens)
+    documents = references.documents
     past = None
     if settings.past:
         try:
@@ -82,42 +89,60 @@ def load(settings: RetrievalSettings) -> Loaded:
             catalogue.add(CorpusKey(index.header.tenant, path.name), index)
     for key, index in named.items():
         catalogue.add(key, index)
-    return Loaded(tokens, catalogue, store, past, documents, encoder)
+    return Loaded(tokens, catalogue, store, past, documents, references.server, references.without)
 
 
-def _documents(
-    settings: RetrievalSettings, tokens: TokenTable | None
-) -> "tuple[Documents | None, EncoderProcess | None]":
-    """Reference documents and their encoder process, if the settings name any. Raises OutriderError."""
-    if not settings.embeddings and not settings.encoder:
-        return None, None
-    if settings.embeddings and settings.encoder:
-        raise InvalidRequest("give either --embeddings or --encoder: references are found with one of them")
+@dataclass(frozen=True, slots=True)
+class _References:
+    """Reference documents with the server that embeds them, or the reason why there are none."""
+
+    documents: "Documents | None" = None
+    server: "EmbeddingsServer | None" = None
+    without: str = NO_EMBEDDINGS
+
+
+def _references(settings: RetrievalSettings, tokens: TokenTable | None) -> _References:
+    """Reference documents, if the settings name any embeddings. Raises OutriderError.
+
+    Drafts of all other kinds need no embeddings: without a table of a known name, and while a server does not
+    answer, there are no references.
+    """
+    if not settings.embeddings and not settings.embeddings_url:
+        return _References()
     from retrieval_service.dense.documents import DocumentLimits, Documents  # FAISS, which nothing else needs
-    from retrieval_service.dense.embeddings import TableEmbedder
-    from retrieval_service.dense.errors import NoEmbeddingTable
-    from retrieval_service.dense.remote import EncoderProcess
+    from retrieval_service.dense.errors import EmbeddingsFailed, NoEmbeddingTable
+    from retrieval_service.dense.remote import EmbeddingsServer
 
     limits = DocumentLimits(settings.reference_tokens, settings.reference_tokens_of_tenant)
     folder, digest = settings.below("references"), "" if tokens is None else tokens.digest
-    if settings.embeddings:
-        try:
-            embedder = TableEmbedder.read(Path(settings.embeddings).expanduser())
-        except NoEmbeddingTable as error:
-            # Drafts of all other kinds need no embeddings.
-            log.warning("the worker has no reference documents: %s", error)
-            return None, None
-        return Documents(embedder, digest, folder, limits), None
+    try:
+        embedder = _embedder(settings, tokens)
+        server = embedder if isinstance(embedder, EmbeddingsServer) else None
+        return _References(Documents(embedder, digest, folder, limits), server)
+    except (NoEmbeddingTable, EmbeddingsFailed) as error:
+        log.warning("the worker has no reference documents: %s", error)
+        return _References(without=f"this service started without reference documents: {error}")
+
+
+def _embedder(settings: RetrievalSettings, tokens: TokenTable | None) -> "Embedder":
+    """The embedder that the settings name. Raises OutriderError."""
+    from retrieval_service.dense.embeddings import TableEmbedder
+    from retrieval_service.dense.remote import EmbeddingsServer
+
+    if not settings.embeddings_url:
+        return TableEmbedder.read(Path(settings.embeddings).expanduser())
     if tokens is None:
         raise InvalidRequest(
-            "an encoder reads text, so it needs the target's own tokenizer; give --tokenizer"
+            "an embeddings server reads text, which needs the target's own tokenizer; give --tokenizer"
         )
-    encoder = EncoderProcess.of_model(settings.encoder, tokens)
-    try:
-        return Documents(encoder, digest, folder, limits), encoder
-    except BaseException:
-        encoder.close()
-        raise
+    key = settings.embeddings_key
+    return EmbeddingsServer(
+        settings.embeddings_url,
+        tokens,
+        model=settings.embeddings_model,
+        key=None if key is None else key.get_secret_value(),
+        deadline_s=settings.embeddings_deadline_s,
+    )
 
 
 def _by_key(named: Sequence[CorpusIndex]) -> dict[CorpusKey, CorpusIndex]:

@@ -311,9 +311,7 @@ def _tokens(loaded: Loaded) -> TokenTable:
 
 def _documents(loaded: Loaded) -> "Documents":
     if loaded.documents is None:
-        raise NoReferences(
-            "this service has nothing to find documents with; start it with --embeddings PATH (or --encoder)"
-        )
+        raise NoReferences(loaded.no_documents)
     return loaded.documents
 
 

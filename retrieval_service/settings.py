@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from outrider.runtime.settings import Names, WorkerSettings
 from retrieval_service.ranking import DraftShape
@@ -25,11 +25,17 @@ class RetrievalSettings(WorkerSettings):
     """Folder for corpora that are built over the wire, past outputs and references; without it past outputs
     and references are kept in memory alone."""
     embeddings: str = ""
-    """Folder of a model whose embedding table finds references near to a session; without it, or an
-    `encoder`, there are no references."""
-    encoder: str = ""
-    """A model of sentence-transformers, name or folder, that finds references in place of `embeddings`. It
-    runs in a process of its own, which needs the extra `embed`."""
+    """Folder of a model whose embedding table finds references near to a session; without it, or
+    `embeddings_url`, there are no references."""
+    embeddings_url: str = ""
+    """A server of OpenAI's embeddings that finds references in place of `embeddings`: its base URL, such as
+    http://host:8080/v1. While the server does not answer, sessions find no new references."""
+    embeddings_model: str = ""
+    """The model to ask that server for; empty: requests name none."""
+    embeddings_key: SecretStr | None = None
+    """The key for that server. Default: none."""
+    embeddings_deadline_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    """Most seconds of one request to that server, of up to 64 texts."""
     reference_tokens: Annotated[int, Field(ge=1024)] = 16_000_000
     """Most tokens of references, of all tenants together; each takes about 30 bytes of memory."""
     reference_tokens_of_tenant: Annotated[int, Field(ge=1024)] = 4_000_000

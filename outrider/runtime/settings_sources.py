@@ -4,6 +4,7 @@ Unknown names are refused at every level, and all problems are found at once. Ea
 """
 
 import os
+from argparse import Action, ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -152,10 +153,16 @@ def _with_two_underscores(name: str, role: str) -> str:
 def _flags(
     role: str, kind: type[BaseSettings], arguments: Sequence[str], given: GivenSettings
 ) -> dict[str, Any]:
+    known: set[str] = set()
+
+    def add(parser: ArgumentParser, *flags: str, **options: Any) -> Action:
+        action = parser.add_argument(*flags, **options)
+        known.update(action.option_strings)
+        return action
+
     source: CliSettingsSource[Any] = CliSettingsSource(
-        kind, cli_prog_name=f"outrider serve {role}", cli_exit_on_error=False
+        kind, cli_prog_name=f"outrider serve {role}", cli_exit_on_error=False, add_argument_method=add
     )
-    known = source.root_parser._option_string_actions
     wrong = [name for name in _named_flags(arguments) if name not in known]
     if wrong and not {"-h", "--help"} & set(arguments):
         given.problems += (Problem(name, f"is no flag; {names.did_you_mean(name, known)}") for name in wrong)

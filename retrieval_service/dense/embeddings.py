@@ -36,7 +36,7 @@ class Embedder(Protocol):
     def embed(self, windows: Sequence[Sequence[int] | NDArray[np.integer[Any]]]) -> Vectors:
         """float32 [len(windows), dimensions], unit length; zeros where a window says nothing.
 
-        Safe from several threads. Raises EncoderFailed where another process does it and cannot.
+        Safe from several threads. Raises EmbeddingsFailed or EmbeddingsUnfit where a server computes it.
         """
         ...
 

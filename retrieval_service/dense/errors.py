@@ -37,7 +37,11 @@ class NoEmbeddingTable(UnfitWeights):
     """A model folder without a table of input embeddings of a known name and dtype."""
 
 
-class EncoderFailed(DenseError):
-    """The encoder's process ended, answered nonsense or took too long."""
+class EmbeddingsFailed(DenseError):
+    """The embeddings server cannot be reached, is too slow, or cannot answer now."""
 
     code = "UNAVAILABLE"
+
+
+class EmbeddingsUnfit(DenseError):
+    """The embeddings server refuses, answers with something else, or has changed its model."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from retrieval_service.corpus.disk import Disk, make_folder
 from retrieval_service.dense.embeddings import Embedder, Vectors
+from retrieval_service.dense.errors import LibraryMismatch
 from retrieval_service.dense.index import Sizes
 from retrieval_service.dense.scope_index import Document, FoundDocument, Ids, ScopeIndex, Snapshot
 from retrieval_service.dense.storage import (
@@ -31,6 +32,8 @@ from speculative.errors import InvalidRequest
 PUBLIC = ""
 """The scope that everybody sees; no tenant is called so."""
 _EMBEDDED_AT_ONCE = 512
+_SAME_MODEL = 0.98
+"""Least cosine of two vectors of one text by one model; rounding costs some thousandths at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,10 @@ class DocumentLibrary:
         saved, library._generation, scope_indexes = read_manifest(folder)
         check_maker(folder, saved, library.maker)
         for stored in scope_indexes:
-            scope_index = ScopeIndex.restored(read_scope(folder, stored, saved), chunking.stride, sizes)
+            snapshot = read_scope(folder, stored, saved)
+            if not library._scope_indexes:
+                library._check_embedder(folder, snapshot)
+            scope_index = ScopeIndex.restored(snapshot, chunking.stride, sizes)
             library._scope_indexes[stored.tenant] = scope_index
             held = Before(stored, tuple(scope_index.documents()))
             library._saved[stored.tenant] = _Saved(scope_index, scope_index.changes, held)
@@ -108,8 +114,8 @@ class DocumentLibrary:
     def add(self, tenant: str, documents: Iterable[tuple[str, Sequence[int] | NDArray[Any]]]) -> int:
         """Adds documents, a name and ids each, to a tenant's scope or to PUBLIC; returns how many.
 
-        A known name is replaced. Empty ones are left out. Raises EncoderFailed, or InvalidRequest for a
-        negative id; those before it are added.
+        A known name is replaced. Empty ones are left out. Raises EmbeddingsFailed or EmbeddingsUnfit,
+        or InvalidRequest for a negative id; those before it are added.
         """
         scope_index = self._scope_index(tenant)
         count = 0
@@ -196,6 +202,22 @@ class DocumentLibrary:
             stored = [one.before.stored for one in saved.values()]
             write_manifest(disk, folder, self.maker, generation, stored)
             self._saved, self._saved_at, self._generation = saved, folder, generation
+
+    def _check_embedder(self, folder: Path, saved: Snapshot) -> None:
+        """Raises LibraryMismatch where the embedder has another vector for the first window of a document.
+
+        A server's name for a model says little about its weights.
+        """
+        if not saved.entries:
+            return
+        entry = saved.entries[0]
+        before = entry.vectors[0].astype(np.float32)
+        now = self.embedder.embed([entry.document.ids[: self.chunking.window]])[0]
+        if before.any() and float(np.dot(before, now)) < _SAME_MODEL:
+            raise LibraryMismatch(
+                f"{folder}: {self.embedder.name} gives other vectors than those saved; use the model that"
+                " made them, or remove the folder and add the documents again"
+            )
 
     def _scope_index(self, tenant: str) -> ScopeIndex:
         with self._lock:

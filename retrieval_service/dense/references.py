@@ -134,6 +134,7 @@ class Searcher:
         self._changed = threading.Condition()
         self._busy = False
         self._closed = False
+        self._failing = ""
         self.counts = SearchCounts()
         self._thread = threading.Thread(target=self._run, name="dense-search", daemon=True)
         self._thread.start()
@@ -182,12 +183,20 @@ class Searcher:
                 wish()
             except Exception as error:  # one session's failure is not the others'
                 failed = True
-                log.warning("a search for references failed: %s", error)
+                self._say_failed(str(error) or type(error).__name__)
+            else:
+                self._failing = ""
             with self._changed:
                 self.counts.failed += failed
                 self.counts.done += not failed
                 self._busy = False
                 self._changed.notify_all()
+
+    def _say_failed(self, why: str) -> None:
+        """Logs a failure once until a search succeeds or fails otherwise: a server may be away for hours."""
+        if why != self._failing:
+            log.warning("searches for references fail: %s", why)
+        self._failing = why
 
 
 class References:

@@ -1,164 +1,252 @@
-"""The service's side of an encoder's process: starts it, asks it, starts it again when it has died.
+"""Embeddings from a server: any that answers OpenAI's `POST /v1/embeddings`.
 
-Ids become text here, for such a model reads text.
+Ids become text here, for such a server reads text. Every answer is checked: its length, model, count,
+width and numbers.
 """
 
+import contextlib
+import hashlib
+import http.client
 import json
 import socket
-import subprocess
-import sys
+import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.tokens import TokenTable
 from retrieval_service.dense.embeddings import Vectors, unit
-from retrieval_service.dense.errors import EncoderFailed
-from retrieval_service.dense.framing import (
-    ERROR,
-    HELLO,
-    TEXTS,
-    VECTORS,
-    EncoderHello,
-    frame,
-    pack_texts,
-    read_frame,
-    unpack_vectors,
-)
+from retrieval_service.dense.errors import EmbeddingsFailed, EmbeddingsUnfit
+from speculative.errors import InvalidRequest
+
+AT_ONCE = 64
+"""Texts in one request."""
+WIDEST = 16_384
+"""Most dimensions of a vector."""
+_PROBE = "def add(first, second):"
+_BYTES_A_NUMBER = 40
+"""JSON writes a float64 in at most 25 bytes; servers may indent."""
+_BYTES_BESIDE = 65_536
+_LARGEST = 1e30
+"""Larger numbers become infinite in float32, or their squares do."""
+_QUOTED = 200
+"""Most characters of an answer that an error quotes."""
+_BUSY = (408, 429)
 
 
-class EncoderProcess:
-    """An Embedder whose vectors another process computes. Close it at the end."""
+class EmbeddingsServer:
+    """An Embedder whose vectors a server computes; safe from several threads.
+
+    Args:
+        url: what clients of OpenAI call the base URL, such as http://host:8080/v1.
+        tokens: the target's tokens, by which ids become text.
+        model: the model to ask for; empty: requests name none.
+        key: sent as a bearer token.
+        deadline_s: most seconds of one request of up to 64 texts, from the connection to the last byte.
+
+    Raises:
+        InvalidRequest: `url` is no such URL.
+        EmbeddingsFailed: the server cannot be reached, is too slow, or cannot answer now.
+        EmbeddingsUnfit: the server refuses, or its answer holds no embeddings.
+    """
 
     def __init__(
         self,
-        command: Sequence[str],
+        url: str,
         tokens: TokenTable,
         *,
-        start_s: float = 120.0,
-        answer_s: float = 30.0,
+        model: str = "",
+        key: str | None = None,
+        deadline_s: float = 10.0,
     ) -> None:
-        """Starts the process and waits for its HELLO, at most `start_s` seconds. Raises EncoderFailed."""
-        self._command = list(command)
+        self._url = _checked_url(url)
+        self._path = f"{self._url.path.rstrip('/')}/embeddings"
+        self._shown = f"the embeddings server {self._url.geturl()}"
+        self._context = ssl.create_default_context() if self._url.scheme == "https" else None
         self._tokens = tokens
-        self._start_s = start_s
-        self._answer_s = answer_s
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        hello = self._start()
-        self.name, self.digest, self.dimensions = hello.name, hello.digest, hello.dimensions
-
-    @classmethod
-    def of_model(cls, model: str, tokens: TokenTable, threads: int = 1) -> "EncoderProcess":
-        """An encoder process of a sentence-transformers model, by name or folder. Raises EncoderFailed."""
-        module = "retrieval_service.dense.encoder"
-        return cls([sys.executable, "-m", module, "--model", model, "--threads", str(threads)], tokens)
+        self._asked = {"model": model} if model else {}
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if key:
+            if not (key.isascii() and key.isprintable()):
+                raise InvalidRequest("embeddings_key is no key: it has characters that no header may have")
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._deadline_s = deadline_s
+        self._connections: set[socket.socket] = set()
+        self._closed = False
+        self.dimensions = 0
+        self._model: str | None = None
+        first = self._ask([_PROBE])
+        self.dimensions = first.shape[1]
+        self.name = f"{self._model or model or 'the model'} of {self._url.geturl()}"
+        identity = f"openai:{model}:{self._model}:{self.dimensions}"
+        self.digest = hashlib.sha256(identity.encode()).hexdigest()
 
     def embed(self, windows: Sequence[Sequence[int] | NDArray[np.integer[Any]]]) -> Vectors:
-        """Embeds windows; see Embedder. Restarts a process that has died."""
-        if not windows:
-            return np.zeros((0, self.dimensions), dtype=np.float32)
+        """Embeds windows; see Embedder. Raises EmbeddingsFailed and EmbeddingsUnfit."""
         texts = [self._text(window) for window in windows]
-        with self._lock:
-            if self._socket is None:
-                hello = self._start()
-                if hello.digest != self.digest:
-                    self._stop()
-                    now, before = _named(hello), _named(EncoderHello(self.name, self.digest, self.dimensions))
-                    raise EncoderFailed(
-                        f"the encoder came back as {now}, it was {before}; restart the service"
-                    )
-            kind, payload = self._exchange(frame(TEXTS, pack_texts(texts)), self._answer_s)
-            if kind == ERROR:
-                raise EncoderFailed(f"the encoder {self.name} says: {payload.decode(errors='replace')}")
-            try:
-                vectors = unpack_vectors(payload)
-                if kind != VECTORS or vectors.shape != (len(windows), self.dimensions):
-                    wanted = (len(windows), self.dimensions)
-                    raise ValueError(f"{kind!r} of shape {vectors.shape} where {wanted} was asked for")
-            except ValueError as error:
-                self._stop()
-                raise EncoderFailed(f"the encoder {self.name} answered nonsense: {error}") from error
+        # Servers refuse an empty text.
+        asked = [at for at, text in enumerate(texts) if text.strip()]
+        vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
+        for start in range(0, len(asked), AT_ONCE):
+            batch = asked[start : start + AT_ONCE]
+            vectors[batch] = self._ask([texts[at] for at in batch])
         return unit(vectors)
 
     def close(self) -> None:
-        """Ends the encoder's process."""
-        with self._lock:
-            self._stop()
+        """Ends the requests that run, and refuses further ones."""
+        self._closed = True
+        for connection in tuple(self._connections):
+            _cut(connection)
 
     def _text(self, window: Sequence[int] | NDArray[np.integer[Any]]) -> str:
         return b"".join(self._tokens.token_bytes(int(id_)) for id_ in window).decode(errors="replace")
 
-    def _start(self) -> EncoderHello:
-        # A pair of sockets stands for its stdin and stdout: unlike pipes they take a timeout both ways.
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = subprocess.Popen(self._command, stdin=theirs.fileno(), stdout=theirs.fileno())
-            except OSError as error:
-                ours.close()
-                raise EncoderFailed(f"the encoder {self._command[0]} does not start: {error}") from error
-        self._socket = ours
-        kind, payload = self._exchange(b"", self._start_s)
-        if kind == ERROR:
-            self._stop()
-            raise EncoderFailed(f"the encoder does not start: {payload.decode(errors='replace')}")
+    def _ask(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of up to AT_ONCE texts: float32 [len(texts), dimensions]."""
+        body = json.dumps({"input": list(texts), "encoding_format": "float", **self._asked}).encode()
+        most_bytes = len(texts) * (self.dimensions or WIDEST) * _BYTES_A_NUMBER + _BYTES_BESIDE
+        answer = self._post(body, most_bytes)
         try:
-            if kind != HELLO:
-                raise ValueError(f"it begins with {kind!r}")
-            return EncoderHello(**json.loads(payload))
-        except (ValueError, TypeError) as error:
-            self._stop()
-            raise EncoderFailed(f"the encoder does not say who it is: {error}") from error
+            vectors, model = _read_vectors(answer, len(texts))
+            if self._model is not None and model != self._model:
+                raise ValueError(
+                    f"it is of the model {model[:_QUOTED]!r}, and the first was of {self._model!r}"
+                )
+            if self.dimensions and vectors.shape[1] != self.dimensions:
+                raise ValueError(
+                    f"its vectors have {vectors.shape[1]} numbers, the first had {self.dimensions}"
+                )
+        except ValueError as error:
+            raise EmbeddingsUnfit(
+                f"{self._shown} sent an answer that cannot be used: {error}{self._begins(answer)}. Name a"
+                " server of one model of embeddings; after a change of the model start the worker again"
+            ) from error
+        self._model = model
+        return vectors
 
-    def _exchange(self, message: bytes, seconds: float) -> tuple[bytes, bytes]:
-        """Sends a message and reads the answer within a time in seconds. Any failure ends the process."""
-        assert self._socket is not None
-        deadline = time.monotonic() + seconds
+    def _post(self, body: bytes, most_bytes: int) -> bytes:
+        """The body of the answer to one request. Raises EmbeddingsFailed or EmbeddingsUnfit."""
+        if self._closed:
+            raise EmbeddingsFailed("the worker is closing")
+        began = time.monotonic()
         try:
-            self._wait_until(deadline)
-            self._socket.sendall(message)
-            answer = read_frame(lambda count: self._read(count, deadline))
-        except (OSError, ValueError) as error:
-            self._stop()
-            raise EncoderFailed(f"the encoder {' '.join(self._command)} failed: {error}") from error
-        if answer is None:
-            self._stop()
-            raise EncoderFailed(f"the encoder {' '.join(self._command)} ended; its stderr says why")
+            with self._connected() as connection:
+                connection.request("POST", self._path, body, self._headers)
+                with connection.getresponse() as response:
+                    answer = response.read(most_bytes + 1)
+                if response.length and len(answer) <= most_bytes:
+                    raise http.client.HTTPException("the answer is cut short")
+                if time.monotonic() - began >= self._deadline_s:
+                    raise TimeoutError
+        except (OSError, http.client.HTTPException) as error:
+            late = time.monotonic() - began >= self._deadline_s
+            why = (
+                f"no whole answer within {self._deadline_s:g} s"
+                if late
+                else str(error) or type(error).__name__
+            )
+            raise EmbeddingsFailed(f"{self._shown} cannot be asked: {why}") from error
+        if response.status != http.client.OK:
+            raise self._refused(response, answer)
+        if len(answer) > most_bytes:
+            raise EmbeddingsUnfit(f"{self._shown} sent more than {most_bytes} bytes")
         return answer
 
-    def _read(self, count: int, deadline: float) -> bytes:
-        assert self._socket is not None
-        parts = bytearray()
-        while len(parts) < count:
-            self._wait_until(deadline)
-            part = self._socket.recv(min(count - len(parts), 2**20))
-            if not part:
-                break
-            parts += part
-        return bytes(parts)
+    def _refused(self, response: http.client.HTTPResponse, answer: bytes) -> Exception:
+        why = f"{self._shown} answered {response.status} {response.reason[:50]}{self._begins(answer)}"
+        if response.status >= 500 or response.status in _BUSY:
+            return EmbeddingsFailed(why)
+        return EmbeddingsUnfit(
+            f"{why}; check embeddings_url (which often ends in /v1), embeddings_model and embeddings_key"
+        )
 
-    def _wait_until(self, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("took too long")
-        assert self._socket is not None
-        self._socket.settimeout(left)
+    def _begins(self, answer: bytes) -> str:
+        """How the first answer begins, for errors; later ones may repeat text, which no log holds."""
+        return "" if self.dimensions else f" (it begins {answer[:_QUOTED].decode(errors='replace')!r})"
 
-    def _stop(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[http.client.HTTPConnection]:
+        """A connection that is cut at the deadline, whatever the server does until then."""
+        began = time.monotonic()
+        host = str(self._url.hostname)
+        if self._context is None:
+            connection = http.client.HTTPConnection(host, self._url.port or 80)
+            raw = socket.create_connection((host, connection.port), self._deadline_s)
+        else:
+            connection = http.client.HTTPSConnection(host, self._url.port or 443, context=self._context)
+            raw = socket.create_connection((host, connection.port), self._deadline_s)
+            # The handshake comes later, within the deadline.
+            raw = self._context.wrap_socket(raw, server_hostname=host, do_handshake_on_connect=False)
+        timer = threading.Timer(max(0.0, self._deadline_s - (time.monotonic() - began)), _cut, (raw,))
+        timer.daemon = True
+        self._connections.add(raw)
+        timer.start()
+        try:
+            if self._closed:
+                _cut(raw)
+            if isinstance(raw, ssl.SSLSocket):
+                raw.do_handshake()
+            connection.sock = raw
+            yield connection
+        finally:
+            timer.cancel()
+            self._connections.discard(raw)
+            connection.close()
+            raw.close()
 
 
-def _named(hello: EncoderHello) -> str:
-    return f"{hello.name} ({hello.digest[:12]})"
+def _checked_url(url: str) -> SplitResult:
+    try:
+        split = urlsplit(url)
+        host, _ = split.hostname, split.port
+    except ValueError as error:
+        raise InvalidRequest(f"embeddings_url {url!r} is not a URL: {error}") from None
+    plain = url.isascii() and url.isprintable() and " " not in url
+    if not plain or not host or split.scheme not in ("http", "https") or split.query or split.fragment:
+        raise InvalidRequest(f"embeddings_url {url!r} is not the URL of a server; give http://HOST:PORT/v1")
+    if split.username is not None:
+        raise InvalidRequest("embeddings_url has a name or password in it; give the key as embeddings_key")
+    return split
+
+
+def _read_vectors(answer: bytes, count: int) -> tuple[Vectors, str]:
+    """The vectors of an answer in the order asked, and its model's name. Raises ValueError."""
+    try:
+        whole = json.loads(answer)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    rows = whole.get("data") if isinstance(whole, dict) else None
+    if not isinstance(rows, list):
+        raise ValueError("it has no list `data`")
+    if len(rows) != count:
+        raise ValueError(f"it has {len(rows)} embeddings for {count} texts")
+    ordered: list[Any] = [None] * count
+    for at, row in enumerate(rows):
+        index = row.get("index", at) if isinstance(row, dict) else None
+        if type(index) is not int or not 0 <= index < count or ordered[index] is not None:
+            raise ValueError(f"item {at} of `data` has no index of its own within 0 .. {count - 1}")
+        ordered[index] = _read_vector(row.get("embedding"), at)
+    widths = sorted({len(vector) for vector in ordered})
+    if len(widths) > 1:
+        raise ValueError(f"its vectors have {widths[0]} and {widths[-1]} numbers")
+    return np.array(ordered, dtype=np.float32), str(whole.get("model") or "")
+
+
+def _read_vector(vector: Any, at: int) -> list[float]:
+    if not isinstance(vector, list) or not 1 <= len(vector) <= WIDEST:
+        raise ValueError(f"item {at} of `data` has no `embedding` of 1 to {WIDEST} numbers")
+    for number in vector:
+        if type(number) not in (int, float) or not abs(number) <= _LARGEST:
+            what = "a number beyond float32" if type(number) in (int, float) else type(number).__name__
+            raise ValueError(f"item {at} of `data` holds {what} where a finite number belongs")
+    return vector
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)

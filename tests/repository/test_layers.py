@@ -158,7 +158,7 @@ LAYERS = {
     "retrieval_service.past": Layer(MEMORY, ("numpy",)),
     "retrieval_service.dense": Layer(
         (*MEMORY, "outrider.tokens", "retrieval_service.corpus.disk"),
-        ("numpy", "faiss", "safetensors", "sentence_transformers"),
+        ("numpy", "faiss", "safetensors"),
     ),
     "orchestrator": Layer(
         (

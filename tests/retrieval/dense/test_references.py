@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retrieval_service.dense.embeddings import TableEmbedder, Vectors
-from retrieval_service.dense.errors import EncoderFailed
+from retrieval_service.dense.errors import EmbeddingsFailed
 from retrieval_service.dense.library import PUBLIC, Chunking, DocumentLibrary
 from retrieval_service.dense.references import ReferenceLimits, References, Searcher, TopicRule
 
@@ -55,7 +55,7 @@ class Waiting:
         self.asked += [list(window) for window in windows]
         assert self.may_go.wait(SECONDS)
         if self.failing:
-            raise EncoderFailed("on purpose")
+            raise EmbeddingsFailed("on purpose")
         return self._embedder.embed(windows)
 
 

@@ -20,22 +20,35 @@ from retrieval_service.settings import RetrievalSettings
 # torch and FAISS are never loaded in one process.
 SAVE = """
 import sys, numpy, torch
-from transformers import LlamaConfig, LlamaForCausalLM
-folder, dtype, shard = sys.argv[1:]
+from transformers import AutoModelForCausalLM, LlamaConfig, Mamba2Config
+folder, family, dtype, shard = sys.argv[1:]
 torch.manual_seed(0)
-config = LlamaConfig(vocab_size=90, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                     num_attention_heads=2, num_key_value_heads=2)
-model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+if family == "mamba2":
+    config = Mamba2Config(vocab_size=90, hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8,
+                          n_groups=1, state_size=8)
+else:
+    config = LlamaConfig(vocab_size=90, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2, num_key_value_heads=2)
+model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
 model.save_pretrained(folder, max_shard_size=shard)
 numpy.save(folder + "/expected.npy", model.get_input_embeddings().weight.detach().float().numpy())
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "shard"), [("bfloat16", "1GB"), ("float32", "4KB"), ("float16", "1GB")])
-def test_the_table_is_what_torch_saved(tmp_path: Path, dtype: str, shard: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "dtype", "shard"),
+    [
+        ("llama", "bfloat16", "1GB"),
+        ("llama", "float32", "4KB"),
+        ("llama", "float16", "1GB"),
+        ("mamba2", "float32", "1GB"),
+    ],
+)
+def test_the_table_is_what_torch_saved(tmp_path: Path, family: str, dtype: str, shard: str) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", SAVE, str(tmp_path), dtype, shard], check=True, env=environment)
+    command = [sys.executable, "-c", SAVE, str(tmp_path), family, dtype, shard]
+    subprocess.run(command, check=True, env=environment)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard == "4KB")
     table = EmbeddingTable.read(tmp_path)
     assert np.array_equal(table.rows(range(90)), np.load(tmp_path / "expected.npy"))

@@ -276,8 +276,7 @@ async def test_without_embeddings_there_are_no_references(tiny_llama: Path) -> N
         (("--corpus", "/nowhere/corpus"), "no corpus there"),
         (("--tokenizer", "/nowhere"), "no tokenizer at '/nowhere'"),
         (("--embeddings", "/nowhere"), "/nowhere"),
-        (("--encoder", "/nowhere"), "the encoder does not start"),
-        (("--encoder", "x", "--embeddings", "y"), "either --embeddings or --encoder"),
+        (("--embeddings-url", "127.0.0.1:8080/v1"), "is not the URL of a server"),
         (("--past-tokens", "5"), "past_tokens"),
     ],
 )
