@@ -45,7 +45,7 @@ def unrolled(
         hidden = features[:, roots]
         yield from ((head.logits(index, hidden), None) for index in range(depth))
     elif isinstance(head, BlockLM):
-        blocks = head.block(ids, roots)
+        blocks = head.block(ids, roots + 1)  # a draft begins behind the token that the target adds to a root
         yield from ((head.logits(blocks[:, :, place]), None) for place in range(depth))
     elif isinstance(head, SmallLM):
         hidden = head.hidden(ids)
