@@ -62,7 +62,7 @@ def by_skipped(texts: Continuations) -> list[dict[str, Any]]:
 
 def parse() -> argparse.Namespace:
     """Parses the flags."""
-    parser = command_line("layer_parts", __doc__)
+    parser = command_line("layer_parts", __doc__, is_curve=True)
     parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
     parser.add_argument("--prompts", type=int, default=8, help="number of held-out prompts")
     parser.add_argument("--tokens", type=int, default=48, help="tokens that the target writes for each")
@@ -81,7 +81,7 @@ def main() -> None:
         print(f"{mode}: writing the target's continuations", file=sys.stderr)
         texts = Continuations(model, ids, settings.tokens, temperature)
         modes[mode] = {"by_exit": by_exit(texts), "by_skipped": by_skipped(texts)}
-    print_result("layer_parts", settings_of(settings), started, {"modes": modes})
+    print_result("layer_parts", settings_of(settings), started, {"modes": modes}, settings.plot)
 
 
 if __name__ == "__main__":

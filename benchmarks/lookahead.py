@@ -76,7 +76,7 @@ class WindowBench:
 
 def parse() -> argparse.Namespace:
     """Parses the flags; the figures in the docs have the default flags."""
-    parser = command_line("lookahead", __doc__)
+    parser = command_line("lookahead", __doc__, is_curve=True)
     parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
     parser.add_argument("--prompts", type=int, default=6, help="number of held-out prompts")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of each prompt")
@@ -101,7 +101,7 @@ def main() -> None:
             rows.append(bench.row(mode, width, size))
         print(f"window {width}, n-grams of {size}", file=sys.stderr)
     fields = {"identical": all(row["identical"] for rows in modes.values() for row in rows), "modes": modes}
-    print_result("lookahead", settings_of(settings), started, fields)
+    print_result("lookahead", settings_of(settings), started, fields, settings.plot)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from benchmarks.shared.envelope import MODELS, command_line, print_result, settings_of
@@ -24,6 +25,7 @@ from benchmarks.shared.figures import (
 )
 from benchmarks.shared.heldout import load_prompts
 from benchmarks.shared.process_memory import peak_mb
+from benchmarks.shared.round_profile import round_profile
 from benchmarks.shared.services import HfPeer, UpServices, paused
 from outrider.client import Client
 from speculative.errors import Unavailable
@@ -157,6 +159,19 @@ def by_source(bench: OfflineBench, plain: list[TimedRun]) -> dict[str, Any]:
     return rows
 
 
+def profiles(bench: OfflineBench) -> dict[str, Any]:
+    """Where the verifier's time of a step goes, by temperature and by arm of ours."""
+    return {
+        mode: {
+            name: round_profile(
+                bench.services, partial(bench.interleave, {name: bench.service_arm(name)}, temperature, 1)
+            )
+            for name in OURS
+        }
+        for mode, temperature in (("greedy", 0.0), ("sampled", SAMPLED_TEMPERATURE))
+    }
+
+
 def split_ms(bench: OfflineBench) -> dict[str, Any]:
     """Milliseconds that the engine spends per round between target passes; see docs/figures.md."""
     eight = [bench.prompts[i % len(bench.prompts)] for i in range(8)]
@@ -229,6 +244,7 @@ def measure(bench: OfflineBench, cores: int) -> dict[str, Any]:
     fields["sampled"] = temperature_fields(both[SAMPLED_TEMPERATURE], greedy=False)
     fields["sampled"]["over_greedy"] = sampled_over_greedy(both[0.0], both[SAMPLED_TEMPERATURE])
     fields["by_source"] = by_source(bench, [r for r in both[0.0] if r.arm == "plain"])
+    fields["profile"] = profiles(bench)
     fields["paired"] |= ratio_with_others_paused(bench)
     fields["hf_all_cores"] = all_cores(bench, cores)
     fields["split_ms"] = split_ms(bench)
@@ -254,6 +270,9 @@ def parse() -> argparse.Namespace:
     parser = command_line("offline", __doc__)
     parser.add_argument("--target", default=str(MODELS / "target"), help="folder of the target model")
     parser.add_argument("--drafter", default=str(MODELS / "drafter"), help="folder of the drafter, or none")
+    parser.add_argument(
+        "--heads", default="", help="heads of the target that draft as well, as `outrider up --heads` says"
+    )
     parser.add_argument("--prompts", type=int, default=8, help="number of held-out prompts")
     parser.add_argument("--passes", default="eager", help="our passes, as `outrider up --passes` says")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each request")
@@ -267,9 +286,12 @@ def main() -> None:
     started = time.perf_counter()
     cores = len(os.sched_getaffinity(0))
     drafter = None if settings.drafter == "none" else settings.drafter
-    cold = {"OUTRIDER_VERIFIER__PREFIX_CACHE": "false"}  # every arm repeats the prompts
+    variables = {
+        "OUTRIDER_VERIFIER__PREFIX_CACHE": "false",  # every arm repeats the prompts
+        "OUTRIDER_UP__HEADS": settings.heads,
+    }
     with (
-        UpServices(settings.target, settings.drafter, passes=settings.passes, **cold) as services,
+        UpServices(settings.target, settings.drafter, passes=settings.passes, **variables) as services,
         HfPeer(settings.target, drafter) as peer,
     ):
         prompts = load_prompts(settings.target, settings.prompts)

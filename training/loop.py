@@ -191,10 +191,10 @@ def optimisers(
     outer: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (outer if parameter.ndim != 2 or is_outer(name, parameter) else inner).append(parameter)
-    return [
-        torch.optim.Muon(inner, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(outer, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    made: list[torch.optim.Optimizer] = []
+    if inner:
+        made.append(torch.optim.Muon(inner, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
+    return [*made, torch.optim.AdamW(outer, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def rate_factor(step: int, progress: float) -> float:

@@ -170,6 +170,44 @@ def _scatter(title: str, figures: Mapping[str, Any]) -> Panel:
     return Panel(title, "drafting, ms a round", y_label, (*points, *lines), is_scatter=True)
 
 
+def _lookahead(result: Result) -> tuple[Panel, ...]:
+    """Steps per token by rows of a step, a line for each size of n-grams, and what these rows cost."""
+    panels = []
+    for mode, rows in result["modes"].items():
+        by_size: dict[int, list[Mapping[str, float]]] = {}
+        for row in rows:
+            by_size.setdefault(row["ngram"], []).append(row)
+        curves = [
+            _along(f"n-grams of {size}", of, "rows_per_step", "steps_per_token")
+            for size, of in by_size.items()
+        ]
+        even = [{**row, "even": 1 / row["row_cost"]} for row in rows]
+        curves.append(_along("as fast as plain decoding", even, "rows_per_step", "even", True))
+        panels.append(Panel(mode, "rows of a step", "steps per token", tuple(curves), is_log_x=True))
+    return tuple(panels)
+
+
+def _layer_parts(result: Result) -> tuple[Panel, ...]:
+    """Acceptance of the best set of layers by the number of skipped ones, and the acceptance that pays."""
+    panels = []
+    for mode, found in result["modes"].items():
+        rows = [{**row, "count": len(row["skipped"])} for row in found["by_skipped"]]
+        curves = (
+            _along("acceptance", rows, "count", "acceptance"),
+            _along("break-even", rows, "count", "break_even", True),
+        )
+        panels.append(Panel(mode, "skipped layers", "share of the target's tokens", curves))
+    return tuple(panels)
+
+
+def _along(
+    label: str, rows: Iterable[Mapping[str, float]], x: str, y: str, is_reference: bool = False
+) -> Curve:
+    """The curve of two fields of some rows, in order of the first."""
+    points = sorted((row[x], row[y]) for row in rows)
+    return Curve(label, tuple(at for at, _ in points), tuple(value for _, value in points), is_reference)
+
+
 def _spec_bench(result: Result) -> tuple[Panel, ...]:
     tasks = result["tasks"]
     names = tuple(task.replace("_", "\n") for task in tasks)
@@ -270,6 +308,8 @@ _PANELS: Mapping[str, Callable[[Result], tuple[Panel, ...]]] = {
     "peers": _peers,
     "packed_step": _packed_step,
     "proposers": _proposers,
+    "lookahead": _lookahead,
+    "layer_parts": _layer_parts,
     "spec_bench": _spec_bench,
     "compare": _compare,
     "edge": _edge,

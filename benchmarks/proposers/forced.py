@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from outrider.lm.heads.config import HeadConfig
+from outrider.lm.heads.look_ahead import LookAheadEmbeddings
 from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.published import load_head
 from speculative.noise import gumbel
 from training.heads.frozen import FrozenTarget
+from training.heads.look_ahead import TrainedLookAhead
 from training.heads.unrolled import unrolled
 
 TEMPERATURE = 0.8
@@ -34,14 +36,16 @@ def agreement(
     Args:
         texts: prompts with what the target wrote behind them.
         prompts: length of each prompt, in tokens.
-        depth: places of a draft; Medusa's number of heads is the most.
+        depth: places of a draft; the number of Medusa's heads, or of look-ahead tokens, is the most.
 
     Returns:
         `greedy` and `sampled` by place, their ratio at the first place, and the number of contexts.
     """
     head = load_head(HeadConfig.read(str(head_folder)), target.parts)
+    if isinstance(head, LookAheadEmbeddings):
+        head = TrainedLookAhead.trained(target, head)
     head.eval()
-    depth = min(depth, len(head) if isinstance(head, MedusaHeads) else depth)
+    depth = min(depth, len(head) if isinstance(head, MedusaHeads | LookAheadEmbeddings) else depth)
     equal = np.zeros((2, depth), dtype=np.int64)
     contexts = 0
     for seed, (text, start) in enumerate(zip(texts, prompts, strict=True)):

@@ -116,8 +116,8 @@ def up(
     heads: Annotated[
         list[str] | None,
         typer.Option(
-            help="Head that drafts from the target's hidden states: a folder, an id, or `eagle` or `medusa` "
-            "of the embedded target; repeatable."
+            help="Head that drafts from the target's hidden states: a folder, an id, `eagle` or `medusa` of "
+            "the embedded target, or `auto`, the one known for the target; repeatable. Default: none."
         ),
     ] = None,
     amateur: Annotated[

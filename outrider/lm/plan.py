@@ -133,7 +133,7 @@ class PassPlan:
             table.reserve(table.length + len(rows.parents))
         self._visible: dict[int | None, list[AttentionView]] = {}
 
-    def check(self, sequences: Sequence[SequenceRows], vocabulary_size: int, max_length: int) -> None:
+    def check(self, sequences: Sequence[SequenceRows], known_ids: int, max_length: int) -> None:
         """Raises ValueError for sequences, those of the plan, that contradict themselves or the model."""
         seen = set()
         for sequence, rows in zip(sequences, self.rows, strict=True):
@@ -143,8 +143,8 @@ class PassPlan:
             if id(sequence.table) in seen:
                 raise ValueError("a table appears twice in one pass")
             seen.add(id(sequence.table))
-            if min(sequence.tokens) < 0 or max(sequence.tokens) >= vocabulary_size:
-                raise ValueError(f"a token is outside the vocabulary of {vocabulary_size}")
+            if min(sequence.tokens) < 0 or max(sequence.tokens) >= known_ids:
+                raise ValueError(f"a token is outside the vocabulary of {known_ids}")
             if sequence.want and not 0 <= min(sequence.want) <= max(sequence.want) < count:
                 raise ValueError(f"a wanted row is not one of the {count} rows")
             if max(rows.positions) >= max_length:

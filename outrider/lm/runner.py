@@ -30,6 +30,7 @@ from outrider.lm.features import FeatureTaps
 from outrider.lm.graphs.graph_runner import Computed, GraphRunner
 from outrider.lm.kv.pool import COMPILED, EAGER, GuestRoom, KVLayout, SlotPool
 from outrider.lm.kv.table import SlotTable
+from outrider.lm.load.added_embeddings import grow_embeddings
 from outrider.lm.load.check import Trial
 from outrider.lm.load.layout import ModelShape, find_layout
 from outrider.lm.load.model import (
@@ -108,8 +109,8 @@ class PackedLM:
         found = self.find_layout()
         self.max_length = self.longest_context()
         """Largest number of positions that a session may have."""
-        self.vocabulary_size = found.vocabulary_size
-        """Width of the logits."""
+        self.vocabulary_size = self.known_ids = found.vocabulary_size
+        """Width of the logits, and the number of ids that a row may have; see `add_embeddings`."""
         self.windows = found.windows
         """Sliding windows of the layers that have one, in positions."""
         self.groups = found.groups
@@ -214,6 +215,11 @@ class PackedLM:
     def first_pool(self, layout: KVLayout, kv_mb: int | None) -> SlotPool:
         """The pool of all sessions, of ``kv_mb`` MiB."""
         return first_pool(layout, kv_mb)
+
+    def add_embeddings(self, rows: torch.Tensor) -> range:
+        """Ids behind the vocabulary for embeddings ``[count, width]``; call it before passes are compiled."""
+        first, self.known_ids = self.known_ids, grow_embeddings(self.model, self.known_ids, rows)
+        return range(first, self.known_ids)
 
     def capture_steps(self) -> None:
         """Captures all sizes of static steps now, so that none is captured while sessions wait.
@@ -359,7 +365,7 @@ class PackedLM:
             raise ValueError("a pass needs at least one sequence")
         with torch.inference_mode(), self._on_device:
             plan = PassPlan(sequences, self.pool, self._mask_dtype)
-            plan.check(sequences, self.vocabulary_size, self.max_length)
+            plan.check(sequences, self.known_ids, self.max_length)
             ids, wanted = plan.ids(sequences), plan.wanted(sequences)
             with self.around_pass(sequences):
                 computed = self._run(plan, ids, wanted, asks)

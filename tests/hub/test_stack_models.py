@@ -9,7 +9,7 @@ import pytest
 from benchmarks.shared.local_hub import LocalHub
 from outrider.cli.failures import CommandFailed
 from outrider.cli.local.models import ReadyModels, ready_models
-from outrider.cli.local.up_settings import StackOptions
+from outrider.cli.local.up_settings import EMBEDDED, ServiceOverrides, StackOptions
 from speculative.errors import InvalidRequest
 from tests.cli.inside import Run, ended
 from tests.conftest import tiny_tokenizer, writing_tokenizer
@@ -190,3 +190,31 @@ def test_suggest_as_json_has_what_was_passed_over(hub: LocalHub, suggest: Run) -
     assert passed_over["model"] == "Qwen/Qwen3-0.6B"
     assert "is gated: accept its terms" in passed_over["why"]
     assert suggest("me/own", "--json").said["drafter"] is None
+
+
+@pytest.mark.parametrize(
+    ("target", "ranks", "heads", "said"),
+    [
+        (
+            "Qwen/Qwen3-8B",
+            "",
+            ("RedHatAI/Qwen3-8B-speculator.eagle3", "mine=me/head"),
+            "the head is RedHatAI/Qwen3-8B-speculator.eagle3; --heads none does without",
+        ),
+        ("Qwen/Qwen3-8B", "2", ("mine=me/head",), "no head drafts: the target is split over 2 ranks"),
+        ("me/own", "", ("mine=me/head",), "no head drafts: none is known for me/own"),
+    ],
+)
+def test_auto_takes_the_head_that_is_known_for_the_target_and_says_so(
+    hub: LocalHub, target: str, ranks: str, heads: tuple[str, ...], said: str
+) -> None:
+    overrides = ServiceOverrides(by_role={"verifier": {"ranks": ranks}} if ranks else {})
+    asked = StackOptions(target=target, drafter="none", heads=("auto", "mine=me/head"), overrides=overrides)
+    told: list[str] = []
+    assert ready_models(asked, Unseen(), told.append).options.heads == heads
+    assert told == [said]
+
+
+def test_auto_takes_the_embedded_head_for_the_embedded_target(cache: Path) -> None:
+    found = ready_models(StackOptions(heads=("auto",)), Unseen(), lambda _: None).options
+    assert found.heads == (str(EMBEDDED / "heads" / "eagle"),)

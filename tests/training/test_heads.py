@@ -33,6 +33,7 @@ from training.loop import Interrupted
 WEIGHTS = {
     "medusa": "medusa_lm_head.safetensors",
     "eagle": "model.safetensors",
+    "pass": "model.safetensors",
     "lm": "model.safetensors",
     "block": "model.safetensors",
 }
@@ -158,11 +159,10 @@ def test_rows_come_from_the_sources_that_data_names(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"kind": "hydra"}, "--kind 'hydra' is not one of medusa, eagle, lm, block"),
+        ({"kind": "hydra"}, "--kind 'hydra' is not one of medusa, eagle, pass, lm, block"),
         ({"kind": "lm"}, "--kind lm needs --drafter"),
         ({"kind": "block"}, "--kind block needs --drafter"),
         ({"kind": "block", "depth": 1, "drafter": "small"}, "--depth 1: a block of one token"),
-        ({"kind": "pass"}, "--kind pass cannot be trained: look-ahead embeddings"),
         ({"boost_of": "first"}, "--boost-of trains a second small model: give --kind lm, not eagle"),
         ({"boost": 2.0}, "--boost 2.0 is not a weight"),
         ({"data": "mine"}, "--data 'mine'"),

@@ -15,6 +15,7 @@ from training.heads.frozen import FrozenTarget
 from training.heads.job import distil
 from training.heads.recipe import DistilOptions
 from training.heads.small_lm import SmallLM
+from training.heads.unrolled import unrolled
 
 
 @pytest.fixture
@@ -89,6 +90,18 @@ def test_a_block_is_drafted_from_the_text_up_to_its_root_alone(options: DistilOp
             expected = head.hidden(alone)[:, root:]
             assert torch.allclose(together[:, at], expected, atol=1e-5)
     assert head.logits(together).shape == (1, 3, 4, frozen.parts.shape.vocabulary_size)
+
+
+def test_a_block_learns_the_tokens_behind_the_one_that_the_target_adds_to_a_root(
+    options: DistilOptions, small: Path
+) -> None:
+    frozen = FrozenTarget.load(options.target, "cpu")
+    head = BlockLM.widened(str(small), frozen, 3).eval()
+    ids, roots = torch.arange(40).reshape(1, 40) + 7, torch.tensor([3, 9, 20])
+    with torch.no_grad():
+        (first, _), *_ = unrolled(head, ids, frozen.features(ids), 3, roots)
+        expected = head.logits(head.hidden(ids)[:, roots + 1])
+    assert torch.allclose(first, expected, atol=1e-5)
 
 
 @pytest.mark.slow

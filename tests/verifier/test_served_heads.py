@@ -11,6 +11,7 @@ from harness import serving
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from outrider.lm.heads.eagle import EagleHead
+from outrider.lm.heads.look_ahead import LookAheadEmbeddings
 from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.published import write_head
 from outrider.lm.heads.target_parts import TargetParts
@@ -25,7 +26,7 @@ from verifier_service.settings import VerifierSettings
 NEW = 40
 PROMPTS = [(5, 17, 40), (60, 2, 33, 33, 33, 9, 80), tuple(range(2, 90))]
 GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, top_p=0.95)
-HEADS = ("medusa", "mine")
+HEADS = ("medusa", "mine", "pass")
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +37,13 @@ def heads(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     layer = LlamaConfig.from_pretrained(tiny_llama, num_hidden_layers=1)
     write_head(shaken(MedusaHeads(target, 3)), folder / "medusa", torch.float32)
     write_head(shaken(EagleHead(target, layer)), folder / "eagle", torch.float32)
+    write_head(shaken(LookAheadEmbeddings(target, 3)), folder / "pass", torch.float32)
     return folder
 
 
 def settings_of(tiny_llama: Path, heads: Path) -> dict[str, Any]:
-    return {"model": str(tiny_llama), "heads": f"{heads / 'medusa'},mine={heads / 'eagle'}"}
+    three = f"{heads / 'medusa'},mine={heads / 'eagle'},{heads / 'pass'}"
+    return {"model": str(tiny_llama), "heads": three}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,8 @@ def test_two_heads_of_one_name_are_refused(tiny_llama: Path, heads: Path) -> Non
         plan_proposers(VerifierSettings(model=str(tiny_llama), heads=twice))
 
 
-def test_a_target_that_is_split_over_ranks_takes_no_heads(tiny_llama: Path, heads: Path) -> None:
-    settings = VerifierSettings(model=str(tiny_llama), heads=str(heads / "eagle"), ranks=2)
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "pass"])
+def test_a_target_that_is_split_over_ranks_takes_no_heads(kind: str, tiny_llama: Path, heads: Path) -> None:
+    settings = VerifierSettings(model=str(tiny_llama), heads=str(heads / kind), ranks=2)
     with pytest.raises(OutriderError, match="split over 2 ranks: give --ranks 1"):
         plan_proposers(settings)

@@ -11,11 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.lm.load.masks import mask_ids, note_masks
+from training.heads.block_rows import ROOTS_AT_ONCE, block_rows
 from training.heads.frozen import FrozenTarget
 from training.heads.small_lm import SmallLM
-
-_ROOTS_AT_ONCE = 64
-"""Roots whose masks go through the model with one copy of the text."""
 
 
 class BlockLM(SmallLM):
@@ -60,30 +58,17 @@ class BlockLM(SmallLM):
 
         Returns [rows, roots, 1 + masks, width]; place k of a root predicts the token k + 1 behind it.
         """
-        parts = [self._block(ids, part) for part in roots.split(_ROOTS_AT_ONCE)]
+        parts = [self._block(ids, part) for part in roots.split(ROOTS_AT_ONCE)]
         return torch.cat(parts, dim=1)
 
     def _block(self, ids: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
         length, masks = int(roots[-1]) + 1, len(self.masks)
-        text = torch.arange(length, device=ids.device)
-        behind = torch.arange(masks, device=ids.device)
-        root_of = torch.cat([text, roots.repeat_interleave(masks)])
-        place_of = torch.cat([torch.full_like(text, -1), behind.repeat(len(roots))])
-        tokens = (behind + self.masks.start).repeat(len(roots)).expand(len(ids), -1)
-        # A row sees the text up to its root, and the masks of its own block up to itself.
-        block_of = torch.cat(
-            [torch.full_like(text, -1), torch.arange(len(roots), device=ids.device).repeat_interleave(masks)]
-        )
-        of_text = (place_of < 0)[None] & (root_of[None] <= root_of[:, None])
-        of_block = (
-            (block_of[None] == block_of[:, None])
-            & (place_of[None] >= 0)
-            & (place_of[None] <= place_of[:, None])
-        )
+        tokens = torch.arange(self.masks.start, self.masks.stop, device=ids.device).repeat(len(roots))
+        rows = block_rows(roots, masks)
         hidden = self.model.base_model(
-            input_ids=torch.cat([ids[:, :length], tokens], dim=1),
-            attention_mask=(of_text | of_block).expand(len(ids), 1, -1, -1),
-            position_ids=(root_of + place_of + 1).expand(len(ids), -1),
+            input_ids=torch.cat([ids[:, :length], tokens.expand(len(ids), -1)], dim=1),
+            attention_mask=rows.mask.expand(len(ids), -1, -1, -1),
+            position_ids=rows.positions.expand(len(ids), -1),
             use_cache=False,
         ).last_hidden_state
         masked = hidden[:, length:].unflatten(1, (len(roots), masks))

@@ -14,6 +14,7 @@ _FIGURES = ("data", "written", "divergence", "tokens", "window", "steps", "batch
 _NAMES = {
     "medusa": "Medusa heads",
     "eagle": "An EAGLE head",
+    "pass": "Look-ahead embeddings (PaSS)",
     "lm": "A small drafter",
     "block": "A block drafter",
 }

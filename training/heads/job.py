@@ -31,7 +31,8 @@ from training.heads.boost import FirstDrafter
 from training.heads.card import card
 from training.heads.frozen import FrozenTarget
 from training.heads.lessons import Lessons, features_of, written_rows
-from training.heads.recipe import BLOCK, LM, MEDUSA, DistilOptions, checked, epochs_of, measured_depth
+from training.heads.look_ahead import TrainedLookAhead
+from training.heads.recipe import BLOCK, LM, MEDUSA, PASS, DistilOptions, checked, epochs_of, measured_depth
 from training.heads.rows import TrainingText, beginnings, fixed_rows, read_text, row_counts
 from training.heads.small_lm import SmallLM
 from training.heads.unrolled import TrainedHead, new_eagle, new_medusa
@@ -125,6 +126,8 @@ def new_head(options: DistilOptions, target: FrozenTarget) -> TrainedHead:
         if options.kind == BLOCK:
             return BlockLM.widened(options.drafter, target, options.depth - 1)
         return SmallLM.load(options.drafter, target)
+    if options.kind == PASS:
+        return TrainedLookAhead(target, options.depth)
     return new_medusa(target, options.depth) if options.kind == MEDUSA else new_eagle(target)
 
 
@@ -166,7 +169,7 @@ def train(
         head,
         settings,
         options.work,
-        is_outer=lambda _, matrix: not ids.isdisjoint(matrix.shape),
+        is_outer=lambda name, matrix: name == "embeddings" or not ids.isdisjoint(matrix.shape),
         after_step=after_step,
     )
     run.train(loss_of, evaluate)

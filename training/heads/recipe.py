@@ -11,14 +11,10 @@ from speculative.errors import InvalidRequest
 from training.heads.loss import LOSSES, HeadLoss
 from training.heads.rows import DATA, DRAFTER, MIXED
 
-MEDUSA, EAGLE, LM, BLOCK = "medusa", "eagle", "lm", "block"
-KINDS = (MEDUSA, EAGLE, LM, BLOCK)
+MEDUSA, EAGLE, PASS, LM, BLOCK = "medusa", "eagle", "pass", "lm", "block"
+KINDS = (MEDUSA, EAGLE, PASS, LM, BLOCK)
 _MODELS = (LM, BLOCK)
 """Kinds that are models of their own, which begin as the model that `--drafter` names."""
-UNTRAINED = {
-    "pass": "look-ahead embeddings have no layout yet that the verifier loads",
-}
-"""Kinds of drafters that `distil` refuses, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,8 @@ class DistilOptions:
     batch: int = 3072
     """Tokens of a step."""
     depth: int = 0
-    """Tokens ahead that the head learns: Medusa's heads, EAGLE's simulated steps or a block's places; 0: the
-    kind's default."""
+    """Tokens ahead that the head learns: Medusa's heads, EAGLE's simulated steps, look-ahead tokens or a
+    block's places; 0: the kind's default."""
     rate: float = 0.0
     """Peak learning rate; 0: the kind's default."""
     seed: int = 0
@@ -74,7 +70,7 @@ class DistilOptions:
             return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=0.5)
         if self.kind == LM:
             return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=1.0)
-        if self.kind == BLOCK:
+        if self.kind in (BLOCK, PASS):
             return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=0.125)
         return HeadLoss(self.divergence, self.depth, 1.0, 1.0, noise=0.1, scored=0.5)
 
@@ -101,6 +97,7 @@ class _KindDefaults:
 _DEFAULTS: Mapping[str, _KindDefaults] = {
     MEDUSA: _KindDefaults(depth=3, rate=2e-3, epochs=2, measured=3),
     EAGLE: _KindDefaults(depth=3, rate=4e-3, epochs=4, measured=5),
+    PASS: _KindDefaults(depth=3, rate=5e-2, epochs=1, measured=3),
     LM: _KindDefaults(depth=1, rate=5e-4, epochs=2, measured=5),
     BLOCK: _KindDefaults(depth=6, rate=2e-3, epochs=2, measured=6),
 }
@@ -108,10 +105,6 @@ _DEFAULTS: Mapping[str, _KindDefaults] = {
 
 def checked(options: DistilOptions) -> DistilOptions:
     """The options with the kind's defaults. Raises InvalidRequest, which names the wrong option."""
-    if options.kind in UNTRAINED:
-        raise InvalidRequest(
-            f"--kind {options.kind} cannot be trained: {UNTRAINED[options.kind]}; choose {', '.join(KINDS)}"
-        )
     for name, known in (("kind", KINDS), ("data", DATA), ("divergence", LOSSES)):
         if (given := getattr(options, name)) not in known:
             raise InvalidRequest(f"--{name} {given!r} is not one of {', '.join(known)}")
@@ -150,4 +143,4 @@ def epochs_of(kind: str) -> int:
 
 def measured_depth(options: DistilOptions) -> int:
     """Length of the chains of held-out acceptance, in tokens."""
-    return options.depth if options.kind in (MEDUSA, BLOCK) else _DEFAULTS[options.kind].measured
+    return options.depth if options.kind in (MEDUSA, PASS, BLOCK) else _DEFAULTS[options.kind].measured

@@ -3,8 +3,8 @@
 Medusa's heads read the true hidden state of a root alone. EAGLE's head feeds its own estimate back, so its
 steps are simulated (HASS, Zhang et al., 2025; training-time test in EAGLE-3): the estimate of one step is the
 next step's input, and a place attends to the true pairs up to its root and to the estimates behind the root,
-as it will while it drafts. A small language model reads the text itself, and one with masks reads the text
-up to each root.
+as it will while it drafts. A small language model reads the text itself. One with masks reads the text up to
+each root, as does the target that reads look-ahead tokens.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from transformers import LlamaConfig
 
 from outrider.lm.heads.eagle import EagleHead
 from outrider.lm.heads.medusa import MedusaHeads
+from speculative.errors import ModelRefused
 from training.heads.block_lm import BlockLM
 from training.heads.frozen import FrozenTarget
+from training.heads.look_ahead import TrainedLookAhead
 from training.heads.small_lm import SmallLM
 
-TrainedHead = MedusaHeads | EagleHead | SmallLM
+TrainedHead = MedusaHeads | EagleHead | SmallLM | TrainedLookAhead
 
 Step = tuple[torch.Tensor, torch.Tensor | None]
 """Logits [rows, roots, vocabulary], and estimated features [rows, places, width] where a head has any."""
@@ -45,8 +46,11 @@ def unrolled(
         hidden = features[:, roots]
         yield from ((head.logits(index, hidden), None) for index in range(depth))
     elif isinstance(head, BlockLM):
-        blocks = head.block(ids, roots)
+        blocks = head.block(ids, roots + 1)  # a draft begins behind the token that the target adds to a root
         yield from ((head.logits(blocks[:, :, place]), None) for place in range(depth))
+    elif isinstance(head, TrainedLookAhead):
+        ahead = head.hidden(ids, roots)
+        yield from ((head.logits(ahead[:, :, place]), None) for place in range(depth))
     elif isinstance(head, SmallLM):
         hidden = head.hidden(ids)
         yield from ((head.logits(hidden[:, roots + step]), None) for step in range(1, depth + 1))
@@ -66,7 +70,11 @@ def new_medusa(target: FrozenTarget, heads: int) -> MedusaHeads:
 
 def new_eagle(target: FrozenTarget) -> EagleHead:
     """A head of the size of one of the target's layers, which at first passes each feature on unchanged."""
-    made = EagleHead(target.parts, _layer(target))
+    layer = target.parts.shape.layer
+    if layer is None:
+        kind = target.model.config.model_type
+        raise ModelRefused(f"an EAGLE head has a layer of the target's own kind, and {kind} has none", kind)
+    made = EagleHead(target.parts, layer)
     width = target.parts.shape.width
     for name, parameter in made.named_parameters():
         if parameter.ndim == 2:
@@ -78,28 +86,6 @@ def new_eagle(target: FrozenTarget) -> EagleHead:
         made.layer.mlp.down_proj.weight.zero_()
         made.fc.weight[:, width:].copy_(torch.eye(width))
     return made.to(target.device)
-
-
-def _layer(target: FrozenTarget) -> LlamaConfig:
-    """Sizes of one of the target's own layers, where its configuration names them as Llama's does."""
-    config = target.model.config.get_text_config()
-    shape = target.parts.shape
-    heads = int(config.num_attention_heads)
-    rope = getattr(config, "rope_parameters", None) or {}
-    return LlamaConfig(
-        vocab_size=shape.vocabulary_size,
-        hidden_size=shape.width,
-        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * shape.width),
-        num_hidden_layers=1,
-        num_attention_heads=heads,
-        num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or shape.width // heads),
-        max_position_embeddings=int(getattr(config, "max_position_embeddings", 2048)),
-        rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)),
-        rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10_000.0))},
-        bos_token_id=None,
-        eos_token_id=None,
-    )
 
 
 def _simulated(

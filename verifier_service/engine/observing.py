@@ -71,6 +71,7 @@ class Observer:
     def _off_path(self, path: frozenset[int], prefix_hash: int, count: int) -> list[OffPathRow]:
         tree, scouts = self._step_rows.tree, self._step_rows.scouts
         tokens, parents = tree.tokens + scouts.tokens, tree.parents + scouts.parents
+        known, last = self._digests(ROOT).vocabulary_size, self._step_rows.chain[-1]
         prefixes: dict[int, tuple[tuple[int, ...], int]] = {ROOT: ((), prefix_hash)}
         rows = []
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
@@ -79,7 +80,9 @@ class Observer:
             before, hash_ = prefixes[parent]
             if not self._may_follow(before, token):
                 continue
-            tokens_to, hash_ = prefixes[node] = (*before, token), extend(hash_, token)
+            # An id behind the vocabulary is no text. Penalties take it for a token that the text has.
+            text = token if token < known else last
+            tokens_to, hash_ = prefixes[node] = (*before, text), extend(hash_, token)
             if node in path:
                 continue
             try:
@@ -94,6 +97,7 @@ class Observer:
         if self._grammar is None:
             return True
         try:
-            return bool(self._grammar.allowed(before)[token])
+            allowed = self._grammar.allowed(before)
         except EmptySupport:
             return False
+        return token < len(allowed) and bool(allowed[token])

@@ -204,13 +204,16 @@ class Session:
             self._noise,
         )
 
-    def want_scouts(self, ask: ScoutAsk) -> None:
-        """Has scouts computed in the next step that has room for them. Raises MalformedDraft."""
+    def want_scouts(self, ask: ScoutAsk, behind: int = 0) -> None:
+        """Has scouts computed in the next step that has room for them.
+
+        Scouts may also have one of `behind` ids behind the vocabulary. Raises MalformedDraft.
+        """
         if not all(worth >= 0 for worth in ask.worth):
             raise MalformedDraft(f"scouts are worth {ask.worth}; give 0 or more")
         check_nodes(ask.tokens, ask.parents, [min(1.0, worth) for worth in ask.worth])
-        if max(ask.tokens) >= self._vocabulary_size:
-            raise MalformedDraft(f"a scout holds id {max(ask.tokens)}; ids are below {self._vocabulary_size}")
+        if max(ask.tokens) >= (known := self._vocabulary_size + behind):
+            raise MalformedDraft(f"a scout holds id {max(ask.tokens)}; ids are below {known}")
         self._scouts = ask
 
     def scout_worths(self, rows: int) -> list[float]:
@@ -312,7 +315,8 @@ class Session:
         params = self._params
         named = {token for token, _ in params.logit_bias}
         if params.penalised:
-            named.update(self._history.seen().tolist(), step_rows.tree.tokens, step_rows.scouts.tokens)
+            scouts = [token for token in step_rows.scouts.tokens if token < self._vocabulary_size]
+            named.update(self._history.seen().tolist(), step_rows.tree.tokens, scouts)
         if params.holds_back and self._history.generated_count < params.min_tokens:
             named.update(params.stop_ids)
         return tuple(sorted(named))

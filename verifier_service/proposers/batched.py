@@ -39,6 +39,8 @@ class ProposerNeeds:
     """(heads, width) of each plane that the proposer wants in the target's pool: two for each layer of
     attention, its keys and its values. A proposer with planes needs `layers`; it is shown prompts as well,
     and the passes of all sessions of the worker, since any session may begin with another's blocks."""
+    scout_ids: int = 0
+    """Number of ids behind the vocabulary that its scouts may have; see `PackedLM.add_embeddings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,7 @@ def all_needs(proposers: Iterable[BatchedProposer | ProposerPlan]) -> ProposerNe
         tuple(dict.fromkeys(layer for need in needs for layer in need.layers)),
         any(need.prompts for need in needs),
         tuple(shape for need in needs for shape in need.planes),
+        sum(need.scout_ids for need in needs),
     )
 
 

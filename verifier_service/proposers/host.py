@@ -132,6 +132,7 @@ class ProposerHost:
         """Source names of all proposers."""
         needs = all_needs(proposers.values())
         self._kept_layers = needs.layers
+        self._scout_ids = needs.scout_ids
         self._pool = sessions.kv.pool
         self._last = LastFeatures(self._pool, len(needs.layers)) if needs.planes else None
         self._hosted = _with_planes(proposers, self._pool)
@@ -332,7 +333,7 @@ class ProposerHost:
                         fragment, offer = session.propose(source_index, kept)
                         self._counts[hosted.name].offer(len(fragment), offer)
                 if draft.scouts is not None:
-                    session.want_scouts(draft.scouts)
+                    session.want_scouts(draft.scouts, self._scout_ids)
 
 
 def _with_planes(proposers: Mapping[str, BatchedProposer], pool: SlotPool) -> list[_Hosted]:

@@ -104,9 +104,11 @@ class LastFeatures:
                     blocks.append(slots[at] // BLOCK)
         rows = [row for *_, row in handles] + ends
         (there,) = transfer.indices([rows], features.device)
-        found = features.index_select(1, there).to(self._pool.layout.dtype)
-        for at, (handle, position, _) in enumerate(handles):
-            self._last[handle] = position, found[:, at]
+        found = features.index_select(1, there)
+        if found.dtype != self._pool.layout.dtype:
+            found = found.to(self._pool.layout.dtype)
+        for (handle, position, _), last in zip(handles, found.unbind(1), strict=False):
+            self._last[handle] = position, last
         if blocks:
             self._pool.write_tails(blocks, found[:, len(handles) :].transpose(0, 1).flatten(1))
 

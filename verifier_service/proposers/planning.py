@@ -13,6 +13,7 @@ from verifier_service.settings import VerifierSettings, named_head
 HEAD_PROPOSERS = {
     "medusa": "verifier_service.proposers.heads.medusa:plan",
     "hydra": "verifier_service.proposers.heads.hydra:plan",
+    "pass": "verifier_service.proposers.heads.look_ahead:plan",
     "eagle3": "verifier_service.proposers.heads.eagle:plan",
     "mtp": "verifier_service.proposers.heads.eagle:plan",
     "eagle": "verifier_service.proposers.heads.eagle:plan",

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from outrider.cli.failures import CommandFailed
 from outrider.cli.local.progress_view import amount
-from outrider.cli.local.up_settings import AUTO, DRAFTER, NONE, StackOptions, drafter_names
+from outrider.cli.local.up_settings import AUTO, DRAFTER, EMBEDDED, NONE, StackOptions, drafter_names
 from outrider.hub.download import DownloadView
 from outrider.hub.finding import FoundModel, fetch_weights, find_model, read_config
 from outrider.lm.load.quantised import check_readable, method_of
 from outrider.pair.beforehand import tokenizer_difference
 from outrider.pair.candidates import suggest_drafter
+from outrider.pair.known_heads import known_head
 
 Say = Callable[[str], None]
 """Tells the user one line."""
@@ -50,12 +51,25 @@ def ready_models(options: StackOptions, view: DownloadView, say: Say) -> ReadyMo
         options,
         target=named_target,
         drafter=",".join(named_drafters) or NONE,
+        heads=_heads(options, named_target, say),
         target_folder=str(target.folder),
     )
     decided.models()  # refuses to serve a drafter where none was found
     for model in (target, *drafters):
         fetch_weights(model, view)
     return ReadyModels(decided, _described(named_drafters, why, options))
+
+
+def _heads(options: StackOptions, target: str, say: Say) -> tuple[str, ...]:
+    """The heads, with `auto` replaced by the head that is known for the target, if there is one."""
+    if AUTO not in options.heads:
+        return options.heads
+    ranks = options.overrides.text("verifier", "ranks")
+    why = f"none is known for {target}" if ranks in ("", "1") else f"the target is split over {ranks} ranks"
+    found = known_head(target, EMBEDDED) if ranks in ("", "1") else ""
+    say(f"the head is {found}; --heads none does without" if found else f"no head drafts: {why}")
+    named = (found if head == AUTO else head for head in options.heads)
+    return tuple(dict.fromkeys(head for head in named if head))
 
 
 def _readable(text: str, say: Say) -> FoundModel:

@@ -44,8 +44,9 @@ class UpSettings(RoleSettings):
     """Whether the drafter, or the first of several, also answers requests, as the model NAME:drafter, by a
     verifier of its own."""
     heads: Names = ()
-    """Heads of the target that draft inside the verifier, beside the drafter: folders, ids, or `eagle` and
-    `medusa` of the embedded target; NAME=FOLDER gives the source a name of its own. Default: none."""
+    """Heads of the target that draft inside the verifier, beside the drafter: folders, ids, `eagle` and
+    `medusa` of the embedded target, or `auto`, the head that is known for the target, if there is one;
+    NAME=FOLDER gives the source a name of its own. Default: none."""
     amateur: str = ""
     """A weaker model with the target's tokenizer, for contrastive decoding: a folder, an id, or `drafter`,
     the drafter of the embedded pair. Default: none."""
@@ -125,7 +126,7 @@ class StackOptions:
     serve_drafter: bool = False
     """Whether a second verifier answers requests with the drafter's weights."""
     heads: tuple[str, ...] = ()
-    """Heads of the target, as the verifier's setting takes them."""
+    """Heads of the target, as the verifier's setting takes them; AUTO is still to be chosen."""
     amateur: str = ""
     """Folder or id of the amateur for contrastive decoding; empty: none."""
     bind: str = ""
@@ -245,7 +246,7 @@ def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = No
         target=_model(settings.target, "target", overrides, "verifier"),
         drafter=_model(settings.drafter, "drafter", overrides, "drafter"),
         serve_drafter=settings.serve_drafter,
-        heads=tuple(_head(text) for text in settings.heads),
+        heads=tuple(_head(text) for text in settings.heads if settings.heads != (NONE,)),
         amateur=_amateur(settings.amateur),
         bind=settings.bind or "",
         http_bind=settings.http_bind or "",

@@ -77,7 +77,7 @@ def compile_folder(folder: Path) -> None:
     width = ctypes.CDLL(str(library)).outrider_panel_width()
     read = json.loads(order.config)
     config = AutoConfig.for_model(read.pop("model_type"), **read)
-    program = export_pass(config, order.features, width, order.inlined)
+    program = export_pass(config, order.features, width, order.inlined, order.added_ids)
     aoti_compile_and_package(program, package_path=str(folder / _ARCHIVE), inductor_configs=INDUCTOR)
     unpack_library(folder / _ARCHIVE, folder / PACKAGE)
     (folder / PANELS).write_text(json.dumps({"width": width}))

@@ -154,7 +154,8 @@ class PassCompiler:
             raise CompileFailed("there is no C++ compiler (g++) on the PATH; install one")
         config = _config_of(lm.model)
         small = inlined(own_constants(lm.model))
-        order = CompileOrder(config, tuple(lm.wants.features), self._threads, compiler, small)
+        added = lm.known_ids - lm.vocabulary_size
+        order = CompileOrder(config, tuple(lm.wants.features), self._threads, compiler, small, added)
         if (found := self._store.find(order.key)) is not None:
             try:
                 return self._loaded(found)

@@ -133,12 +133,16 @@ def export_pass(
     features: tuple[int, ...],
     width: int,
     inlined: Mapping[str, Sequence[float]],
+    added_ids: int = 0,
 ) -> torch.export.ExportedProgram:
     """The exported pass of a model. Raises ValueError where its forward makes constants of its own.
 
-    ``width`` is that of a panel, ``inlined`` the values of small constants by name.
+    ``width`` is that of a panel, ``inlined`` the values of small constants by name, ``added_ids`` the number
+    of ids behind the vocabulary that have embeddings.
     """
     lm = PackedLM(hollow_model(config), kv_mb=1)
+    if added_ids:
+        lm.add_embeddings(torch.empty(added_ids, config.get_text_config().hidden_size))
     weights = nn.Module()
     pack_linears(lm.model, lm.find_layout, lambda layers: PanelProduct(layers, weights, width))
     for index, product in enumerate(products_of(lm.model)):

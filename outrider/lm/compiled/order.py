@@ -30,6 +30,7 @@ _SOURCES = (
     "attention/interface.py",
     "features.py",
     "linear.py",
+    "load/added_embeddings.py",
     "runner.py",
 )
 """Modules of `outrider.lm` that decide what a package computes and how it is called."""
@@ -49,6 +50,8 @@ class CompileOrder:
     """Path of the C++ compiler."""
     inlined: dict[str, list[float]]
     """Values of the constants that become part of the code; see `panels.inlined`."""
+    added_ids: int = 0
+    """Ids behind the vocabulary that have embeddings; see `PackedLM.add_embeddings`."""
 
     @property
     def key(self) -> str:

@@ -1,14 +1,23 @@
-"""Hydra's heads (arXiv 2402.05109): Medusa's, where head k also reads the tokens drafted before its own."""
+"""Hydra's heads (arXiv 2402.05109): Medusa's, where head k also reads the tokens drafted before its own.
+
+Those of Hydra++ read hidden states that a decoder layer of their own has seen, the prefix layer.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from outrider.lm.features import LAST
 from outrider.lm.heads.config import HeadConfig, HeadNeeds
+from outrider.lm.heads.layer import HeadLayer, LayerOptions
 from outrider.lm.heads.target_parts import TargetParts, TargetShape
+
+_MLP, _PREFIX = "mlp", "prefix-mlp"
+"""Architectures of heads that are served, as config.json names them."""
 
 
 class HydraSizes(NamedTuple):
@@ -24,6 +33,8 @@ class HydraSizes(NamedTuple):
     """Whether the output layers have biases."""
     spaced: bool = True
     """Whether a place for dropout precedes each block and output layer, which shifts the names of weights."""
+    prefix: bool = False
+    """Whether the heads have a prefix layer."""
 
 
 class GroundedBlock(nn.Module):
@@ -40,6 +51,43 @@ class GroundedBlock(nn.Module):
         return found
 
 
+class PrefixLayer(nn.Module):
+    """A decoder layer of the target's sizes over the target's hidden states, and a norm behind it.
+
+    Keys and values of position i depend on the hidden state of position i alone.
+
+    Args:
+        config: sizes of the layer.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([HeadLayer(config, LayerOptions(input_norm=True))])
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    @property
+    def layer(self) -> HeadLayer:
+        """The decoder layer."""
+        (layer,) = self.layers
+        assert isinstance(layer, HeadLayer)
+        return layer
+
+    def keys_values(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of hidden states ``[rows, width]`` at positions: ``[kv_heads, rows, head_dim]``."""
+        attention = self.layer.self_attn
+        return attention.keys_values(self.layer.input_layernorm(hidden), attention.rotation(positions))
+
+    def queries(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        """Queries of hidden states ``[rows, width]`` at positions: ``[heads, rows, head_dim]``."""
+        attention = self.layer.self_attn
+        return attention.queries(self.layer.input_layernorm(hidden), attention.rotation(positions))
+
+    def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """What the heads read, ``[rows, width]``, from what attention gave, ``[heads, rows, head_dim]``."""
+        found: Tensor = self.norm(self.layer.finish(hidden, attended))
+        return found
+
+
 class HydraHeads(nn.Module):
     """Heads 0 to K - 1; head k reads a hidden state, the token that follows, and k drafted tokens.
 
@@ -50,14 +98,21 @@ class HydraHeads(nn.Module):
 
     kind: ClassVar[str] = "hydra"
     weights_file: ClassVar[str] = "hydra_lm_head.safetensors"
-    left_out: ClassVar[tuple[str, ...]] = ()
+    left_out: ClassVar[tuple[str, ...]] = (
+        "prefix_embeding_layer.embed_tokens.weight",
+        "prefix_embeding_layer.layers.0.self_attn.rotary_emb.inv_freq",
+    )
     reads: tuple[int, ...] = (LAST,)
     """Layers of the target whose hidden states the heads read."""
 
     def __init__(self, target: TargetParts, sizes: HydraSizes) -> None:
         super().__init__()
         self._target, self._sizes = target, sizes
-        width, vocabulary_size, _ = target.shape
+        width, vocabulary_size = target.shape.width, target.shape.vocabulary_size
+        self.prefix_embeding_layer: PrefixLayer | None = None  # so the checkpoints spell it
+        if sizes.prefix:
+            assert target.shape.layer is not None, "`needs` has checked it"
+            self.prefix_embeding_layer = PrefixLayer(target.shape.layer)
         self.hydra_mlp = nn.ModuleList()
         self.hydra_lm_head = nn.ModuleList()
         gap = [nn.Identity()] if sizes.spaced else []
@@ -89,7 +144,7 @@ class HydraHeads(nn.Module):
         return {
             "hydra_num_heads": self._sizes.heads,
             "hydra_num_layers": self._sizes.blocks,
-            "hydra_head_arch": "mlp",
+            "hydra_head_arch": _PREFIX if self._sizes.prefix else _MLP,
             "grounded_heads": self._sizes.grounded,
             "hidden_state_offset": 0,
         }
@@ -103,12 +158,20 @@ class HydraHeads(nn.Module):
     def needs(cls, config: HeadConfig, shape: TargetShape) -> HeadNeeds:
         """What the heads need of their target. Raises OutriderError for heads that are not served."""
         _numbers(config)
-        arch = config.raw.get("hydra_head_arch", "mlp")
-        if arch != "mlp":
-            raise config.refusal(cls.kind, f"its hydra_head_arch is {arch!r}; only 'mlp' is served")
+        arch = config.raw.get("hydra_head_arch", _MLP)
+        if arch not in (_MLP, _PREFIX):
+            raise config.refusal(
+                cls.kind, f"its hydra_head_arch is {arch!r}; {_MLP!r} and {_PREFIX!r} are served"
+            )
         if config.raw.get("hidden_state_offset", 0) != 0:
             raise config.refusal(cls.kind, "its hidden_state_offset is not 0; only 0 is served")
-        return HeadNeeds(cls.reads)
+        if arch == _MLP:
+            return HeadNeeds(cls.reads)
+        if shape.layer is None:
+            raise config.refusal(
+                cls.kind, "its prefix layer is one of the target's, which names no such sizes"
+            )
+        return HeadNeeds.of_layer(cls.reads, shape.layer)
 
     @classmethod
     def renames(cls, config: HeadConfig | None) -> tuple[tuple[str, str], ...]:
@@ -122,7 +185,8 @@ class HydraHeads(nn.Module):
         grounded = config.raw.get("grounded_heads", False) is True
         spaced = "hydra_lm_head.0.1.weight" in weights
         bias = f"hydra_lm_head.0.{'1.' if spaced else ''}bias" in weights
-        return cls(target, HydraSizes(count, blocks, grounded, bias, spaced))
+        prefix = config.raw.get("hydra_head_arch") == _PREFIX
+        return cls(target, HydraSizes(count, blocks, grounded, bias, spaced, prefix))
 
 
 def _numbers(config: HeadConfig) -> tuple[int, int]:

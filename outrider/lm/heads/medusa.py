@@ -48,7 +48,7 @@ class MedusaHeads(nn.Module):
         super().__init__()
         self._target = target
         self._blocks, self._shared = blocks, shared
-        width, vocabulary_size, _ = target.shape
+        width, vocabulary_size = target.shape.width, target.shape.vocabulary_size
         self.heads = nn.ModuleList(
             nn.Sequential(
                 *(ResBlock(width) for _ in range(blocks)),

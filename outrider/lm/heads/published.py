@@ -18,6 +18,7 @@ from speculative.implementations import load_implementation
 HEADS = {
     "medusa": "outrider.lm.heads.medusa:MedusaHeads",
     "hydra": "outrider.lm.heads.hydra:HydraHeads",
+    "pass": "outrider.lm.heads.look_ahead:LookAheadEmbeddings",
     "eagle3": "outrider.lm.heads.eagle3:Eagle3Head",
     "mtp": "outrider.lm.heads.mtp:PredictionModule",
     "eagle": "outrider.lm.heads.eagle:EagleHead",

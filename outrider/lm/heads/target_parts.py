@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from outrider.lm.load.source import ModelSource
 from speculative.errors import ModelRefused
@@ -20,12 +20,15 @@ class TargetShape(NamedTuple):
     """Width of the logits."""
     layers: int
     """Number of layers."""
+    layer: LlamaConfig | None = None
+    """Sizes of one of its own layers, where its configuration names them as Llama's does; without scaling of
+    rotary positions."""
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "TargetShape":
         """Sizes of the model that has this configuration."""
         text = config.get_text_config()
-        return cls(text.hidden_size, text.vocab_size, text.num_hidden_layers)
+        return cls(text.hidden_size, text.vocab_size, text.num_hidden_layers, _layer_of(text))
 
     @classmethod
     def read(cls, model: str) -> "TargetShape":
@@ -62,3 +65,25 @@ class TargetParts:
         if embed is None or lm_head is None:
             raise ModelRefused(f"{kind} has no LM head that a drafting head could use", kind)
         return cls(TargetShape.of(model.config), embed, lm_head, model.device, model.dtype)
+
+
+def _layer_of(config: PreTrainedConfig) -> LlamaConfig | None:
+    """Sizes of one layer of a model, as Llama's configuration names them."""
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        return None
+    rope = getattr(config, "rope_parameters", None) or {}
+    return LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        max_position_embeddings=int(getattr(config, "max_position_embeddings", 2048)),
+        rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)),
+        rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10_000.0))},
+        bos_token_id=None,
+        eos_token_id=None,
+    )

@@ -135,3 +135,22 @@ def test_a_second_load_takes_the_package_from_the_cache(
     assert lm.compiled is not None
     assert sorted(cache.rglob("pass.so")) == packages
     lm.close()
+
+
+def test_ids_behind_the_vocabulary_have_embeddings_in_compiled_passes_too(
+    cache: Path, tmp_path: Path
+) -> None:
+    model_of("llama").save_pretrained(tmp_path)
+    compiled, eager = PackedLM.load(tmp_path), PackedLM.load(tmp_path)
+    rows = torch.randn(2, model_of("llama").config.hidden_size, generator=torch.Generator().manual_seed(1))
+    text = [3, 7, *compiled.add_embeddings(rows)]
+    assert list(eager.add_embeddings(rows)) == text[2:]
+    compiled.compile_passes("compiled", cache)
+    found = [
+        logits_of(lm, [SequenceRows(lm.table(), text, range(-1, len(text) - 1), range(len(text)))])
+        for lm in (compiled, eager)
+    ]
+    assert compiled.compiled is not None
+    assert found[0].shape == (len(text), VOCABULARY)
+    assert (found[0] - found[1]).abs().max() < 1e-4 * found[1].std()
+    compiled.close()

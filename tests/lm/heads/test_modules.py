@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRotaryEmbedding
 
 from outrider.lm.heads.eagle import EagleHead
 from outrider.lm.heads.eagle3 import Eagle3Head, Eagle3Options
 from outrider.lm.heads.hydra import HydraHeads, HydraSizes
-from outrider.lm.heads.layer import HeadLayer, LayerOptions
+from outrider.lm.heads.layer import HeadLayer, LayerOptions, attend
 from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.mtp import PredictionModule
 from tests.lm.families import VOCABULARY
@@ -151,3 +151,20 @@ def test_an_mtp_module_is_a_whole_decoder_layer_over_projected_norms() -> None:
     found = head(tokens, hidden)
     assert torch.allclose(found, head.final_layernorm(given), atol=1e-4)
     assert torch.allclose(head.logits(found), MODEL.lm_head(head.final_layernorm(given)), atol=1e-3)
+
+
+@torch.no_grad()
+def test_hydras_prefix_layer_is_a_model_of_one_layer_over_hidden_states() -> None:
+    heads = shaken(HydraHeads(TARGET, HydraSizes(1, prefix=True)))
+    prefix = heads.prefix_embeding_layer
+    assert prefix is not None
+    assert TARGET.shape.layer is not None
+    published = LlamaModel(eager(TARGET.shape.layer))
+    missing, unexpected = published.load_state_dict(prefix.state_dict(), strict=False)
+    assert missing == ["embed_tokens.weight"]
+    assert not unexpected
+    hidden, positions = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(1)), torch.arange(5)
+    keys, values = prefix.keys_values(hidden, positions)
+    attended = attend(prefix.queries(hidden, positions)[None], keys[None], values[None], causal=True)[0]
+    expected = published(inputs_embeds=hidden[None], use_cache=False).last_hidden_state[0]
+    assert torch.allclose(prefix.finish(hidden, attended), expected, atol=1e-4)

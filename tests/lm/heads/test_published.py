@@ -16,6 +16,7 @@ from outrider.lm.heads.eagle import EagleHead
 from outrider.lm.heads.eagle3 import Eagle3Head, Eagle3Options
 from outrider.lm.heads.hydra import HydraHeads, HydraSizes
 from outrider.lm.heads.layer import LayerOptions
+from outrider.lm.heads.look_ahead import LookAheadEmbeddings
 from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.mtp import PredictionModule
 from outrider.lm.heads.published import head_class, load_head, write_head
@@ -28,9 +29,11 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "medusa of two blocks": lambda: MedusaHeads(TARGET, 2, blocks=2),
     "blockwise": lambda: MedusaHeads(TARGET, 2, shared=True),
     "hydra": lambda: HydraHeads(TARGET, HydraSizes(3, blocks=2)),
+    "hydra with a prefix layer": lambda: HydraHeads(TARGET, HydraSizes(2, prefix=True)),
     "hydra without places for dropout": lambda: HydraHeads(
         TARGET, HydraSizes(2, grounded=False, bias=False, spaced=False)
     ),
+    "pass": lambda: LookAheadEmbeddings(TARGET, 3),
     "eagle": lambda: EagleHead(TARGET, LAYER),
     "eagle without bias": lambda: EagleHead(TARGET, LAYER, bias=False),
     "mtp": lambda: PredictionModule(TARGET, LAYER, LayerOptions(query_norm=True)),
@@ -294,7 +297,11 @@ def recast(name: str, dtype: torch.dtype) -> Callable[[Path], None]:
         ),
         ("eagle3 of some ids", spoil(lambda weights: weights.pop("d2t")), "lacks 1 of its weights: d2t"),
         ("mtp", lambda folder: change(folder, num_nextn_predict_layers=2), "it may be 1 to 1"),
-        ("hydra", lambda folder: change(folder, hydra_head_arch="prefix-mlp"), "only 'mlp' is served"),
+        ("pass", lambda folder: change(folder, hidden_size=64), f"its width is 64, the target's {WIDTH}"),
+        ("pass", lambda folder: change(folder, look_ahead_tokens=4), "embeddings has the shape [3,"),
+        ("pass", spoil(lambda weights: weights["embeddings"].fill_(float("nan"))), "holds NaN"),
+        ("hydra", lambda folder: change(folder, hydra_head_arch="eagle-attn"), "'prefix-mlp' are served"),
+        ("hydra", lambda folder: change(folder, hydra_head_arch="prefix-mlp"), "lacks 10 of its weights"),
         ("hydra", lambda folder: change(folder, hidden_state_offset=1), "only 0 is served"),
         ("hydra", half, "cannot be read"),
         ("medusa", half, "cannot be read"),

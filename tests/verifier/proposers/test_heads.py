@@ -20,10 +20,10 @@ from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.runner import PackedLM
 from speculative.params import SamplingParams
 from tests.lm.families import VOCABULARY
-from tests.lm.random_heads import LAYER, shaken
+from tests.lm.random_heads import LAYER, TARGET, shaken
 from verifier_service.proposers.batched import BatchedProposer, ProposerNeeds
 from verifier_service.proposers.heads.eagle import EagleProposer
-from verifier_service.proposers.heads.hydra import HydraProposer
+from verifier_service.proposers.heads.hydra import HydraProposer, PrefixedHydraProposer
 from verifier_service.proposers.heads.medusa import MedusaProposer
 from verifier_service.proposers.heads.plan import HeadLimits
 
@@ -39,6 +39,7 @@ def needs_of(head: HeadNeeds) -> ProposerNeeds:
 NEEDS = {
     "medusa": needs_of(HeadNeeds(MedusaHeads.reads)),
     "hydra": needs_of(HeadNeeds(HydraHeads.reads)),
+    "hydra with prefix": needs_of(HeadNeeds.of_layer(HydraHeads.reads, TARGET.shape.layer or LAYER)),
     "eagle": needs_of(HeadNeeds.of_layer(EagleHead.reads, LAYER)),
     "eagle3": needs_of(HeadNeeds.of_layer((1, 1, 0), LAYER)),
 }
@@ -59,6 +60,12 @@ def hydra(lm: PackedLM) -> BatchedProposer:
     return HydraProposer(heads, NEEDS["hydra"], LIMITS)
 
 
+def prefixed(lm: PackedLM) -> BatchedProposer:
+    sizes = HydraSizes(3, prefix=True)
+    heads = shaken(HydraHeads(TargetParts.of(lm.model), sizes)).requires_grad_(False)
+    return PrefixedHydraProposer(heads, NEEDS["hydra with prefix"], LIMITS)
+
+
 def eagle3(lm: PackedLM) -> BatchedProposer:
     head = shaken(Eagle3Head(TargetParts.of(lm.model), LAYER, (1, 1, 0), VOCABULARY // 2, True))
     head.d2t = torch.arange(VOCABULARY // 2)
@@ -70,7 +77,14 @@ def mtp(lm: PackedLM) -> BatchedProposer:
     return EagleProposer(head, NEEDS["eagle"], LIMITS)
 
 
-MAKERS = {"medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3, "mtp": mtp}
+MAKERS = {
+    "medusa": medusa,
+    "hydra": hydra,
+    "hydra with prefix": prefixed,
+    "eagle": eagle,
+    "eagle3": eagle3,
+    "mtp": mtp,
+}
 
 
 def decoding(kind: str, **limits: Any) -> HeadDecoding:
@@ -98,7 +112,7 @@ def test_through_chunks_of_a_prompt_commits_and_wrong_branches_in_a_batch(
         served.check(*sessions)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3", "mtp"])
 def test_behind_a_prefix_found_again_whose_next_id_is_another(kind: str) -> None:
     served = decoding(kind)
     first = served.open(PROMPT, 8)
@@ -109,18 +123,20 @@ def test_behind_a_prefix_found_again_whose_next_id_is_another(kind: str) -> None
     served.check(first, *others)
 
 
-def test_in_blocks_that_a_session_without_the_head_has_filled() -> None:
-    served = decoding("eagle")
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle"])
+def test_in_blocks_that_a_session_without_the_head_has_filled(kind: str) -> None:
+    served = decoding(kind)
     without = served.open(PROMPT, 2, sources=())
     served.driver.run()
-    named = served.open((*PROMPT, 5), 8)
+    named = [served.open((*PROMPT, next_id)) for next_id in (5, 6)]
     served.driver.run()
-    assert served.driver.core.kv.prefixes.counts.hit == len(PROMPT)
-    served.check(without, named)
+    assert served.driver.core.kv.prefixes.counts.hit == 2 * len(PROMPT)
+    served.check(without, *named)
 
 
-def test_after_a_preemption() -> None:
-    served = decoding("eagle", blocks=12, prefill_chunk=20)
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle"])
+def test_after_a_preemption(kind: str) -> None:
+    served = decoding(kind, blocks=12, prefill_chunk=20)
     prompts = [tuple(random.Random(seed).choices(range(VOCABULARY), k=20)) for seed in range(4)]
     sessions = [served.open(prompt, 36, SAMPLED, seed) for seed, prompt in enumerate(prompts)]
     served.driver.run()
@@ -129,7 +145,7 @@ def test_after_a_preemption() -> None:
     served.check(*sessions)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ["hydra with prefix", "eagle", "eagle3"])
 def test_after_a_takeover(kind: str) -> None:
     served = decoding(kind)
     first = served.open(PROMPT)

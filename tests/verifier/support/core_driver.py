@@ -58,7 +58,7 @@ class CoreDriver:
         """A session whose sources, inside the worker and behind them remote, have these names."""
         self._handles += 1
         limit = len(prompt) + new
-        key = SessionKey(others.pop("tenant", ""), f"s{self._handles}")
+        key, matcher = SessionKey(others.pop("tenant", ""), f"s{self._handles}"), others.pop("matcher", None)
         request = SessionRequest(
             key, 1, tuple(prompt), len(prompt), limit, params, seed, (), None, node_limit, (), **others
         )
@@ -67,7 +67,8 @@ class CoreDriver:
         named = SourceSet(
             (*sources, *remote), frozenset(range(1, first)), frozenset(range(first, first + len(remote)))
         )
-        session = Session(self._handles, request, stop_checker, self.target.vocabulary_size, named)
+        width = self.target.vocabulary_size
+        session = Session(self._handles, request, stop_checker, width, named, grammar=matcher)
         self.core.apply(Open(session), self.now)
         return session
 

@@ -66,23 +66,21 @@ class EagleProposer:
         """Keeps the pairs of all tokens that the pass committed, to be written before the next draft."""
         assert seen.features is not None
         known = seen.features.transpose(0, 1)
-        befores: list[Tensor] = []
-        sources = list[int]()
         if self._unwritten.overlap(run for shown in seen.rounds for run in shown.runs):
             self._write_pairs()  # the slots have new tokens since
         for shown in seen.rounds:
             if not shown.rows:
                 continue
             first, count = shown.first, len(shown.rows)
-            sources.append(len(known) + len(befores))
-            sources += shown.rows[:-1]
-            befores.append(known[0] if shown.before is None else shown.before.to(known.dtype))
+            # Few calls of torch: in each, another thread may take the interpreter, also while the head rests.
+            before = known[:1].clone() if shown.before is None else shown.before[None]
+            self._unwritten.features.append(before)
+            if count > 1:
+                self._unwritten.features.append(known[list(shown.rows[:-1])])
             ids = self._sessions[shown.handle].session.ids
             # Slot 0 is never read, so its position does not matter.
             positions = [max(0, position - 1) for position in range(first, first + count)]
             self._unwritten.add(ids[first : first + count], positions, shown.runs)
-        if sources:
-            self._unwritten.features.append(torch.cat([known, torch.stack(befores)])[sources])
         if len(self._unwritten.tokens) >= MOST_UNWRITTEN:
             self._write_pairs()
 
@@ -92,7 +90,8 @@ class EagleProposer:
         unwritten, self._unwritten = self._unwritten, _UnwrittenPairs()
         if not unwritten.tokens:
             return
-        features = self._head.fuse(torch.cat(unwritten.features))
+        dtype = self._head.layer.self_attn.q_proj.weight.dtype
+        features = self._head.fuse(torch.cat([rows.to(dtype) for rows in unwritten.features]))
         pairs = self._head.pairs(self._ids(unwritten.tokens), features)
         written = self._head.keys_values(pairs, self._ids(unwritten.positions))
         planes = next(iter(self._sessions.values())).session.planes

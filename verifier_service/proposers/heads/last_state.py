@@ -64,11 +64,12 @@ class LastStateProposer(ABC):
 
     def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
         """Grows the drafts of all sessions, one head per level."""
-        ready = [at for at, ask in enumerate(asks) if self._is_known(ask.handle)]
+        ready = [at for at, ask in enumerate(asks) if self.can_draft(ask.handle)]
         if not ready:
             return
         drafts = [HeadDraft(self._sessions[asks[at].handle], asks[at].node_limit) for at in ready]
-        hidden = torch.stack([self._last[asks[at].handle][1] for at in ready])
+        with torch.inference_mode():
+            hidden = self.hidden([asks[at] for at in ready])
         for index in range(self._growth.depth):
             growing = [at for at, draft in enumerate(drafts) if draft.frontier]
             if not growing:
@@ -80,7 +81,11 @@ class LastStateProposer(ABC):
                 levels[ready[at]] = drafts[at].grow(rows)
             yield levels
 
-    def _is_known(self, handle: int) -> bool:
+    def hidden(self, asks: Sequence[DraftAsk]) -> Tensor:
+        """The states that the heads read of sessions that can be drafted for, ``[asks, width]``."""
+        return torch.stack([self._last[ask.handle][1] for ask in asks])
+
+    def can_draft(self, handle: int) -> bool:
         """Whether the proposer has the hidden state of the position before a session's last token."""
         last = self._last.get(handle)
         return last is not None and last[0] == len(self._sessions[handle].session.ids) - 2

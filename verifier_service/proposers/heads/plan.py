@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from outrider.lm.heads.config import HeadConfig
+from outrider.lm.heads.config import HeadConfig, HeadNeeds
 from outrider.lm.heads.published import head_class, load_head
 from outrider.lm.heads.target_parts import TargetParts, TargetShape
 from outrider.lm.runner import PackedLM
@@ -36,8 +36,8 @@ MakeProposer = Callable[[Any, ProposerNeeds, HeadLimits], BatchedProposer]
 """Makes the proposer of a loaded head's module."""
 
 
-def plan_head(config: ProposerConfig, make: MakeProposer) -> ProposerPlan:
-    """The plan of a proposer that drafts with a head. Raises OutriderError for a head that does not fit."""
+def planned_head(config: ProposerConfig) -> tuple[HeadConfig, HeadNeeds]:
+    """A proposer's head and what the head needs. Raises OutriderError for a head that does not fit."""
     head = HeadConfig.read(config.checkpoint)
     if config.ranks > 1:
         raise InvalidRequest(
@@ -46,7 +46,12 @@ def plan_head(config: ProposerConfig, make: MakeProposer) -> ProposerPlan:
         )
     kind, shape = head_class(head), TargetShape.read(config.model)
     with head.describing():
-        needed = kind.needs(head, shape)
+        return head, kind.needs(head, shape)
+
+
+def plan_head(config: ProposerConfig, make: MakeProposer) -> ProposerPlan:
+    """The plan of a proposer that drafts with a head. Raises OutriderError for a head that does not fit."""
+    head, needed = planned_head(config)
     needs = ProposerNeeds(layers=needed.reads, planes=needed.planes)
 
     def load(target: PackedLM) -> BatchedProposer:
