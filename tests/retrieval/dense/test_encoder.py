@@ -61,7 +61,7 @@ def tokens() -> TokenTable:
 @pytest.fixture
 def encoder(tokens: TokenTable, monkeypatch: pytest.MonkeyPatch) -> Iterator[EncoderProcess]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    encoder = EncoderProcess([sys.executable, "-c", FAKE, "digest"], tokens, answer_s=3)
+    encoder = EncoderProcess([sys.executable, "-c", FAKE, "digest"], tokens)
     yield encoder
     encoder.close()
 
@@ -93,10 +93,13 @@ def test_many_windows_at_once_pass(encoder: EncoderProcess) -> None:
     ],
 )
 def test_a_failure_is_told_and_the_next_question_is_answered(
-    encoder: EncoderProcess, word: str, why: str
+    encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch, word: str, why: str
 ) -> None:
-    with pytest.raises(EncoderFailed, match=why):
-        encoder.embed([[WORDS.index(word)]])
+    with monkeypatch.context() as patch:
+        if word == "hang":
+            patch.setattr(encoder, "_answer_s", 0.5)
+        with pytest.raises(EncoderFailed, match=why):
+            encoder.embed([[WORDS.index(word)]])
     assert encoder.embed([[0]]).shape == (1, 4)
 
 
