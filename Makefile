@@ -19,11 +19,11 @@ run: ## Serve the embedded pair and complete held-out prompts; exits non-zero un
 
 test: ## The tests, but those that take long
 	@scripts/setup test
-	.venv/bin/python -m pytest -n 2 -m "not slow and not fuzz" $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 3 --dist worksteal --durations 40 -m "not slow and not fuzz" $(PYTEST_ARGS)
 
 test-slow: ## Those that take long: more than five seconds each
 	@scripts/setup test
-	.venv/bin/python -m pytest -n 2 -m slow $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 2 --dist worksteal --durations 40 -m slow $(PYTEST_ARGS)
 
 kernel-check: ## The GPU kernel's tests on the CPU, in Triton's interpreter
 	@scripts/kernel-check

@@ -23,7 +23,7 @@ class RedisServer:
         self._process = subprocess.Popen(
             [redis_executable(), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 100
         while not self._answers():
             assert self._process.poll() is None, "the Redis server did not start"
             assert time.monotonic() < ends, "the Redis server did not answer"

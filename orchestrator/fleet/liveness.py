@@ -48,8 +48,13 @@ class LivenessJudge:
         """The verifier answered a probe: its process lives, whatever its engine does."""
         self._answered_at = now
 
+    def stood_still(self, now: float, seconds: float) -> None:
+        """This process did not run for so long up to `now`, and could hear nobody meanwhile."""
+        self._beat_at = min(now, self._beat_at + seconds)
+        self._answered_at = min(now, self._answered_at + seconds)
+
     def silence(self, now: float) -> float:
-        """Seconds since the last sign of life."""
+        """Seconds since the last sign of life in which this process ran."""
         return now - max(self._beat_at, self._answered_at)
 
     def verdict(self, now: float, lone: bool = False) -> Verdict:

@@ -333,10 +333,14 @@ class VerifierLink:
     async def _guard(self) -> None:
         """Probe a silent verifier, give the sessions of a dead one up, and move those of a draining one."""
         while True:
+            due = time.monotonic() + GUARD_EVERY_S
             await asyncio.sleep(GUARD_EVERY_S)
-            verdict = self._judge.verdict(time.monotonic(), lone=not self.has_peer())
+            now = time.monotonic()
+            if now - due > GUARD_EVERY_S:
+                self._judge.stood_still(now, now - due)
+            verdict = self._judge.verdict(now, lone=not self.has_peer())
             if verdict is Verdict.DEAD:
-                silence = self._judge.silence(time.monotonic())
+                silence = self._judge.silence(now)
                 self._give_up(f"gave no sign of life for {silence:.1f} s")
             elif verdict is Verdict.SUSPECT:
                 await self._probe()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.edge.delayed_link import LEAST_RETRANSMISSION_MS, DelayedLink
+from tests.in_time import in_time
 
 
 @pytest.mark.slow
@@ -18,7 +19,7 @@ def test_the_edge_benchmark_prints_what_its_schema_says(bench: Callable[..., dic
     assert result["rtt_ms"] == [1, 30]
     assert result["measured_rtt_ms"][1] >= 30
     assert result["rounds_per_token"]["cloud"] == [pytest.approx(1, abs=0.05)] * 2
-    assert min(result["rounds_per_token"]["pipelined"]) < 0.6
+    in_time(min(result["rounds_per_token"]["pipelined"]) < 0.6, result["rounds_per_token"])
 
 
 @pytest.fixture
@@ -98,5 +99,5 @@ def test_the_load_benchmark_counts_work_and_idle_streams(bench: Callable[..., di
     result = bench("edge-load", *flags)
     for without, drafted in zip(result["without_devices"], result["with_devices"], strict=True):
         assert without["rounds_per_token"] == pytest.approx(1, abs=0.1)
-        assert drafted["rounds_per_token"] < without["rounds_per_token"]
+        in_time(drafted["rounds_per_token"] < without["rounds_per_token"], result)
     assert set(result["idle"]) == {"streams", "grpc_without_device", "grpc", "websocket"}

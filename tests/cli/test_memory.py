@@ -21,7 +21,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]
     flags = ["--tokenizer", MODEL, "--embeddings", MODEL, "--folder", str(folder)]
     process = ServiceProcess.start("retrieval", "retrieval_service", flags)
     try:
-        process.wait_ready(60.0)
+        process.wait_ready(250)
         yield process
     finally:
         process.stop(10.0)

@@ -23,7 +23,7 @@ def worker(authority: Authority) -> Iterator[ServiceProcess]:
     with ExitStack() as held:
         process = ServiceProcess.start("retrieval", "retrieval_service", flags)
         held.callback(process.stop, 10.0)
-        process.wait_ready(60.0)
+        process.wait_ready(250)
         yield process
 
 

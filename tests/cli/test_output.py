@@ -19,7 +19,11 @@ def test_a_full_disk_is_one_line_and_a_failure() -> None:
 def test_a_closed_standard_output_is_a_failure_where_an_answer_would_be_lost() -> None:
     command = [sys.executable, "-m", "outrider.cli", "generate", "--address", "127.0.0.1:1", "--prompt", "x"]
     done = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=30
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        timeout=200,
     )
     assert done.returncode == 1
     assert "standard output is closed" in done.stderr

@@ -54,9 +54,9 @@ def processes(
         for role in ("verifier", "drafter"):
             start(role, MODEL=str(tiny_llama), THREADS="1")
         for process in started.values():
-            process.wait_ready(100)
+            process.wait_ready(250)
         start("orchestrator", VERIFIER=name("verifier"), DRAFTER=name("drafter"))
-        started["orchestrator"].wait_ready(30)
+        started["orchestrator"].wait_ready(250)
         yield started
     finally:
         stop_all(started.values(), 10)
@@ -64,7 +64,7 @@ def processes(
 
 def test_a_request_finds_its_way_by_the_names_of_workers(processes: dict[str, ServiceProcess]) -> None:
     with Client(processes["orchestrator"].address) as client:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 200
         while not (client.models() and "drafter" in client.models()[0].sources):
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -23,6 +23,7 @@ from drafter_service.learning.worker import LearningWorker
 from drafter_service.settings import DrafterSettings
 from outrider.source.followed import SourceProfile
 from tests.drafter.support.lessons import order, taught
+from tests.integration.live import until
 
 CALM = Surroundings(0, 8.0)
 
@@ -176,8 +177,15 @@ def test_a_lesson_that_gets_too_little_memory_says_so(
 
 def test_a_lesson_is_ended_at_once_while_it_is_paused(started: Callable[..., LessonProcess]) -> None:
     lesson = started(LessonPace(0.001, 1, burst_s=0.05))
-    threading.Timer(0.8, lesson.stop).start()
+
+    def stop_amid_a_pause() -> None:
+        until(lambda: lesson.paused_s > 0.1)
+        lesson.stop()
+
+    stopping = threading.Thread(target=stop_amid_a_pause)
+    stopping.start()
     with pytest.raises(LessonFailed) as failure:
         lesson.run()
+    stopping.join()
     assert failure.value.reason == "stopped"
     assert lesson.paused_s > 0.1

@@ -328,12 +328,12 @@ async def test_a_verifier_that_does_not_read_costs_its_oldest_drafts_and_nobody_
         stalled = Verifier(stub)
         await stalled.follow(follow(1, limit=100_000))
         ids, sent = list(PROMPT), 0
-        while not running.metric("nodes_unread_total"):
-            assert sent < 2000
-            await stalled.write(progress(1, ids, [sent % 24]))
-            ids.append(sent % 24)
-            sent += 1
-            await asyncio.sleep(0.002)
+        async with asyncio.timeout(60):
+            while not running.metric("nodes_unread_total"):
+                await stalled.write(progress(1, ids, [sent % 24]))
+                ids.append(sent % 24)
+                sent += 1
+                await asyncio.sleep(0.002)
         other = Verifier(stub)
         await other.follow(follow(2))
         assert (await other.draft(2)).ids

@@ -16,7 +16,7 @@ from speculative.params import SamplingParams
 from tests.edge.toy import DIGEST, VOCABULARY, ToyModel, guess
 
 PROMPT = (3, 1, 4)
-WAIT_S = 10.0
+WAIT_S = 100.0
 
 
 class Server:

@@ -22,7 +22,7 @@ def up(tiny_llama: Path, tiny_llama_b: Path, tmp_path_factory: pytest.TempPathFa
         began = time.monotonic()
         status = _stop_amid_a_request(stack)
     assert status == 0, stack.log()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def _stop_amid_a_request(stack: Up) -> int:

@@ -15,6 +15,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.9, "top_p": 0.95},
 }
+TRIES = 100
+"""Requests until one's drafts were in time: a busy machine may keep the device from its core meanwhile."""
 LONG: dict[str, Any] = {"max_tokens": 96, "seed": 7, "ignore_eos": True}
 
 
@@ -75,21 +77,23 @@ async def test_over_a_websocket_the_ids_are_the_same(up: Up, client: Client, way
     async with over_websocket(up.http) as wire:
         for make in (right, wrong, rubbish):
             request = request_of(PROMPT, **LONG, **WAYS[way], sources=["edge"])
-            answer = await draft_along(wire, request, make(plain))
-            assert tuple(answer.ids) == plain, make.__name__
+            for _ in range(TRIES):
+                answer = await draft_along(wire, request, make(plain))
+                assert tuple(answer.ids) == plain, make.__name__
+                if answer.finished.device.forwarded:
+                    break
             assert answer.finished.device.forwarded > 0
 
 
 async def test_a_device_that_is_right_saves_passes_of_the_target(up: Up, client: Client) -> None:
     plain = client.generate(ids=PROMPT, **LONG, temperature=0.0, speculation=False).ids
-    # On a busy machine the drafts may be late for all of a request.
-    for _ in range(20):
+    for _ in range(TRIES):
         answer = await answer_over_grpc(up, {"temperature": 0.0}, right(plain), sources=["edge"])
-        usage = answer.finished.usage
+        usage, device = answer.finished.usage, answer.finished.device
         assert tuple(answer.ids) == plain
-        assert answer.finished.device.nodes == answer.finished.device.forwarded == len(plain)
-        if usage.rounds < len(plain) / 2:
+        if usage.rounds < len(plain) / 2 and device.forwarded == len(plain):
             break
+    assert device.nodes == device.forwarded == len(plain)
     assert usage.rounds < len(plain) / 2
     assert usage.accepted_by_source["edge"] == answer.sources.count("edge") > len(plain) / 2
 
@@ -102,8 +106,7 @@ async def test_rounds_that_wait_for_the_device_bring_its_drafts(up: Up, client: 
         ids = whole[len(have) : len(have) + 8]
         return [window(have, ids)] if ids else []
 
-    # A busy machine may keep the device from its core for longer than a round waits.
-    for _ in range(20):
+    for _ in range(TRIES):
         answer = await answer_over_grpc(up, {"temperature": 0.9}, slow, sources=["edge"], wait_ms=1000)
         assert tuple(answer.ids) == plain
         if answer.finished.usage.rounds < len(plain) / 4:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.client import Client
+from tests.in_time import in_time
 from tests.integration.live import start_up
 
 LONG: dict[str, Any] = {
@@ -32,7 +33,7 @@ def test_one_request_outlives_the_restart_of_its_drafter(tmp_path: Path) -> None
             for chunk in stream:
                 restarted = up.children().get("drafter", first) != first
                 attributed += [source for source in chunk.sources if source and restarted]
-            assert "drafter" in attributed, "the new drafter took the request up where it was"
+            in_time("drafter" in attributed, "the new drafter takes the request up where it is")
             plain = client.generate(**LONG, speculation=False)
             assert stream.completion().ids == plain.ids
     finally:

@@ -15,7 +15,7 @@ import pytest
 from outrider.edge.edge_drafter import EdgeDrafter
 from outrider.edge.endpoint.cloud import Cloud
 from outrider.edge.endpoint.server import EdgeEndpoint
-from tests.integration.live import ROOT, Up
+from tests.integration.live import ROOT, Up, until
 
 ASKED: dict[str, Any] = {"prompt": "class Queue", "max_tokens": 40, "seed": 5}
 
@@ -55,14 +55,19 @@ def test_a_text_is_the_clouds_and_the_device_drafted(
     endpoint: EdgeEndpoint, cloud: openai.OpenAI, local: openai.OpenAI, name: str, way: dict[str, Any]
 ) -> None:
     expected = cloud.completions.create(model=name, **ASKED, **way)
-    answer = local.completions.create(model=name, **ASKED, **way)
-    assert answer.choices[0].text == expected.choices[0].text
-    assert answer.choices[0].finish_reason == expected.choices[0].finish_reason
-    assert answer.usage is not None
-    assert expected.usage is not None
-    assert answer.usage.completion_tokens == expected.usage.completion_tokens
-    assert (answer.model_extra or {})["device"]["trouble"] == ""
-    assert (answer.model_extra or {})["device"]["drafted"] > 0
+
+    def drafted() -> int:
+        answer = local.completions.create(model=name, **ASKED, **way)
+        assert answer.choices[0].text == expected.choices[0].text
+        assert answer.choices[0].finish_reason == expected.choices[0].finish_reason
+        assert answer.usage is not None
+        assert expected.usage is not None
+        assert answer.usage.completion_tokens == expected.usage.completion_tokens
+        device = (answer.model_extra or {})["device"]
+        assert device["trouble"] == ""
+        return int(device["drafted"])
+
+    until(drafted)  # on a busy machine an answer can be over before the device's thread runs
 
 
 def test_a_stream_has_the_same_text_and_ends_with_the_usage(

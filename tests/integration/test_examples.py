@@ -90,7 +90,7 @@ def test_a_source_in_thirty_lines_changes_no_id(up: Up, temperature: float) -> N
     with last_time() as address:
         front = ServiceProcess.start("orchestrator", "orchestrator", [*flags, "--drafter", address])
         try:
-            front.wait_ready(30.0)
+            front.wait_ready(250.0)
             with Client(front.address) as client:
                 until(lambda: any("last-time" in model.sources for model in client.models()))
                 request = {**REQUEST, "temperature": temperature, "seed": 4, "logit_bias": LIKELY}

@@ -25,25 +25,22 @@ OURS = ("corpus", "past", "dense")
 
 
 @pytest.fixture(scope="module")
-def retrieving(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def retrieving(up: Up, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A target, no drafter, and a corpus of what the target says greedily and with a seed."""
     folder = tmp_path_factory.mktemp("retrieval")
-    up = start_up("--target", str(tiny_llama), "--drafter", "none", log=folder / "first")
-    up.wait_ready()
     with Client(up.address) as client:
         said = [client.generate(**LONG, **way, learn=False).text for way in WAYS[:2]]
-    assert up.stop() == 0
     (folder / "said.txt").write_text("\n".join(said), encoding="utf-8")
     command = [sys.executable, "-m", "outrider.cli", "index", "build", str(folder / "corpus")]
     command += [str(folder / "said.txt"), "--tokenizer", str(tiny_llama)]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     flags = ["--corpus", str(folder / "corpus"), "--folder", str(folder / "kept")]
-    up = start_up("--target", str(tiny_llama), "--drafter", "none", *flags, log=folder / "stderr")
+    stack = start_up("--target", str(tiny_llama), "--drafter", "none", *flags, log=folder / "stderr")
     try:
-        up.wait_ready()
-        yield up
+        stack.wait_ready()
+        yield stack
     finally:
-        assert up.stop() == 0, up.log()
+        assert stack.stop() == 0, stack.log()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +64,7 @@ def drafts(up: Up, client: Client) -> bool:
 
 
 def test_what_a_corpus_drafts_is_credited_to_it(client: Client, plain: list[Completion]) -> None:
-    for _ in range(20):  # it may rest for what other requests found, until one of them tries it again
+    for _ in range(200):  # it may rest for what other requests found, until one of them tries it again
         answer = client.generate(**LONG, **WAYS[0], sources=["corpus"], learn=False)
         assert answer.ids == plain[0].ids
         if answer.usage.accepted_by_source:
@@ -79,18 +76,21 @@ def test_what_a_corpus_drafts_is_credited_to_it(client: Client, plain: list[Comp
 def test_what_was_said_before_is_credited_to_the_past_of_its_own_tenant(
     client: Client, plain: list[Completion]
 ) -> None:
-    for tenant, learns in (("first", False), ("second", True)):
-        for _ in range(2):
-            answer = client.generate(**LONG, **WAYS[2], sources=["past"], tenant=tenant, learn=learns)
-            assert answer.ids == plain[2].ids
-        accepted = answer.usage.accepted_by_source.get("past", 0)
-        assert (accepted > 0) == learns, tenant
+    def accepted(tenant: str, learn: bool) -> int:
+        answer = client.generate(**LONG, **WAYS[2], sources=["past"], tenant=tenant, learn=learn)
+        assert answer.ids == plain[2].ids
+        return answer.usage.accepted_by_source.get("past", 0)
+
+    assert not any(accepted("first", learn=False) for _ in range(2))
+    until(lambda: accepted("second", learn=True))  # on a busy machine drafts may be late for all of a request
     again = client.generate(**LONG, **WAYS[2], sources=["past"], tenant="third")
     assert again.usage.accepted_by_source == {}, "another tenant has none of it"
 
 
 def test_the_end_of_an_output_is_learnt_too(retrieving: Up, client: Client) -> None:
     learnt = "outrider_retrieval_tokens_learnt_total"
+    until(lambda: not retrieving.metric("verifier", "outrider_num_requests_running"))
+    until(lambda: not retrieving.metric("retrieval", "outrider_retrieval_sessions"))  # it knows all ends
     before = retrieving.metric("retrieval", learnt)
     answer = client.generate(ids=[5, 9, 30], max_tokens=40, temperature=0.8, seed=99, tenant="ends")
     until(lambda: retrieving.metric("retrieval", learnt) - before >= len(answer.ids))

@@ -103,7 +103,7 @@ def secured(tiny_llama: Path, tmp_path: Path) -> Iterator[Secured]:
 
 def test_a_secured_stack_answers_and_goes_on_with_new_certificates(secured: Secured) -> None:
     with secured.client() as client:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while not any("drafter" in model.sources for model in client.models()):
             assert time.monotonic() < deadline, (secured.folder / "orchestrator.log").read_text()
             time.sleep(0.05)
@@ -117,7 +117,7 @@ def test_a_secured_stack_answers_and_goes_on_with_new_certificates(secured: Secu
         time.sleep(1.2)
         secured.processes["drafter"].stop(0.0)
         secured.start("drafter")
-        secured.processes["drafter"].wait_ready(60)
+        secured.processes["drafter"].wait_ready(250)
         assert secured.drafted(client) > 0, "what the verifier shows to the new drafter is accepted"
         assert client.generate(**REQUEST).ids == plain.ids
     with secured.client() as client:

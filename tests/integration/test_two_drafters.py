@@ -10,6 +10,7 @@ import pytest
 
 from outrider.cli.local.up_settings import embedded
 from outrider.client import Client
+from tests.in_time import in_time
 from tests.integration.live import sample, until
 from tests.integration.services import Services
 
@@ -51,9 +52,10 @@ def test_two_drafters_and_two_verifiers_give_the_ids_of_plain_decoding_and_one_d
             assert [one.result().ids for one in asked] == alone, way
         until(lambda: min(follows(small), follows(early)) > 0)
         for verifier in verifiers:
-            assert sample(verifier.metrics, "outrider_verifier_rounds_total") > 0, "sessions went to both"
+            rounds = sample(verifier.metrics, "outrider_verifier_rounds_total")
+            in_time(rounds > 0, "of sessions at once some go to each")
         stream = client.stream(PROMPT, **WAYS[1])
         next(stream)
         os.kill(early.pid, signal.SIGKILL)
         assert stream.completion().ids == plain[1]
-        assert stream.completion().usage.recoveries == 0
+        in_time(stream.completion().usage.recoveries == 0, "a verifier was taken for dead")

@@ -10,6 +10,7 @@ import pytest
 
 from outrider.client import Client
 from tests.certificates import Authority
+from tests.in_time import in_time
 from tests.integration.live import Up, start_demo, start_up, until
 from tests.orchestrator.fronts import write_keys
 
@@ -45,7 +46,7 @@ def killed_amid_a_stream(up: Up, role_pid: Callable[[], int]) -> None:
             next(stream)
             os.kill(role_pid(), signal.SIGKILL)
             assert stream.completion().ids == whole.ids
-        assert stream.completion().usage.recoveries == 1
+        in_time(stream.completion().usage.recoveries == 1, "the stream was over before, or lost again")
         assert up.children()["verifier"] != verifier
         assert client.generate(**asked).ids == whole.ids
     assert "verifier ended with exit status" in up.log()
@@ -85,7 +86,8 @@ def children_of(parent: int) -> list[int]:
 
 
 def test_up_ends_with_its_orchestrator(tiny_llama: Path, tmp_path: Path) -> None:
-    up = start_up("--target", str(tiny_llama), "--drafter", "none", log=tmp_path / "stderr")
+    flags = ("--drafter", "none", "--retrieval", "none")
+    up = start_up("--target", str(tiny_llama), *flags, log=tmp_path / "stderr")
     up.wait_ready()
     os.kill(up.children()["orchestrator"], signal.SIGKILL)
     assert up.process.wait(100) == 1

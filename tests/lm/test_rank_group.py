@@ -107,7 +107,7 @@ class Late:
         self.store.set(key, value)
 
     def wait(self, keys: list[str], within: timedelta) -> None:
-        assert self.looked.wait(20)
+        assert self.looked.wait(100)
         self.store.wait(keys, within)
 
 
@@ -115,12 +115,14 @@ def test_the_first_rank_leaves_a_meeting_last() -> None:
     """Its end is the store's, and whoever has not looked by then would find nobody there."""
     first = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     late = Late(TCPStore("127.0.0.1", first.port, 2, is_master=False))
-    groups = [RankGroup(RankInfo(rank, 2, rank), store, None, 20) for rank, store in enumerate((first, late))]
+    groups = [
+        RankGroup(RankInfo(rank, 2, rank), store, None, 100) for rank, store in enumerate((first, late))
+    ]
     with ThreadPoolExecutor() as threads:
-        met = [threads.submit(rank_group.meet, "loaded", timedelta(seconds=20)) for rank_group in groups]
+        met = [threads.submit(rank_group.meet, "loaded", timedelta(seconds=100)) for rank_group in groups]
         assert not wait(met, 0.5).done
         late.looked.set()
-        assert wait(met, 20).not_done == set()
+        assert wait(met, 100).not_done == set()
     assert [one.result() for one in met] == [None, None]
 
 

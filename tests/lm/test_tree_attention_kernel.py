@@ -202,7 +202,7 @@ def test_the_kernels_compile_for_a_gpu_on_matrix_units_and_without_tf32(tmp_path
         env={**os.environ, **own, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import grpc
 import grpc.aio
@@ -374,6 +376,16 @@ class World:
                 if len(served) >= models and all(len(model.sources) >= sources for model in served):
                     return front
                 await asyncio.sleep(0.02)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _authorities_read_once() -> Iterator[None]:
+    """Each HTTP client would read the certificates of all authorities anew, longer than a request takes."""
+    import httpcore2
+
+    once = functools.cache(httpcore2.default_ssl_context)
+    with mock.patch.object(httpcore2, "default_ssl_context", once):
+        yield
 
 
 @pytest.fixture

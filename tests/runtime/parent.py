@@ -8,6 +8,6 @@ from outrider.runtime.children import ServiceProcess
 if __name__ == "__main__":
     child = ServiceProcess.start("drafter", "toy_service", sys.argv[1:])
     if "--load-s" not in sys.argv:
-        child.wait_ready(20)
+        child.wait_ready(250)
     print(child.pid, flush=True)
     time.sleep(600)

@@ -1,6 +1,7 @@
 """Services as children: started, awaited, stopped, and never left behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from outrider.runtime.children import ROOT, ServiceFailed, ServiceProcess, stop_all
+from tests.in_time import in_time
+from tests.integration.live import until
 
 StartToy = Callable[..., ServiceProcess]
 HERE = Path(__file__).parent
@@ -25,6 +28,12 @@ def runs(pid: int) -> bool:
         return False
 
 
+def obeys_no_sigterm(pid: int) -> bool:
+    """Whether the process ignores SIGTERM by now."""
+    (mask,) = re.findall(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def ends_within(pid: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while runs(pid) and time.monotonic() < deadline:
@@ -32,8 +41,7 @@ def ends_within(pid: int, seconds: float) -> bool:
     return not runs(pid)
 
 
-def test_a_ready_child_has_addresses_and_a_pid(start_toy: StartToy) -> None:
-    toy = start_toy()
+def test_a_ready_child_has_addresses_and_a_pid(toy: ServiceProcess) -> None:
     assert toy.address.startswith("127.0.0.1:")
     assert toy.metrics.startswith("127.0.0.1:")
     assert runs(toy.pid)
@@ -48,16 +56,16 @@ def test_stopping_twice_is_as_good_as_once(start_toy: StartToy) -> None:
 
 def test_a_child_that_does_not_stop_is_killed(start_toy: StartToy) -> None:
     child = start_toy(module="stubborn", wait=False)
-    time.sleep(0.5)
+    until(lambda: obeys_no_sigterm(child.pid))
     assert child.stop(0.2) == -signal.SIGKILL
 
 
 def test_children_share_the_time_to_stop(start_toy: StartToy) -> None:
     children = [start_toy(module="stubborn", wait=False) for _ in range(3)]
-    time.sleep(0.5)
+    until(lambda: all(obeys_no_sigterm(child.pid) for child in children))
     started = time.monotonic()
     stop_all(children, 0.5)
-    assert time.monotonic() - started < 1.4
+    in_time(time.monotonic() - started < 1.4)
     assert not any(runs(child.pid) for child in children)
 
 
@@ -105,7 +113,7 @@ def test_children_die_with_a_parent_that_is_killed(flags: list[str]) -> None:
         assert runs(pid)
         parent.kill()
         parent.wait()
-        assert ends_within(pid, 5)
+        assert ends_within(pid, 60)
 
 
 def test_a_parent_that_is_gone_already_ends_the_child_at_once() -> None:
@@ -116,8 +124,8 @@ def test_a_parent_that_is_gone_already_ends_the_child_at_once() -> None:
     assert (ended.returncode, ended.stdout) == (1, b"")
 
 
-def test_an_interrupt_of_the_group_spares_the_children(start_toy: StartToy) -> None:
-    assert os.getpgid(start_toy().pid) != os.getpgid(0)
+def test_an_interrupt_of_the_group_spares_the_children(toy: ServiceProcess) -> None:
+    assert os.getpgid(toy.pid) != os.getpgid(0)
 
 
 @pytest.mark.parametrize("module", ["orchestrator", "verifier_service", "drafter_service"])
@@ -136,9 +144,9 @@ def test_a_service_looks_for_its_parent_before_it_imports_what_takes_long(
 def test_a_child_that_loads_says_how_far_it_is_and_is_waited_for(start_toy: StartToy) -> None:
     child = start_toy("--tensors", "2", "--load-s", "0.2", wait=False)
     assert not child.ready
-    heard = [child.hear(20) for _ in range(2)]
+    heard = [child.hear(100) for _ in range(2)]
     assert heard == [True, True]
     assert (child.loaded, child.of) == (2, 2)
     assert not child.ready
-    child.wait_ready(20)
+    child.wait_ready(100)
     assert child.ready

@@ -29,6 +29,7 @@ from outrider.runtime.stalls.watchdog import Watchdog
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.channel import open_sync_channel
 from outrider.wire.origin import Origin, arrived
+from tests.in_time import in_time
 from tests.integration.live import sample, until
 
 HELD_S = 0.4
@@ -71,11 +72,17 @@ async def stalls_of(hold: Callable[[float], None]) -> list[dict[str, Any]]:
         arrived(Origin("r-7"))
         hold(HELD_S)
 
-    async with watched() as (watchdog, _):
+    async with watched() as (watchdog, _), asyncio.timeout(60):
         await asyncio.create_task(answer())
-        await asyncio.sleep(0.15)
+        while not (told := of_request(watchdog)):  # noqa: ASYNC110  # what a thread sees
+            await asyncio.sleep(0.02)
+    return told
+
+
+def of_request(watchdog: Watchdog) -> list[dict[str, Any]]:
+    """The longer stalls of the request r-7; a busy machine has others."""
     told: list[dict[str, Any]] = json.loads(watchdog.recent())
-    return [each for each in told if each["seconds"] > HELD_S / 2]
+    return [each for each in told if each["request"] == "r-7" and each["seconds"] > HELD_S / 2]
 
 
 @pytest.mark.parametrize("hold", [compute, parse])
@@ -96,13 +103,15 @@ async def test_a_loop_that_waits_for_something_else_uses_no_processor_time() -> 
 
 async def test_a_stall_is_counted_and_the_longest_is_shown_by_place() -> None:
     async with watched() as (_, metrics):
-        compute(0.15)
-        await asyncio.sleep(0.15)
-        compute(0.3)
-        await asyncio.sleep(0.15)
-    of_place = {"where": f"{__name__}.compute"}
-    assert metrics.registry.get_sample_value("outrider_loop_longest_stall_seconds", of_place) >= 0.25  # type: ignore[operator]
-    assert metrics.registry.get_sample_value("outrider_loop_stall_seconds_count") >= 2  # type: ignore[operator]
+        sample_of = metrics.registry.get_sample_value
+        of_place = {"where": f"{__name__}.compute"}
+        async with asyncio.timeout(60):
+            compute(0.15)
+            await asyncio.sleep(0.15)
+            compute(0.3)
+            while (sample_of("outrider_loop_longest_stall_seconds", of_place) or 0.0) < 0.25:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    assert (sample_of("outrider_loop_stall_seconds_count") or 0.0) >= 2
 
 
 async def test_a_loop_that_is_only_busy_does_not_stall() -> None:
@@ -122,11 +131,12 @@ async def test_a_stall_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) 
             await asyncio.sleep(0.15)
             compute(0.3)
             await asyncio.sleep(0.15)
-            assert len(caplog.records) == 1
+            in_time(len(caplog.records) == 1)
+    in_time(len(caplog.records) == 2, caplog.records)
     first, last = caplog.records
     fields = vars(first)["fields"]
+    in_time(fields["where"].endswith("compute"), fields)
     assert fields["stall_ms"] >= 250
-    assert fields["where"].endswith("compute")
     assert "stood still" in first.getMessage()
     assert "stood still" in last.getMessage()  # the second one, once no line will come any more
 

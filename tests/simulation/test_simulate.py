@@ -28,7 +28,7 @@ the first, and the search goes on from here."""
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "outrider.cli", "bench", "simulate", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
 
 
 def test_nothing_is_violated_and_enough_happens() -> None:

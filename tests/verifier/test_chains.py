@@ -16,6 +16,7 @@ from outrider.lm.runner import PackedLM
 from outrider.v1 import verifier_pb2
 from speculative.errors import InvalidRequest, ModelRefused
 from speculative.params import SamplingParams
+from tests.in_time import in_time
 from tests.lm.families import VOCABULARY, greedy_ids, model_of
 from verifier_service.loading import load_target
 from verifier_service.settings import VerifierSettings
@@ -57,7 +58,7 @@ async def test_ids_with_drafts_equal_generates_and_plain_decodings(family: str) 
                         *(verifier.generate(p, params=params, new=NEW, sources=sources) for p in PROMPTS)
                     )
                 assert [answer.ids for answer in answers] == list(expected.values())
-        assert verifier.nodes("drafter", "accepted") > 20
+        in_time(verifier.nodes("drafter", "accepted") > 20)
         assert verifier.metric("prefix_cache_hits_total") > 0
 
 

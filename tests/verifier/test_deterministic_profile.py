@@ -16,6 +16,7 @@ from outrider.lm.runner import PackedLM
 from outrider.v1 import verifier_pb2
 from speculative.errors import InvalidRequest
 from speculative.params import SamplingParams
+from tests.in_time import in_time
 from verifier_service.loading import load_target
 from verifier_service.settings import VerifierSettings
 
@@ -53,7 +54,7 @@ async def test_ids_with_drafts_and_company_are_those_of_plain_decoding_alone(
                     *(verifier.generate(p, params=params, new=NEW, sources=sources) for p in PROMPTS)
                 )
             assert [answer.ids for answer in answers] == list(plain.values())
-        assert verifier.nodes("drafter", "accepted") > 50
+        in_time(verifier.nodes("drafter", "accepted") > 50)
 
 
 @pytest.mark.slow

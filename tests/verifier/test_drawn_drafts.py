@@ -1,14 +1,14 @@
 """Sessions whose criterion needs q, through a real verifier and a source on a real socket."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
 
 import grpc.aio
 import numpy as np
 import pytest
 from fake_source import Draft, FakeSource, View, running, silent
-from harness import GREEDY, Answer, Verifier, eventually, hold_steps_for_drafts, serving
+from harness import GREEDY, Answer, Verifier, hold_steps_for_drafts, serving
 from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2
@@ -19,6 +19,7 @@ from speculative.draft_law import UNIT, DraftLaws, QuantisedLaw
 from speculative.noise import draft_word
 from speculative.params import SamplingParams
 from speculative.window_shape import SHAPES
+from tests.in_time import in_time
 from verifier_service.remote_sources.link import DRAFTS_PER_PAUSE, _until_pause
 
 PROMPT, WIDTH, NEW = (1, 2, 3), 24, 20
@@ -86,7 +87,7 @@ async def test_what_a_source_drew_is_accepted_and_usage_says_what_was_promised(n
         assert answer.usage.promise == (
             common_pb2.PROMISE_RELAXED if relaxed else common_pb2.PROMISE_SAME_LAW
         )
-        assert answer.token_sources.count(1) > 0
+        in_time(answer.token_sources.count(1) > 0)
         assert source.follows[0].criterion.WhichOneof("kind") == name
 
 
@@ -97,7 +98,7 @@ async def test_greedy_decoding_has_one_law_and_so_the_ids_of_plain_decoding(name
         hold_steps_for_drafts(verifier)
         answer = await ask(verifier, server.address, name)
         assert answer.ids == greedy(target, NEW)
-        assert answer.token_sources.count(1) > 0
+        in_time(answer.token_sources.count(1) > 0)
 
 
 async def test_without_any_window_tokens_are_the_targets_and_the_request_ends() -> None:
@@ -116,8 +117,12 @@ def muted(verifier: Verifier) -> float:
     return verifier.metric("source_sessions_lost_total", source="drafter", reason="muted")
 
 
-def was_muted(verifier: Verifier, times: int) -> bool:
-    return muted(verifier) == times
+async def asked_until_muted(verifier: Verifier, address: str, criterion: str) -> None:
+    """On a busy machine an answer can be over before the source's draft comes."""
+    async with asyncio.timeout(100):
+        while not muted(verifier):
+            answer = await ask(verifier, address, criterion, new=FEW)
+            assert answer.ids == greedy(verifier.target, FEW)
 
 
 HALF = QuantisedLaw(np.array([4, 5]), np.array([UNIT // 2, UNIT // 2]))
@@ -149,9 +154,8 @@ async def test_a_q_that_is_none_mutes_the_source_and_the_session_goes_on(kind: s
     source = FakeSource(lambda view: [LIES[kind](view)])
     async with running(source) as server, serving(target) as verifier:
         hold_steps_for_drafts(verifier)
-        answer = await ask(verifier, server.address, "ratio", new=FEW)
-        assert answer.ids == greedy(target, FEW)
-        await eventually(lambda: muted(verifier) == 1)
+        await asked_until_muted(verifier, server.address, "ratio")
+        assert muted(verifier) == 1
 
 
 async def test_repeated_draws_mute_a_source_only_where_siblings_are_to_be_distinct() -> None:
@@ -162,9 +166,11 @@ async def test_repeated_draws_mute_a_source_only_where_siblings_are_to_be_distin
 
     async with running(FakeSource(twice)) as server, serving(target) as verifier:
         hold_steps_for_drafts(verifier)
-        for name, times in (("multi_step", 0), ("without_replacement", 1)):
-            assert (await ask(verifier, server.address, name, new=FEW)).ids == greedy(target, FEW)
-            await eventually(partial(was_muted, verifier, times))
+        answer = await ask(verifier, server.address, "multi_step", new=FEW)
+        assert answer.ids == greedy(target, FEW)
+        assert muted(verifier) == 0
+        await asked_until_muted(verifier, server.address, "without_replacement")
+        assert muted(verifier) == 1
 
 
 async def test_a_request_without_a_source_outside_is_refused_unless_its_session_moves() -> None:
@@ -216,7 +222,7 @@ async def test_a_session_goes_on_behind_its_tokens_at_another_verifier(params: S
             await second.open(request)
             rest = await second.read(request)
     assert len(rest.ids) == NEW - 9
-    assert rest.token_sources.count(1) > 0
+    in_time(rest.token_sources.count(1) > 0)
     assert source.follows[-1].criterion.WhichOneof("kind") == "block"
     if params.greedy:
         assert have + rest.ids == greedy(target, NEW)

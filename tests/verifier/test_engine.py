@@ -145,8 +145,9 @@ async def test_an_idle_engine_does_not_spin() -> None:
             turn()
 
         engine._turn = counted
+        began = time.monotonic()
         await asyncio.sleep(0.55)
-        assert 1 <= len(turns) <= 8
+        assert 1 <= len(turns) <= 3 + 10 * (time.monotonic() - began)
 
 
 async def test_timings_are_shown() -> None:

@@ -12,6 +12,7 @@ from ngram_lm import NgramLM
 
 from speculative.params import SamplingParams
 from speculative.policies.names import POLICIES
+from tests.in_time import in_time
 
 SAMPLED = SamplingParams(temperature=0.8)
 CUT = SamplingParams(temperature=0.8, top_k=7, top_p=0.9, min_p=0.01)
@@ -79,8 +80,8 @@ async def test_an_oracle_is_accepted(params: SamplingParams) -> None:
             sources = [("drafter", source.address)]
             answer = await verifier.generate((1, 2, 3), params=params, new=40, sources=sources)
     assert answer.ids == expected[1, 2, 3]
-    assert answer.usage.accepted_by_source["drafter"] >= 15
-    assert answer.usage.rounds <= 25
+    in_time(answer.usage.accepted_by_source["drafter"] >= 15, answer.usage)
+    in_time(answer.usage.rounds <= 25, answer.usage)
 
 
 async def test_lookup_is_accepted_where_the_text_repeats() -> None:

@@ -13,6 +13,7 @@ from ngram_lm import NgramLM
 
 from outrider.v1 import common_pb2, draft_source_pb2, verifier_pb2
 from outrider.wire.channel import open_channel, server_options
+from tests.in_time import in_time
 from tests.loop_time import longest_callback
 
 JUNK = b"\xff\xff\xff"
@@ -55,10 +56,9 @@ async def beside(verifier: Verifier, address: str) -> None:
     """Decodes beside a mad source until the source is muted; ids stay those of plain decoding."""
     plain = await verifier.generate([1, 2, 3], new=12)
     drafted = await verifier.generate([1, 2, 3], new=12, sources=[("mad", address)])
-    request = verifier.request([4, 5], new=200, sources=[("mad", address)])
-    await verifier.open(request)
-    await eventually(lambda: verifier.metric("source_drafts_dropped_total", reason="malformed") >= 1)
-    await verifier.cancel(request)
+    async with asyncio.timeout(100):
+        while not verifier.metric("source_drafts_dropped_total", reason="malformed"):
+            await verifier.generate([4, 5], new=200, sources=[("mad", address)])
     assert drafted.ids == plain.ids
 
 
@@ -85,7 +85,7 @@ async def test_a_source_whose_bytes_cannot_be_read_is_left_alone_and_the_log_has
     assert not [record for record in caplog.records if record.exc_info]
     assert any(text.startswith("source muted for") for text in messages)
     assert any(said in text for text in messages)
-    assert longest.ms < 60, f"{longest.ms:.1f} ms"  # the source's own work is on this loop, too
+    in_time(longest.ms < 60, longest)  # the source's own work is on this loop, too
 
 
 async def test_a_source_that_drafts_for_sessions_it_never_had_is_left_alone(
@@ -156,7 +156,7 @@ async def test_a_watch_for_more_than_there_can_be_ends_its_own_stream_alone() ->
         assert "drop has 17000 entries" in str(drops.details())
         assert "has 8 cursors of this stream already" in str(again.details())
         assert len((await reading).ids) == 200
-    assert longest.ms < 60, f"{longest.ms:.1f} ms"  # the client's own work is on this loop, too
+    in_time(longest.ms < 60, longest)  # the client's own work is on this loop, too
 
 
 async def test_ten_thousand_cursors_are_answered_in_pieces() -> None:

@@ -62,7 +62,7 @@ class _Compiling(NgramLM):
 
     def compile_passes(self, passes: str, cache_dir: Path | None) -> None:
         self.compiles.set()
-        assert self.closed.wait(30)
+        assert self.closed.wait(100)
 
     def close(self) -> None:
         self.closed.set()

@@ -196,7 +196,7 @@ async def test_two_processes_give_the_ids_of_one(group: Group, folder: Path, par
                 sources = [("drafter", source.address), ("lookup", "")]
                 count = 0
                 # So small a target may be done before a busy machine has dialled the source.
-                for _ in range(20):
+                for _ in range(100):
                     drafted = await answers(verifier, PROMPTS, params, sources=sources)
                     assert [answer.ids for answer in drafted] == expected
                     count += sum(answer.usage.drafted_by_source["drafter"] for answer in drafted)

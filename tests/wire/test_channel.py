@@ -133,9 +133,9 @@ async def test_a_silent_stream_lives_and_a_frozen_peer_is_noticed(
         silent_server.send_signal(signal.SIGSTOP)
         frozen = time.monotonic()
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, 40)
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert time.monotonic() - frozen < 8
+        assert time.monotonic() - frozen < 30
 
 
 def test_little_patience_means_frequent_pings() -> None:

@@ -121,7 +121,7 @@ async def test_a_peer_is_not_read_while_its_stream_is_overdrawn() -> None:
     sender = Sender(large)
     stream, began = MessageStream(sender, lambda: "peer", taken), time.monotonic()
     async with asyncio.timeout(60):
-        while time.monotonic() - began < 1.0:
+        while time.monotonic() - began < 0.5:
             assert (await anext(stream)).peer == "peer"
     passed = time.monotonic() - began
     assert 1 < sender.asked <= (FIRST_S + SHARE * passed) / cost_s + 1

@@ -1,6 +1,7 @@
 """The routes of the HTTP API."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -194,14 +195,20 @@ def _with_any_of(schema: Any) -> Any:
     return [_with_any_of(part) for part in schema] if isinstance(schema, list) else schema
 
 
-def _describe(app: FastAPI) -> None:
-    """Complete the OpenAPI document: the routes read their bodies themselves, and refuse invalid ones."""
-    made = app.openapi()
+@cache
+def _body_schemas() -> Any:
+    """The schemas of all bodies by name; to make them takes most of the time that an application takes."""
     modes: list[tuple[type[BaseModel], JsonSchemaMode]] = [
         (model, "validation") for model in _BODIES.values()
     ]
     _, described = models_json_schema(modes, ref_template="#/components/schemas/{model}")
-    made.setdefault("components", {})["schemas"] = _with_any_of(described["$defs"])
+    return _with_any_of(described["$defs"])
+
+
+def _describe(app: FastAPI) -> None:
+    """Complete the OpenAPI document: the routes read their bodies themselves, and refuse invalid ones."""
+    made = app.openapi()
+    made.setdefault("components", {})["schemas"] = _body_schemas()
     for path, model in _BODIES.items():
         reference = {"$ref": f"#/components/schemas/{model.__name__}"}
         operation = made["paths"][path]["post"]

@@ -42,7 +42,7 @@ def test_a_compiler_that_fails_is_named_and_leaves_nothing(
     began = time.monotonic()
     with pytest.raises(CompileFailed, match=why):
         built(tmp_path, script, limits)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 50
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 

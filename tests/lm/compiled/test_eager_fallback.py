@@ -93,13 +93,13 @@ def test_closing_a_model_ends_the_wait_for_compiled_passes_and_the_child(
     lm = PackedLM.load(tiny_llama)
     with ThreadPoolExecutor() as threads, caplog.at_level(logging.WARNING):
         waiting = threads.submit(lm.compile_passes, "compiled", tmp_path)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 200
         while not list(tmp_path.glob("passes/building-*/tmp")):  # the child compiles
             assert time.monotonic() < deadline
             time.sleep(0.01)
         lm.close()
         with pytest.raises(InvalidRequest, match="cannot be compiled: it was stopped"):
-            waiting.result(5)
+            waiting.result(100)
     assert caplog.records == []
     assert [path.name for path in (tmp_path / "passes").iterdir()] == ["lock"]
 

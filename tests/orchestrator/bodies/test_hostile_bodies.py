@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.front.http.bodies.bounds import LOOP_BYTES
 from outrider.tokens import TokenTable
+from tests.in_time import in_time
 from tests.loop_time import MOST_S, longest_callback
 from tests.orchestrator.conftest import Front, World, next_id
 from tests.orchestrator.front.test_http_abuse import HEAD, raw
@@ -140,7 +141,7 @@ async def check(front: Front, path: str, body: bytes) -> int:
     fields = {"message", "type"} if path.startswith(TURNS) else {"message", "type", "param", "code"}
     assert status == 200 or set(said["error"]) == fields
     assert status == 200 or len(json.dumps(said)) < 4_000
-    assert longest.processor_s < MOST_S, f"{longest.processor_s * 1e3:.1f} ms in {longest.what}"
+    in_time(longest.processor_s < MOST_S, longest)
     return status
 
 
@@ -184,7 +185,7 @@ async def test_prompts_are_counted_before_any_is_tokenized(world: World, table: 
             )
     assert status == 400
     assert said["error"]["message"] == "prompt has 5000 prompts; at most 256 are answered at once"
-    assert longest.processor_s < MOST_S
+    in_time(longest.processor_s < MOST_S, longest)
 
 
 async def test_a_body_in_tiny_chunks_costs_little(world: World, table: TokenTable) -> None:
@@ -194,14 +195,14 @@ async def test_a_body_in_tiny_chunks_costs_little(world: World, table: TokenTabl
             assert (await raw(at.http, chunks)).startswith(b"HTTP/1.1 400")
         status, *_ = await asyncio.to_thread(send, at.http, "/health", b"", "GET")
     assert status == 200
-    assert longest.processor_s < MOST_S
+    in_time(longest.processor_s < MOST_S, longest)
 
 
 async def test_a_chunk_that_is_larger_than_any_body_is_refused_at_once(
     world: World, table: TokenTable
 ) -> None:
     chunk = HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"f" * 17 + b"\r\n" + b" " * 1_000
-    async with front(world, table) as at, asyncio.timeout(20):
+    async with front(world, table) as at, asyncio.timeout(60):
         assert (await raw(at.http, chunk)).startswith(b"HTTP/1.1 400")
 
 
@@ -231,4 +232,4 @@ async def test_a_burst_of_connections_is_accepted_in_pieces(world: World, table:
             watched = stack.enter_context(longest_callback())
             status, *_ = await asyncio.to_thread(send, at.http, "/health", b"", "GET")
     assert status == 200
-    assert watched.processor_s < MOST_S / 2, f"{watched.processor_s * 1e3:.1f} ms in {watched.what}"
+    in_time(watched.processor_s < MOST_S / 2, watched)

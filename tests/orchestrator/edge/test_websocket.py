@@ -19,6 +19,8 @@ pytest.importorskip("websockets")
 
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
+from tests.in_time import in_time
+
 PROMPT = (5, 6, 7)
 EDGE = {"edge_bind": "127.0.0.1:0", "http_bind": "127.0.0.1:0"}
 
@@ -234,7 +236,7 @@ async def test_a_client_that_pings_and_takes_no_answer_loses_the_connection(
     _, front = await served(world, max_connections=1)
     with pytest.raises(ConnectionError):
         await flood(front, b"", (b"\x89\xfd" + bytes(4) + bytes(125)) * 500)
-    async with asyncio.timeout(10), over_websocket(front.http):
+    async with asyncio.timeout(60), over_websocket(front.http):
         pass  # the connection that was lost no longer counts
 
 
@@ -262,7 +264,7 @@ async def test_a_flood_of_pings_leaves_the_loop_to_others_and_is_answered(world:
         with longest_callback() as longest:
             writer.write((b"\x89\x80" + bytes(4)) * pings)
             assert await reader.readexactly(2 * pings) == b"\x8a\x00" * pings
-        assert longest.processor_s < MOST_S, (longest.ms, longest.what)
+        in_time(longest.processor_s < MOST_S, (longest.ms, longest.what))
 
 
 async def test_messages_behind_one_another_in_one_piece_are_all_read(world: Any) -> None:

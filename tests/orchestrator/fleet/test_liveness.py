@@ -1,5 +1,7 @@
 """The liveness judge, on a clock of the test's own."""
 
+import pytest
+
 from orchestrator.fleet.liveness import LivenessJudge, Verdict
 
 
@@ -28,6 +30,22 @@ def test_an_answered_probe_buys_time_for_a_long_step() -> None:
         judge.answered(float(second))
         assert judge.verdict(second + 0.7) is Verdict.SUSPECT
     assert judge.silence(50.0) == 1.0
+
+
+def test_what_this_process_slept_through_is_no_silence() -> None:
+    judge = LivenessJudge(0.0)
+    judge.beat(1.0, 0)
+    judge.stood_still(6.0, 4.8)
+    assert judge.verdict(6.0) is Verdict.ALIVE
+    assert judge.silence(6.0) == pytest.approx(0.2)
+    assert judge.verdict(6.6) is Verdict.DEAD
+
+
+def test_a_beat_after_a_standstill_is_not_in_the_future() -> None:
+    judge = LivenessJudge(0.0)
+    judge.beat(5.9, 0)
+    judge.stood_still(6.0, 4.8)
+    assert judge.silence(6.5) == 0.5
 
 
 def test_an_engine_that_does_not_step_for_a_minute_is_dead_though_it_answers() -> None:

@@ -102,37 +102,35 @@ async def test_a_worker_s_own_count_of_sessions_says_where_there_is_room(world: 
     assert (len(busy.opened), len(free.opened)) == (0, 4)
 
 
-@pytest.mark.parametrize(
-    ("rubbish", "says"),
-    [
-        ({"role": 0}, "role"),
-        ({"role": 77}, "role"),
-        ({"address": ""}, "host:port"),
-        ({"address": "nowhere"}, "host:port"),
-        ({"address": "a:0"}, "host:port"),
-        ({"address": "a b:1"}, "host:port"),
-        ({"address": "a:1,b:2"}, "host:port"),
-        ({"address": "dns:a:1"}, "host:port"),
-        ({"address": "unix:1"}, "host:port"),
-        ({"address": "XDS:1"}, "host:port"),
-        ({"address": "a?b:1"}, "host:port"),
-        ({"address": "a%2f:1"}, "host:port"),
-        ({"address": "a" * 300 + ":1"}, "host:port"),
-        ({"model": "m\n"}, "model"),
-        ({"model": "m" * 257}, "model"),
-        ({"tokenizer_digest": "xyz"}, "tokenizer_digest"),
-        ({"capacity": 2**32 - 1}, "capacity"),
-        ({"step_us": 2**32 - 1}, "step"),
-    ],
-)
-async def test_what_can_be_no_worker_is_refused_by_name(
-    world: Any, rubbish: dict[str, Any], says: str
-) -> None:
+NO_WORKERS: list[tuple[dict[str, Any], str]] = [
+    ({"role": 0}, "role"),
+    ({"role": 77}, "role"),
+    ({"address": ""}, "host:port"),
+    ({"address": "nowhere"}, "host:port"),
+    ({"address": "a:0"}, "host:port"),
+    ({"address": "a b:1"}, "host:port"),
+    ({"address": "a:1,b:2"}, "host:port"),
+    ({"address": "dns:a:1"}, "host:port"),
+    ({"address": "unix:1"}, "host:port"),
+    ({"address": "XDS:1"}, "host:port"),
+    ({"address": "a?b:1"}, "host:port"),
+    ({"address": "a%2f:1"}, "host:port"),
+    ({"address": "a" * 300 + ":1"}, "host:port"),
+    ({"model": "m\n"}, "model"),
+    ({"model": "m" * 257}, "model"),
+    ({"tokenizer_digest": "xyz"}, "tokenizer_digest"),
+    ({"capacity": 2**32 - 1}, "capacity"),
+    ({"step_us": 2**32 - 1}, "step"),
+]
+
+
+async def test_what_can_be_no_worker_is_refused_by_name(world: Any) -> None:
     front = await front_of(world)
-    fields = {"role": registry_pb2.WORKER_ROLE_VERIFIER, "address": "a:1", **rubbish}
-    with pytest.raises(grpc.aio.AioRpcError, match=says) as refused:
-        await announce(front.registry, registry_pb2.AnnounceRequest(**fields))
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    for rubbish, says in NO_WORKERS:
+        fields = {"role": registry_pb2.WORKER_ROLE_VERIFIER, "address": "a:1", **rubbish}
+        with pytest.raises(grpc.aio.AioRpcError, match=says) as refused:
+            await announce(front.registry, registry_pb2.AnnounceRequest(**fields))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, rubbish
 
 
 async def test_one_of_another_contract_is_told_so_and_not_dialled(

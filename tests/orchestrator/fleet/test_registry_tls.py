@@ -1,6 +1,5 @@
 """Workers that register where certificates are asked for: who is let in, as what, and for how long."""
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -81,8 +80,11 @@ async def test_who_registers_with_a_certificate_of_its_role_is_used_and_goes_on_
         for names in (("verifier",), ("drafter", "source"), ("orchestrator",)):
             ours.role(*names)
         caplog.clear()
-        await asyncio.sleep(1.5)
-        assert "a new certificate is shown from now on" in caplog.messages
+
+        async def renewed() -> bool:
+            return "a new certificate is shown from now on" in caplog.messages
+
+        await soon(renewed)
         assert not [line for line in caplog.messages if "cannot register" in line]
         assert len((await client.generate(ids=[5], max_tokens=4)).ids) == 4
 

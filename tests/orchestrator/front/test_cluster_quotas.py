@@ -15,6 +15,7 @@ from orchestrator.front.quota import Allowance, Quota
 from orchestrator.store.redis import RedisStore
 from outrider.client import AsyncClient
 from speculative.errors import QuotaExceeded
+from tests.in_time import in_time
 from tests.orchestrator.conftest import World
 from tests.orchestrator.fronts import soon, write_keys
 from tests.orchestrator.store.conftest import own_redis as own_redis
@@ -110,13 +111,13 @@ async def test_no_request_waits_long_for_a_frozen_store_and_each_takes_its_share
         try:
             began = time.monotonic()
             assert await one.passes()
-            assert time.monotonic() - began < ASK_S + 0.5, "with room for a busy machine"
-            assert max(one.waited) < ASK_S + 0.5
+            in_time(time.monotonic() - began < ASK_S + 0.5)
+            in_time(max(one.waited) < ASK_S + 0.5)
             await soon(lambda: changed(one, quota))
             assert one.cluster.allowed_here(quota) == Quota(streams=2, requests_per_minute=20)
             began = time.monotonic()
             assert all([await one.passes() for _ in range(20)])
-            assert time.monotonic() - began < 0.5, "nobody waits for a store that is lost"
+            in_time(time.monotonic() - began < 0.5, "somebody waited for a store that is lost")
         finally:
             own_redis.thaw()
         await soon(lambda: unchanged(one, quota))

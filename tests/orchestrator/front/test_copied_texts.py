@@ -110,37 +110,35 @@ async def test_without_speculation_references_go_nowhere(world: World, table: To
     assert (list(plain.references), list(plain.sources)) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "says"),
-    [
-        ({"references": ["x"] * 17}, "references", "references has 17 texts; at most 16 are possible"),
-        ({"references": ["x", 5]}, "references[1]", "references"),
-        ({"references": "x"}, "references", "references"),
-        ({"references": ["x" * 64]}, "references", r"references\[0\] has at least 64 ids"),
-        (
-            {"references": ["x" * 40, "y" * 24]},
-            "references",
-            r"references\[1\] has at least 24 ids beside 40 ids of the other texts .* fewer than 64",
-        ),
-        (
-            {"references": ["x" * 32], "prediction": {"type": "content", "content": "y" * 32}},
-            "references",
-            r"references\[0\] has at least 32 ids beside 32 ids",
-        ),
-        ({"references": ["x" * 3000, "y" * 3000]}, "references", "6000 characters together"),
-        ({"references": ["x"] * 16, **EDIT}, "speculation.edit", "adds a reference"),
-        ({"prompt": [5, 6], **EDIT}, "speculation.edit", "give the prompt as text"),
-        ({"references": ["x" * 62], **EDIT}, "speculation.edit", "beside 62 ids"),
-    ],
-)
-async def test_what_cannot_be_references_is_refused_by_name(
-    world: World, table: TokenTable, fields: dict[str, Any], param: str, says: str
-) -> None:
-    body = {"model": "toy", "prompt": "abc", "max_tokens": 2} | fields
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"references": ["x"] * 17}, "references", "references has 17 texts; at most 16 are possible"),
+    ({"references": ["x", 5]}, "references[1]", "references"),
+    ({"references": "x"}, "references", "references"),
+    ({"references": ["x" * 64]}, "references", r"references\[0\] has at least 64 ids"),
+    (
+        {"references": ["x" * 40, "y" * 24]},
+        "references",
+        r"references\[1\] has at least 24 ids beside 40 ids of the other texts .* fewer than 64",
+    ),
+    (
+        {"references": ["x" * 32], "prediction": {"type": "content", "content": "y" * 32}},
+        "references",
+        r"references\[0\] has at least 32 ids beside 32 ids",
+    ),
+    ({"references": ["x" * 3000, "y" * 3000]}, "references", "6000 characters together"),
+    ({"references": ["x"] * 16, **EDIT}, "speculation.edit", "adds a reference"),
+    ({"prompt": [5, 6], **EDIT}, "speculation.edit", "give the prompt as text"),
+    ({"references": ["x" * 62], **EDIT}, "speculation.edit", "beside 62 ids"),
+]
+
+
+async def test_what_cannot_be_references_is_refused_by_name(world: World, table: TokenTable) -> None:
     async with asking(world, table) as (client, verifier, _):
-        with pytest.raises(openai.BadRequestError, match=says) as refused:
-            await client.post("/completions", body=body, cast_to=object)
-    assert refused.value.param == param
+        for fields, param, says in REFUSED:
+            body = {"model": "toy", "prompt": "abc", "max_tokens": 2} | fields
+            with pytest.raises(openai.BadRequestError, match=says) as refused:
+                await client.post("/completions", body=body, cast_to=object)
+            assert refused.value.param == param, fields
     assert not verifier.opened
 
 

@@ -122,8 +122,9 @@ async def test_a_client_that_goes_away_cancels_its_session(world: Any) -> None:
 async def test_a_passed_deadline_ends_the_request_and_the_session(world: Any) -> None:
     verifier = await world.verifier(per_tick=0)
     front = await world.ready(await world.front([verifier.address]))
-    with pytest.raises(Unavailable):
-        await front.client.generate(ids=[5], timeout=0.3)
+    while not verifier.opened:  # on a busy machine the time may be over before the verifier hears of it
+        with pytest.raises(Unavailable):
+            await front.client.generate(ids=[5], timeout=0.3)
     await world.until(lambda: verifier.cancelled)
     assert 0 < verifier.opened[0].time_left_ms <= 300 + 250
 

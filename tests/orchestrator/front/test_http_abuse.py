@@ -15,6 +15,7 @@ from orchestrator.front.http.completion_service import CompletionJob
 from orchestrator.front.http.connections.protocol import BoundedProtocol
 from outrider.tokens import TokenTable
 from outrider.wire.incoming.malformed import MALFORMED
+from tests.in_time import in_time
 from tests.orchestrator.conftest import World
 from tests.orchestrator.front.test_http_completions import HI, asking
 from tests.orchestrator.front.test_http_refusals import TEXT, send
@@ -69,16 +70,15 @@ NOT_HTTP = {
 }
 
 
-@pytest.mark.parametrize("what", NOT_HTTP)
 async def test_what_is_no_http_is_refused_in_the_shape(
-    world: World, table: TokenTable, what: str, caplog: pytest.LogCaptureFixture
+    world: World, table: TokenTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with asking(world, table) as (_, verifier, front):
-        answer = await raw(front.http, NOT_HTTP[what])
-        error = said(answer)["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        assert error["type"] == "invalid_request_error"
-        assert re.fullmatch(r"the bytes cannot be read as HTTP/1\.1: .+", error["message"])
+        for what, data in NOT_HTTP.items():
+            error = said(await raw(front.http, data))["error"]
+            assert set(error) == {"message", "type", "param", "code"}, what
+            assert error["type"] == "invalid_request_error", what
+            assert re.fullmatch(r"the bytes cannot be read as HTTP/1\.1: .+", error["message"]), what
         status, *_ = await asyncio.to_thread(send, front.http, "/health", b"", "GET")
     assert status == 200
     assert not verifier.opened
@@ -180,8 +180,10 @@ async def test_a_request_after_an_answer_that_overtook_another_is_not_cut_off(
             writer.write(b" " * size + HEAD + b"content-length: 3\r\n\r\n{")
             await asyncio.sleep(0.4)
             writer.write(b"}}")
-            rest = await reader.readuntil(b"HTTP/1.1 400")
-    assert rest
+            rest = b""
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                rest = await reader.readuntil(b"HTTP/1.1 400")
+    in_time(rest, "it was cut off")
 
 
 async def test_a_client_that_takes_no_answer_loses_its_connection(
@@ -260,4 +262,4 @@ async def test_a_template_without_an_end_keeps_nobody_waiting(world: World, tabl
         status, answer, _ = await chatting
     assert (status, answer["error"]["param"]) == (400, "messages")
     assert "did not end" in answer["error"]["message"]
-    assert answered < 2.0, "the loop went on in a thread"
+    in_time(answered < 2.0, "the loop went on in a thread")

@@ -31,7 +31,7 @@ LAST_EVENTS = {
     "/v1/messages": "event: message_stop",
 }
 QUICK = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)  # JSON has no others
 ANYTHING = st.recursive(
@@ -48,6 +48,7 @@ class DescribedFront:
         self._host = url.removeprefix("http://")
         self.document = self.ask("GET", "/openapi.json", b"")[1]
         self._schemas: dict[str, Any] = self.document["components"]["schemas"]
+        self._validators: dict[str, Any] = {}
 
     def ask(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(self._host, timeout=100)
@@ -71,8 +72,10 @@ class DescribedFront:
 
     def allows(self, path: str, body: Any) -> bool:
         """Whether the path's schema allows a body."""
-        schema = self.body_of(path) | {"components": self.document["components"]}
-        return bool(jsonschema.Draft202012Validator(schema).is_valid(body))
+        if path not in self._validators:  # to make one takes longer than to use it
+            schema = self.body_of(path) | {"components": self.document["components"]}
+            self._validators[path] = jsonschema.Draft202012Validator(schema)
+        return bool(self._validators[path].is_valid(body))
 
     def values(self, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         """Values that a schema allows, of the parts of JSON Schema that the document has."""

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +15,7 @@ from outrider.runtime.children import ServiceProcess, stop_all
 from outrider.wire.keys import key_digest, new_key
 from speculative.errors import OutriderError
 from tests.certificates import Authority
+from tests.integration.live import until
 from tests.orchestrator.fronts import write_keys
 
 PASSWORD = "hunter2-hunter2"
@@ -66,7 +66,7 @@ def test_a_process_tells_nobody(folder: Path) -> None:
     log, heard = folder / "log", []
     process = ServiceProcess.start("orchestrator", "orchestrator", flags, log_path=log)
     try:
-        process.wait_ready(30)
+        process.wait_ready(250)
         heard.append(Path(f"/proc/{process.pid}/cmdline").read_text())
         for shown in (key, bad, key, key):
             with Client(process.address, api_key=shown) as client:
@@ -77,8 +77,12 @@ def test_a_process_tells_nobody(folder: Path) -> None:
         (folder / "keys").write_text(f"{pasted}\n{json.dumps({'sha256': pasted})}\n")
         secret = files["tls_key"].read_text()
         files["tls_key"].write_text(secret.replace("BEGIN", "BEGUN"))
-        time.sleep(1.2)
-        heard.append(fetch(f"{process.http}/v1/models", key))
+
+        def read_again() -> bool:
+            heard.append(fetch(f"{process.http}/v1/models", key))
+            return "what was read before goes on" in log.read_text()
+
+        until(read_again)
         heard.append(fetch(f"http://{process.metrics}/metrics", key))
     finally:
         stop_all([process], 5)

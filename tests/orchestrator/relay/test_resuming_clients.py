@@ -8,6 +8,7 @@ import pytest
 
 from outrider.client import AsyncClient, Client
 from speculative.errors import InvalidRequest, Unavailable
+from tests.in_time import in_time
 
 LIMIT = 60
 WHOLE = tuple(2 + (position * 7) % 94 for position in range(1, LIMIT))
@@ -36,7 +37,7 @@ async def test_an_answer_goes_on_at_the_next_orchestrator(world: Any, n: int) ->
     for choice in range(n):
         assert tuple(id_ for chunk in seen if chunk.choice == choice for id_ in chunk.ids) == WHOLE
     epochs = {opened.epoch for opened in verifier.opened}
-    assert len(epochs) == 2
+    in_time(len(epochs) == 2, "an orchestrator was taken for dead")
     assert len({opened.seed for opened in verifier.opened if opened.key.choice == 0}) == 1
 
 
@@ -52,7 +53,7 @@ async def test_the_blocking_client_goes_on_as_well(world: Any) -> None:
             return stream.completion().ids
 
     asking = asyncio.create_task(asyncio.to_thread(ask))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     await first.service.stop(0.0)
     assert await asking == WHOLE
 
@@ -70,7 +71,7 @@ async def test_a_full_one_is_passed_over(world: Any) -> None:
     other = await world.ready(await world.front([verifier.address]))
     held = full.client.stream(ids=[5], max_tokens=LIMIT - 1)
     await anext(held)
-    async with AsyncClient(f"{full.address},{other.address}", patience_s=5) as client:
+    async with AsyncClient(f"{full.address},{other.address}", patience_s=60) as client:
         assert (await client.generate(ids=[5], max_tokens=7)).ids == WHOLE[:7]
 
 

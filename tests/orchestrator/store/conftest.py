@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.store import connection
 from tests.redis_server import RedisServer
 
 
@@ -20,8 +21,9 @@ def shared_redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def redis_server(shared_redis: RedisServer) -> RedisServer:
-    """The shared Redis server, running and empty."""
+def redis_server(shared_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisServer:
+    """The shared Redis server, running and empty; it is given as long as a busy machine takes."""
+    monkeypatch.setattr(connection, "TIMEOUT_S", 30.0)
     shared_redis.say("FLUSHALL")
     return shared_redis
 

@@ -192,13 +192,15 @@ async def test_an_announcement_ends(store: SessionStore, monkeypatch: pytest.Mon
     if isinstance(store, MemoryStore):
         now = [0.0]
         store = MemoryStore(lambda: now[0])
-    else:
-        monkeypatch.setattr("orchestrator.store.redis.BELIEVED_MS", 150)
-    await store.announce([WorkerEntry("drafter", "d:1", WorkerState())])
+    entries = [WorkerEntry("drafter", "d:1", WorkerState())]
+    await store.announce(entries)
     assert len(await store.announced()) == 1
     if isinstance(store, MemoryStore):
         now[0] = BELIEVED_S
-    await asyncio.sleep(0.3)
+    else:
+        monkeypatch.setattr("orchestrator.store.redis.BELIEVED_MS", 10)
+        await store.announce(entries)
+        await asyncio.sleep(0.05)
     assert await store.announced() == []
 
 

@@ -17,6 +17,7 @@ from outrider.v1 import common_pb2, generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationStub
 from outrider.wire.channel import open_channel
 from outrider.wire.codec import SessionKey
+from tests.in_time import in_time
 
 LIMIT = 60
 WHOLE = tuple(2 + (position * 7) % 94 for position in range(1, LIMIT))
@@ -129,7 +130,7 @@ async def test_what_a_client_has_is_recorded_soon_after(world: Any, redis_server
         handle = await store.handle(KEY)
     assert handle is not None
     assert (handle.verifier, handle.epoch) == (verifier.address, verifier.opened[0].epoch)
-    assert mean_store_s(front) < TOKEN_PATH_S
+    in_time(mean_store_s(front) < TOKEN_PATH_S)
 
 
 async def during(front: Any, harm: Callable[[], Any], requests: int = 3) -> tuple[float, float]:
@@ -160,9 +161,9 @@ async def test_a_slow_store_slows_no_stream(world: Any, slow: Slow) -> None:
     slow.delay_s = 0.2
     _, front = await served(world, slow.url)
     pause_s, store_s = await during(front, lambda: None)
-    assert pause_s < PAUSE_S
-    assert store_s < TOKEN_PATH_S
-    assert front.sample("store_failures_total") == 0, "slow, but within the limit"
+    in_time(pause_s < PAUSE_S, pause_s)
+    in_time(store_s < TOKEN_PATH_S, store_s)
+    in_time(front.sample("store_failures_total") == 0, "slow, but within the limit")
 
 
 async def test_a_frozen_store_stops_no_stream_and_is_told_all_when_it_wakes(
@@ -170,8 +171,8 @@ async def test_a_frozen_store_stops_no_stream_and_is_told_all_when_it_wakes(
 ) -> None:
     _, front = await served(world, own_redis.url)
     pause_s, store_s = await during(front, own_redis.freeze)
-    assert pause_s < PAUSE_S
-    assert store_s < TOKEN_PATH_S
+    in_time(pause_s < PAUSE_S, pause_s)
+    in_time(store_s < TOKEN_PATH_S, store_s)
     assert front.sample("store_failures_total") > 0
     stream = front.client.stream(ids=[5], session="mine", max_tokens=LIMIT - 1)
     ids = (await anext(stream)).ids
@@ -179,7 +180,7 @@ async def test_a_frozen_store_stops_no_stream_and_is_told_all_when_it_wakes(
     await anext(other)
     began = time.monotonic()
     assert await front.client.cancel("other")
-    assert time.monotonic() - began < PAUSE_S, "what runs here is cancelled with nobody's help"
+    in_time(time.monotonic() - began < PAUSE_S, "what runs here is cancelled with nobody's help")
     assert (await other.completion()).finish_reason == "cancelled"
     own_redis.thaw()
     async with looked_into(own_redis.url) as store:
@@ -207,11 +208,11 @@ async def test_a_store_that_comes_back_empty_is_told_again(world: Any, own_redis
 async def test_a_store_that_was_never_there_is_no_reason_to_refuse(world: Any, tmp_path: Any) -> None:
     _, front = await served(world, f"unix://{tmp_path}/nobody.sock")
     pause_s, store_s = await during(front, lambda: None)
-    assert pause_s < PAUSE_S
-    assert store_s < TOKEN_PATH_S
+    in_time(pause_s < PAUSE_S, pause_s)
+    in_time(store_s < TOKEN_PATH_S, store_s)
     began = time.monotonic()
     assert not await front.client.cancel("nobody")
-    assert time.monotonic() - began < 5
+    in_time(time.monotonic() - began < 5)
 
 
 def rubbish(server: Any) -> None:
@@ -359,8 +360,11 @@ async def test_a_store_that_lost_its_scripts_is_told_them(redis_server: Any) -> 
         assert await store.append([Append(KEY, 1, 1, [8]), Append(KEY, 1, 2, [9])]) == [2, 3]
 
 
-async def test_a_caller_that_goes_away_leaves_no_answer_behind(own_redis: Any) -> None:
+async def test_a_caller_that_goes_away_leaves_no_answer_behind(
+    own_redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An answer that nobody took must not become the answer to the next question."""
+    monkeypatch.setattr("orchestrator.store.connection.TIMEOUT_S", 30.0)
     async with looked_into(own_redis.url) as store:
         keys = [SessionKey("default", f"k{i}") for i in range(20)]
         for place, key in enumerate(keys):
@@ -390,9 +394,10 @@ async def test_an_orchestrator_counts_what_others_have_at_a_verifier(world: Any,
     await anext(held)
     assert verifiers[0].opened
     async with looked_into(redis_server.url) as store, asyncio.timeout(60):
-        await asyncio.sleep(2.5)
-        assert {(it.address, it.model, it.capacity) for it in await store.workers()} == {
-            (address, "toy", 8) for address in addresses
-        }
-    await second.client.generate(ids=[5], max_tokens=1)
+        told: set[tuple[str, str, int]] = set()
+        while told != {(address, "toy", 8) for address in addresses}:
+            await asyncio.sleep(0.02)
+            told = {(it.address, it.model, it.capacity) for it in await store.workers()}
+        while not verifiers[1].opened:  # before the second one has heard of it, it asks the first verifier
+            await second.client.generate(ids=[5], max_tokens=1)
     assert len(verifiers[1].opened) == 1

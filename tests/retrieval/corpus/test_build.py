@@ -134,7 +134,7 @@ def test_builds_killed_at_any_point_leave_the_old_corpus_or_the_new(tmp_path: Pa
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -121,9 +121,9 @@ async def test_references_are_found_copied_from_and_removed(tiny_llama: Path, tm
         ids = live.tokens.encode(LINE * 3)
         await attached.follow(ids[:30])
         reading = asyncio.create_task(attached.drafts())
-        for token in ids[30:40]:  # what is near is looked for beside the lookups, and there for a later one
-            await attached.commit(token)
-            if (await asyncio.wait({reading}, timeout=0.2))[0]:
+        for place in range(10):  # what is near is looked for beside the lookups, and there for a later one
+            await attached.commit(ids[30 + place])
+            if (await asyncio.wait({reading}, timeout=0.2 + place))[0]:
                 break
         assert set((await reading)["dense"]) <= set(ids[30:])
         await attached.follow(ids[:30], alias=250, tenant="other")
@@ -287,6 +287,6 @@ def test_what_cannot_be_used_is_a_reason_not_to_start(
     process = ServiceProcess.start("retrieval", "retrieval_service", [*tokenizer, *flags])
     try:
         with pytest.raises(ServiceFailed, match=says):
-            process.wait_ready(60.0)
+            process.wait_ready(250)
     finally:
         process.stop(5.0)

@@ -19,6 +19,7 @@ from outrider.tokens import TokenTable
 from speculative.errors import EmptySupport, InvalidRequest, Overloaded
 from speculative.grammar import Grammar, GrammarKind
 from tests.conftest import tiny_tokenizer, writing_tokenizer
+from tests.in_time import in_time
 from verifier_service.grammar import vetting
 from verifier_service.grammar.grammars import Grammars
 from verifier_service.grammar.library import MatcherFactory
@@ -341,9 +342,9 @@ async def test_the_loop_goes_on_while_grammars_are_compiled(tokens: TokenTable) 
         while not hostile.done() and count < 20:
             await grammars.matcher(OBJECT, ())
             count += 1
-        assert not hostile.done()
+        in_time(not hostile.done())
         assert count == 20
-        assert time.monotonic() - began < 20 * 0.5
+        in_time(time.monotonic() - began < 20 * 0.5)
         with pytest.raises((InvalidRequest, Overloaded)):
             await hostile
 
@@ -356,7 +357,7 @@ async def test_too_many_at_once_are_refused_with_a_time(
         tasks = [asyncio.create_task(grammars.matcher(regex(f"a{{{n}}}"), ())) for n in range(1, 25)]
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [answer for answer in answers if isinstance(answer, Overloaded)]
-        assert len(refused) == 8
+        in_time(len(refused) == 8, len(refused))
         assert refused[0].retry_after_s > 0
         await grammars.matcher(regex("a{24}"), ())
 
@@ -407,7 +408,7 @@ def test_closing_ends_a_trial() -> None:
     timer.start()
     began = time.monotonic()
     assert vetting.fault(written(hostile))
-    assert time.monotonic() - began < 5
+    in_time(time.monotonic() - began < 5)
     timer.join()
 
 

@@ -111,8 +111,9 @@ def recording() -> tuple[Tracing, Any]:
 
 async def test_a_traced_session_has_a_span_its_rounds_below_it_and_hands_its_context_to_its_sources() -> None:
     tracing, spans = recording()
-    source = FakeSource(lambda view: [])
-    async with serving(NgramLM(8), tracing=tracing) as verifier, running(source) as server:
+    source, target = FakeSource(lambda view: []), NgramLM(8)
+    target.step_s = 0.02  # so that the source is dialled before the answer is over
+    async with serving(target, tracing=tracing) as verifier, running(source) as server:
         request = verifier.request(PROMPT, new=6, sources=[("drafter", server.address)])
         await verifier.stub.Open(request, timeout=100, metadata=((TRACE_KEY, CLIENT),))
         answer = await verifier.read(request)

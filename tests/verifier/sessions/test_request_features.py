@@ -16,6 +16,7 @@ from outrider.v1 import common_pb2
 from speculative.history import History
 from speculative.params import SamplingParams
 from speculative.sampling import process_logits
+from tests.in_time import in_time
 
 STOP = common_pb2.FINISH_REASON_STOP
 LENGTH = common_pb2.FINISH_REASON_LENGTH
@@ -45,7 +46,7 @@ async def test_a_request_ends_where_it_would_without_drafts(kind: str, temperatu
         plain = await verifier.generate(PROMPT, params=params, new=NEW)
         # The oracle goes on past the end, so that there is something to cut.
         drafted = await with_drafts(verifier, [*plain.ids, 5, 7, 9, 5, 7], params=params, new=NEW)
-        assert verifier.nodes("drafter", "accepted") >= min(3, len(plain.ids) - 1)
+        in_time(verifier.nodes("drafter", "accepted") >= min(3, len(plain.ids) - 1))
     assert (drafted.ids, drafted.finished) == (plain.ids, plain.finished)
     end_ids = params.end_ids(EOS)
     assert (plain.finished == STOP) == (plain.ids[-1] in end_ids)
@@ -93,7 +94,7 @@ async def test_logprobs_are_a_softmax_of_the_logits_that_chose() -> None:
             plain = await verifier.generate(PROMPT, **asked)
             drafted = await with_drafts(verifier, plain.ids, **asked)
             assert drafted.ids == plain.ids
-            assert drafted.usage.rounds < plain.usage.rounds, "some were accepted, some are the target's own"
+            in_time(drafted.usage.rounds < plain.usage.rounds, "some are accepted, some the target's own")
             assert drafted.logprobs == plain.logprobs
             assert len(plain.logprobs) == NEW
             for at, found in enumerate(drafted.logprobs):
@@ -145,4 +146,4 @@ async def test_logprobs_of_a_batch_with_drafts_are_those_of_transformers(tiny_ll
                             np.sort(row)[::-1][:20].tolist(), abs=1e-4
                         )
                         assert row[list(found.top_ids)] == pytest.approx(list(found.top_logprobs), abs=1e-4)
-        assert verifier.nodes("drafter", "accepted") > 20
+        in_time(verifier.nodes("drafter", "accepted") > 20)

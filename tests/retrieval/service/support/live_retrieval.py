@@ -131,12 +131,12 @@ async def apart(model: Path, *flags: str) -> AsyncIterator[Live]:
     """A service as a process: FAISS and torch, which made the model, do not go together in one."""
     process = ServiceProcess.start("retrieval", "retrieval_service", ["--tokenizer", str(model), *flags])
     try:
-        await asyncio.to_thread(process.wait_ready, 60.0)
+        await asyncio.to_thread(process.wait_ready, 250.0)
         tokens = TokenTable.from_json((model / "tokenizer.json").read_text())
         async with open_channel(process.address) as channel:
             yield Live(channel, tokens, pid=process.pid)
     finally:
-        assert process.stop(10.0) == 0
+        assert process.stop(60.0) == 0
 
 
 async def refused(call: Any) -> grpc.aio.AioRpcError:
