@@ -8,6 +8,7 @@ import torch
 
 from drafter_service.drafters import load
 from drafter_service.settings import DrafterSettings
+from speculative.errors import InvalidRequest
 from tests.training.conftest import TEXTS, quiet
 from training.heads.block_lm import BlockLM
 from training.heads.boost import FirstDrafter
@@ -89,6 +90,17 @@ def test_a_block_is_drafted_from_the_text_up_to_its_root_alone(options: DistilOp
             expected = head.hidden(alone)[:, root:]
             assert torch.allclose(together[:, at], expected, atol=1e-5)
     assert head.logits(together).shape == (1, 3, 4, frozen.parts.shape.vocabulary_size)
+
+
+@pytest.mark.parametrize("kind", ["lm", "block"])
+def test_a_model_of_another_width_is_refused_before_any_text_is_written(
+    options: DistilOptions, small: Path, tmp_path: Path, kind: str
+) -> None:
+    widened = tmp_path / "widened"
+    BlockLM.widened(str(small), FrozenTarget.load(options.target, "cpu"), 3).write(widened)
+    with pytest.raises(InvalidRequest, match="its last 3 ids are masks: give the model that it was trained"):
+        distil(replace(options, kind=kind, drafter=str(widened)), TEXTS, quiet)
+    assert not any(options.work.iterdir())
 
 
 @pytest.mark.slow

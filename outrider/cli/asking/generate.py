@@ -56,9 +56,10 @@ def check_together(prompt: str | None, options: Options, *, as_json: bool) -> No
         raise usage("give either --prompt or --ids")
     if options["logprobs"] and not as_json:
         raise usage("--logprobs needs --json")
-    for name in () if options["speculation"] else _OF_DRAFTS:
+    off = "--speculation off" if not options["speculation"] else "--nodes 0" if options["nodes"] == 0 else ""
+    for name in _OF_DRAFTS if off else ():
         if options.get(name):
-            raise usage(f"--speculation off and --{name} contradict each other: leave one of the two out")
+            raise usage(f"{off} and --{name} contradict each other: leave one of the two out")
 
 
 def read_schema(value: str) -> str | None:
@@ -88,7 +89,7 @@ def read_grammar(value: str) -> str | None:
 
 
 def read_references(paths: Sequence[str]) -> list[str]:
-    """The texts of these files. Raises CommandFailed for a file that cannot be read, and for too many."""
+    """The texts of these files. Raises CommandFailed for an empty or unreadable file, and for too many."""
     if len(paths) > MAX_REFERENCES:
         raise usage(f"--references is given {len(paths)} times; at most {MAX_REFERENCES} files are possible")
     texts = []
@@ -97,6 +98,8 @@ def read_references(paths: Sequence[str]) -> list[str]:
             texts.append(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise usage(f"--references {path!r} cannot be read as text: {error}") from error
+        if not texts[-1]:
+            raise usage(f"--references {path!r} is empty: an answer cannot copy from it; leave it out")
     return texts
 
 

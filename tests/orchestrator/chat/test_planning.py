@@ -65,6 +65,12 @@ def test_of_allowed_tools_the_model_hears_alone() -> None:
     assert plan(EMBEDDED, tools=[SUB], tool_choice=only("auto", "sub"))[1] == ChatPlan("hermes")
 
 
+def test_a_choice_among_no_tools_is_refused_by_what_it_says() -> None:
+    for mode, says in (("auto", "allows tools"), ("required", "asks for a call")):
+        with pytest.raises(FieldRefused, match=f"tool_choice {says}, but tools is missing"):
+            plan(EMBEDDED, tool_choice=only(mode, "add"))
+
+
 def test_a_required_call_is_of_an_allowed_tool() -> None:
     text, found = plan(EMBEDDED, tools=[SUB, TOOL], tool_choice=only("required", "sub"))
     assert (text, found) == plan(EMBEDDED, tools=[SUB], tool_choice="required")
