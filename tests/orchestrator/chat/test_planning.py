@@ -102,6 +102,24 @@ def test_a_model_without_an_entry_answers_in_text_or_refuses_to_be_made_to_call(
     assert refused.value.param == "tool_choice"
 
 
+def test_the_checkpoint_s_response_template_goes_before_the_table() -> None:
+    response = json.dumps({"start_anchor": "a:", "fields": {"content": {}}})
+
+    def planned_by(template: str, **fields: Any) -> ChatPlan:
+        request = ChatRequest.model_validate({"messages": HI, **fields})
+        return planned(request, Rendered("a:", template, response))[1]
+
+    free = planned_by(EMBEDDED, tools=[TOOL])
+    assert (free.format, json.loads(free.order)["allowed"]) == ("", None)
+    assert json.loads(json.loads(free.order)["tools"]) == [TOOL]
+    for none in (planned_by(EMBEDDED), planned_by(EMBEDDED, tools=[TOOL], tool_choice="none")):
+        assert json.loads(none.order)["allowed"] == []
+    called = planned_by(EMBEDDED, tools=[TOOL], tool_choice="required")
+    assert (called.format, called.order, bool(called.grammar)) == ("hermes", "", True)
+    with pytest.raises(FieldRefused, match="format of this model's tool calls is not known"):
+        planned_by("x", tools=[TOOL], tool_choice="required")
+
+
 def test_effort_reaches_the_template_and_decides_where_reasoning_stands() -> None:
     assert plan(THINKING, reasoning_effort="low")[1].thought is Thought.OPEN
     assert plan(THINKING, reasoning_effort="none")[1].thought is Thought.NONE

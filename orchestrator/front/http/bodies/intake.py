@@ -1,7 +1,10 @@
 """Takes bodies in: receives them within their bounds, and reads them here or in a process."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
 
 from starlette.requests import Request
 
@@ -15,6 +18,7 @@ from orchestrator.front.http.bodies.reading import ReadBody, needs_process, pars
 from orchestrator.front.http.chat.conversation import ChatConversation
 from orchestrator.front.http.chat.planning import Rendered
 from orchestrator.front.message_bounds import most_text_bytes
+from outrider.tokens import ChatTemplate
 
 LEAST_MEMORY = 1 << 27
 """Bytes of memory for bodies that arrive, at least."""
@@ -76,10 +80,17 @@ def body_bounds(targets: Sequence[TargetModel], prompts: int, most_bytes: int) -
     )
 
 
-def _template(target: TargetModel) -> tuple[str, Mapping[str, str]] | None:
+def _template(target: TargetModel) -> ChatTemplate | None:
+    """The model's chat template; without the response template where nothing here can parse by it."""
     if target.chat is None or target.tokens is None:
         return None
-    return target.chat.source, target.chat.tokens
+    return target.chat if parses_here() else replace(target.chat, response="")
+
+
+@cache
+def parses_here() -> bool:
+    """Whether transformers is installed, whose parser reads answers by response templates."""
+    return find_spec("transformers") is not None
 
 
 def _no_conversation(model: str | None, conversation: ChatConversation) -> Rendered:
