@@ -24,6 +24,7 @@ from orchestrator.front.http.fields import (
     JsonSchemaFormat,
     StructuredOutputs,
 )
+from orchestrator.front.http.templated.known_templates import response_template
 from orchestrator.front.http.templated.parse_order import marks_of
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import grammar_to_wire
@@ -179,7 +180,7 @@ def _shown_ids(plan: ChatPlan | None, target: TargetModel) -> frozenset[int]:
     if plan is None or tokens is None:
         return frozenset()
     if plan.order and target.chat is not None:
-        marks = marks_of(target.chat.response)
+        marks = marks_of(response_template(target.chat))
         shown = (id_ for id_ in tokens.special_ids if (tokens.token(id_) or "\n") in marks)
         return frozenset(shown) - target.eos_ids
     if (format_ := format_named(plan.format)) is None:

@@ -12,45 +12,17 @@ import pytest
 from transformers.utils.chat_parsing import parse_response
 
 from orchestrator.front.http.chat.output_parser import Parsed, ParsedCall
+from orchestrator.front.http.templated.known_templates import KNOWN, response_template
 from orchestrator.front.http.templated.parse_order import marks_of, parse_order
 from orchestrator.front.http.templated.response_parsers import MODULE, ChoiceParser, ResponseParsers
 from orchestrator.front.http.templated.template_parser import TemplateParser
+from outrider.tokens import ChatTemplate
 from tests.orchestrator.fronts import soon
 
-CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-# As transformers 5.23 has the templates of these families.
-GEMMA: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": ["<|turn>model\n", "<tool_response|>"],
-    "fields": {
-        "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>"},
-        "tool_calls": {
-            "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
-            "close": "<tool_call|>",
-            "repeats": True,
-            "content": "json",
-            "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
-            "transform": CALL,
-        },
-        "content": {"close": ["<turn|>", "<|tool_response>", "<eos>"]},
-    },
-}
-QWEN: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close": "</think>"},
-        "tool_calls": {
-            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
-            "repeats": True,
-            "content": "xml-inline",
-            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
-            "transform": CALL,
-        },
-        "content": {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"},
-    },
-}
+GLM, GEMMA, QWEN = (
+    json.loads(next(one for one in KNOWN if one.name == name).text())
+    for name in ("glm", "gemma4", "qwen_function")
+)
 ENDLESS = {
     "start_anchor": "a:",
     "fields": {"content": {}, "tool_calls": {"open_pattern": "(?:x|xx|xxx|y?x+y?)+z", "content": "json"}},
@@ -79,6 +51,13 @@ RECORDED: dict[str, tuple[dict[str, Any], str, str, Parsed]] = {
         "<|turn>user\nhi<turn|>\n<|turn>model\n",
         '<|channel>thought\nHm.<channel|><|tool_call>call:look{city:<|"|>Oslo<|"|>}<tool_call|><turn|>',
         Parsed("", "Hm.", (LOOK,)),
+    ),
+    "glm": (
+        GLM,
+        "[gMASK]<sop><|user|>\nhi<|assistant|>\n",
+        "<think>Hm.</think>\nI look.\n<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+        "</tool_call>",
+        Parsed("I look.", "Hm.", (LOOK,)),
     ),
     "text alone": (QWEN, PROMPT, "a < b\n\nc", Parsed("a < b\n\nc")),
 }
@@ -130,6 +109,13 @@ def test_a_call_that_cannot_be_read_or_is_not_allowed_stays_content(text: str, c
 
 def test_what_the_prompt_has_of_an_answer_is_not_said_again() -> None:
     assert parsed(" you.", 2, order(QWEN, PROMPT + "How are")) == Parsed(" you.")
+
+
+def test_a_checkpoint_s_own_template_goes_before_its_family_s() -> None:
+    source = "<|im_start|> <tool_call> <function= <parameter="
+    assert json.loads(response_template(ChatTemplate(source))) == QWEN
+    assert response_template(ChatTemplate(source, response="{}")) == "{}"
+    assert response_template(ChatTemplate("<tool_call> </tool_call> arguments")) == ""
 
 
 def test_marks_are_found_in_literals_and_patterns() -> None:

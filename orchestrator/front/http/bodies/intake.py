@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache
-from importlib.util import find_spec
 
 from starlette.requests import Request
 
@@ -17,6 +15,7 @@ from orchestrator.front.http.bodies.pool import ReaderPool
 from orchestrator.front.http.bodies.reading import ReadBody, needs_process, parse_json, read_value
 from orchestrator.front.http.chat.conversation import ChatConversation
 from orchestrator.front.http.chat.planning import Rendered
+from orchestrator.front.http.templated.known_templates import response_template
 from orchestrator.front.message_bounds import most_text_bytes
 from outrider.tokens import ChatTemplate
 
@@ -81,16 +80,10 @@ def body_bounds(targets: Sequence[TargetModel], prompts: int, most_bytes: int) -
 
 
 def _template(target: TargetModel) -> ChatTemplate | None:
-    """The model's chat template; without the response template where nothing here can parse by it."""
+    """The model's chat template, with the response template by which its answers are parsed."""
     if target.chat is None or target.tokens is None:
         return None
-    return target.chat if parses_here() else replace(target.chat, response="")
-
-
-@cache
-def parses_here() -> bool:
-    """Whether transformers is installed, whose parser reads answers by response templates."""
-    return find_spec("transformers") is not None
+    return replace(target.chat, response=response_template(target.chat))
 
 
 def _no_conversation(model: str | None, conversation: ChatConversation) -> Rendered:

@@ -50,7 +50,6 @@ class TemplateParser:
         self._template = _loaded(asked["template"])
         anchored = self._template.start_anchor_re.search(asked["prompt"]) is not None
         prefix = asked["prompt"] if anchored else ""
-        # What the prompt itself has of the answer was said by the client.
         self._parser = _Lenient(self._template, prefix, tools=json.loads(asked["tools"]))
         self._allowed: list[str] | None = asked["allowed"]
         self._held: list[str] = []
@@ -62,6 +61,8 @@ class TemplateParser:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ParsedCall] = []
+        for event in self._parser.initial_events:  # what the prompt itself has of the answer
+            self._begun = event["type"] == "region_chunk" and (self._begun or not event["text"].isspace())
 
     @property
     def held(self) -> int:
