@@ -2,10 +2,12 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from outrider.cli.access import NOTHING_TO_SHOW, Access
+from outrider.cli.asking.request_flags import Switch
 from outrider.cli.failures import CommandFailed, usage
 from outrider.client import Choice, Client, Completion, Logprob, Usage
 from outrider.client.options import Options
@@ -48,6 +50,28 @@ def parse_criterion(text: str | None) -> dict[str, dict[str, float]] | None:
     if len(numbers) < len(given):
         raise usage(f"--criterion {text!r} gives a parameter twice; give each once")
     return {name: numbers}
+
+
+def options_of(flags: Mapping[str, Any]) -> Options:
+    """The request's options, from the values of the command's flags. Raises CommandFailed."""
+    options = {name: flags[name] for name in Options.__annotations__ if name in flags}
+    of = flags["logprobs_of"]
+    options |= {
+        "ids": None if flags["ids"] is None else parse_ids(flags["ids"], "--ids"),
+        "stop": flags["stop"] or (),
+        "stop_ids": parse_ids(flags["stop_ids"], "--stop-ids"),
+        "json_schema": read_schema(flags["json_schema"]),
+        "choice": flags["choice"] or None,
+        "lark": read_grammar(flags["lark"]),
+        "logprobs_of": None if of is None else of.value,
+        "speculation": flags["speculation"] is Switch.ON,
+        "sources": parse_names(flags["sources"], "--sources"),
+        "learn": flags["learn"] is Switch.ON,
+        "corpora": parse_names(flags["corpora"], "--corpora"),
+        "references": read_references(flags["references"] or ()),
+        "criterion": parse_criterion(flags["criterion"]),
+    }
+    return cast(Options, options)
 
 
 def check_together(prompt: str | None, options: Options, *, as_json: bool) -> None:
