@@ -121,6 +121,10 @@ def test_help_of_a_benchmark_is_its_own() -> None:
             ("distil", "notes", "--kind", "lm", "--target", "t", "--out", "o", "--boost", "0.5"),
             "--boost 0.5 without --boost-of",
         ),
+        (
+            ("edge", "--server", "http://c", "--draft-with", "x", "--bind", "nowhere"),
+            "'nowhere' is not host:",
+        ),
         (("bench", "no_such"), "offline"),
         (("bench", "../setup"), "offline"),
         (("serve", "juggler"), "juggler"),
