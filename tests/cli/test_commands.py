@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -175,6 +176,14 @@ def test_a_value_beyond_its_field_s_range_is_refused_by_name(
     assert done.status == 1
     assert error_of(done.out)["code"] == "INVALID_ARGUMENT"
     assert says in error_of(done.out)["message"]
+
+
+def test_a_taken_port_of_edge_is_told_before_any_model_is_loaded(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run("edge", "--server", "http://127.0.0.1:1", "--draft-with", "/no/model", "--bind", bind)
+    assert done.status == 2
+    assert f"--bind {bind}: Address already in use; give another port" in done.err
 
 
 def test_an_empty_address_is_no_address(run: Run) -> None:

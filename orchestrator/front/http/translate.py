@@ -181,8 +181,8 @@ def _shown_ids(plan: ChatPlan | None, target: TargetModel) -> frozenset[int]:
         return frozenset()
     if plan.order and target.chat is not None:
         marks = marks_of(response_template(target.chat))
-        shown = (id_ for id_ in tokens.special_ids if (tokens.token(id_) or "\n") in marks)
-        return frozenset(shown) - target.eos_ids
+        named = ((id_, tokens.token(id_)) for id_ in tokens.special_ids - target.eos_ids)
+        return frozenset(id_ for id_, name in named if name and name in marks)
     if (format_ := format_named(plan.format)) is None:
         return frozenset()
     return frozenset(id_ for id_ in tokens.special_ids if tokens.token(id_) in (format_.begin, format_.end))

@@ -111,7 +111,7 @@ def test_the_checkpoint_s_response_template_goes_before_the_table() -> None:
 
     free = planned_by(EMBEDDED, tools=[TOOL])
     assert (free.format, json.loads(free.order)["allowed"]) == ("", None)
-    assert json.loads(json.loads(free.order)["tools"]) == [TOOL]
+    assert json.loads(free.order)["tools"] == [TOOL]
     for none in (planned_by(EMBEDDED), planned_by(EMBEDDED, tools=[TOOL], tool_choice="none")):
         assert json.loads(none.order)["allowed"] == []
     called = planned_by(EMBEDDED, tools=[TOOL], tool_choice="required")

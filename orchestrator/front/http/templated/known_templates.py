@@ -12,6 +12,8 @@ from typing import Any
 
 from outrider.tokens import ChatTemplate
 
+MOST_TEMPLATE = 1 << 16
+"""Characters of a checkpoint's template; it goes along with every answer."""
 _NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 _THOUGHTS = {"open": "<think>", "close": "</think>"}
 
@@ -101,9 +103,11 @@ def parses_here() -> bool:
 def response_template(chat: ChatTemplate) -> str:
     """A model's response template as JSON: the checkpoint's own, else the family's.
 
-    Empty: there is none, or nothing here can parse by it.
+    Empty: there is none, it is too long, or nothing here can parse by it.
     """
-    return (chat.response or _of_family(chat.source)) if parses_here() else ""
+    if not parses_here() or len(chat.response) > MOST_TEMPLATE:
+        return ""
+    return chat.response or _of_family(chat.source)
 
 
 @lru_cache(maxsize=16)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-PREFIX = 65_536
+PREFIX = 16_384
 """Characters of the prompt's end that go along: an answer begins behind the last mark of a turn in it."""
-MOST_TOOLS = 1 << 18
+MOST_TOOLS = 1 << 16
 """Characters of the tools' schemas; larger ones stay behind, and arguments keep the types that they have."""
 
 
@@ -22,15 +22,9 @@ def parse_order(
         tools: the functions with their schemas, as the chat template has them.
         allowed: names of the functions that the answer may call; None: any.
     """
-    schemas = json.dumps(tools)
-    return json.dumps(
-        {
-            "template": template,
-            "prompt": prompt[-PREFIX:],
-            "tools": schemas if len(schemas) <= MOST_TOOLS else "[]",
-            "allowed": allowed,
-        }
-    )
+    known = tools if len(json.dumps(tools)) <= MOST_TOOLS else []
+    order = {"template": template, "prompt": prompt[-PREFIX:], "tools": known, "allowed": allowed}
+    return json.dumps(order, ensure_ascii=False)
 
 
 @lru_cache(maxsize=8)

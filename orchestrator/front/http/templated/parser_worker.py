@@ -18,8 +18,8 @@ from orchestrator.front.http.templated.template_parser import TemplateParser
 
 MOST_S = 2
 """Whole seconds of processor time for a message."""
-MEMORY_MIB = 2_048
-"""Address space of the process, in MiB."""
+MEMORY_MIB = 1_024
+"""Address space for answers, in MiB, beside what the libraries have."""
 NICE = 5
 
 
@@ -27,11 +27,8 @@ def main() -> None:
     """Parses until the parent closes the socket."""
     os.nice(NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for the parent
-    for what, most in (
-        (resource.RLIMIT_AS, MEMORY_MIB << 20),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
+    space = _address_space() + (MEMORY_MIB << 20)
+    for what, most in ((resource.RLIMIT_AS, space), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(what, (most, most))
     parsers: dict[int, TemplateParser] = {}
     with socket.socket(fileno=os.dup(0)) as connection, connection.makefile("rwb") as stream:
@@ -44,6 +41,12 @@ def main() -> None:
             data = json.dumps(_parsed(parsers, message)).encode()
             stream.write(LENGTH.pack(len(data)) + data)
             stream.flush()
+
+
+def _address_space() -> int:
+    """Bytes of the process's address space."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _bound() -> None:

@@ -50,7 +50,7 @@ class TemplateParser:
         self._template = _loaded(asked["template"])
         anchored = self._template.start_anchor_re.search(asked["prompt"]) is not None
         prefix = asked["prompt"] if anchored else ""
-        self._parser = _Lenient(self._template, prefix, tools=json.loads(asked["tools"]))
+        self._parser = _Lenient(self._template, prefix, tools=asked["tools"])
         self._allowed: list[str] | None = asked["allowed"]
         self._held: list[str] = []
         """Text of the open region, if the whole region must be read first."""
