@@ -6,8 +6,7 @@ Transformers' parser reads answers by these templates, as it does by a checkpoin
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib.util import find_spec
+from functools import lru_cache
 from typing import Any
 
 from outrider.tokens import ChatTemplate
@@ -94,18 +93,12 @@ KNOWN = (
 """Families whose calls the table of formats does not know."""
 
 
-@cache
-def parses_here() -> bool:
-    """Whether transformers is installed, whose parser reads answers by response templates."""
-    return find_spec("transformers") is not None
-
-
 def response_template(chat: ChatTemplate) -> str:
     """A model's response template as JSON: the checkpoint's own, else the family's.
 
-    Empty: there is none, it is too long, or nothing here can parse by it.
+    Empty: there is none, or it is too long.
     """
-    if not parses_here() or len(chat.response) > MOST_TEMPLATE:
+    if len(chat.response) > MOST_TEMPLATE:
         return ""
     return chat.response or _of_family(chat.source)
 
