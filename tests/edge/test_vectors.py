@@ -1,6 +1,9 @@
 """The published vectors are what this code computes, and hold all that a second implementation needs."""
 
 import json
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,3 +109,13 @@ def test_a_device_written_from_the_page_alone_sends_the_same_windows(name: str) 
         )
     assert sent > 6
     assert not windows
+
+
+def test_javascript_computes_the_same_noise_hashes_and_digests() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no Node.js here")
+    script = Path(__file__).with_name("vectors.mjs")
+    done = subprocess.run([node, script, FOLDER], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "71 of 71 equal" in done.stdout
