@@ -1,6 +1,7 @@
 """`outrider edge`: OpenAI's API on this machine, answered by the cloud while a local model drafts."""
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -97,7 +98,8 @@ def _free(bind: str) -> tuple[str, int]:
     try:
         socket.create_server((host.strip("[]"), int(port)), family=_family(host)).close()
     except OSError as error:
-        raise usage(f"--bind {bind}: {error.strerror}; give another port, or 0 for any free one") from error
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise usage(f"--bind {bind}: {why}; give another port, or 0 for any free one") from error
     return host, int(port)
 
 

@@ -33,7 +33,7 @@ OSLO = "<tool_call>\n<function=look>\n<parameter=city>\nOslo\n</parameter>\n</fu
 LOOK = ParsedCall("look", '{"city": "Oslo"}')
 
 RECORDED: dict[str, tuple[dict[str, Any], str, str, Parsed]] = {
-    "words, then a call": (QWEN, PROMPT, f"I look.\n{OSLO}<|im_end|>", Parsed("I look.", "", (LOOK,))),
+    "words, then a call": (QWEN, PROMPT, f"I look.\n{OSLO}", Parsed("I look.", "", (LOOK,))),
     "thoughts that the prompt began": (
         QWEN,
         PROMPT + "<think>\n",
