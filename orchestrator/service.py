@@ -197,6 +197,7 @@ def _http_server(
     from orchestrator.front.http.bodies.pool import ReaderPool
     from orchestrator.front.http.completion_service import CompletionService
     from orchestrator.front.http.connections.server import HttpServer
+    from orchestrator.front.http.templated.response_parsers import ResponseParsers
     from orchestrator.front.http.translate import AnswerDefaults
 
     settings = context.settings
@@ -206,13 +207,15 @@ def _http_server(
     defaults = AnswerDefaults(
         settings.default_max_tokens, settings.chat_max_tokens, settings.generation_config == "auto"
     )
-    completions = CompletionService(fleet, admission, relay, metrics, limit, intake, defaults)
+    parsers = ResponseParsers()
+    completions = CompletionService(fleet, admission, relay, metrics, limit, intake, defaults, parsers)
     app = make_app(
         completions, answerer, gate, drafters_of, fleet, settings.http_origins, with_page=settings.page
     )
     http = HttpServer(
         app,
         intake,
+        parsers,
         bind,
         front_certificates(settings),
         settings.max_connections,

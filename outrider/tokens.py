@@ -24,6 +24,8 @@ class ChatTemplate:
     """The template's text, in the language of Jinja 2."""
     tokens: Mapping[str, str] = field(default_factory=dict)
     """Names of special tokens that the template may use, such as bos_token, to their text."""
+    response: str = ""
+    """The tokenizer's response template as JSON, by which transformers parses answers; empty: it has none."""
 
 
 def split_revision(name: str) -> tuple[str, str | None]:

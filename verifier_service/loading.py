@@ -246,4 +246,6 @@ def _defaults_to_wire(target: PackedLM) -> common_pb2.Sampling:
 
 def _chat_to_wire(target: PackedLM) -> verifier_pb2.ChatTemplate | None:
     chat = target.chat
-    return None if chat is None else verifier_pb2.ChatTemplate(source=chat.source, tokens=chat.tokens)
+    if chat is None:
+        return None
+    return verifier_pb2.ChatTemplate(source=chat.source, tokens=chat.tokens, response=chat.response)

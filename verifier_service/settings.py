@@ -123,4 +123,6 @@ class VerifierSettings(ModelSettings):
             raise ValueError(
                 f"{unknown[0]!r} is not a batched proposer; choose from {', '.join(BATCHED_PROPOSERS)}"
             )
-        return tuple(dict.fromkeys(names))
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} is named twice; name each proposer once")
+        return names

@@ -220,7 +220,8 @@ class Fleet:
         """
         local = usable_local_sources(target.local_sources, given)
         remote = self._remote_sources(target, tenant)
-        return choose_sources(local, remote, wanted, turn=next(self._turns))
+        idle = set(target.local_sources).difference(local)
+        return choose_sources(local, remote, wanted, turn=next(self._turns), idle=idle)
 
     def sources_instead(
         self,

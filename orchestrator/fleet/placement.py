@@ -148,12 +148,20 @@ def compatible_sources(
     ]
 
 
+_DRAFTS_FROM = {
+    GRAMMAR: "a grammar (a schema, a regular expression, or another format of the answer)",
+    PREDICTION: "a predicted answer",
+    REFERENCES: "reference texts",
+}
+"""What a request must have for a source of this name."""
+
+
 def usable_local_sources(local: Sequence[str], given: Collection[str] = ()) -> tuple[str, ...]:
     """Names of the sources inside a verifier that can draft for a request.
 
     Sources that draft from a part of the request are among them only if `given` names them.
     """
-    return tuple(name for name in local if name in given or name not in (GRAMMAR, PREDICTION, REFERENCES))
+    return tuple(name for name in local if name in given or name not in _DRAFTS_FROM)
 
 
 def source_names(local: Sequence[str], remote: Iterable[SourceInfo]) -> tuple[str, ...]:
@@ -182,7 +190,12 @@ def useful_names(local: Sequence[str], remote: Sequence[SourceInfo]) -> tuple[st
 
 
 def choose_sources(
-    local: Sequence[str], remote: Sequence[SourceInfo], wanted: Sequence[str], *, turn: int = 0
+    local: Sequence[str],
+    remote: Sequence[SourceInfo],
+    wanted: Sequence[str],
+    *,
+    turn: int = 0,
+    idle: Collection[str] = (),
 ) -> tuple[ChosenSource, ...]:
     """One source for each name in `wanted`, or for the most useful names where `wanted` is empty.
 
@@ -195,9 +208,15 @@ def choose_sources(
         local: names of the sources inside the verifier.
         remote: the remote sources that can follow the target.
         turn: any counter; it rotates among equally loaded sources.
+        idle: names of sources inside the verifier that this request gives nothing to draft from.
     """
     names, known = useful_names(local, remote), set(source_names(local, remote))
     if unknown := [name for name in wanted if name not in known]:
+        if (name := unknown[0]) in idle:
+            raise InvalidRequest(
+                f"speculation.sources names {name!r}, which drafts from {_DRAFTS_FROM[name]}, and the "
+                f"request has none: add it, or leave {name!r} out"
+            )
         raise InvalidRequest(
             f"speculation.sources names {unknown[0]!r}, which does not draft for this model; there "
             f"{'is' if len(known) == 1 else 'are'} {', '.join(names) or 'none'}"

@@ -57,7 +57,8 @@ def target_from_wire(message: verifier_pb2.VerifierDescription, tokens: TokenTab
     """The model that a verifier describes, with the tokenizer that the verifier sent."""
     chat = None
     if message.HasField("chat_template"):
-        chat = ChatTemplate(message.chat_template.source, dict(message.chat_template.tokens))
+        given = message.chat_template
+        chat = ChatTemplate(given.source, dict(given.tokens), given.response)
     return TargetModel(
         name=message.model,
         max_length=message.max_length,

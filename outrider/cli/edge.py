@@ -1,7 +1,9 @@
 """`outrider edge`: OpenAI's API on this machine, answered by the cloud while a local model drafts."""
 
 import json
+import os
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -63,9 +65,7 @@ def edge(
     from outrider.edge.endpoint.cloud import Cloud
     from outrider.edge.endpoint.server import EdgeEndpoint
 
-    host, _, port = bind.rpartition(":")
-    if not host or not port.isdigit() or int(port) >= 2**16:
-        raise usage(f"--bind {bind!r} is not host:port")
+    host, port = _free(bind)
     access = Access(api_key_file, ca, cert, cert_key)
     key = access.api_key()
     cloud = Cloud(server, key, ca or None)
@@ -81,13 +81,30 @@ def edge(
             cert=cert or None,
             cert_key=cert_key or None,
         ) as drafter,
-        EdgeEndpoint(drafter, cloud, host, int(port)) as endpoint,
+        EdgeEndpoint(drafter, cloud, host, port) as endpoint,
     ):
         if json_:
             print(json.dumps({"http": endpoint.url}), flush=True)
         else:
             print(f"OpenAI's API: {endpoint.url}/v1; how the device is used: {endpoint.url}/edge", flush=True)
         _wait_for_the_end()
+
+
+def _free(bind: str) -> tuple[str, int]:
+    """Host and port of an address that can be served on now: a model takes long to load."""
+    host, _, port = bind.rpartition(":")
+    if not host or not port.isdigit() or int(port) >= 2**16:
+        raise usage(f"--bind {bind!r} is not host:port")
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=_family(host)).close()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise usage(f"--bind {bind}: {why}; give another port, or 0 for any free one") from error
+    return host, int(port)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if host.startswith("[") else socket.AF_INET
 
 
 def _wait_for_the_end() -> None:

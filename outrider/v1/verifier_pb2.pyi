@@ -155,8 +155,13 @@ class ChatTemplate(_message.Message):
 
     SOURCE_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """The template, in the language of Jinja 2."""
+    response: _builtins.str
+    """The tokenizer's response template as JSON: how transformers divides an answer into reasoning, content and
+    calls of tools. Empty: the tokenizer has none.
+    """
     @_builtins.property
     def tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Special tokens that the template may name beside the messages: bos_token, eos_token, ..."""
@@ -166,10 +171,11 @@ class ChatTemplate(_message.Message):
         *,
         source: _builtins.str = ...,
         tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        response: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["response", b"response", "source", b"source", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,6 +28,12 @@ def bind_failure(what: str, bind: str, role: str, setting: str, error: Exception
     )
 
 
+def check_bindable(what: str, bind: str, role: str, setting: str) -> None:
+    """Raises Unavailable where nothing can be served on an address now; arguments as in `bind_failure`."""
+    if (error := _retried(bind)) is not None:
+        raise bind_failure(what, bind, role, setting, error)
+
+
 def _retried(bind: str) -> OSError | None:
     """The operating system's error for this address; None where the address can be bound now."""
     host, _, port = bind.rpartition(":")

@@ -27,3 +27,16 @@ def test_a_benchmark_is_a_file_or_a_folder_that_python_runs() -> None:
     assert find_benchmark("gpu-step") == BENCHMARKS / "gpu_step.py"
     schemas = (BENCHMARKS.parent / "docs" / "figures").glob("*.schema.json")
     assert benchmark_names(BENCHMARKS) == sorted(path.name.removesuffix(".schema.json") for path in schemas)
+
+
+@pytest.mark.slow
+def test_the_page_is_weighed_and_painted_if_a_browser_is_there(
+    bench: Callable[..., dict[str, Any]],
+) -> None:
+    result = bench("page", "--repeats", "1")
+    file = Path(__file__).parents[2] / "orchestrator/front/http/page/page.html"
+    assert result["bytes"] == file.stat().st_size
+    if result["chromium"] is not None:
+        reached = result["milliseconds_to"]
+        assert reached["first_paint"] <= reached["first_contentful_paint"]
+        assert result["requests"] <= 6

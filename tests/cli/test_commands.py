@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,9 @@ def test_help_of_a_benchmark_is_its_own() -> None:
         ((*PLAIN, "--nodes", "8"), "--speculation off and --nodes contradict each other"),
         ((*PLAIN, "--edit"), "--speculation off and --edit contradict each other"),
         ((*PLAIN, "--references", __file__), "--speculation off and --references contradict each other"),
+        ((*ASKED, "--nodes", "0", "--edit"), "--nodes 0 and --edit contradict each other: leave"),
+        ((*ASKED, "--nodes", "0", "--sources", "lookup"), "--nodes 0 and --sources contradict each other"),
+        ((*ASKED, "--references", "/dev/null"), "--references '/dev/null' is empty"),
         ((*ASKED, "--references", "/no/such.py"), "--references '/no/such.py' cannot be read as text"),
         ((*ASKED, *(17 * ("--references", __file__))), "--references is given 17 times; at most 16 files"),
         ((*PLAIN, "--criterion", "bild"), "--speculation off and --criterion contradict each other"),
@@ -117,6 +121,10 @@ def test_help_of_a_benchmark_is_its_own() -> None:
         (
             ("distil", "notes", "--kind", "lm", "--target", "t", "--out", "o", "--boost", "0.5"),
             "--boost 0.5 without --boost-of",
+        ),
+        (
+            ("edge", "--server", "http://c", "--draft-with", "x", "--bind", "nowhere"),
+            "'nowhere' is not host:",
         ),
         (("bench", "no_such"), "offline"),
         (("bench", "../setup"), "offline"),
@@ -168,6 +176,14 @@ def test_a_value_beyond_its_field_s_range_is_refused_by_name(
     assert done.status == 1
     assert error_of(done.out)["code"] == "INVALID_ARGUMENT"
     assert says in error_of(done.out)["message"]
+
+
+def test_a_taken_port_of_edge_is_told_before_any_model_is_loaded(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run("edge", "--server", "http://127.0.0.1:1", "--draft-with", "/no/model", "--bind", bind)
+    assert done.status == 2
+    assert f"--bind {bind}: Address already in use; give another port" in done.err
 
 
 def test_an_empty_address_is_no_address(run: Run) -> None:

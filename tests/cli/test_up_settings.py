@@ -9,7 +9,9 @@ import pytest
 from outrider.cli.failures import CommandFailed
 from outrider.cli.local.ports import free_address
 from outrider.cli.local.stack import Stack
+from outrider.cli.local.up import run_up
 from outrider.cli.local.up_settings import EMBEDDED, StackOptions, read_up
+from speculative.errors import Unavailable
 
 
 def up(tmp_path: Path, text: str = "", variables: dict[str, str] | None = None, **flags: Any) -> StackOptions:
@@ -149,6 +151,17 @@ def test_ports_are_fixed_ones_or_the_next_that_are_free_and_up_says_so(tmp_path:
         up(tmp_path, bind="127.0.0.1:0", http_bind="127.0.0.1:7000", target="a/b"), "orchestrator"
     )
     assert (asked["--bind"], asked["--http-bind"]) == ("127.0.0.1:0", "127.0.0.1:7000")
+
+
+@pytest.mark.parametrize("setting", ["bind", "http_bind"])
+def test_a_taken_port_is_told_before_any_model_is_looked_for(tmp_path: Path, setting: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        by_flag = up(tmp_path, target="a/b", **{setting: address})
+        by_file = up(tmp_path, f'[up]\ntarget = "a/b"\n[orchestrator]\n{setting} = "{address}"\n')
+        for options in (by_flag, by_file):
+            with pytest.raises(Unavailable, match=f"on {address}: another process uses port"):
+                run_up(options, as_json=True)
 
 
 def test_a_port_that_another_process_has_is_named_with_the_one_in_its_place(

@@ -65,6 +65,32 @@ HTTP_ROUTE: Object = {
     },
 }
 
+# The same for the Gateway API Inference Extension; the example was held against its definition of 2026-08-18.
+INFERENCE_POOL: Object = {
+    "additionalProperties": False,
+    "required": ["selector", "targetPorts", "endpointPickerRef"],
+    "properties": {
+        "selector": {
+            "additionalProperties": False,
+            "required": ["matchLabels"],
+            "properties": {"matchLabels": {"additionalProperties": {"type": "string", "maxLength": 63}}},
+        },
+        "targetPorts": {
+            "maxItems": 8,
+            "items": {"additionalProperties": False, "properties": {"number": {"type": "integer"}}},
+        },
+        "endpointPickerRef": {
+            "additionalProperties": False,
+            "required": ["name", "port"],
+            "properties": {
+                "name": {"type": "string"},
+                "port": {"additionalProperties": False, "properties": {"number": {"type": "integer"}}},
+                "failureMode": {"enum": ["FailOpen", "FailClose"]},
+            },
+        },
+    },
+}
+
 
 def front_ports(objects: list[Object]) -> dict[str, dict[str, int]]:
     """Ports by name of each service, by the service's name."""
@@ -116,6 +142,7 @@ def test_an_inference_pool_selects_the_orchestrators_of_the_chart() -> None:
         if selector.items() <= workload["spec"]["template"]["metadata"]["labels"].items()
     }
     assert found == {"orchestrator"}
+    jsonschema.validate(pool["spec"], INFERENCE_POOL)
     assert pool["spec"]["targetPorts"] == [{"number": HTTP_PORT}]
     jsonschema.validate(route["spec"], HTTP_ROUTE)
     assert route["spec"]["rules"][0]["backendRefs"][0]["name"] == pool["metadata"]["name"]

@@ -18,7 +18,7 @@ from google.protobuf.json_format import MessageToDict
 
 from outrider.edge.backends.gguf_vocabulary import read_vocabulary, vocabulary_digest
 from outrider.edge.controller import Decision
-from outrider.edge.device_session import DeviceSession, Terms
+from outrider.edge.device_session import LEAST_SURVIVAL, DeviceSession, Terms
 from outrider.edge.latency_model import Mode
 from outrider.edge.top_k import TopK
 from outrider.edge.wire import drafts_to_wire
@@ -174,6 +174,10 @@ class Recording:
             "epoch": hex64(terms.epoch),
             "vocabulary_size": WIDTH,
             "end_ids": sorted(terms.end_ids),
+            "limit": terms.limit,
+            "credits": terms.credits,
+            "credits_per_token": terms.credits_per_token,
+            "least_survival": LEAST_SURVIVAL,
             "sampling_bytes": sampling_to_wire(terms.params).SerializeToString().hex(),
             "sampling": MessageToDict(sampling_to_wire(terms.params), preserving_proto_field_name=True),
             "window": DECISION.window,

@@ -44,11 +44,15 @@ def test_a_chat_template_comes_with_the_special_tokens(tiny_llama: Path, tmp_pat
     several = changed(tiny_llama, tmp_path / "several", "tokenizer_config.json", chat_template=named)
     in_a_file = changed(tiny_llama, tmp_path / "file", "tokenizer_config.json")
     (in_a_file / "chat_template.jinja").write_text("from a file")
+    parsed = {"start_anchor": "a:", "fields": {"content": {}}}
+    answers = {"chat_template": "yes", "response_template": parsed}
+    parsing = changed(tiny_llama, tmp_path / "parsing", "tokenizer_config.json", **answers)
 
-    found = [load_tokenizer(str(folder)) for folder in (tiny_llama, plain, several, in_a_file)]
+    found = [load_tokenizer(str(folder)) for folder in (tiny_llama, plain, several, in_a_file, parsing)]
 
     chats = [tokenizer.chat for tokenizer in found if tokenizer is not None]
-    assert [chat and chat.source for chat in chats] == [None, "{{ messages }}", "yes", "from a file"]
+    assert [chat and chat.source for chat in chats] == [None, "{{ messages }}", "yes", "from a file", "yes"]
+    assert [chat.response for chat in chats if chat] == ["", "", "", json.dumps(parsed)]
     assert chats[1] is not None
     assert chats[1].tokens == {"eos_token": "<eos>", "pad_token": "<pad>"}
 

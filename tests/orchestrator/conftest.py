@@ -56,6 +56,8 @@ class FakeVerifier(VerifierServicer):
     """What it describes as end-of-sequence ids; it never ends a session at one of them by itself."""
     chat: str = ""
     """Its chat template."""
+    response: str = ""
+    """Its response template, as JSON."""
     drafts: bool = False
     """Whether every other id was drafted."""
     accepts: str = ""
@@ -112,7 +114,9 @@ class FakeVerifier(VerifierServicer):
             contract=self.contract,
             weights_digest=self.weights,
             sampling_defaults=common_pb2.Sampling(**self.samples),
-            chat_template=verifier_pb2.ChatTemplate(source=self.chat, tokens={"eos_token": "<eos>"})
+            chat_template=verifier_pb2.ChatTemplate(
+                source=self.chat, tokens={"eos_token": "<eos>"}, response=self.response
+            )
             if self.chat
             else None,
         )

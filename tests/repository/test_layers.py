@@ -219,6 +219,8 @@ LAYERS = {
         ),
         (*RPC, "fastapi", "starlette", "uvicorn", "h11", "pydantic", "pydantic_core", "jinja2"),
     ),
+    # Belongs to a process of its own, which the front starts and never imports.
+    "orchestrator.front.http.templated.template_parser": Layer(("orchestrator",), ("transformers",)),
     "training": Layer(
         ("speculative", "outrider.lm", "outrider.tokens", "outrider.near_copies"),
         ("numpy", "tokenizers", *TORCH),
@@ -281,6 +283,8 @@ def test_modules_import_only_what_their_layer_may(package: str) -> None:
         ("orchestrator.store.ledger", "import redis"),
         ("orchestrator.front.grpc", "import fastapi"),
         ("orchestrator.front.http.app", "import torch"),
+        ("orchestrator.front.http.app", "import transformers"),
+        ("orchestrator.front.http.templated.template_parser", "import torch"),
         ("orchestrator.fleet.fleet", "from orchestrator.relay.relay import Relay"),
         ("orchestrator.fleet.fleet", "from orchestrator.admitted_request import Speculation"),
         ("orchestrator.relay.relay", "from orchestrator.front.admission import admit"),

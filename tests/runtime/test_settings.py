@@ -219,3 +219,8 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_setting_moves_the_cache_or_switches_it_off(given: str, folder: Path | None) -> None:
     settings = read_settings(VerifierSettings, ["--model", "x", "--cache-dir", given], {})
     assert settings.cache_dir == folder
+
+
+def test_a_proposer_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="'jacobi' is named twice; name each proposer once"):
+        read_settings(VerifierSettings, ["--model", "m", "--proposers", "jacobi,jacobi"])

@@ -8,6 +8,7 @@ import torch
 
 from drafter_service.drafters import load
 from drafter_service.settings import DrafterSettings
+from speculative.errors import InvalidRequest
 from tests.training.conftest import TEXTS, quiet
 from training.heads.block_lm import BlockLM
 from training.heads.boost import FirstDrafter
@@ -102,6 +103,17 @@ def test_a_block_learns_the_tokens_behind_the_one_that_the_target_adds_to_a_root
         (first, _), *_ = unrolled(head, ids, frozen.features(ids), 3, roots)
         expected = head.logits(head.hidden(ids)[:, roots + 1])
     assert torch.allclose(first, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["lm", "block"])
+def test_a_model_of_another_width_is_refused_before_any_text_is_written(
+    options: DistilOptions, small: Path, tmp_path: Path, kind: str
+) -> None:
+    widened = tmp_path / "widened"
+    BlockLM.widened(str(small), FrozenTarget.load(options.target, "cpu"), 3).write(widened)
+    with pytest.raises(InvalidRequest, match="its last 3 ids are masks: give the model that it was trained"):
+        distil(replace(options, kind=kind, drafter=str(widened)), TEXTS, quiet)
+    assert not any(options.work.iterdir())
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from training.heads.lessons import Lessons, features_of, written_rows
 from training.heads.look_ahead import TrainedLookAhead
 from training.heads.recipe import BLOCK, LM, MEDUSA, PASS, DistilOptions, checked, epochs_of, measured_depth
 from training.heads.rows import TrainingText, beginnings, fixed_rows, read_text, row_counts
-from training.heads.small_lm import SmallLM
+from training.heads.small_lm import SmallLM, check_width
 from training.heads.unrolled import TrainedHead, new_eagle, new_medusa
 from training.loop import Run, Settings, TrainingProgress
 
@@ -61,6 +61,8 @@ def distil(options: DistilOptions, documents: Iterable[str], progress: DistilPro
     for flag, other in (("--drafter", options.drafter), ("--boost-of", options.boost_of)):
         if other is not None and _table(other).digest != table.digest:
             raise InvalidRequest(f"{flag} {other!r} has another tokenizer than the target {options.target!r}")
+        if other is not None and options.kind in (LM, BLOCK):
+            check_width(flag, other, target)
     text = read_text(table, target.eos, documents, options.past, options.held_out, options.window)
     same_settings(
         options.work / "data.json",

@@ -7,12 +7,29 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
+from outrider.lm.load.masks import mask_ids
 from outrider.lm.load.model import load_model
 from outrider.lm.load.source import ModelSource
 from speculative.errors import InvalidRequest
 from training.heads.frozen import FrozenTarget
+
+
+def check_width(flag: str, source: str, target: FrozenTarget) -> None:
+    """Reads a model's configuration. Raises InvalidRequest where it has not as many logits as the target.
+
+    Args:
+        flag: the flag that names the model.
+    """
+    where = ModelSource.of(source)
+    config = AutoConfig.from_pretrained(where.name, trust_remote_code=False, **where.arguments)
+    size, wanted = config.get_text_config().vocab_size, target.parts.shape.vocabulary_size
+    if size == wanted:
+        return
+    masks = len(mask_ids(config, size))
+    hint = f", since its last {masks} ids are masks: give the model that it was trained from" if masks else ""
+    raise InvalidRequest(f"{flag} {source!r} has {size} logits, and the target has {wanted}{hint}")
 
 
 class SmallLM(torch.nn.Module):
@@ -35,9 +52,7 @@ class SmallLM(torch.nn.Module):
         """Loads a model to be trained. Raises OutriderError where it cannot draft for the target."""
         model = load_model(source, device=str(target.device), dtype="float32")
         model.set_attn_implementation("sdpa")
-        size, wanted = FrozenTarget(model).parts.shape.vocabulary_size, target.parts.shape.vocabulary_size
-        if size != wanted:
-            raise InvalidRequest(f"--drafter {source!r} has {size} logits, and the target has {wanted}")
+        FrozenTarget(model)  # refuses a model whose parts cannot be found
         return cls(source, model.requires_grad_(True))
 
     def hidden(self, ids: torch.Tensor) -> torch.Tensor:

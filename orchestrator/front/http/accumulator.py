@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.admitted_request import AdmittedRequest
+from orchestrator.front.http.chat.output_parser import Parsed
 from orchestrator.front.http.chat.plan import Thought
 from orchestrator.front.http.chat.reasoning_count import ReasoningCount
 from orchestrator.relay.delivery import Delivered, Delta, Event, Finished, PromptScored, Started
@@ -37,6 +38,8 @@ class Piece:
     """stop or length in the choice's last piece; None in all others."""
     first: bool = False
     """Whether this is the choice's first piece."""
+    parsed: Parsed | None = None
+    """What the text adds to a message, where a response template says so; None: nobody parsed the text."""
 
 
 def _no_reasoning() -> ReasoningCount:

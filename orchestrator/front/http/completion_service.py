@@ -16,7 +16,7 @@ from orchestrator.front.auth import Caller
 from orchestrator.front.concurrency import ConcurrencyLimit
 from orchestrator.front.copied_texts import encode_copied, with_document
 from orchestrator.front.http import translate
-from orchestrator.front.http.accumulator import AnswerAccumulator
+from orchestrator.front.http.accumulator import AnswerAccumulator, Piece
 from orchestrator.front.http.bodies.bounds import BodyKind
 from orchestrator.front.http.bodies.fill_in_middle import fill_in_middle
 from orchestrator.front.http.bodies.intake import BodyIntake
@@ -27,6 +27,7 @@ from orchestrator.front.http.chat.reasoning_count import ReasoningCount
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import CompletionFields, GenerationFields
 from orchestrator.front.http.openai_format import ChatCompletionFormat, CompletionFormat, TextCompletionFormat
+from orchestrator.front.http.templated.response_parsers import AnswerParsing, ResponseParsers
 from orchestrator.front.reservation import Reservation, reserved
 from orchestrator.metrics import RequestMetrics
 from orchestrator.relay.delivery import Event
@@ -69,6 +70,11 @@ class CompletionJob:
     id: str
     chat: ChatPlan | None
     """How the answer to a conversation is parsed; None: the body asks for no such answer."""
+    parsing: AnswerParsing
+
+    async def parsed(self, piece: Piece) -> Piece:
+        """The piece, parsed by the checkpoint's response template where the answer is."""
+        return await self.parsing.parsed(piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ class CompletionService:
         limit: ConcurrencyLimit,
         intake: BodyIntake,
         defaults: translate.AnswerDefaults,
+        parsers: ResponseParsers,
     ) -> None:
         self._fleet = fleet
         self._admission = admission
@@ -99,6 +106,7 @@ class CompletionService:
         self._metrics = metrics
         self._limit = limit
         self._defaults = defaults
+        self._parsers = parsers
         self._long_texts = asyncio.Semaphore(1)
         self.intake = intake
         """Receives and reads the bodies."""
@@ -151,6 +159,8 @@ class CompletionService:
                     yield event
             except InvalidRequest as error:
                 raise translate.renamed(error, job.body) from error
+            finally:
+                job.parsing.close()
 
     async def token_ids(self, prompt: Prompt, target: TargetModel, *, add_special: bool) -> Sequence[int]:
         """Token ids of a prompt. Of long texts one at a time is tokenized. Raises InvalidRequest."""
@@ -193,7 +203,10 @@ class CompletionService:
             silent=translate.prompt_alone(body),
             reasoning=partial(ReasoningCount, target.tokens, thought),
         )
-        return CompletionJob(body, caller, target, format_, tuple(requests), answers, seed, name, read.chat)
+        parsing = AnswerParsing(self._parsers, "" if read.chat is None else read.chat.order)
+        return CompletionJob(
+            body, caller, target, format_, tuple(requests), answers, seed, name, read.chat, parsing
+        )
 
     async def _answer(self, request: AdmittedRequest, job: CompletionJob) -> AsyncGenerator[Event, None]:
         with self._metrics.begin() as measure:

@@ -14,13 +14,15 @@ from speculative.errors import InvalidRequest
 # What a field of several types takes; the library reports a fault for each of the types.
 _TAKES = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists, and no list empty",
-    "stop": "a string or a list of strings",
+    "stop": "a string or a list of strings, of at most 256 bytes each",
     "content": "a string, or a list of parts of type text",
     "best_of": "1",
     "json_object": "true",
     "tool_choice": 'auto, none, required, {"type": "function", "function": {"name"}}, or an object of type '
     "allowed_tools",
 }
+_OF_PYTHON = re.compile("a valid dictionary( or (instance of [A-Za-z]+|object to extract fields from))?")
+"""What the library calls a JSON object."""
 _TRIED = {"str", "int", "bool", "float", "dict", "list", "text_"}
 
 
@@ -51,23 +53,30 @@ def _refused(
 ) -> FieldRefused:
     if kind == UNKNOWN_FIELD:
         name = _shortened(details["name"])
-        return _not_supported(f"{place}.{name}" if (place := _place(parts)) else name)
+        return not_supported(f"{place}.{name}" if (place := _place(parts)) else name)
     place = _place(parts)
     if kind == NOT_SUPPORTED:
-        return _not_supported(place)
+        return not_supported(place)
     if not parts:
         return FieldRefused(None, "the body must be a JSON object, sent as application/json")
     if kind == "missing":
         return FieldRefused(place, f"{place} is missing")
     if kind in (TOO_MANY, "too_long") and isinstance(value, list | dict):
         return FieldRefused(place, f"{place} has {len(value)} entries; give at most {details['max_length']}")
+    if kind == "too_long" and isinstance(value, str):
+        return FieldRefused(
+            place, f"{place} has {len(value)} characters; give at most {details['max_length']}"
+        )
     last = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
     says_itself = kind in (TAKES, "string_too_long")
-    wanted = why if says_itself or last not in _TAKES else f"it must be {_TAKES[last]}"
+    wanted = _OF_PYTHON.sub("an object", why)
+    if not says_itself and last in _TAKES:
+        wanted = f"it must be {_TAKES[last]}"
     return FieldRefused(place, f"{place} is {quoted(value)}: {wanted}")
 
 
-def _not_supported(place: str) -> FieldRefused:
+def not_supported(place: str) -> FieldRefused:
+    """The refusal of a field that no body of its kind has."""
     return FieldRefused(place, f"{place or 'a field without a name'} is not supported here; leave it out")
 
 

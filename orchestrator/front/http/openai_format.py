@@ -105,7 +105,7 @@ class ChatCompletionFormat:
         """
         role = {"role": "assistant"} if piece.first else {}
         message = self._messages.setdefault(piece.index, ChatMessage(self._plan))
-        delta = message.delta(piece.text, last=piece.finish is not None)
+        delta = message.delta(piece.text, last=piece.finish is not None, parsed=piece.parsed)
         if not delta and (piece.ids or piece.first):
             delta = {"content": ""}
         return {"index": piece.index, "delta": role | delta, **self._ending(piece, message)}
@@ -113,7 +113,12 @@ class ChatCompletionFormat:
     def whole(self, piece: Piece) -> dict[str, Any]:
         """A choice in a whole answer."""
         message = ChatMessage(self._plan)
-        said = {"role": "assistant", "content": None, "refusal": None, **message.whole(piece.text)}
+        said = {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            **message.whole(piece.text, piece.parsed),
+        }
         return {"index": piece.index, "message": said, **self._ending(piece, message)}
 
     def _ending(self, piece: Piece, message: ChatMessage) -> dict[str, Any]:

@@ -99,6 +99,7 @@ class _Answer:
 
     async def _choice(self, piece: Piece, *, whole: bool) -> bytes:
         """A choice as JSON."""
+        piece = await self._job.parsed(piece)
         form = self._job.format.whole if whole else self._job.format.chunk
         # Log-probabilities of a long answer take long to format: a thread lets the loop in now and then.
         long = whole and len(piece.logprobs) > LONG_ANSWER

@@ -24,6 +24,8 @@ from orchestrator.front.http.fields import (
     JsonSchemaFormat,
     StructuredOutputs,
 )
+from orchestrator.front.http.templated.known_templates import response_template
+from orchestrator.front.http.templated.parse_order import marks_of
 from outrider.v1 import common_pb2, generation_pb2
 from outrider.wire.codec import grammar_to_wire
 from outrider.wire.criteria import criterion_of
@@ -174,10 +176,15 @@ def renamed(error: InvalidRequest, body: GenerationFields | None) -> InvalidRequ
 
 def _shown_ids(plan: ChatPlan | None, target: TargetModel) -> frozenset[int]:
     """Ids of special tokens that the parser of the answer looks for."""
-    format_ = None if plan is None else format_named(plan.format)
-    if format_ is None or target.tokens is None:
-        return frozenset()
     tokens = target.tokens
+    if plan is None or tokens is None:
+        return frozenset()
+    if plan.order and target.chat is not None:
+        marks = marks_of(response_template(target.chat))
+        named = ((id_, tokens.token(id_)) for id_ in tokens.special_ids - target.eos_ids)
+        return frozenset(id_ for id_, name in named if name and name in marks)
+    if (format_ := format_named(plan.format)) is None:
+        return frozenset()
     return frozenset(id_ for id_ in tokens.special_ids if tokens.token(id_) in (format_.begin, format_.end))
 
 

@@ -2,10 +2,12 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from outrider.cli.access import NOTHING_TO_SHOW, Access
+from outrider.cli.asking.request_flags import Switch
 from outrider.cli.failures import CommandFailed, usage
 from outrider.client import Choice, Client, Completion, Logprob, Usage
 from outrider.client.options import Options
@@ -50,15 +52,38 @@ def parse_criterion(text: str | None) -> dict[str, dict[str, float]] | None:
     return {name: numbers}
 
 
+def options_of(flags: Mapping[str, Any]) -> Options:
+    """The request's options, from the values of the command's flags. Raises CommandFailed."""
+    options = {name: flags[name] for name in Options.__annotations__ if name in flags}
+    of = flags["logprobs_of"]
+    options |= {
+        "ids": None if flags["ids"] is None else parse_ids(flags["ids"], "--ids"),
+        "stop": flags["stop"] or (),
+        "stop_ids": parse_ids(flags["stop_ids"], "--stop-ids"),
+        "json_schema": read_schema(flags["json_schema"]),
+        "choice": flags["choice"] or None,
+        "lark": read_grammar(flags["lark"]),
+        "logprobs_of": None if of is None else of.value,
+        "speculation": flags["speculation"] is Switch.ON,
+        "sources": parse_names(flags["sources"], "--sources"),
+        "learn": flags["learn"] is Switch.ON,
+        "corpora": parse_names(flags["corpora"], "--corpora"),
+        "references": read_references(flags["references"] or ()),
+        "criterion": parse_criterion(flags["criterion"]),
+    }
+    return cast(Options, options)
+
+
 def check_together(prompt: str | None, options: Options, *, as_json: bool) -> None:
     """Raises CommandFailed where options contradict each other or need one another."""
     if (prompt is None) == (options["ids"] is None):
         raise usage("give either --prompt or --ids")
     if options["logprobs"] and not as_json:
         raise usage("--logprobs needs --json")
-    for name in () if options["speculation"] else _OF_DRAFTS:
+    off = "--speculation off" if not options["speculation"] else "--nodes 0" if options["nodes"] == 0 else ""
+    for name in _OF_DRAFTS if off else ():
         if options.get(name):
-            raise usage(f"--speculation off and --{name} contradict each other: leave one of the two out")
+            raise usage(f"{off} and --{name} contradict each other: leave one of the two out")
 
 
 def read_schema(value: str) -> str | None:
@@ -88,7 +113,7 @@ def read_grammar(value: str) -> str | None:
 
 
 def read_references(paths: Sequence[str]) -> list[str]:
-    """The texts of these files. Raises CommandFailed for a file that cannot be read, and for too many."""
+    """The texts of these files. Raises CommandFailed for an empty or unreadable file, and for too many."""
     if len(paths) > MAX_REFERENCES:
         raise usage(f"--references is given {len(paths)} times; at most {MAX_REFERENCES} files are possible")
     texts = []
@@ -97,6 +122,8 @@ def read_references(paths: Sequence[str]) -> list[str]:
             texts.append(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise usage(f"--references {path!r} cannot be read as text: {error}") from error
+        if not texts[-1]:
+            raise usage(f"--references {path!r} is empty: an answer cannot copy from it; leave it out")
     return texts
 
 

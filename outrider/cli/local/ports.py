@@ -1,13 +1,25 @@
-"""Default ports of `outrider up`: fixed ports, or the next free ports."""
+"""Ports of `outrider up`: those that the user names, else fixed ports, or the next free ports."""
 
 import socket
 
 from outrider.cli.failures import CommandFailed
+from outrider.cli.local.up_settings import StackOptions
+from outrider.wire.bind_errors import check_bindable
 
 GRPC_PORT = 50051
 HTTP_PORT = 8000
 TRIED = 100
 """Number of consecutive ports that are tried."""
+
+
+def check_ports(options: StackOptions) -> None:
+    """Raises Unavailable where an address that the user named cannot be served on.
+
+    `up` asks before it downloads and loads models, which may take long.
+    """
+    for what, setting, asked in (("gRPC", "bind", options.bind), ("HTTP", "http_bind", options.http_bind)):
+        if bind := asked or options.overrides.text("orchestrator", setting):
+            check_bindable(what, bind, "orchestrator", setting)
 
 
 def free_address(first: int) -> str:

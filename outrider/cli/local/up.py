@@ -10,6 +10,7 @@ from types import FrameType
 
 from outrider.cli.failures import INTERRUPTED
 from outrider.cli.local.announcement import announcement
+from outrider.cli.local.ports import check_ports
 from outrider.cli.local.progress_view import DownloadProgress, LoadProgress, standard_error
 from outrider.cli.local.stack import Stack, check_installed
 from outrider.cli.local.up_settings import StackOptions
@@ -48,6 +49,7 @@ def run_up(options: StackOptions, *, as_json: bool) -> int:
     try:
         with stoppable():
             check_installed()
+            check_ports(options)
             from outrider.cli.local.models import ready_models  # imports libraries that a client lacks
 
             models = ready_models(options, DownloadProgress(standard_error()), _say)

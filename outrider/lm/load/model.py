@@ -4,6 +4,7 @@ Reads Hugging Face folders and ids; a folder is never looked up on the network. 
 passes.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,7 +194,9 @@ def _chat_template(tokenizer: Any) -> ChatTemplate | None:
     if not source:
         return None
     named = tokenizer.special_tokens_map.items()
-    return ChatTemplate(source, {name: str(token) for name, token in named if name.endswith("_token")})
+    tokens = {name: str(token) for name, token in named if name.endswith("_token")}
+    response = getattr(tokenizer, "response_template", None)
+    return ChatTemplate(source, tokens, json.dumps(response) if isinstance(response, dict) else "")
 
 
 def _check_readable(path: Path) -> None:

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.front.http.bodies import pool as pool_module
+from orchestrator.front.http import spawning
 from orchestrator.front.http.bodies.bounds import BodyBounds, BodyKind
 from orchestrator.front.http.bodies.frames import BodyTask
 from orchestrator.front.http.bodies.pool import MODULE, ReaderPool
 from orchestrator.front.http.bodies.reading import ReadBody, parse_json, read_value
 from orchestrator.front.http.field_faults import FieldRefused
 from orchestrator.front.http.fields import CompletionFields
+from outrider.tokens import ChatTemplate
 from speculative.errors import OutriderError, Unavailable
 from tests.in_time import in_time
 
@@ -44,7 +45,7 @@ class Pool:
 
     async def read(self, kind: BodyKind, body: Any, template: str = "", owner: str = "me") -> ReadBody:
         data = bytearray(body if isinstance(body, bytes) else json.dumps(body).encode())
-        task = BodyTask(kind, len(data), BOUNDS, {"toy": (template, {"eos_token": "</s>"})})
+        task = BodyTask(kind, len(data), BOUNDS, {"toy": ChatTemplate(template, {"eos_token": "</s>"})})
         return await self.pool.read(task, data, owner)
 
     async def rendered(self, template: str, owner: str = "me") -> str:
@@ -189,15 +190,15 @@ async def test_what_waits_when_the_pool_stops_is_told(pool: Pool) -> None:
 async def test_a_pool_that_stops_while_a_process_starts_leaves_none_behind(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawn = pool_module._spawn
+    spawn = spawning._spawn
     begun = threading.Event()
 
-    def slow(theirs: socket.socket) -> Any:
+    def slow(module: str, theirs: socket.socket) -> Any:
         begun.set()
         time.sleep(0.2)
-        return spawn(theirs)
+        return spawn(module, theirs)
 
-    monkeypatch.setattr(pool_module, "_spawn", slow)
+    monkeypatch.setattr(spawning, "_spawn", slow)
     reading = asyncio.create_task(pool.rendered("ok"))
     await asyncio.to_thread(begun.wait)
     await pool.pool.stop()

@@ -206,3 +206,18 @@ async def test_json_in_pieces_is_the_json() -> None:
     ]
     for value in values:
         assert await json_in_pieces(value) == json_bytes(value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"speculation": []}, r"speculation is \[\]: Input should be an object$"),
+        ({"prediction": "x"}, "prediction is 'x': Input should be an object$"),
+        ({"model": "a" * 300}, "model has 300 characters; give at most 256$"),
+        ({"stop": "a" * 300}, "stop has 300 characters; give at most 256$"),
+        ({"stop": 5}, "a list of strings, of at most 256 bytes each$"),
+    ],
+)
+def test_a_refusal_speaks_of_json_and_not_of_python(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(FieldRefused, match=says):
+        read_value(BodyKind.COMPLETION, {"prompt": "a", **fields}, BOUNDS, rendered)

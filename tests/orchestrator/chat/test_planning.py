@@ -65,6 +65,12 @@ def test_of_allowed_tools_the_model_hears_alone() -> None:
     assert plan(EMBEDDED, tools=[SUB], tool_choice=only("auto", "sub"))[1] == ChatPlan("hermes")
 
 
+def test_a_choice_among_no_tools_is_refused_by_what_it_says() -> None:
+    for mode, says in (("auto", "allows tools"), ("required", "asks for a call")):
+        with pytest.raises(FieldRefused, match=f"tool_choice {says}, but tools is missing"):
+            plan(EMBEDDED, tool_choice=only(mode, "add"))
+
+
 def test_a_required_call_is_of_an_allowed_tool() -> None:
     text, found = plan(EMBEDDED, tools=[SUB, TOOL], tool_choice=only("required", "sub"))
     assert (text, found) == plan(EMBEDDED, tools=[SUB], tool_choice="required")
@@ -94,6 +100,24 @@ def test_a_model_without_an_entry_answers_in_text_or_refuses_to_be_made_to_call(
     with pytest.raises(FieldRefused, match="format of this model's tool calls is not known") as refused:
         plan("x", tools=[TOOL], tool_choice={"type": "function", "function": {"name": "add"}})
     assert refused.value.param == "tool_choice"
+
+
+def test_the_checkpoint_s_response_template_goes_before_the_table() -> None:
+    response = json.dumps({"start_anchor": "a:", "fields": {"content": {}}})
+
+    def planned_by(template: str, **fields: Any) -> ChatPlan:
+        request = ChatRequest.model_validate({"messages": HI, **fields})
+        return planned(request, Rendered("a:", template, response))[1]
+
+    free = planned_by(EMBEDDED, tools=[TOOL])
+    assert (free.format, json.loads(free.order)["allowed"]) == ("", None)
+    assert json.loads(free.order)["tools"] == [TOOL]
+    for none in (planned_by(EMBEDDED), planned_by(EMBEDDED, tools=[TOOL], tool_choice="none")):
+        assert json.loads(none.order)["allowed"] == []
+    called = planned_by(EMBEDDED, tools=[TOOL], tool_choice="required")
+    assert (called.format, called.order, bool(called.grammar)) == ("hermes", "", True)
+    with pytest.raises(FieldRefused, match="format of this model's tool calls is not known"):
+        planned_by("x", tools=[TOOL], tool_choice="required")
 
 
 def test_effort_reaches_the_template_and_decides_where_reasoning_stands() -> None:

@@ -90,6 +90,15 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
         choose_sources((), [], ["lookup"])
 
 
+@pytest.mark.parametrize(
+    ("name", "wants"),
+    [("grammar", "a schema"), ("prediction", "a predicted answer"), ("references", "texts")],
+)
+def test_a_source_that_has_nothing_to_draft_from_is_refused_by_what_it_needs(name: str, wants: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"'{name}', which drafts from .*{wants}.*the request has none"):
+        choose_sources(LOCAL, [], [name], idle={"grammar", "prediction", "references"})
+
+
 def order(*workers: VerifierInfo, **how: str) -> list[str]:
     return [worker.address for worker in rank_verifiers(workers, "m", **how)]
 

@@ -1,6 +1,7 @@
 """What ordinary OpenAI programs do, with the openai client; the verifier's model is arithmetic."""
 
 import asyncio
+import json
 from typing import Any
 
 import httpx2
@@ -122,6 +123,28 @@ async def test_usage_counts_reasoning_apart(world: World, table: TokenTable) -> 
         assert usage is not None
         assert usage.completion_tokens_details is not None
         assert usage.completion_tokens_details.reasoning_tokens == usage.completion_tokens == 6
+
+
+async def test_answers_are_parsed_by_the_checkpoint_s_response_template(
+    world: World, table: TokenTable
+) -> None:
+    text = expected(table, 1, 12)[1]
+    marks = {"open": text[3:5], "close": text[8:10]}
+    response = {"start_anchor": "1", "fields": {"reasoning_content": marks, "content": {}}}
+    template = {"chat": "{{ messages | length }}", "response": json.dumps(response)}
+    async with asking(world, table, **template) as (client, _, _):
+        answer = await client.chat.completions.create(model="toy", messages=HI, max_tokens=12)
+        stream = await client.chat.completions.create(model="toy", messages=HI, max_tokens=12, stream=True)
+        deltas = [event.choices[0].delta async for event in stream]
+        other = await client.responses.create(model="toy", input="hi", max_output_tokens=12)
+    message = answer.choices[0].message
+    assert (message.content, message.model_extra) == (
+        text[:3] + text[10:],
+        {"reasoning_content": text[5:8]},
+    )
+    assert "".join(delta.content or "" for delta in deltas) == message.content == other.output_text
+    thoughts = [(delta.model_extra or {}).get("reasoning_content", "") for delta in deltas]
+    assert "".join(thoughts) == text[5:8]
 
 
 async def test_chat_goes_on_to_the_end_of_the_context(world: World, table: TokenTable) -> None:

@@ -129,6 +129,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a truncation": ({"truncation": "auto"}, "truncation"),
     "log-probabilities": ({"include": ["message.output_text.logprobs"]}, "include"),
     "an unknown field": ({"colour": "red"}, "colour"),
+    "a field of chat": ({"messages": []}, "messages"),
     "an unknown item": (
         {"input": [{"role": "user", "content": "a"}, {"type": "item_reference"}]},
         "input[1]",

@@ -7,7 +7,7 @@ what clients send, and runs templates, is not to be trusted with more than text 
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from struct import Struct
 from typing import Any
 
@@ -15,6 +15,7 @@ from orchestrator.front.http.bodies.bounds import BodyBounds, BodyKind
 from orchestrator.front.http.bodies.reading import ReadBody, read_fields, small_fields
 from orchestrator.front.http.chat.plan import ChatPlan, Thought
 from orchestrator.front.http.field_faults import FieldRefused
+from outrider.tokens import ChatTemplate
 
 LENGTH = Struct("<I")
 """The length of the head in bytes, before the head."""
@@ -32,15 +33,15 @@ class BodyTask:
     size: int
     """Bytes of the body."""
     bounds: BodyBounds
-    templates: Mapping[str, tuple[str, Mapping[str, str]] | None]
-    """Chat template and special tokens of each served model, by the model's name; None: it has none."""
+    templates: Mapping[str, ChatTemplate | None]
+    """Chat template of each served model, by the model's name; None: it has none."""
 
 
 def task_head(task: BodyTask) -> bytes:
     """The head of the message that asks for a body to be read; the body's bytes follow."""
     return _framed(
         {"kind": task.kind, "size": task.size, "bounds": asdict(task.bounds)}
-        | {"templates": dict(task.templates)}
+        | {"templates": {name: held and astuple(held) for name, held in task.templates.items()}}
     )
 
 
@@ -48,7 +49,7 @@ def task_from_head(data: bytes) -> BodyTask:
     """The task that a head describes."""
     head = json.loads(data)
     templates = {
-        name: None if held is None else (str(held[0]), dict(held[1]))
+        name: None if held is None else ChatTemplate(str(held[0]), dict(held[1]), str(held[2]))
         for name, held in head["templates"].items()
     }
     return BodyTask(BodyKind(head["kind"]), head["size"], BodyBounds(**head["bounds"]), templates)

@@ -1,7 +1,8 @@
 """Takes bodies in: receives them within their bounds, and reads them here or in a process."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -14,7 +15,9 @@ from orchestrator.front.http.bodies.pool import ReaderPool
 from orchestrator.front.http.bodies.reading import ReadBody, needs_process, parse_json, read_value
 from orchestrator.front.http.chat.conversation import ChatConversation
 from orchestrator.front.http.chat.planning import Rendered
+from orchestrator.front.http.templated.known_templates import response_template
 from orchestrator.front.message_bounds import most_text_bytes
+from outrider.tokens import ChatTemplate
 
 LEAST_MEMORY = 1 << 27
 """Bytes of memory for bodies that arrive, at least."""
@@ -76,10 +79,11 @@ def body_bounds(targets: Sequence[TargetModel], prompts: int, most_bytes: int) -
     )
 
 
-def _template(target: TargetModel) -> tuple[str, Mapping[str, str]] | None:
+def _template(target: TargetModel) -> ChatTemplate | None:
+    """The model's chat template, with the response template by which its answers are parsed."""
     if target.chat is None or target.tokens is None:
         return None
-    return target.chat.source, target.chat.tokens
+    return replace(target.chat, response=response_template(target.chat))
 
 
 def _no_conversation(model: str | None, conversation: ChatConversation) -> Rendered:

@@ -5,15 +5,12 @@ The loop only moves bytes here, in pieces, and validates the few fields that com
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from orchestrator.front.http.bodies.fair_queue import FairQueue
@@ -27,6 +24,7 @@ from orchestrator.front.http.bodies.frames import (
 )
 from orchestrator.front.http.bodies.reading import ReadBody
 from orchestrator.front.http.field_faults import FieldRefused
+from orchestrator.front.http.spawning import spawned
 from speculative.errors import Overloaded, Unavailable
 
 READERS = 2
@@ -43,7 +41,6 @@ PIECE = 1 << 18
 LONG_TEXT = 1 << 20
 """Bytes of a text that is decoded in a thread."""
 MOST_HEAD = 1 << 20
-ROOT = Path(__file__).resolve().parents[4]
 MODULE = "orchestrator.front.http.bodies.reader"
 
 
@@ -76,7 +73,7 @@ class ReaderProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                process = await _spawned(theirs)
+                process = await spawned(MODULE, theirs)
             except BaseException:
                 ours.close()
                 raise
@@ -247,26 +244,3 @@ class ReaderPool:
 def _end(waiting: _Waiting) -> None:
     if not waiting.result.done():
         waiting.result.set_exception(Unavailable("this orchestrator is stopping; try another, or try again"))
-
-
-async def _spawned(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """A new process; whoever stops waiting for the process leaves none behind."""
-    starting = asyncio.ensure_future(asyncio.to_thread(_spawn, theirs))
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        process = await starting
-        process.kill()
-        await asyncio.to_thread(process.wait)
-        raise
-
-
-def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    # -P: nothing may be imported from the working directory. The environment may hold secrets: it stays here.
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", MODULE],
-        stdin=theirs.fileno(),
-        stdout=subprocess.DEVNULL,
-        env={"PYTHONPATH": path},
-    )

@@ -118,7 +118,8 @@ def _renderer(task: BodyTask) -> Render:
                 "messages", f"model {name!r} has no chat template: ask /v1/completions with a prompt"
             )
         with _within(RENDER_S, "the chat template cannot take these messages: it", "messages"):
-            return Rendered(render_conversation(*template, conversation), template[0])
+            text = render_conversation(template.source, template.tokens, conversation)
+            return Rendered(text, template.source, template.response)
 
     return render
 

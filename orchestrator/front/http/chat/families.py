@@ -33,7 +33,8 @@ class CallFormat:
     shown_by: tuple[str, ...] = ()
     """Texts that the family's chat template must all contain."""
     not_with: tuple[str, ...] = ()
-    """Texts that the family's chat template must not contain; they belong to formats outside this table."""
+    """Texts that the family's chat template must not contain; they belong to formats outside this table, some
+    of which have a response template."""
     special: bool = False
     """Whether the begin mark is a special token, which no grammar can ask for: the prompt ends with the mark
     where a call is required."""

@@ -19,30 +19,33 @@ class ChatMessage:
 
     def __init__(self, plan: ChatPlan) -> None:
         self._named = plan.named
-        self._plain = not plan.format and plan.thought is Thought.NONE
+        self._plain = not plan.format and not plan.order and plan.thought is Thought.NONE
         self._parser = OutputParser(plan)
         self._called = 0
 
-    def delta(self, text: str, *, last: bool) -> dict[str, Any]:
+    def delta(self, text: str, *, last: bool, parsed: Parsed | None = None) -> dict[str, Any]:
         """The fields that a piece of output adds; none while the output may still become a call.
 
         Args:
             last: whether the output ends with this piece.
+            parsed: what the piece adds, where it was parsed elsewhere.
         """
         if self._plain:
             return {"content": text} if text else {}
-        parts = [self._parser.feed(text), *([self._parser.finish()] if last else [])]
+        parts = [parsed] if parsed is not None else [self._parser.feed(text)]
+        if last and parsed is None:
+            parts.append(self._parser.finish())
         found = self._fields(parts)
         for call in found.get("tool_calls", ()):
             call["index"] = self._called
             self._called += 1
         return found
 
-    def whole(self, text: str) -> dict[str, Any]:
+    def whole(self, text: str, parsed: Parsed | None = None) -> dict[str, Any]:
         """The fields of the message for the whole output; no `content` where there are calls alone."""
         if self._plain:
             return {"content": text}
-        found = self._fields([self._parser.feed(text), self._parser.finish()])
+        found = self._fields([self._parser.feed(text), self._parser.finish()] if parsed is None else [parsed])
         self._called += len(found.get("tool_calls", ()))
         return found if self._called else {"content": ""} | found
 

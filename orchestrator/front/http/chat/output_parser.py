@@ -249,7 +249,7 @@ def _calls(body: str, format_: CallFormat) -> list[ParsedCall]:
                 values = list(_bare_values(body))
         if not isinstance(values, list):
             return []
-        return [_call(value, format_.arguments) for value in values]
+        return [parsed_call(value, format_.arguments) for value in values]
     except (ValueError, RecursionError):
         return []
 
@@ -268,8 +268,12 @@ def _bare_values(body: str) -> list[Any]:
     return values
 
 
-def _call(value: Any, key: str) -> ParsedCall:
-    """The call that a JSON value describes. Raises ValueError for any other value."""
+def parsed_call(value: Any, key: str) -> ParsedCall:
+    """The call that a JSON value describes. Raises ValueError for any other value.
+
+    Args:
+        key: the name of the value's arguments.
+    """
     if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
         raise ValueError("no call")
     arguments = value.get(key, {})

@@ -30,3 +30,6 @@ class ChatPlan:
     """Names of the functions that the answer may call; empty: calls of any name are parsed."""
     grammar: str = ""
     """The grammar of the answer in Lark's language; empty: the answer is free."""
+    order: str = ""
+    """How to parse the answer by the checkpoint's response template, as `parse_order` has it; empty: by the
+    format."""

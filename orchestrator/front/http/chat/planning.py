@@ -14,6 +14,7 @@ from orchestrator.front.http.chat.plan import ChatPlan, Thought
 from orchestrator.front.http.chat.tool_choice import Calling, ChosenTools, chosen_tools
 from orchestrator.front.http.chat.tool_grammar import CalledFunction, calls_grammar
 from orchestrator.front.http.field_faults import FieldRefused
+from orchestrator.front.http.templated.parse_order import parse_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Rendered:
     text: str
     template: str = ""
     """The template that rendered the prompt."""
+    response: str = ""
+    """The checkpoint's response template as JSON; empty: it has none that can be used here."""
 
 
 def planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPlan]:
@@ -40,6 +43,8 @@ def planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPla
         )
     thought = _thought(asked, rendered)
     chosen = chosen_tools(asked)
+    if rendered.response and chosen.calling is not Calling.SURELY:
+        return rendered.text, ChatPlan(thought=thought, order=_order(chosen, rendered))
     if chosen.calling is Calling.NEVER:
         return rendered.text, ChatPlan(thought=thought)
     format_ = format_of(template)
@@ -54,6 +59,13 @@ def planned(asked: ConversationFields, rendered: Rendered) -> tuple[str, ChatPla
         )
     several = not chosen.named and asked.parallel_tool_calls is not False
     return _required(chosen, several, rendered.text, format_, thought)
+
+
+def _order(chosen: ChosenTools, rendered: Rendered) -> str:
+    tools = [tool.plain() for tool in chosen.callable]
+    narrows = chosen.narrowed or chosen.calling is Calling.NEVER
+    allowed = [tool.function.name for tool in chosen.callable] if narrows else None
+    return parse_order(rendered.response, rendered.text, tools, allowed)
 
 
 def _required(

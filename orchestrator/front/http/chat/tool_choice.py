@@ -41,7 +41,8 @@ def chosen_tools(asked: ConversationFields) -> ChosenTools:
     """
     tools, choice = asked.tools or [], asked.tool_choice
     if not tools and choice not in (None, "none", "auto"):
-        raise FieldRefused("tool_choice", "tool_choice asks for a call, but tools is missing")
+        says = "allows tools" if _may(choice) else "asks for a call"
+        raise FieldRefused("tool_choice", f"tool_choice {says}, but tools is missing")
     if isinstance(choice, NamedTool):
         if asked.continue_final_message:
             raise FieldRefused("continue_final_message", "continue_final_message is given beside tool_choice")
@@ -54,6 +55,11 @@ def chosen_tools(asked: ConversationFields) -> ChosenTools:
     if not tools or choice == "none":
         return ChosenTools(Calling.NEVER)
     return ChosenTools(Calling.SURELY if choice == "required" else Calling.MAYBE, tools, tools)
+
+
+def _may(choice: object) -> bool:
+    """Whether a choice of tools leaves it to the model to call one."""
+    return isinstance(choice, AllowedChoice) and choice.allowed_tools.mode == "auto"
 
 
 def _named_tools(tools: Sequence[Tool], named: Sequence[NamedTool]) -> list[Tool]:

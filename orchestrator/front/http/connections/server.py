@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from orchestrator.front.http.bodies.intake import BodyIntake
 from orchestrator.front.http.connections.protocol import BoundedProtocol
 from orchestrator.front.http.middleware import RequestIdMiddleware
+from orchestrator.front.http.templated.response_parsers import ResponseParsers
 from outrider.wire.bind_errors import bind_failure
 from outrider.wire.tls import Certificates, Pem, load_pair
 
@@ -58,6 +59,7 @@ class HttpServer:
 
     Args:
         intake: what takes bodies in; starts and ends with the server.
+        parsers: what parses answers by response templates; ends with the server.
         certificates: certificates that clients see; None: connections are in plain.
         most: the most connections at once; further ones are closed.
         most_bytes: the largest message over a WebSocket, in bytes.
@@ -67,6 +69,7 @@ class HttpServer:
         self,
         app: ASGIApp,
         intake: BodyIntake,
+        parsers: ResponseParsers,
         bind: str,
         certificates: Certificates | None = None,
         most: int = MOST_CONNECTIONS,
@@ -101,6 +104,7 @@ class HttpServer:
             )
         )
         self._intake = intake
+        self._parsers = parsers
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -120,6 +124,7 @@ class HttpServer:
             task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._intake.stop()
+        await self._parsers.stop()
 
 
 def bounded(protocol: type[H11Protocol], most: int) -> type[H11Protocol]:

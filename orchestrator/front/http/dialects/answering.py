@@ -121,7 +121,7 @@ class _Answer:
                 if (piece := job.answers.add(place, event)) is None:
                     continue
                 self._ids.extend(piece.ids)
-                choice = job.format.chunk(piece)
+                choice = job.format.chunk(await job.parsed(piece))
                 finish = choice["finish_reason"] or finish
                 for made in self._made.add(choice["delta"]):
                     yield made

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Discriminator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.front.http.field_faults import FieldRefused
+from orchestrator.front.http.field_faults import FieldRefused, not_supported
 from orchestrator.front.http.fields import TAKES, DecodingFields, Name
 
 DECODING = frozenset(DecodingFields.model_fields)
@@ -52,8 +52,8 @@ def in_places(error: FieldRefused, places: Mapping[str, str]) -> FieldRefused:
         return error
     ends = [len(param), *(found.start() for found in reversed([*re.finditer(r"[.\[]", param)]))]
     old = next((param[:end] for end in ends if param[:end] in places), None)
-    if old is None:
-        return error
+    if old is None or (old == param and str(error) == str(not_supported(param))):
+        return error  # the name is the client's own
     message = str(error)
     if re.match(re.escape(old) + r"(?![a-z_])", message):
         message = places[old] + message[len(old) :]

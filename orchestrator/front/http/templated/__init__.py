@@ -1,0 +1,1 @@
+"""Parsing of answers by the response templates that checkpoints bring."""
