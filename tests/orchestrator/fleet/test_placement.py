@@ -13,6 +13,7 @@ from orchestrator.fleet.placement import (
     rank_verifiers,
     replace_sources,
     source_names,
+    sources_at,
     useful_names,
 )
 from outrider.wire.names import MAX_SOURCES
@@ -88,6 +89,14 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
         choose_sources(LOCAL, [drafting("a")], ["lookup", "dreams"])
     with pytest.raises(InvalidRequest, match="none"):
         choose_sources((), [], ["lookup"])
+
+
+def test_a_verifier_is_given_no_source_that_only_another_one_has_inside() -> None:
+    chosen = (ChosenSource("lookup", ""), ChosenSource("grammar", ""), ChosenSource("corpus", "c"))
+    assert sources_at(chosen, ("lookup", "grammar")) == chosen
+    assert sources_at(chosen, ("lookup",)) == (chosen[0], chosen[2]), "it is of an older release"
+    own = sources_at(chosen, ("lookup", "grammar", "corpus"))
+    assert own[2] == ChosenSource("corpus", ""), "a name inside a verifier is the verifier's own"
 
 
 def order(*workers: VerifierInfo, **how: str) -> list[str]:
