@@ -5,11 +5,12 @@ BENCH ?= offline
 SEEDS ?= 100000
 FUZZ_INPUTS ?= 1000000
 FUZZ_SECONDS ?= 14400
+PREVIOUS ?= HEAD
 
 # One thread per process: processes that each compute on all cores stall one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-slow kernel-check gpu-proof lint proto proto-check bench simulate chaos chaos-check fuzz fuzz-check dist wheels docs clean
+.PHONY: help run test test-slow kernel-check gpu-proof lint proto proto-check bench simulate chaos chaos-check upgrade-check fuzz fuzz-check dist wheels docs clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 14
@@ -58,6 +59,10 @@ chaos: ## Ten minutes of killing, freezing and slowing every service; status 1 u
 chaos-check: ## The same for two minutes
 	@scripts/setup run
 	.venv/bin/outrider bench chaos --json --check --seconds 120 $(CHAOS_ARGS)
+
+upgrade-check: ## Every process to this checkout and back beside the previous release: make upgrade-check PREVIOUS=REVISION
+	@scripts/setup run
+	.venv/bin/outrider bench upgrade --json --check --previous $(PREVIOUS) $(UPGRADE_ARGS)
 
 fuzz: ## A million hostile inputs over both fronts, beside another tenant's streams: make fuzz FUZZ_INPUTS=1000000
 	@scripts/setup test

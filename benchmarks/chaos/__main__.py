@@ -14,10 +14,9 @@ from typing import Any
 from benchmarks.chaos.fault_plan import ProcessFault, Schedule, draw_faults
 from benchmarks.chaos.fleet_processes import ROLES, ChaosFleet
 from benchmarks.chaos.stream_figures import CompletedFault, summary
-from benchmarks.chaos.traffic import GoldenConversation, RepeatedStreams, decode_golden, scripts
+from benchmarks.chaos.traffic import RepeatedStreams, decode_all_golden, scripts
 from benchmarks.shared.envelope import add_pair, command_line, print_result, settings_of
 from benchmarks.shared.heldout import load_prompts
-from outrider.client import AsyncClient
 from outrider.runtime.children import ServiceFailed
 
 CHECK_EVERY_S = 0.3
@@ -49,20 +48,12 @@ async def _harm(
     done.append(CompletedFault(fault, began_s, streams.now()))
 
 
-async def decode_all_golden(fleet: ChaosFleet, settings: argparse.Namespace) -> list[GoldenConversation]:
-    """The conversations with their golden output, decoded at once while no process is harmed."""
-    prompts = load_prompts(settings.target, settings.streams)
-    requested = scripts([ids[: settings.prompt] for ids in prompts], settings.streams, settings.tokens)
-    async with AsyncClient(fleet.addresses("orchestrator")) as client:
-        return await asyncio.gather(
-            *(decode_golden(client, script, settings.repeats) for script in requested)
-        )
-
-
 async def measure(fleet: ChaosFleet, settings: argparse.Namespace) -> dict[str, Any]:
     """Starts the fleet, decodes the golden output, carries the faults out, and compares."""
     await fleet.start()
-    conversations = await decode_all_golden(fleet, settings)
+    prompts = [ids[: settings.prompt] for ids in load_prompts(settings.target, settings.streams)]
+    requested = scripts(prompts, settings.streams, settings.tokens)
+    conversations = await decode_all_golden(fleet.addresses("orchestrator"), requested, settings.repeats)
     print(
         f"golden output of {len(conversations)} streams is known; {settings.seconds:g} s begin",
         file=sys.stderr,

@@ -14,11 +14,13 @@ from typing import Protocol
 
 from benchmarks.chaos.fault_plan import FleetProcess, Harm, ProcessFault
 from benchmarks.shared.redis_process import RedisProcess, answers
-from outrider.runtime.children import ServiceProcess, reserved_address
+from outrider.runtime.children import ROOT, ServiceProcess, reserved_address
 
 ROLES = {"verifier": 2, "orchestrator": 2, "drafter": 2, "retrieval": 1, "redis": 1}
 START_S = 180.0
 STOP_S = 5.0
+DRAIN_S = 30.0
+"""Seconds in which a process that rolls has to drain; it is killed then."""
 HELD_S, RUNNING_S = 0.08, 0.02
 """Seconds for which a slow process is held and let run, in turn."""
 READY_TIMEOUT_S = 1.0
@@ -43,11 +45,22 @@ class HarmedChild(Protocol):
 class ChaosFleet:
     """All processes of a chaos run: call `start`, then `harm` as often as wanted, and `close` in any case."""
 
-    def __init__(self, target: str, drafter: str, *, log_level: str, deterministic: bool) -> None:
+    def __init__(
+        self,
+        target: str,
+        drafter: str,
+        *,
+        log_level: str,
+        deterministic: bool,
+        code: Path = ROOT,
+        devices: bool = True,
+    ) -> None:
         """Reserves the addresses; nothing runs yet.
 
         Args:
             deterministic: whether verifiers compute in the deterministic profile.
+            code: the checkout whose services run at first.
+            devices: whether orchestrators take the drafts of clients' devices.
         """
         self._held = contextlib.ExitStack()
         self._all = [FleetProcess(role, number) for role, count in ROLES.items() for number in range(count)]
@@ -59,6 +72,8 @@ class ChaosFleet:
         self._models = {"verifier": target, "drafter": drafter}
         self._log_level = log_level
         self._deterministic = deterministic
+        self._code = dict.fromkeys(self._all, code)
+        self._devices = devices
 
     def addresses(self, role: str) -> str:
         """Addresses of all processes of a role, separated by commas."""
@@ -83,10 +98,7 @@ class ChaosFleet:
         match fault.harm:
             case Harm.KILL | Harm.RESTART:
                 os.kill(pid, signal.SIGKILL if fault.harm is Harm.KILL else signal.SIGTERM)
-                await asyncio.to_thread(self._children[process].stop, STOP_S)
-                await asyncio.sleep(fault.lasts_s)
-                self._start(process)
-                await asyncio.to_thread(self._children[process].wait_ready, START_S)
+                await self._start_again(process, STOP_S, fault.lasts_s)
             case Harm.FREEZE:
                 await _hold(pid, fault.lasts_s)
             case Harm.SLOW:
@@ -96,6 +108,23 @@ class ChaosFleet:
                     await asyncio.sleep(RUNNING_S)
         self._harmed.discard(process)
         await self._until_ready({process})
+
+    async def roll(self, process: FleetProcess, code: Path) -> None:
+        """Drains a process and starts it from another checkout; returns when it is ready.
+
+        Raises what `start` raises.
+        """
+        self._harmed.add(process)
+        self._code[process] = code
+        await self._start_again(process, DRAIN_S)
+        self._harmed.discard(process)
+        await self._until_ready({process})
+
+    async def _start_again(self, process: FleetProcess, grace_s: float, after_s: float = 0.0) -> None:
+        await asyncio.to_thread(self._children[process].stop, grace_s)
+        await asyncio.sleep(after_s)
+        self._start(process)
+        await asyncio.to_thread(self._children[process].wait_ready, START_S)
 
     async def _until_ready(self, wanted: set[FleetProcess]) -> None:
         async with asyncio.timeout(START_S):
@@ -159,7 +188,7 @@ class ChaosFleet:
         flags = ["--bind", self.address[process], "--metrics-bind", self._metrics[process]]
         flags += ["--log-level", self._log_level]
         if role == "orchestrator":
-            flags += ["--edge-bind", "127.0.0.1:0"]
+            flags += ["--edge-bind", "127.0.0.1:0"] if self._devices else []
             flags += ["--store", "redis", "--redis-url", f"redis://{self.addresses('redis')}"]
             for peers in ("verifier", "drafter", "retrieval"):
                 flags += [f"--{peers}", self.addresses(peers)]
@@ -172,6 +201,7 @@ class ChaosFleet:
             flags += ["--deterministic"]
         module = role if role == "orchestrator" else f"{role}_service"
         environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        environment["PYTHONPATH"] = str(self._code[process])
         return ServiceProcess.start(role, module, flags, env=environment)
 
 

@@ -61,8 +61,14 @@ class GoldenConversation:
     """Whether the client's device drafts along."""
 
 
-def scripts(prompts: Sequence[Sequence[int]], streams: int, tokens: int) -> list[dict[str, Any]]:
-    """The options of each stream and, in `said`, the tokens that its user adds in each turn. Pure."""
+def scripts(
+    prompts: Sequence[Sequence[int]], streams: int, tokens: int, *, devices: bool = True
+) -> list[dict[str, Any]]:
+    """The options of each stream and, in `said`, the tokens that its user adds in each turn. Pure.
+
+    Args:
+        devices: whether some clients have a device that drafts.
+    """
     made = []
     for number in range(streams):
         kind = dict(REQUEST_KINDS[number % len(REQUEST_KINDS)])
@@ -71,7 +77,7 @@ def scripts(prompts: Sequence[Sequence[int]], streams: int, tokens: int) -> list
         own = {"seed": 1000 + number, "max_tokens": tokens, "ignore_eos": True}
         options = {"learn": False} | kind | own
         said = [tuple(first), *(tuple(ids[:USER_TOKENS]) for ids in more)]
-        made.append({"said": said, "options": options, "device": device})
+        made.append({"said": said, "options": options, "device": device and devices})
     return made
 
 
@@ -94,6 +100,19 @@ async def decode_golden(client: AsyncClient, script: dict[str, Any], repeats: in
         golden.append(ids.pop())
         so_far += golden[-1][0]
     return GoldenConversation(tuple(prompts), tuple(golden), options, script["device"])
+
+
+async def decode_all_golden(
+    addresses: str, requested: Sequence[dict[str, Any]], repeats: int
+) -> list[GoldenConversation]:
+    """The conversations with their golden output, decoded at once while no process is harmed.
+
+    Args:
+        addresses: those of all orchestrators.
+        requested: what `scripts` returns.
+    """
+    async with AsyncClient(addresses) as client:
+        return await asyncio.gather(*(decode_golden(client, script, repeats) for script in requested))
 
 
 class RecordedCall:

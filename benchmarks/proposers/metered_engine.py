@@ -152,6 +152,11 @@ class MeteredEngine:
         """Why a proposer is no longer called, by source name."""
         return self._core.proposers.muted
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of keys and values that a cached token takes."""
+        return self._target.pool.layout.slot_bytes
+
     def decode(
         self,
         prompts: Sequence[Sequence[int]],

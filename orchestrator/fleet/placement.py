@@ -237,6 +237,19 @@ def choose_sources(
     return tuple(chosen)
 
 
+def sources_at(chosen: Iterable[ChosenSource], local: Collection[str]) -> tuple[ChosenSource, ...]:
+    """The session's sources as one verifier has them, of which `local` are inside it.
+
+    Verifiers of one model may have other sources inside, by their settings or by their release. A session
+    that moves leaves out what its new verifier lacks, which costs speed alone.
+    """
+    return tuple(
+        ChosenSource(source.name, "") if source.name in local else source
+        for source in chosen
+        if source.address or source.name in local
+    )
+
+
 def replace_sources(
     chosen: Sequence[ChosenSource],
     remote: Sequence[SourceInfo],

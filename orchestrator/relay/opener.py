@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from orchestrator.admitted_request import AdmittedRequest
-from orchestrator.fleet.placement import ChosenSource
+from orchestrator.fleet.placement import ChosenSource, sources_at
 from orchestrator.fleet.target_model import TargetModel
 from orchestrator.fleet.verifier_link import SessionReader, VerifierLink
 from orchestrator.relay.epochs import Epochs
@@ -185,7 +185,7 @@ class Opener:
         An epoch that one verifier reports counts at the next verifier too, which may never have heard of the
         session. Raises OutriderError, also the one that ended the request meanwhile.
         """
-        messages = await self._messages(plan, sources, time_left)
+        messages = await self._messages(plan, _sources_of(link, sources), time_left)
         timeout_s = OPEN_S if time_left is None else min(OPEN_S, time_left)
         known = max(plan.epoch, self._state.epoch)
         epoch = self._above(known) if known else self._epochs.next()
@@ -217,7 +217,8 @@ class Opener:
         self, placement: Placement, sources: Sequence[ChosenSource], ids: Mapping[int, Sequence[int]]
     ) -> None:
         """Give the choices in `ids` these sources; the choices stay where they are. Raises OutriderError."""
-        messages = await self._messages(OpenPlan(ids, recovered=True), sources, None)
+        there = _sources_of(placement.link, sources)
+        messages = await self._messages(OpenPlan(ids, recovered=True), there, None)
         for message in messages:
             message.epoch = placement.epoch
         await asyncio.gather(*(placement.link.open(message, CHANGE_S) for message in messages))
@@ -296,6 +297,11 @@ class Opener:
             )
             messages.append(message)
         return messages
+
+
+def _sources_of(link: VerifierLink, sources: Sequence[ChosenSource]) -> tuple[ChosenSource, ...]:
+    """The sources as the link's verifier has them."""
+    return sources_at(sources, () if link.target is None else link.target.local_sources)
 
 
 def _raise_first(errors: Sequence[BaseException]) -> NoReturn:

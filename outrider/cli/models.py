@@ -226,5 +226,5 @@ def _of_side(side: "Side") -> str:
         return f"{side.source}: {side.type}, not loaded"
     return (
         f"{side.source}: {side.type}, {side.vocabulary_size:,} ids, up to {side.max_length:,} positions "
-        f"of {side.kv_bytes_per_id / 1024:,.1f} KiB"
+        f"of {side.kv_bytes_per_id / 1024:,.1f} KiB{f', verifies {side.shape}' if side.chains else ''}"
     )

@@ -290,7 +290,7 @@ class PackedLM:
 
     @property
     def numerics(self) -> str:
-        """Device type, dtype and profile of the model's arithmetic, and the kind of passes where it matters.
+        """Device type, dtype and profile of the arithmetic, the kind of passes where it matters, int8 slots.
 
         Under the deterministic profile two models with the same string give the same bits: the string ends in
         a digest of logits, which depend on weights, kernels and their versions.
@@ -298,7 +298,8 @@ class PackedLM:
         dtype = str(self.model.dtype).removeprefix("torch.")
         passes = "" if self._device.type == "cpu" else "ragged" if self.steps is None else "static"
         passes = "compiled" if self.compiled is not None else passes
-        return " ".join(part for part in (self._device.type, dtype, passes, self.profile.label) if part)
+        kept = "int8-kv" if self.pool.layout.int8 else ""
+        return " ".join(part for part in (self._device.type, dtype, passes, self.profile.label, kept) if part)
 
     def table(self, reserve: int = 0, room: int = 0) -> SlotTable:
         """A slot table for a new session: ``reserve`` slots at once, more as passes need them.

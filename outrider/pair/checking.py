@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drafter_service.drafters.causal_lm import CausalLMDrafter
+from outrider.lm.chains.fallback import trees_or_chains
 from outrider.lm.load.source import ModelSource
 from outrider.lm.plan import SequenceRows
 from outrider.lm.runner import PackedLM
@@ -66,6 +67,14 @@ class Side:
     max_length: int = 0
     vocabulary_size: int = 0
     kv_bytes_per_id: int = 0
+    shape: str = ""
+    """What a pass verifies: ``trees``, ``chains``, or ``chains by rows``, where drafts save no time; empty
+    where the model is not loaded."""
+
+    @property
+    def chains(self) -> bool:
+        """Whether the model verifies no branches."""
+        return self.shape.startswith("chains")
 
 
 @dataclass(slots=True)
@@ -96,7 +105,9 @@ class Report:
         if self.target.refusal:
             return {}
         common = {"dtype": self.how.dtype, "device": self.how.device, "threads": self.how.threads}
-        found = {"verifier": {"model": self.target.source, **common, "kv_mb": _room(self.target)}}
+        found = {"verifier": {"model": self.target.source, **common}}
+        if not self.target.chains:  # states take memory that no count of ids tells
+            found["verifier"]["kv_mb"] = _room(self.target)
         if self.advice.drafter:
             found["verifier"]["node_limit"] = self.advice.nodes
             found["drafter"] = {"model": self.drafter.source, **common, "kv_mb": _room(self.drafter)}
@@ -137,9 +148,9 @@ def check(target: str, drafter: str, how: CheckOptions, progress: Progress) -> R
     if difference := tokenizer_difference(target, drafter):
         return Report(how, found[0], found[1], Fit(False, difference))
     progress(f"loading {target}")
-    big, target_side = _load(target, how)
+    big, target_side = _load(target, how, trees_or_chains)
     progress(f"loading {drafter}")
-    small, drafter_side = _load(drafter, how)
+    small, drafter_side = _load(drafter, how, lambda _, load: load(PackedLM))
     fitting = _fit(big, small)
     report = Report(how, target_side, drafter_side, fitting)
     if big is not None and small is not None and fitting.ok:
@@ -155,9 +166,16 @@ def _find(source: str) -> str:
     return str(config.get("model_type", ""))
 
 
-def _load(source: str, how: CheckOptions) -> tuple[PackedLM | None, Side]:
+def _load(
+    source: str, how: CheckOptions, choose: Callable[[str, Callable[[type[PackedLM]], PackedLM]], PackedLM]
+) -> tuple[PackedLM | None, Side]:
+    """A model as its service loads it. `choose` tries the kinds of passes that the service has."""
+
+    def load(kind: type[PackedLM]) -> PackedLM:
+        return kind.load(source, device=how.device, dtype=how.dtype, threads=how.threads, kv_mb=KV_MB)
+
     try:
-        lm = PackedLM.load(source, device=how.device, dtype=how.dtype, threads=how.threads, kv_mb=KV_MB)
+        lm = choose(source, load)
     except ModelRefused as error:
         return None, Side(source, refusal=str(error))
     return lm, Side(
@@ -166,6 +184,7 @@ def _load(source: str, how: CheckOptions) -> tuple[PackedLM | None, Side]:
         max_length=lm.max_length,
         vocabulary_size=lm.vocabulary_size,
         kv_bytes_per_id=lm.pool.layout.slot_bytes,
+        shape=lm.passes if lm.pool.chains_only else "trees",
     )
 
 
@@ -198,11 +217,15 @@ def _measure(report: Report, big: PackedLM, small: PackedLM, progress: Progress)
         if params.greedy:
             report.agreement = _agreement(small, truths)
         for nodes in NODES:
-            report.measured.append(_draft(model, truths, temperature, nodes, costs))
+            report.measured.append(
+                _draft(model, truths, temperature, nodes, costs, chains=report.target.chains)
+            )
     report.how, report.costs, report.prompts = how, costs, len(given)
     report.advice = advise(report.measured)
     if how.search and report.advice.drafter:
-        report.found = _search(model, answers, report.advice.nodes, costs, progress)
+        report.found = _search(
+            model, answers, report.advice.nodes, costs, progress, chains=report.target.chains
+        )
 
 
 def _search(
@@ -211,13 +234,15 @@ def _search(
     nodes: int,
     costs: tuple[Cost, Cost],
     progress: Progress,
+    *,
+    chains: bool,
 ) -> FoundTuning:
     """The fastest settings of the drafter for these answers, by temperature, with `nodes` nodes a round."""
 
     def measure(tuning: DrafterTuning) -> float:
         progress(f"trying {', '.join(f'{name} {value:g}' for name, value in tuning.as_object().items())}")
         return prod(
-            _draft(model, truths, temperature, nodes, costs, tuning).expected_speedup
+            _draft(model, truths, temperature, nodes, costs, tuning, chains=chains).expected_speedup
             for temperature, truths in answers.items()
         ) ** (1 / len(answers))
 
@@ -231,6 +256,8 @@ def _draft(
     nodes: int,
     costs: tuple[Cost, Cost],
     tuning: DrafterTuning = DEFAULT_TUNING,
+    *,
+    chains: bool,
 ) -> Drafting:
     target, drafter = costs
     scene = Scene(
@@ -240,6 +267,7 @@ def _draft(
         drafter_row=drafter.row_ms,
         node_limit=nodes,
         nodes_per_pass=tuning.nodes_per_pass,
+        chains=chains,
     )
     tally = Tally()
     for truth in truths:

@@ -51,6 +51,8 @@ class Scene:
     in_flight: int = 64
     """Largest number of nodes that the drafter may have in flight."""
     nodes_per_pass: int = 5
+    chains: bool = False
+    """Whether the target verifies no branches."""
 
 
 @dataclass(slots=True)
@@ -179,7 +181,8 @@ class Simulation:
     def _verify(self, now: float) -> float:
         while self._fragments and self._fragments[0][0] <= now:
             self._pool.offer(heapq.heappop(self._fragments)[2])
-        tree = self._pool.best_tree(self._scene.node_limit)
+        rank = self._pool.rank_chain if self._scene.chains else self._pool.rank
+        tree = rank(self._scene.node_limit).tree(self._scene.node_limit)
         if not len(tree) and self._waited < self._scene.patience:
             self._waited += TICK_MS
             return now + TICK_MS

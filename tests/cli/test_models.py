@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from outrider.cli.app import main
 from tests.cli.inside import Ended, Run, ended
 from tests.conftest import save_tiny_llama, tiny_tokenizer, writing_tokenizer
+from tests.lm.families import model_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "models-check.schema.json").read_text())
@@ -117,6 +118,22 @@ def test_a_model_that_is_refused_at_load_is_reported_with_the_reason(
     found = said(done)
     assert "its tokenizer gives ids up to" in found["target"]["refusal"]
     assert found["settings"] == {}
+
+
+def test_a_target_with_states_is_measured_by_the_chains_that_its_verifier_runs(
+    run: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "hybrid", ignore=shutil.ignore_patterns("*.safe*")))
+    model_of("lfm2", vocab_size=96, eos_token_id=1).save_pretrained(folder)
+    found = said(run(folder, tiny_llama, *SMALL, "--json"))
+    assert found["fits"] is True
+    assert (found["target"]["type"], found["target"]["shape"]) == ("lfm2", "chains")
+    assert found["drafter"]["shape"] == "trees"
+    assert "kv_mb" not in found["settings"]["verifier"], "no count of ids tells what states take"
+    assert ", verifies chains\n" in run(folder, tiny_llama, *SMALL).out
+    refused = said(run(tiny_llama, folder, *SMALL, "--json"))
+    assert refused["fits"] is False
+    assert refused["drafter"]["refusal"].startswith("lfm2 is not served: ")
 
 
 @pytest.mark.parametrize(

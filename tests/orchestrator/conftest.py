@@ -88,6 +88,7 @@ class FakeVerifier(VerifierServicer):
     cached: int = 0
     """How many tokens of each prompt it says it had cached."""
     max_length: int = MAX_LENGTH
+    local_sources: tuple[str, ...] = ("lookup", "prediction", "references", "grammar")
     draining: bool = False
     """Whether its beats say so; it refuses new sessions then."""
     explained: list[explain_pb2.Incarnation] = field(default_factory=list)
@@ -107,7 +108,7 @@ class FakeVerifier(VerifierServicer):
             vocabulary_size=VOCABULARY,
             eos_ids=self.eos_ids,
             tokenizer_digest=self.tokens.digest if self.tokens else "",
-            local_sources=["lookup", "prediction", "references", "grammar"],
+            local_sources=self.local_sources,
             node_limit=16,
             max_sessions=8,
             numerics=self.numerics,

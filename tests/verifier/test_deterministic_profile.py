@@ -1,6 +1,6 @@
 """The engine under the deterministic profile: the ids of plain decoding, whatever shares the steps.
 
-In bfloat16, where near ties are common.
+In bfloat16, where near ties are common, and with keys and values in int8, where roundings are coarse.
 """
 
 import asyncio
@@ -26,10 +26,15 @@ SAMPLED = SamplingParams(temperature=0.8, ignore_eos=True)
 PROMPTS = [(5, 17, 40), (60, 2, 33, 33, 33, 9, 80), tuple(range(2, 90)), (11,)]
 
 
-@pytest.fixture(scope="module")
-def target(tiny_llama: Path) -> PackedLM:
-    settings = VerifierSettings(model=str(tiny_llama), dtype="bfloat16", deterministic=True, kv_mb=1)
-    return load_target(settings)
+def loaded(folder: Path, kv_dtype: str) -> PackedLM:
+    return load_target(
+        VerifierSettings(model=str(folder), dtype="bfloat16", deterministic=True, kv_mb=1, kv_dtype=kv_dtype)
+    )
+
+
+@pytest.fixture(scope="module", params=["auto", "int8"])
+def target(request: pytest.FixtureRequest, tiny_llama: Path) -> PackedLM:
+    return loaded(tiny_llama, request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +63,11 @@ async def test_ids_with_drafts_and_company_are_those_of_plain_decoding_alone(
 
 
 @pytest.mark.slow
-async def test_sessions_that_give_way_and_find_prefixes_again_keep_their_ids(tiny_llama: Path) -> None:
-    target = PackedLM.load(tiny_llama, dtype="bfloat16", deterministic=True, kv_mb=1)
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+async def test_sessions_that_give_way_and_find_prefixes_again_keep_their_ids(
+    tiny_llama: Path, kv_dtype: str
+) -> None:
+    target = loaded(tiny_llama, kv_dtype)
     asked = [(prompt, seed) for seed in range(3) for prompt in PROMPTS]
     async with serving(target, deterministic=True) as alone:
         plain = [

@@ -11,6 +11,7 @@ from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.kv.pool import Run, SlotPool
 from outrider.lm.kv.table import SlotTable, blocks_for
 from outrider.lm.plan import SequenceRows
+from speculative.reading_order import UnreadPrompt
 from verifier_service.engine.prefix_cache import BlockHash, BlockHasher, PrefixCache
 from verifier_service.engine.scheduler import Need
 from verifier_service.engine.session import Session
@@ -84,15 +85,23 @@ class KVCache:
         """Number of blocks that a session needs to begin, if none of its ids is cached."""
         return blocks_for(len(session.ids) + session.node_limit)
 
+    def unread(self, session: Session) -> UnreadPrompt:
+        """What the target has to compute of a session before it goes on, in the words of `reading_order`."""
+        ids = session.ids[:-1]
+        if not self._reuse:
+            return UnreadPrompt(session.handle, (), session.uncomputed)
+        hashes: list[BlockHash] = []
+        self._hasher.extend(hashes, ids, self._salt(session))
+        cached = next((at for at, hash_ in enumerate(hashes) if hash_ not in self.prefixes), len(hashes))
+        first = max(cached, session.cached // BLOCK)
+        return UnreadPrompt(session.handle, hashes[first:], len(session.ids) - len(hashes) * BLOCK)
+
     def begin(self, session: Session) -> bool:
         """Gives a session a table with as many of its ids as are cached; returns whether it got one.
 
         It gets none while another session computes the block that it needs next: that will be cached soon.
         """
-        # Eager and compiled passes differ in the last bits, so no prefix of one kind is found by the other.
-        # A session that contrasts needs blocks that an amateur has computed as well.
-        kind = "plain" if session.contrast is None else "contrasting"
-        salt = self._hasher.salt(session.key.tenant, self.pool.numerics, kind)
+        salt = self._salt(session)
         hashes: list[BlockHash] = []
         blocks: list[int] = []
         # A prompt that is scored is computed from its first token on: cached blocks hold no logits.
@@ -168,6 +177,13 @@ class KVCache:
         """Raises AssertionError if a block is lost, or held by anyone but tables and prefix cache."""
         self.pool.check_integrity([*(held.table.blocks for held in self._held.values()), self.prefixes.held])
         self.prefixes.check()
+
+    def _salt(self, session: Session) -> BlockHash:
+        """The hash before a session's first block."""
+        # Eager and compiled passes differ in the last bits, so no prefix of one kind is found by the other.
+        # A session that contrasts needs blocks that an amateur has computed as well.
+        kind = "plain" if session.contrast is None else "contrasting"
+        return self._hasher.salt(session.key.tenant, self.pool.numerics, kind)
 
     def _is_coming(self, hashes: Sequence[BlockHash]) -> bool:
         """Whether the first of these blocks that is not cached is being computed."""

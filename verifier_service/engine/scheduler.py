@@ -65,6 +65,12 @@ class Scheduler:
         return sorted(self._running, key=lambda handle: self._running[handle].arrival)
 
     @property
+    def in_order(self) -> list[int]:
+        """Handles of all sessions, running or waiting, in order of arrival."""
+        places = self._running | self._waiting
+        return sorted(places, key=lambda handle: places[handle].arrival)
+
+    @property
     def waiting(self) -> int:
         """Number of sessions that wait for memory or for others to end."""
         return len(self._waiting)
@@ -89,6 +95,14 @@ class Scheduler:
         """A waiting session has keys and values from now on."""
         place = self._running[handle] = self._waiting.pop(handle)
         self._by_tenant[place.tenant] += 1
+
+    def reorder(self, handles: Sequence[int]) -> None:
+        """Has these sessions exchange their places in the order of arrival, so as to be in this order."""
+        places = [self._running.get(handle) or self._waiting[handle] for handle in handles]
+        arrivals = sorted(place.arrival for place in places)
+        for handle, place, arrival in zip(handles, places, arrivals, strict=True):
+            among = self._running if handle in self._running else self._waiting
+            among[handle] = replace(place, arrival=arrival)
 
     def preempt(self, handle: int) -> None:
         """A running session gave its keys and values up, and waits at its old place."""

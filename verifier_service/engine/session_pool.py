@@ -7,12 +7,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from outrider.lm.kv.blocks import BLOCK
 from outrider.wire.codec import CommittedCode
 from speculative.acceptance.path_match import Match
 from speculative.digest import RowDigest
 from speculative.errors import MalformedDraft
 from speculative.fragment import Fragment
 from speculative.observed import Observed
+from speculative.reading_order import reading_order
 from speculative.stop import FinishReason
 from speculative.target_sampler import TargetSampler, sample_together
 from verifier_service.engine.kv_cache import KVCache
@@ -61,6 +63,8 @@ class SessionPool:
         self.updates: list[Update] = []
         """Updates that no report has taken yet."""
         self._strikes: list[Strike] = []
+        self._has_recovered = False
+        """Whether sessions came, since the last step, that ran on another verifier."""
         self._patient: set[int] = set()
         """Handles of the sessions whose rounds wait for a source's drafts."""
         self._held_until_s = 0.0
@@ -103,12 +107,15 @@ class SessionPool:
         session.chains_only = self.kv.pool.chains_only
         self.phases.opened(session.handle, now_s)
         self.scheduler.add(session.handle, session.key.tenant, session.begun)
+        self._has_recovered |= session.begun
 
     def ready(self) -> list[Session]:
         """Starts the sessions whose turn it is; returns all that run, the oldest first.
 
         Sessions whose rounds wait for a draft are left out.
         """
+        if self._has_recovered:
+            self._plan_reading()
         while (handle := self.scheduler.next()) is not None:
             session = self._sessions[handle]
             if not self._may_start(session):
@@ -130,6 +137,17 @@ class SessionPool:
         if not self._sessions:
             return latest_s
         return min(latest_s, max(self._now, self._held_until_s))
+
+    def _plan_reading(self) -> None:
+        """Puts the sessions that ran elsewhere and are not read yet in the order with the shortest waits."""
+        self._has_recovered = False
+        unread = [
+            session
+            for handle in self.scheduler.in_order
+            if (session := self._sessions[handle]).begun and session.uncomputed > 1
+        ]
+        if len(unread) > 1:
+            self.scheduler.reorder(reading_order([self.kv.unread(session) for session in unread], BLOCK))
 
     def _without_held(self, running: list[Session]) -> list[Session]:
         ready, held = [], []

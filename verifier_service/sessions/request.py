@@ -310,11 +310,7 @@ def _check_source(source: SourceAddress, served: ServedModel) -> None:
             f"the address of source {source.name!r} has {len(source.address)} characters; give host:port, at "
             f"most {_MAX_ADDRESS}"
         )
-    inside = source.name in served.proposers
-    if not source.address and not inside:
-        known = ", ".join(served.proposers)
-        raise InvalidRequest(f"source {source.name!r} has no address; inside this worker there are {known}")
-    if source.address and inside:
+    if source.address and source.name in served.proposers:
         raise InvalidRequest(
             f"source {source.name!r} has an address, {source.address!r}, but a source inside this worker is "
             f"called so; give it another name"
@@ -322,6 +318,10 @@ def _check_source(source: SourceAddress, served: ServedModel) -> None:
 
 
 def _sources(message: verifier_pb2.OpenRequest, served: ServedModel) -> tuple[SourceAddress, ...]:
+    """The session's sources, without those that another verifier has inside and this one has not.
+
+    An orchestrator of another release may name what the verifier from which a session comes had.
+    """
     if (count := len(message.sources)) > MAX_SOURCES:
         raise InvalidRequest(f"there are {count} sources; at most {MAX_SOURCES}")
     sources = tuple(SourceAddress(source.name, source.address) for source in message.sources)
@@ -329,4 +329,4 @@ def _sources(message: verifier_pb2.OpenRequest, served: ServedModel) -> tuple[So
         _check_source(source, served)
     if len({source.name for source in sources}) < len(sources):
         raise InvalidRequest(f"two sources have one name: {', '.join(source.name for source in sources)}")
-    return sources
+    return tuple(source for source in sources if source.address or source.name in served.proposers)

@@ -9,6 +9,8 @@ from outrider.cli.local.stack import SECOND_VERIFIER, Stack
 from outrider.cli.observe.gauges import Reading
 from outrider.cli.observe.scrape import reading_of
 
+INT8_KV = " int8-kv"
+"""How a numerics class of keys and values in int8 ends."""
 GPUS = Path("/proc/driver/nvidia/gpus")
 """Folder with an entry for each GPU that the driver sees."""
 
@@ -38,13 +40,14 @@ def announcement(stack: Stack, drafter: str) -> Iterator[str]:
 
 def computing(numerics: str, reading: Reading) -> str:
     """Device, dtype and room for keys and values, from the verifier's numerics class and its metrics."""
-    device, dtype, *kind = numerics.split()
+    device, dtype, *kind = numerics.removesuffix(INT8_KV).split()
     passes = f", {kind[0]} passes" if kind else ""
     slots = sum(
         int(one.labels["block_size"]) * int(one.labels["num_gpu_blocks"])
         for one in reading.of("cache_config_info")
     )
-    room = f", keys and values of {slots:,} tokens" if slots else ""
+    kept = " in int8" if numerics.endswith(INT8_KV) else ""
+    room = f", keys and values of {slots:,} tokens{kept}" if slots else ""
     return f"{device} in {dtype}{passes}{room}"
 
 

@@ -5,7 +5,8 @@ which sessions may share. A table's slots are few runs of slots; where they are 
 a view. The pool knows nothing about tokens, trees or positions.
 
 A guest, such as a drafting layer outside the model, may have planes of its own behind the model's. Copies,
-shared blocks, eviction and growth treat all planes alike.
+shared blocks, eviction and growth treat all planes alike. The model's planes may hold int8 with a scale for
+each row and head; guests' never do.
 """
 
 from collections import defaultdict
@@ -17,6 +18,7 @@ import torch
 
 from outrider.lm import transfer
 from outrider.lm.kv.blocks import BLOCK, BlockAllocator
+from outrider.lm.kv.int8_plane import SCALE_BYTES, DequantisedPlanes, Int8Plane
 from outrider.lm.kv.table import SlotTable
 from speculative.errors import Overloaded
 
@@ -51,6 +53,8 @@ class KVLayout:
     """Number of planes, the last ones, that belong to guests."""
     tail: int = 0
     """Number of values that a guest keeps beside each block."""
+    int8: bool = False
+    """Whether the model's planes hold int8; ``dtype`` is then that of the rows that are written and read."""
 
     @property
     def layers(self) -> int:
@@ -60,8 +64,15 @@ class KVLayout:
     @property
     def slot_bytes(self) -> int:
         """Size of one token's share of the storage, over all planes and with its part of a tail, in bytes."""
-        values = sum(heads * width for heads, width in self.planes) + -(-self.tail // BLOCK)
-        return values * self.dtype.itemsize
+        rows = sum(
+            heads * (width + SCALE_BYTES if self.is_int8(plane) else width * self.dtype.itemsize)
+            for plane, (heads, width) in enumerate(self.planes)
+        )
+        return rows + -(-self.tail // BLOCK) * self.dtype.itemsize
+
+    def is_int8(self, plane: int) -> bool:
+        """Whether the plane of this index holds int8."""
+        return self.int8 and plane < len(self.planes) - self.guests
 
     def with_guest(self, room: GuestRoom, width: int) -> "KVLayout":
         """This layout with room for a guest; ``width`` is that of the model's hidden states."""
@@ -75,11 +86,13 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Planes of one shape, which share one tensor; ``members`` are their indices in the layout."""
+    """Planes of one shape and kind, which share tensors; ``members`` are their indices in the layout."""
 
     shape: tuple[int, int]
+    int8: bool
     members: tuple[int, ...]
     storage: list[torch.Tensor] = field(default_factory=list)
+    """``[members, heads, slots, width]``, and of int8 the scales as well; slots are always the third."""
 
 
 class SlotPool:
@@ -100,13 +113,13 @@ class SlotPool:
         """Called with the source and the target slots of every copy."""
         self.deferred: dict[int, int] | None = None
         """Copies put off until `settle`, source slot by target slot; None: copies are made at once."""
-        self.numerics = EAGER
+        self.numerics = self._class(EAGER)
         """Numerics class of the passes that write slots now; part of the name of a cached prefix."""
         self._classes = 0
-        members: dict[tuple[int, int], list[int]] = defaultdict(list)
+        members: dict[tuple[tuple[int, int], bool], list[int]] = defaultdict(list)
         for plane, shape in enumerate(layout.planes):
-            members[shape].append(plane)
-        self._groups = tuple(_Group(shape, tuple(of)) for shape, of in members.items())
+            members[shape, layout.is_int8(plane)].append(plane)
+        self._groups = tuple(_Group(shape, int8, tuple(of)) for (shape, int8), of in members.items())
         self.blocks = BlockAllocator(0)
         """Allocator of the blocks that have storage."""
         self._planes: list[torch.Tensor] = [torch.empty(0)] * len(layout.planes)
@@ -155,7 +168,7 @@ class SlotPool:
         Kinds that come back are new classes, since slots of running sessions hold what both kinds wrote.
         """
         self._classes += 1
-        self.numerics = f"{kind} {self._classes}"
+        self.numerics = f"{self._class(kind)} {self._classes}"
 
     def has_room(self, blocks: int) -> bool:
         """Whether a copy of ``blocks`` blocks into one run leaves more than half of the pool free.
@@ -197,25 +210,33 @@ class SlotPool:
         return taken
 
     def views(self, low: int, high: int) -> Sequence[torch.Tensor]:
-        """The slots ``[low, high)`` of each plane as views ``[1, heads, high - low, width]``."""
+        """The slots ``[low, high)`` of each plane as views ``[1, heads, high - low, width]``.
+
+        Views of int8 take rows and give none: read them through `seen`.
+        """
         if len(self._groups) == 1:
-            return self._groups[0].storage[0][:, :, low:high].unsqueeze(1).unbind(0)
+            return self._cut(self._groups[0], low, high)
         found: list[torch.Tensor] = [torch.empty(0)] * len(self.layout.planes)
         for group in self._groups:
-            cut = group.storage[0][:, :, low:high].unsqueeze(1).unbind(0)
-            for plane, view in zip(group.members, cut, strict=True):
+            for plane, view in zip(group.members, self._cut(group, low, high), strict=True):
                 found[plane] = view
         return found
 
     def seen(self, runs: Sequence[Run]) -> Sequence[torch.Tensor]:
         """Keys and values in these runs of slots, one tensor per plane.
 
-        A single run gives views; several runs are concatenated when indexed.
+        A single run gives views; several runs are concatenated when indexed, and int8 becomes floats then.
         """
-        return self.views(*runs[0]) if len(runs) == 1 else _Stitched([self.views(*run) for run in runs])
+        parts = [self.views(*run) for run in runs]
+        if self.layout.int8:
+            parts = [DequantisedPlanes(part) for part in parts]
+        return parts[0] if len(parts) == 1 else _Stitched(parts)
 
     def planes(self) -> Sequence[torch.Tensor]:
-        """All slots of each plane as views ``[heads, slots + 1, width]``; the last slot is `scratch`."""
+        """All slots of each plane as views ``[heads, slots + 1, width]``; the last slot is `scratch`.
+
+        A view of int8 takes rows, and gives those that are selected; see `Int8Plane`.
+        """
         return self._planes
 
     @torch.inference_mode()
@@ -261,8 +282,8 @@ class SlotPool:
     def move(self, targets: torch.Tensor, sources: torch.Tensor) -> None:
         """Copies slots to slots, int64 indices on the device; all slots are read before any is written."""
         for group in self._groups:
-            storage = group.storage[0]
-            storage.index_copy_(2, targets, storage.index_select(2, sources))
+            for storage in group.storage:
+                storage.index_copy_(2, targets, storage.index_select(2, sources))
 
     def fit(self, max_slots: int) -> None:
         """Sets the bound of the storage, and allocates all of it; what has storage already stays."""
@@ -279,19 +300,39 @@ class SlotPool:
         """Grows the storage to ``blocks`` blocks in all; existing slots keep their indices and contents."""
         device, dtype = self.layout.device, self.layout.dtype
         for group in self._groups:
-            heads, width = group.shape
-            shape = (len(group.members), heads, blocks * BLOCK + 1, width)
-            new = torch.empty(shape, dtype=dtype, device=device)
-            if group.storage:
-                new[:, :, : self.slots] = group.storage[0][:, :, : self.slots]
-            group.storage[:] = [new]
-            for plane, view in zip(group.members, new.unbind(0), strict=True):
+            new = self._allocate(group, blocks * BLOCK + 1)
+            for larger, storage in zip(new, group.storage, strict=False):
+                larger[:, :, : self.slots] = storage[:, :, : self.slots]
+            group.storage[:] = new
+            for plane, view in zip(group.members, self._cut(group), strict=True):
                 self._planes[plane] = view
         tails = torch.empty(blocks, self.layout.tail, dtype=dtype, device=device)
         tails[: len(self._tails)] = self._tails
         self._tails = tails
         self.blocks.grow(blocks)
         self.grown(blocks)
+
+    def _allocate(self, group: _Group, slots: int) -> list[torch.Tensor]:
+        """New storage of a group, with nothing in it."""
+        heads, width = group.shape
+        shape, device = (len(group.members), heads, slots), self.layout.device
+        if not group.int8:
+            return [torch.empty(*shape, width, dtype=self.layout.dtype, device=device)]
+        codes = torch.empty(*shape, width, dtype=torch.int8, device=device)
+        return [codes, torch.empty(*shape, 1, dtype=torch.float32, device=device)]
+
+    def _cut(self, group: _Group, low: int = 0, high: int | None = None) -> Sequence[torch.Tensor]:
+        """Slots of each member's plane; the views of a run have a batch of one in front."""
+        parts = [storage if high is None else storage[:, None, :, low:high] for storage in group.storage]
+        if not group.int8:
+            return parts[0].unbind(0)
+        dtype = self.layout.dtype
+        codes, scales = (part.unbind(0) for part in parts)
+        return [Int8Plane(*both, dtype).as_tensor() for both in zip(codes, scales, strict=True)]
+
+    def _class(self, kind: str) -> str:
+        """The name of passes of this kind over this pool."""
+        return f"{kind} int8" if self.layout.int8 else kind
 
 
 class _Stitched(Sequence[torch.Tensor]):

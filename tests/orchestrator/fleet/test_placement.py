@@ -13,6 +13,7 @@ from orchestrator.fleet.placement import (
     rank_verifiers,
     replace_sources,
     source_names,
+    sources_at,
     useful_names,
 )
 from outrider.wire.names import MAX_SOURCES
@@ -97,6 +98,14 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 def test_a_source_that_has_nothing_to_draft_from_is_refused_by_what_it_needs(name: str, wants: str) -> None:
     with pytest.raises(InvalidRequest, match=f"'{name}', which drafts from .*{wants}.*the request has none"):
         choose_sources(LOCAL, [], [name], idle={"grammar", "prediction", "references"})
+
+
+def test_a_verifier_is_given_no_source_that_only_another_one_has_inside() -> None:
+    chosen = (ChosenSource("lookup", ""), ChosenSource("grammar", ""), ChosenSource("corpus", "c"))
+    assert sources_at(chosen, ("lookup", "grammar")) == chosen
+    assert sources_at(chosen, ("lookup",)) == (chosen[0], chosen[2]), "it is of an older release"
+    own = sources_at(chosen, ("lookup", "grammar", "corpus"))
+    assert own[2] == ChosenSource("corpus", ""), "a name inside a verifier is the verifier's own"
 
 
 def order(*workers: VerifierInfo, **how: str) -> list[str]:

@@ -75,6 +75,26 @@ async def test_it_is_opened_as_one_that_was_admitted_with_what_the_client_has(wo
     assert after == before
 
 
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_verifier_is_asked_for_no_source_that_only_the_other_one_has(world: Any, more: int) -> None:
+    inside = [("lookup",), ("lookup", "eagle")]
+    first = await world.verifier(per_tick=1, tick_s=0.02, local_sources=inside[more])
+    second = await world.verifier(per_tick=1, tick_s=0.02, local_sources=inside[1 - more])
+    front = await world.front([first.address, second.address], **QUICK)
+    for verifier in (first, second):
+        await world.until(lambda verifier=verifier: front.sample("peer_up", peer=verifier.address))
+    await world.ready(front)
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1)
+    await anext(stream)
+    holder = first if first.opened else second
+    await holder.server.stop(0)
+    assert (await stream.completion()).ids == WHOLE
+    for verifier in (first, second):
+        for message in verifier.opened:
+            assert {source.name for source in message.sources} <= set(verifier.local_sources)
+            assert "lookup" in {source.name for source in message.sources}
+
+
 async def test_what_is_finished_is_not_opened_again(world: Any) -> None:
     front, first, second = await two(world)
     stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1, n=2, seed=7)

@@ -1,5 +1,7 @@
 """The bigram table that is fed by what the target said at every verified row."""
 
+from typing import Any
+
 import pytest
 from core_driver import GREEDY, SAMPLED, CoreDriver
 from harness import serving
@@ -83,11 +85,10 @@ async def test_a_request_selects_it_by_name_where_the_verifier_offers_it() -> No
     assert answer.usage.accepted_by_source["bigram"] > 5
 
 
-async def test_a_verifier_that_does_not_offer_it_refuses_it_by_name() -> None:
-    import grpc
-
+async def test_a_session_from_a_verifier_that_offers_it_goes_on_at_one_that_does_not() -> None:
+    asked: dict[str, Any] = {"params": SAMPLED, "new": 20}
     async with serving(NgramLM(6)) as verifier:
-        with pytest.raises(
-            grpc.RpcError, match="inside this worker there are grammar, lookup, prediction, references"
-        ):
-            await verifier.open(verifier.request(PROMPT, sources=[("bigram", "")]))
+        plain = await verifier.generate(PROMPT, **asked)
+        request = verifier.request(PROMPT, sources=[("bigram", ""), ("lookup", "")], **asked)
+        assert list((await verifier.open(request)).source_names) == ["lookup"]
+        assert (await verifier.read(request)).ids == plain.ids

@@ -92,7 +92,6 @@ BAD: dict[str, tuple[dict[str, Any], Code, str]] = {
     "stop strings without a tokenizer": ({"stop": ["x"]}, Code.INVALID_ARGUMENT, "need a tokenizer"),
     "too many nodes": ({"node_limit": 257}, Code.INVALID_ARGUMENT, "node_limit is 257"),
     "a wrong policy": ({"policy": "best"}, Code.INVALID_ARGUMENT, "'best'; there are survival, fixed,"),
-    "an unknown local source": ({"sources": [("oracle", "")]}, Code.INVALID_ARGUMENT, "'oracle'.* lookup"),
     "two sources of one name": (
         {"sources": [("a", "x:1"), ("a", "y:1")]},
         Code.INVALID_ARGUMENT,

@@ -1,0 +1,18 @@
+"""Keys and values in int8 beside floats: what is measured runs small, and is what its schema says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow
+def test_int8_takes_less_than_a_third_of_the_memory_and_drafts_change_no_id(
+    bench: Callable[..., dict[str, Any]],
+) -> None:
+    result = bench("kv", "--prompts", "2", "--prompt", "40", "--tokens", "12")
+    assert 3 * result["bytes_per_token"]["int8"] < result["bytes_per_token"]["float32"]
+    for mode in result["figures"].values():
+        for figures in mode["deterministic"].values():
+            assert figures["identical"] == result["streams"] == 2
+        assert mode["fast"]["float32"]["streams_equal_to_float"] == 2

@@ -1,0 +1,89 @@
+"""Keys and values in int8: what a slot holds, what it costs, and that a row has one set of bits."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outrider.lm.device.memory import first_pool
+from outrider.lm.kv.blocks import BLOCK
+from outrider.lm.kv.int8_plane import quantise
+from outrider.lm.kv.pool import KVLayout, SlotPool
+from tests.lm.test_deterministic import differing_rows, packed
+
+LAYOUT = KVLayout(((2, 8), (2, 8), (1, 4), (1, 4)), torch.float32, torch.device("cpu"), guests=2, int8=True)
+
+
+def pool(blocks: int = 8) -> SlotPool:
+    return SlotPool(LAYOUT, blocks * BLOCK, initial_slots=BLOCK)
+
+
+def rows(count: int, seed: int) -> torch.Tensor:
+    return torch.randn(1, 2, count, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_row_comes_back_within_half_a_step_of_its_largest_number() -> None:
+    given = rows(50, 0) * torch.logspace(-20, 20, 50)[:, None]
+    codes, scales = quantise(given)
+    assert codes.dtype is torch.int8
+    error = (codes * scales - given).abs()
+    assert (error <= given.abs().amax(-1, keepdim=True) / 127 * 0.5001).all()
+
+
+def test_a_row_of_zeros_stays_one() -> None:
+    codes, scales = quantise(torch.zeros(1, 2, 3, 8))
+    assert not (codes * scales).any()
+
+
+def test_a_row_does_not_depend_on_those_that_are_written_beside_it() -> None:
+    given = rows(20, 1)
+    alone = quantise(given[:, :, 7:8])
+    together = quantise(given)
+    assert torch.equal(alone[0], together[0][:, :, 7:8])
+    assert torch.equal(alone[1], together[1][:, :, 7:8])
+
+
+def test_rows_survive_growth_and_copies_and_are_read_over_several_runs() -> None:
+    slots = pool()
+    table, between, behind = slots.table(), slots.table(), slots.table()
+    table.reserve(BLOCK)
+    given = rows(2 * BLOCK, 2)
+    slots.views(0, BLOCK)[0].copy_(given[:, :, :BLOCK])
+    slots.planes()[3][:, :BLOCK] = 0.5
+    between.reserve(BLOCK)
+    table.reserve(2 * BLOCK)
+    assert len(table.runs(0, 2 * BLOCK)) == 2
+    there = torch.tensor(table.slots(BLOCK, 2 * BLOCK))
+    slots.planes()[0].index_copy_(1, there, given[0, :, BLOCK:])
+    codes, scales = quantise(given)
+    assert torch.equal(slots.seen(table.runs(0, 2 * BLOCK))[0], codes * scales)
+    table.length = 2 * BLOCK
+    behind.copy_of(table.blocks)
+    seen = slots.seen(behind.runs(0, 2 * BLOCK))
+    assert torch.equal(seen[0], codes * scales)
+    assert torch.equal(seen[3][:, :, :BLOCK], torch.full((1, 1, BLOCK, 4), 0.5)), "guests keep floats"
+    for held in (table, between, behind):
+        held.close()
+    slots.check_integrity()
+
+
+def test_a_slot_costs_a_byte_a_number_and_four_a_scale() -> None:
+    model, guests = 2 * 2 * (8 + 4), 2 * 4 * 4
+    assert LAYOUT.slot_bytes == model + guests
+    assert replace(LAYOUT, int8=False).slot_bytes == 2 * 2 * 8 * 4 + guests
+
+
+def test_passes_over_int8_have_a_class_of_their_own() -> None:
+    assert pool().numerics == "eager int8"
+    assert SlotPool(replace(LAYOUT, int8=False), BLOCK).numerics == "eager"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_rows_have_the_same_bits_in_random_packings_over_int8(family: str) -> None:
+    lm = packed(family, "float32")
+    lm.pool = first_pool(replace(lm.pool.layout, int8=True), 16)
+    differing, count = differing_rows(lm, random.Random(family).randrange(9))
+    assert count > 5
+    assert differing == 0
+    lm.pool.check_integrity()
