@@ -46,7 +46,7 @@ def settings_of(tiny_llama: Path, heads: Path) -> dict[str, Any]:
     return {"model": str(tiny_llama), "heads": three}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def target(tiny_llama: Path, heads: Path) -> PackedLM:
     return load_target(VerifierSettings(**settings_of(tiny_llama, heads)))
 
