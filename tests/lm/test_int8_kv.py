@@ -44,6 +44,7 @@ def test_a_row_does_not_depend_on_those_that_are_written_beside_it() -> None:
     assert torch.equal(alone[1], together[1][:, :, 7:8])
 
 
+@torch.inference_mode()
 def test_rows_survive_growth_and_copies_and_are_read_over_several_runs() -> None:
     slots = pool()
     table, between, behind = slots.table(), slots.table(), slots.table()

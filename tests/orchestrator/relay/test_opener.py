@@ -34,6 +34,7 @@ class Link:
 
     def __init__(self, address: str, *answers: Exception | None) -> None:
         self.address = address
+        self.target = TARGET
         self.epochs: list[int] = []
         self._answers = list(answers)
 
