@@ -125,13 +125,13 @@ def checked(options: DistilOptions) -> DistilOptions:
     least = {"window": 16, "tokens": options.window, "batch": options.window, "steps": 0, "depth": 0}
     for name, low in least.items():
         if (value := getattr(options, name)) < low:
-            raise InvalidRequest(f"--{name} {value} is below {low}")
+            raise InvalidRequest(f"--{name} {value} is below {low}, the least possible")
     if not 0 <= options.written <= 1:
-        raise InvalidRequest(f"--written {options.written} is not a share, 0 to 1")
+        raise InvalidRequest(f"--written {options.written} is not a share from 0 to 1")
     defaults = _DEFAULTS[options.kind]
     depth = options.depth or defaults.depth
     if depth > options.window // 4:
-        raise InvalidRequest(f"--depth {depth} is more than a quarter of --window {options.window}")
+        raise InvalidRequest(f"--depth {depth} is more than a quarter of --window {options.window}; lower it")
     filled = {**vars(options), "depth": depth, "rate": options.rate or defaults.rate}
     return DistilOptions(**filled)
 
