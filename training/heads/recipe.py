@@ -39,7 +39,7 @@ class DistilOptions:
     boost_of: str | None = None
     """Folder or id of a first drafter, whose errors the kind `lm` learns to mend."""
     boost: float = 0.2
-    """With `boost_of`: weight of the places that the first drafter has right; 1: as of all other places."""
+    """With `boost_of`: weight of places that the first drafter has right; other places weigh 1."""
     divergence: str = "forward-kl"
     tokens: int = 1_000_000
     """Tokens of text to train on, without past outputs."""
