@@ -39,7 +39,7 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per prompt")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="one or more")
     parser.add_argument(
-        "--uncorrected", action="store_true", help="let the drafter's estimates stand, whatever comes of them"
+        "--uncorrected", action="store_true", help="do not let the drafter correct its estimates"
     )
     for field in (*fields(Growth), *fields(Scene)):
         parser.add_argument(

@@ -19,7 +19,7 @@ _WEIGHT = 0.05
 _LEAST_RATE = 0.25
 """Part of the guessed tokens that must be drawn, for guesses to be worth their rows."""
 _TRIES = 16
-"""While guesses are not worth their rows, one in so many is made all the same."""
+"""While guesses are not worth their rows, one guess in this many is made nonetheless."""
 
 
 class CheapChain:

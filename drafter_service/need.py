@@ -12,7 +12,7 @@ _PLENTY = 2 * WANTED_PASSES
 _WEIGHT = 0.02
 """Weight of one commit in the running mean."""
 _MOST = 8.0
-"""The largest answer: it is asked again once there are that many drafters."""
+"""The largest need: once this many drafters run, the need is measured again."""
 
 
 class DraftingNeed:

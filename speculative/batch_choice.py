@@ -159,7 +159,7 @@ class _Rows:
         return found
 
     def _weak(self) -> _Contenders | None:
-        """The other ids whose logits suffice; None where no row has one."""
+        """Ids without strong noise whose logits suffice; None where no row has such an id."""
         floors = weak_floors(self._least, self._temperatures, float(lead_bounds()[1][_STRONG - 1]))
         rows = np.flatnonzero(floors <= self._highest)
         if not len(rows):
@@ -172,7 +172,7 @@ class _Rows:
         return self._contenders(owners[weak], ids[weak])
 
     def _contenders(self, owners: Ids, ids: Ids) -> _Contenders:
-        """These ids, whose logits are not changed."""
+        """The ids as contenders; their logits are unchanged."""
         scores = np.divide(self._logits[owners, ids], self._temperatures[owners], dtype=np.float64)
         return self._bounded(owners, ids, scores)
 

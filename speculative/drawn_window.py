@@ -41,7 +41,7 @@ class DrawnWindow(Fragment):
             if not laws[parent].has(token):
                 raise MalformedDraft(f"window node {node} holds id {token}, to which its q gives no chance")
             if (parent, token) in seen and node in laws:
-                raise MalformedDraft(f"window node {node} repeats a draw and has children; it has none")
+                raise MalformedDraft(f"window node {node} repeats a draw; it must have no children")
             seen.add((parent, token))
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         widest = max(depths.count(depth) for depth in set(depths))

@@ -37,7 +37,7 @@ class SourceGain:
     hits: float = _PRIOR
     """Committed tokens that the source had drafted."""
     own: float = _PRIOR
-    """Those of them that count for this source alone."""
+    """Committed tokens that count for this source alone."""
     nodes: float = 0.0
     """Nodes that were admitted and count for this source alone."""
 

@@ -1,7 +1,7 @@
 """Ranks a node's possible children as the target will: the request's own parameters, the session's own noise.
 
 The target takes argmax of processed log-probability + noise, and the noise at a position is the same on both
-sides. So the best guesses of whoever has logits are the tokens with the largest processed log-probability +
+sides. So the best guesses from any logits are the tokens with the largest processed log-probability +
 noise under those logits (Gumbel-coupled drafting, arXiv 2408.07978), greedy decoding being the case without
 noise.
 

@@ -118,7 +118,7 @@ class WindowPool:
         self._owner = 0
         """Source index of that window."""
         self._silent = 0
-        """Rounds since."""
+        """Rounds since that window."""
         self._ranked = False
         """Whether the window was there when the nodes of this round were ranked."""
         self._judged = 0

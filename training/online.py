@@ -45,7 +45,7 @@ class TaughtPassage(Protocol):
 
     @property
     def top_logprobs(self) -> npt.NDArray[np.float16]:
-        """Their log-probabilities, float16 [places, k]."""
+        """Log-probabilities of the top ids, float16 [places, k]."""
         ...
 
     @property

@@ -44,7 +44,7 @@ class VerifierSettings(ModelSettings):
     before serving; auto, which serves eagerly until compiled passes are ready."""
     kv_dtype: Literal["auto", "int8"] = "auto"
     """The number format of the target's keys and values: that of its passes (auto), or int8 with a scale for
-    each token and head, which holds up to 3.9 times as many tokens, on CPUs alone, by eager passes on one
+    each token and head, in which up to 3.9 times as many tokens fit. Int8 takes a CPU, eager passes and one
     rank."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes on this machine over which the target is split, each with a device of its own; torchrun can

@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--entries", type=int, default=40_000, help="tokens in the datastore")
     parser.add_argument("--places", type=int, default=200, help="places of each text that are searched")
     parser.add_argument("--file-mb", type=int, default=256, help="size of the file that is read, in MiB")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where that file lies meanwhile")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder for that file")
     return parser.parse_args()
 
 

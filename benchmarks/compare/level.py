@@ -1,4 +1,4 @@
-"""Drives one endpoint at one concurrency, and what its answers amount to."""
+"""Drives one endpoint at one concurrency, and sums up its answers."""
 
 import asyncio
 import time

@@ -73,6 +73,6 @@ def where(rows: Rows, **values: object) -> list[Row]:
 
 
 def only(rows: Rows, **values: object) -> Row:
-    """The one row with these values. Raises ValueError where there is another number of them."""
+    """The only row with these values. Raises ValueError where no row or several rows have these values."""
     (row,) = where(rows, **values)
     return row

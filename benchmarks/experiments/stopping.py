@@ -122,7 +122,7 @@ class Rule:
         self.stop = stop
 
     def learn(self, drafted: int, accepted: int, rate: float) -> None:
-        """A round has ended, with so many tokens a unit of time."""
+        """A round has ended; `rate` is its tokens per unit of time."""
 
 
 class HeuristicRule(Rule):

@@ -36,7 +36,7 @@ def measure(pair: ModelPair, key: Key) -> dict[str, Any]:
 
 
 def rows_per_accepted(pair: ModelPair, nodes: int) -> dict[str, Any]:
-    """Rows of the target for each accepted token, with a drafter that keeps a tree of so many nodes full."""
+    """Rows of the target for each accepted token, with a drafter that keeps a tree of `nodes` nodes full."""
     tally, drafter = Tally(), CausalLMDrafter(pair.drafter)
     # Passes that take no time leave the tree's size as the only bound.
     scene = Scene(drafter_step=0.05, drafter_row=0.0, way=0.0, node_limit=nodes, in_flight=4 * nodes)

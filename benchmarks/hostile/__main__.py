@@ -150,7 +150,7 @@ async def run(settings: argparse.Namespace) -> dict[str, Any]:
 
 
 def give_way() -> None:
-    """Lets every other process have the cores first: whoever attacks has cores of their own."""
+    """Lets every other process have the cores first: an attacker has cores of its own."""
     for thread in Path("/proc/self/task").iterdir():  # on Linux each thread has its own
         os.setpriority(os.PRIO_PROCESS, int(thread.name), LEAST_PRIORITY)
 

@@ -44,7 +44,7 @@ class SlowRetriever:
         return self._retriever.search(queries, count)
 
     def scores(self, query: str, passages: Sequence[RagPassage]) -> list[float]:
-        """As the retriever that is slowed."""
+        """The scores of the retriever that is slowed."""
         return self._retriever.scores(query, passages)
 
 

@@ -106,7 +106,9 @@ class NgramDrafter:
         tokens = TokenTable.from_json(tokenizer.json)
         ids = _encoded(tokens, settings.ngram_text)
         if not len(ids):
-            raise InvalidRequest(f"there is no text in {', '.join(settings.ngram_text)}")
+            raise InvalidRequest(
+                f"there is no text in {', '.join(settings.ngram_text)}; name files that hold text"
+            )
         counts = NgramCounts(ids, tokens.size, settings.ngram_mb * 2**20)
         return cls(f"n-grams of {len(ids):,} tokens", tokens, counts)
 

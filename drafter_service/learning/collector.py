@@ -17,7 +17,7 @@ PLACES = 64
 CONTEXT = 192
 """Ids before the first place, at most."""
 EXAM_EVERY = 4
-"""One of about so many sessions is for scoring: lessons train on nothing of that session. A session's name
+"""About one session in this many is for scoring: lessons train on nothing of that session. A session's name
 decides, so a session that is followed anew stays where it was, and so do all answers to one prompt."""
 
 

@@ -137,7 +137,7 @@ class Learning:
         return worker
 
     def _again(self, name: str) -> Drafter:
-        """Another version's drafter, computed as the one before; any thread."""
+        """The drafter of another version, with the settings of the serving drafter; any thread."""
         return load(self._of(name))
 
     def _of(self, name: str) -> DrafterSettings:

@@ -49,7 +49,7 @@ class LivenessJudge:
         self._answered_at = now
 
     def stood_still(self, now: float, seconds: float) -> None:
-        """This process did not run for so long up to `now`, and could hear nobody meanwhile."""
+        """This process did not run for `seconds` up to `now`, and could hear no worker meanwhile."""
         self._beat_at = min(now, self._beat_at + seconds)
         self._answered_at = min(now, self._answered_at + seconds)
 

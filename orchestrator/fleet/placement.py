@@ -13,7 +13,7 @@ from speculative.errors import InvalidRequest
 NEAR_S = 0.002
 """Round trips up to this length, in seconds, count as none: within one place they vary as much."""
 LAGGING = 4.0
-"""How many times as long as another source's the step and the way of a lagging source are, at least."""
+"""A source lags if its step and its way together take this many times as long as another source's."""
 LAG_S = 0.005
 """By how many seconds the step and the way of a lagging source are longer, at least."""
 NEARNESS = 4

@@ -259,7 +259,7 @@ class Gate:
             return self._user(keys.current().user(shown, rules))
         key = None if self._keys is None else self._keys.current().find(shown)
         if key is None:
-            raise Unauthenticated("the API key is not known here; ask whoever runs this for one")
+            raise Unauthenticated("the API key is not known here; ask the operator of this server for a key")
         return Caller(key, self._allowance(key), self._clock, self._refused, self._cluster)
 
     def _user(self, user: TokenUser) -> Caller:

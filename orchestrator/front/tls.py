@@ -11,7 +11,7 @@ from speculative.errors import InvalidRequest
 log = logging.getLogger(__name__)
 
 OTHER_CALLS = 64
-"""Calls that one connection may have at once beside as many requests as this process answers."""
+"""Calls that one connection may have at once beside the requests that this process answers."""
 NAMES = ("front_cert", "front_key", "front_client_ca")
 
 
@@ -46,8 +46,8 @@ def warn_of_open_doors(settings: OrchestratorSettings) -> None:
     registry = settings.registry_bind
     if registry is not None and settings.tls_cert is None and not is_loopback(registry):
         log.warning(
-            "whoever can connect to %s may register as a worker, and is sent prompts: give tls_cert, tls_key "
-            "and tls_ca, or keep all but workers away from it",
+            "anyone who can connect to %s may register as a worker, and is sent prompts: give tls_cert, "
+            "tls_key and tls_ca, or let only workers reach this address",
             registry,
         )
     binds = [bind for bind in (settings.bind, settings.http_bind) if bind and not is_loopback(bind)]
@@ -55,7 +55,9 @@ def warn_of_open_doors(settings: OrchestratorSettings) -> None:
         return
     where = ", ".join(binds)
     if settings.api_keys_file is None and not settings.takes_tokens:
-        log.warning("whoever can connect to %s may ask: give api_keys_file, or bind to 127.0.0.1", where)
+        log.warning(
+            "anyone who can connect to %s may send requests: give api_keys_file, or bind to 127.0.0.1", where
+        )
     elif settings.front_cert is None:
         log.warning(
             "API keys come to %s in plain: give front_cert and front_key, unless a proxy has TLS",

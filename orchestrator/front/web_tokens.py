@@ -45,19 +45,19 @@ class _Claims(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """What a token has to say."""
+    """What a token must contain."""
 
     issuer: str
-    """Its `iss`; empty: any issuer whose key is in the set."""
+    """Issuer that `iss` must name; empty: any issuer whose key is in the set."""
     audience: str
-    """What its `aud` has to name."""
+    """Audience that `aud` must name."""
     tenant_claim: str
     """The claim that names its tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUser:
-    """Whom a token speaks of."""
+    """The user that a token names."""
 
     id: str
     """Stands for tenant and user; logs may name it."""

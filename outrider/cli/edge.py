@@ -40,7 +40,9 @@ def edge(
     ] = "balanced",
     mode: Annotated[
         str | None,
-        typer.Option(help="Always `cloud`, `hinting`, `waiting` or `pipelined`. Default: measured choice."),
+        typer.Option(
+            help="Keep to `cloud`, `hinting`, `waiting` or `pipelined`. Default: chosen by measuring."
+        ),
     ] = None,
     bind: Annotated[
         str, typer.Option(help="host:port for apps on this machine; port 0 picks a free port.")

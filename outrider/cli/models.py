@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from outrider.pair.skipping import Skipped
 
 app = typer.Typer(
-    help="Suggest a drafter, check whether two models fit, and what speedup they bring.",
+    help="Suggest a drafter; check whether two models fit, and what speedup they bring.",
     rich_markup_mode=None,
 )
 
 
 @app.callback()
 def models() -> None:
-    """Suggest a drafter, check whether two models fit, and what speedup they bring."""
+    """Suggest a drafter; check whether two models fit, and what speedup they bring."""
 
 
 @app.command("suggest")
@@ -86,7 +86,8 @@ def check_models(
     device: Annotated[str, typer.Option(help="Torch device, such as auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. Default: by cores.")] = None,
     search: Annotated[
-        bool, typer.Option("--search", help="Search the drafter's children, scale and width too: minutes.")
+        bool,
+        typer.Option("--search", help="Also search the drafter's children, scale and width; takes minutes."),
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -100,7 +101,7 @@ def check_models(
       outrider models check Qwen/Qwen3-8B Qwen/Qwen3-0.6B --dtype bfloat16 --device cuda --text notes.txt
     """
     if text is not None and not text.expanduser().is_file():
-        raise usage(f"there is no text {str(text)!r}")
+        raise usage(f"--text {str(text)!r} is not a file; name a text file, or .jsonl")
     try:
         from outrider.pair.checking import CheckOptions, check
     except ModuleNotFoundError as error:
@@ -153,7 +154,7 @@ def skip_layers(
       outrider models skip Qwen/Qwen3-8B --dtype bfloat16 --device cuda --text notes.txt --temperature 0.8
     """
     if text is not None and not text.expanduser().is_file():
-        raise usage(f"there is no text {str(text)!r}")
+        raise usage(f"--text {str(text)!r} is not a file; name a text file, or .jsonl")
     try:
         from outrider.pair.skipping import SkipOptions, find_skips
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Makes a client's request one that a device drafts for; both drafters share it."""
+"""Prepares a client's request for the drafts of a device; both edge drafters use this module."""
 
 import functools
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class EdgeOptions:
     preference: str = Preference.BALANCED
     """latency, balanced or economy; see `Preference`."""
     mode: str | None = None
-    """The mode to keep: cloud, hinting, waiting or pipelined. None: chosen, and again as things change."""
+    """The mode to keep: cloud, hinting, waiting or pipelined. None: chosen by measurement."""
 
     def __post_init__(self) -> None:
         for name, value, words in (

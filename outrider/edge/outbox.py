@@ -42,7 +42,7 @@ class Outbox(Iterator[Message]):
 
 
 class AsyncOutbox(AsyncIterator[Message]):
-    """The same inside one event loop; `put` and `close` are for any thread."""
+    """An outbox inside one event loop; `put` and `close` are for any thread."""
 
     def __init__(self, first: Message) -> None:
         self._loop = asyncio.get_running_loop()

@@ -108,13 +108,13 @@ class TopKDigest:
         return np.where(self._ids[found] == ids, self._logprobs[found], np.float32(ABSENT))
 
     def likeliest(self, count: int) -> Candidates:
-        """All known ids; no other counts."""
+        """All known ids; no other id counts."""
         return Candidates(self._ids, self._logprobs, -math.inf)
 
     def candidates(
         self, temperature: float, noise: PositionNoise, least: float | None = None, count: int = 1
     ) -> Candidates:
-        """All known ids; no other counts."""
+        """All known ids; no other id counts."""
         return Candidates(self._ids, self._logprobs, -math.inf)
 
     def mass(self, temperature: float) -> Mass:

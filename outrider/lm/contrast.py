@@ -56,7 +56,7 @@ class ContrastingLM:
         return ContrastedOutcome(outcome, self.amateur.forward(rows), contrasts)
 
     def _mirrored(self, sequence: SequenceRows, length: int, parents: Sequence[int]) -> SequenceRows:
-        """The same rows over the same slots of the amateur's pool."""
+        """The sequence's rows over the same slots of the amateur's pool."""
         table = SlotTable.at(self.amateur.pool, sequence.table.all_runs, length, parents)
         known = self.amateur.vocabulary_size
         # A drafted id that the amateur does not know is never accepted, whatever is computed behind it.

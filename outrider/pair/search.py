@@ -34,7 +34,7 @@ class DrafterTuning:
         return replace(_DEFAULT, children=self.children, scale=self.scale)
 
     def with_setting(self, name: str, value: float) -> "DrafterTuning":
-        """The same settings but for one."""
+        """These settings with another value of one setting."""
         return DrafterTuning(**(asdict(self) | {name: value}))
 
     def as_object(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class FoundTuning:
     speedup: float
     """Speed relative to plain decoding."""
     default_speedup: float
-    """The same with the default settings."""
+    """Speed relative to plain decoding with the default settings."""
     tried: int
     """Number of settings that were measured."""
 

@@ -74,7 +74,7 @@ class SparseRetriever:
         ]
 
     def scores(self, query: str, passages: Sequence[RagPassage]) -> list[float]:
-        """The same scores as in a search."""
+        """Scores of passages for a query, equal to those of a search."""
         total = 0.0
         by_row = {self._rows[passage.name]: total for passage in passages}
         for word, times in _counted(query):

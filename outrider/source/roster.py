@@ -58,7 +58,9 @@ class Roster(Generic[S]):
         request, profile = follow.request, self._profile
         if profile.tenant and follow.key.tenant != profile.tenant:
             # The owner's name stays here: the refusal is another tenant's to read.
-            raise NotFollowed(f"this {profile.noun} follows the sessions of one tenant, which is another one")
+            raise NotFollowed(
+                f"this {profile.noun} follows only sessions of a tenant other than this session's"
+            )
         ids = FollowedIds(request.ids, request.vocabulary_size, profile)
         holder = self._by_key.get(follow.key)
         if holder is not None and holder.request.epoch > request.epoch:

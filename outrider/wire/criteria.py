@@ -25,7 +25,7 @@ def criterion_from_wire(message: common_pb2.Criterion) -> Criterion:
     """The criterion of a request. Raises InvalidRequest without a kind, and for a parameter out of range."""
     kind = message.WhichOneof("kind")
     if kind is None:
-        raise InvalidRequest(f"criterion has no kind; there are {', '.join(SERVED_CRITERIA)}")
+        raise InvalidRequest(f"criterion has no kind; give one of {', '.join(SERVED_CRITERIA)}")
     sent = getattr(message, kind)
     names = [field.name for field in sent.DESCRIPTOR.fields]
     given = {name: getattr(sent, name) for name in names if sent.HasField(name)}
@@ -52,7 +52,7 @@ def criterion_of(given: Mapping[str, Mapping[str, float]]) -> common_pb2.Criteri
         )
     ((kind, parameters),) = given.items()
     if kind not in SERVED_CRITERIA:
-        raise InvalidRequest(f"criterion names {kind!r}; there are {', '.join(SERVED_CRITERIA)}")
+        raise InvalidRequest(f"criterion names {kind!r}; give one of {', '.join(SERVED_CRITERIA)}")
     message = common_pb2.Criterion()
     sent = getattr(message, kind)
     sent.SetInParent()

@@ -29,7 +29,7 @@ def laws_from_wire(data: bytes) -> tuple[QuantisedLaw, ...]:
     laws, start = list[QuantisedLaw](), 0
     while start < len(data):
         if len(laws) == MAX_DRAFT_NODES:
-            raise MalformedDraft(f"q has more than {MAX_DRAFT_NODES} laws, which is more than nodes")
+            raise MalformedDraft(f"q has more laws than the {MAX_DRAFT_NODES} nodes of the largest draft")
         count, start = data[start], start + 1
         end = start + count * _ENTRY.size
         if end > len(data):

@@ -21,7 +21,7 @@ class LocalDrafts:
         """The source's own estimate of each node of that draft, given the node's parent."""
 
     def cut(self, draft: Draft) -> Draft | None:
-        """The nodes that the policy lets through; None if these are none."""
+        """The nodes that the policy lets through; None if it lets none through."""
         limits, policy = self._policy.limits, self._policy
         kept: dict[int, int] = {}  # node of the draft -> node of the cut draft
         open_below = {ROOT: 0}  # nodes below which the draft goes on -> their depth

@@ -60,7 +60,7 @@ def policy_choice(text: str) -> PolicyChoice:
     name, colon, number = text.partition(":")
     kind = POLICIES.get(name)
     if kind is None:
-        raise InvalidRequest(f"policy is {text[:64]!r}; there are {', '.join(POLICIES)}")
+        raise InvalidRequest(f"policy is {text[:64]!r}; give one of {', '.join(POLICIES)}")
     if not colon:
         return PolicyChoice(name, kind.value)
     try:

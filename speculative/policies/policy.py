@@ -25,18 +25,18 @@ class DraftPoint(NamedTuple):
     """A drafted node, where the policy decides whether the draft goes on below it."""
 
     depth: int
-    """Its distance from the last committed token, from 1."""
+    """The node's distance from the last committed token, from 1."""
     probability: float
     """The estimate that it is accepted, given its parent."""
     survival: float
-    """The estimate that its whole path is accepted."""
+    """The estimate that the node's whole path is accepted."""
 
 
 class Guess(NamedTuple):
     """A drafted token in the place of a committed one."""
 
     probability: float
-    """The source's estimate that it is accepted, given its parent, before the policy's correction."""
+    """The source's estimate that the node is accepted, given its parent, before the policy's correction."""
     hit: bool
     """Whether this token was committed."""
 

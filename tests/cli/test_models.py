@@ -140,7 +140,7 @@ def test_a_target_with_states_is_measured_by_the_chains_that_its_verifier_runs(
     ("flags", "status", "says"),
     [
         (("--dtype", "int3"), 1, "dtype 'int3' is not one of auto, float32"),
-        (("--text", "/nowhere"), 2, "there is no text '/nowhere'"),
+        (("--text", "/nowhere"), 2, "--text '/nowhere' is not a file"),
         (("--threads", "0"), 2, "--threads"),
         (("--device", "abacus"), 1, "abacus"),
     ],

@@ -74,7 +74,7 @@ def test_the_tree_tells_a_policy_each_committed_place_that_was_drafted() -> None
 
 
 def test_settings_refuse_a_wrong_policy_with_the_names() -> None:
-    with pytest.raises(ValueError, match="there are survival, fixed"):
+    with pytest.raises(ValueError, match="give one of survival, fixed"):
         DrafterSettings(model="m", policy="best")
 
 

@@ -49,7 +49,7 @@ def test_no_policy_changes_the_ids(client: Client, way: str) -> None:
 
 
 def test_a_wrong_policy_is_refused_with_the_names(client: Client) -> None:
-    with pytest.raises(InvalidRequest, match="'best'; there are survival, fixed, heuristic"):
+    with pytest.raises(InvalidRequest, match="'best'; give one of survival, fixed, heuristic"):
         client.generate(PROMPT, policy="best")
 
 

@@ -31,4 +31,4 @@ def test_a_follow_carries_the_policy_and_a_wrong_one_is_refused_with_the_names()
         draft_source_pb2.AttachRequest(follow=[follow]), 7, model="m", tokenizer_digest=""
     )
     assert isinstance(refused, MalformedFollow)
-    assert "'best'; there are survival, fixed" in refused.why
+    assert "'best'; give one of survival, fixed" in refused.why

@@ -88,7 +88,7 @@ def test_a_source_of_one_tenant_follows_no_other_tenants_session(owner: str, fol
     learning.take_in(wait=False)
     assert len(learning.roster) == followed
     refusals = [why for message in sent for _, why in message[0].refusals]
-    assert refusals == ["this source follows the sessions of one tenant, which is another one"] * (
+    assert refusals == ["this source follows only sessions of a tenant other than this session's"] * (
         1 - followed
     )
 

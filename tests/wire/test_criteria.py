@@ -73,7 +73,7 @@ def test_a_verifier_that_sends_no_promise_gives_the_path_matchs() -> None:
     [
         ({}, "names 0 criteria; name one of typical"),
         ({"typical": {}, "bild": {}}, "names 2 criteria"),
-        ({"tipical": {}}, "names 'tipical'; there are typical"),
+        ({"tipical": {}}, "names 'tipical'; give one of typical"),
         ({"typical": {"epsilom": 1}}, "criterion.typical has no 'epsilom'; it has epsilon, delta"),
         ({"specdec": {"beta": 1.5}}, "criterion.specdec.beta is 1.5"),
         ({"specdec": {"beta": 1e30}}, "criterion.specdec.beta is 1e"),

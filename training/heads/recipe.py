@@ -39,7 +39,7 @@ class DistilOptions:
     boost_of: str | None = None
     """Folder or id of a first drafter, whose errors the kind `lm` learns to mend."""
     boost: float = 0.2
-    """With `boost_of`: weight of the places that the first drafter has right; 1: as of all other places."""
+    """With `boost_of`: weight of places that the first drafter has right; other places weigh 1."""
     divergence: str = "forward-kl"
     tokens: int = 1_000_000
     """Tokens of text to train on, without past outputs."""
@@ -125,13 +125,13 @@ def checked(options: DistilOptions) -> DistilOptions:
     least = {"window": 16, "tokens": options.window, "batch": options.window, "steps": 0, "depth": 0}
     for name, low in least.items():
         if (value := getattr(options, name)) < low:
-            raise InvalidRequest(f"--{name} {value} is below {low}")
+            raise InvalidRequest(f"--{name} {value} is below {low}, the least possible")
     if not 0 <= options.written <= 1:
-        raise InvalidRequest(f"--written {options.written} is not a share, 0 to 1")
+        raise InvalidRequest(f"--written {options.written} is not a share from 0 to 1")
     defaults = _DEFAULTS[options.kind]
     depth = options.depth or defaults.depth
     if depth > options.window // 4:
-        raise InvalidRequest(f"--depth {depth} is more than a quarter of --window {options.window}")
+        raise InvalidRequest(f"--depth {depth} is more than a quarter of --window {options.window}; lower it")
     filled = {**vars(options), "depth": depth, "rate": options.rate or defaults.rate}
     return DistilOptions(**filled)
 

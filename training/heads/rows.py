@@ -142,7 +142,7 @@ def _held_out(table: TokenTable, path: Path) -> list[tuple[Sequence[int], Sequen
             ) from error
         held.append((table.encode(prompt), table.encode(whole)))
     if not held:
-        raise InvalidRequest(f"{path} has no held-out prompt")
+        raise InvalidRequest(f"{path} has no held-out prompt; give JSON lines with `prompt`")
     return held
 
 

@@ -29,7 +29,7 @@ def top_ids(digest: RowDigest, count: int) -> TopIds:
 
 
 def _log_sum(digest: RowDigest) -> float | None:
-    """Logarithm of the sum relative to the highest logit, from a sum in float32 where the digest has that."""
+    """Logarithm of the sum relative to the highest logit; from a float32 sum if the digest has such a sum."""
     mass = digest.mass(1.0)
     return digest.log_sum() if mass is None else math.log(mass.total)
 

@@ -236,7 +236,7 @@ class SessionSources:
         return own
 
     def _least_share(self, source_index: int, sessions: int) -> float:
-        """Part of the session's tokens that the source has to gain, in steps of so many sessions."""
+        """Part of the session's tokens that the source has to gain, in steps of `sessions` sessions."""
         presence = self._presences.get(source_index)
         return LEAST_SHARE if presence is None else max(LEAST_SHARE, presence.cost(sessions))
 

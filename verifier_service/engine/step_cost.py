@@ -55,7 +55,7 @@ class StepOverhead:
         self._sessions_time = self._nodes_time = 0.0
 
     def learn(self, milliseconds: float, sessions: int, nodes: int) -> None:
-        """Learns from the gap behind a forward of so many sessions (at least 1), drafted nodes and scouts."""
+        """Learns from the gap behind a forward of `sessions` (at least 1) and `nodes` (scouts included)."""
         known = self.session_ms * sessions + self.node_ms * nodes
         if known:
             milliseconds = min(milliseconds, _MOST_RATIO * known)

@@ -53,7 +53,9 @@ def _lark(text: str) -> str:
         raise InvalidRequest("lark has %llguidance, which only the server may set; leave it out")
     bare = _LITERALS.sub("", text)
     if special := re.search(r"<[^\s>]*>", bare):
-        raise InvalidRequest(f"lark has {special[0][:80]}: special tokens have no text that could match")
+        raise InvalidRequest(
+            f"lark has {special[0][:80]}: special tokens have no text that could match; leave them out"
+        )
     if "temperature" in bare:
         raise InvalidRequest("lark has temperature; set the request's temperature instead")
     if not re.search(r"^\s*start\b", text, re.MULTILINE):

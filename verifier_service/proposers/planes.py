@@ -1,8 +1,8 @@
 """Keys and values of a batched proposer's own layers, in planes of the target's pool, and what they need.
 
-A proposer's layer pairs each token with the hidden state of the position before it. So whoever goes on with
-a session needs the hidden state of its last computed position: where a prompt goes on in the next pass, where
-a session begins with cached blocks, and where the proposer drafts. `LastFeatures` keeps these.
+A proposer's layer pairs each token with the hidden state of the position before it. To go on with a
+session therefore takes the hidden state of its last computed position: where a prompt goes on in the next
+pass, where a session begins with cached blocks, and where the proposer drafts. `LastFeatures` keeps these.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -70,8 +70,8 @@ class RowsKept(NamedTuple):
 class LastFeatures:
     """Hidden states of each session's last computed position, and of the last position of each block.
 
-    The latter lie beside the block in the pool, so whoever begins with the block finds them. All are in the
-    pool's dtype.
+    The latter lie beside the block in the pool, so a session that begins with the block finds them. All are
+    in the pool's dtype.
 
     Args:
         pool: the target's, with room for them.

@@ -1,6 +1,6 @@
 """Tables of the ids that the target found likeliest after each token, and trees that grow from such tables.
 
-What the proposers share that draft from the target's own words: bigrams and Token Recycling. Pure.
+Shared by the proposers that draft from the target's own choices: bigrams and Token Recycling. Pure.
 """
 
 from collections import OrderedDict

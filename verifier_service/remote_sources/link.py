@@ -30,7 +30,7 @@ from verifier_service.remote_sources.update_queue import UpdateQueue
 log = logging.getLogger(__name__)
 
 DRAFTS_PER_PAUSE = 64
-"""Drafts that are decoded between two pauses for whoever shares the event loop: 3 ms where they are large."""
+"""Drafts decoded between two pauses for other tasks of the event loop: 3 ms if the drafts are large."""
 _Q_BYTES = 64
 """Bytes of q that count as one more draft."""
 

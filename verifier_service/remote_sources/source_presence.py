@@ -73,7 +73,7 @@ class SourcePresence:
     _settling: int = 0
 
     def loss(self, sessions: int) -> float:
-        """The part of its speed that a step of so many sessions loses by the source, 0 to 1."""
+        """The part of its speed that a step of `sessions` sessions loses by the source, 0 to 1."""
         known = self._by_size.get(sessions.bit_length())
         return max(0.0, known.loss) if known is not None and known.count >= _ENOUGH else 0.0
 
@@ -85,7 +85,7 @@ class SourcePresence:
         return min(1.0, self.loss(sessions) * sessions / min(self._followers, sessions))
 
     def pause(self, sessions: int) -> bool:
-        """Decides whether the next step, of so many sessions, leaves the source alone; once per step.
+        """Decides whether the next step, of `sessions` sessions, leaves the source alone; once per step.
 
         A pause begins behind steps that it can be compared with.
         """

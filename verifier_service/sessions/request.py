@@ -283,14 +283,14 @@ def _criterion(
 def _check_copied_lengths(message: verifier_pb2.OpenRequest, served: ServedModel) -> None:
     """Raises InvalidRequest for more than the context has room for, before any id becomes a Python object."""
     if (texts := len(message.references)) > MAX_REFERENCES:
-        raise InvalidRequest(f"there are {texts} references; at most {MAX_REFERENCES}")
+        raise InvalidRequest(f"references has {texts} texts; at most {MAX_REFERENCES} are possible")
     given = {
         "prediction": len(message.prediction),
         "references": sum(len(it.ids) for it in message.references),
     }
     if sum(given.values()) >= served.max_length:
         said = " and ".join(f"{name} has {count} ids" for name, count in given.items() if count)
-        raise InvalidRequest(f"{said}; together fewer than {served.max_length} are possible")
+        raise InvalidRequest(f"{said}; together they must have fewer than {served.max_length}")
 
 
 def _copied_from(name: str, given: Sequence[int], served: ServedModel) -> tuple[int, ...]:

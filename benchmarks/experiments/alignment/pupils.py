@@ -115,7 +115,7 @@ class School:
 
     @torch.inference_mode()
     def judged(self, ids: NDArray[np.uint16]) -> Lesson:
-        """These windows with the target's distributions."""
+        """Windows of ids, with the target's distributions."""
         found = [
             logits_of(self.teacher, torch.from_numpy(part.astype(np.int64))).log_softmax(-1).half()
             for part in np.split(ids, range(BATCH, len(ids), BATCH))

@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 async def spawned(module: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """A new process that runs a module; whoever stops waiting for the process leaves none behind.
+    """A new process that runs a module; a caller that stops waiting leaves no process behind.
 
-    Raises OSError where the machine has none to spare.
+    Raises OSError where the machine has no process to spare.
 
     Args:
         theirs: the process's end of a socket, which it gets as standard input.

@@ -127,7 +127,8 @@ def admitted(
     if plan is not None and plan.grammar:
         if start.HasField("grammar"):
             raise FieldRefused(
-                "tool_choice", "tool_choice asks for a call beside another format of the answer"
+                "tool_choice",
+                "tool_choice asks for a call, and the body gives another format too; leave one out",
             )
         start.grammar.CopyFrom(grammar_to_wire(Grammar(GrammarKind.LARK, plan.grammar)))
     start.sampling.CopyFrom(defaults.sampling(start.sampling, target))

@@ -146,7 +146,7 @@ class TerminalChat:
         room = longest - len(ids)
         if room < 1:
             raise CommandFailed(
-                f"the conversation has {len(ids)} tokens, and the model's context {longest}: begin a new one"
+                f"the conversation has {len(ids)} tokens, and the model's context {longest}: begin a new chat"
             )
         options = {**self._options, "ids": ids, "max_tokens": min(room, self._max_tokens or room)}
         stream = self._client.stream(**options)  # type: ignore[arg-type]

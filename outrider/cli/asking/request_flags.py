@@ -53,7 +53,7 @@ PresencePenalty = Annotated[
     Float, typer.Option(help="Subtract from the score of every token in the output. Default: 0.")
 ]
 FrequencyPenalty = Annotated[
-    Float, typer.Option(help="The same for each time that a token occurred. Default: 0.")
+    Float, typer.Option(help="Subtract from a token's score for each time in the output. Default: 0.")
 ]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this string; repeatable.")]
 StopIds = Annotated[str, typer.Option(help="End the answer at these token ids: 1,2,3.")]

@@ -56,7 +56,7 @@ Heads = Annotated[
     list[str] | None,
     typer.Option(
         help="Head that drafts from the target's hidden states: a folder, an id, `eagle` or `medusa` of "
-        "the embedded target, or `auto`, the one known for the target; repeatable. Default: none."
+        "the embedded target, or `auto`, the known head of the target; repeatable. Default: none."
     ),
 ]
 Amateur = Annotated[

@@ -186,7 +186,7 @@ class StackOptions:
 
 
 def drafter_names(count: int, first: str = DRAFTER) -> tuple[str, ...]:
-    """Names of `count` drafters as sources, each another one: the first name, then the same with a number."""
+    """Names of `count` drafters as sources: the first name, then this name with a number."""
     return (first, *(f"{first}-{number}" for number in range(2, count + 1)))[:count]
 
 

@@ -57,7 +57,7 @@ class ChainLM(PackedLM):
         self._cache_argument = next((name for name in _CACHE_ARGUMENTS if name in arguments), "")
         self._takes_positions = "position_ids" in arguments
         self.a_row_at_a_time = False
-        """Whether the model's forward takes up a state for single rows alone."""
+        """Whether the model's forward continues a state by single rows alone."""
         super().__init__(model, **options)  # type: ignore[arg-type]  # they are checked where they are given
 
     @property

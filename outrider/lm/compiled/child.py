@@ -1,7 +1,7 @@
 """The process that compiles one package: `python -m outrider.lm.compiled.child FOLDER`.
 
 It reads the order from the folder and writes there the operators' library, the package and the layout of its
-weights. It ends when whoever started it ends, which it notices by its standard input.
+weights. It ends when its parent ends, which it notices by its standard input.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The decoder layer of a head: attention with rotary positions, and a gated MLP.
 
-The layer gives keys and values on their own, since what a session keeps of a committed token is no more.
+The layer gives keys and values on their own, since a session keeps nothing else of a committed token.
 """
 
 from collections.abc import Collection

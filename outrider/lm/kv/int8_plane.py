@@ -52,7 +52,7 @@ class Int8Plane:
         return self._floats(self.codes, self.scales)
 
     def as_tensor(self) -> torch.Tensor:
-        """This plane in a tensor's place, for those who write rows or select them and do nothing else."""
+        """This plane typed as a tensor, for callers that only write or select rows."""
         return cast(torch.Tensor, self)
 
     def _floats(self, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Messages that are neither protobuf nor HTTP: counted by method, and logged at most once a second.
 
-Whoever can connect can send such bytes without end. So the log has one line for many of them, and no trace.
+Any peer that connects can send such bytes without end. So the log has one line for many messages, and no
+trace.
 """
 
 import logging

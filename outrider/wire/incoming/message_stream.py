@@ -87,9 +87,9 @@ class Overdrawn:
 
 
 NEWCOMERS = Newcomers()
-"""Of this process."""
+"""The account of new streams of this process."""
 OVERDRAWN = Overdrawn()
-"""This process's streams."""
+"""Streams of this process that have sent more than their share."""
 
 
 class MessageStream:

@@ -2,7 +2,7 @@
 
 What a message costs to parse depends on its fields, not on its bytes: 8 MiB may be one text, or four million
 empty fields. Protobuf parses without a pause, so the fields are counted first, in a walk that stops at the
-first one too many, and that pauses for whoever shares the thread.
+first field too many, and that pauses for other tasks of the thread.
 """
 
 from collections import Counter

@@ -42,7 +42,7 @@ def target(name: str) -> TargetModel:
         ({"sampling": {"logit_bias": {n: 1.0 for n in range(1025)}}}, "1025"),
         ({"speculation": {"node_limit": 257}}, "node_limit is 257; 0 to 256"),
         ({"speculation": {"node_limit": -1}}, "node_limit is -1"),
-        ({"speculation": {"policy": "best"}}, "speculation.policy is 'best'; there are survival, fixed,"),
+        ({"speculation": {"policy": "best"}}, "speculation.policy is 'best'; give one of survival, fixed,"),
         (
             {"speculation": {"enabled": False, "sources": ["a", "b"]}},
             "speculation.sources names 'a', but speculation.enabled is false: leave one of the two out",

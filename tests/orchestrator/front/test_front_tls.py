@@ -164,8 +164,8 @@ async def test_open_doors_are_logged(
 
     keys, everywhere = tmp_path / "keys", {"bind": "0.0.0.0:0"}
     assert await warnings() == ""
-    assert "whoever can connect to 0.0.0.0:0 may ask" in await warnings(**everywhere)
-    assert "whoever" in await warnings(http_bind="0.0.0.0:0")
+    assert "anyone who can connect to 0.0.0.0:0 may send requests" in await warnings(**everywhere)
+    assert "anyone who can connect" in await warnings(http_bind="0.0.0.0:0")
     assert "0.0.0.0:0 may register" in await warnings(registry_bind="0.0.0.0:0")
     assert await warnings(registry_bind="0.0.0.0:0", **ours.role("orchestrator")) == ""
     assert "in plain" in await warnings(**everywhere, api_keys_file=keys)

@@ -87,14 +87,17 @@ async def test_a_session_that_was_moved_is_followed_where_it_stands(params: Samp
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"references": texts([5] * 200, [6] * 56)}, "references has 256 ids; together fewer than 256"),
+        (
+            {"references": texts([5] * 200, [6] * 56)},
+            "references has 256 ids; together they must have fewer than 256",
+        ),
         ({"references": texts([5] * 1_000_000)}, "the message is too large"),
         (
             {"references": texts([5] * 100), "prediction": [5] * 156},
-            "prediction has 156 ids and references has 100 ids; together fewer than 256",
+            "prediction has 156 ids and references has 100 ids; together they must have fewer than 256",
         ),
         ({"references": texts([5], [5, 32])}, r"references\[1\] has id 32; ids of"),
-        ({"references": texts(*[[5]] * 17)}, "there are 17 references; at most 16"),
+        ({"references": texts(*[[5]] * 17)}, "references has 17 texts; at most 16"),
     ],
 )
 async def test_what_cannot_be_references_is_refused(fields: dict[str, list[int]], says: str) -> None:

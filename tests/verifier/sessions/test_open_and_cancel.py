@@ -91,7 +91,7 @@ BAD: dict[str, tuple[dict[str, Any], Code, str]] = {
     "a thousand stop strings": ({"stop": ["x"] * 1000}, Code.INVALID_ARGUMENT, "1000"),
     "stop strings without a tokenizer": ({"stop": ["x"]}, Code.INVALID_ARGUMENT, "need a tokenizer"),
     "too many nodes": ({"node_limit": 257}, Code.INVALID_ARGUMENT, "node_limit is 257"),
-    "a wrong policy": ({"policy": "best"}, Code.INVALID_ARGUMENT, "'best'; there are survival, fixed,"),
+    "a wrong policy": ({"policy": "best"}, Code.INVALID_ARGUMENT, "'best'; give one of survival, fixed,"),
     "two sources of one name": (
         {"sources": [("a", "x:1"), ("a", "y:1")]},
         Code.INVALID_ARGUMENT,

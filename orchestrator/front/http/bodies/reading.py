@@ -102,7 +102,7 @@ class ReadBody:
     chat: ChatPlan | None = None
     """How the answer to a conversation is constrained and parsed; None: the body asks for no such answer."""
     body: Mapping[str, Any] | None = None
-    """The chat completion that stands for the body; None: the body is none of another API."""
+    """The chat completion that stands for the body; None: the body is of no other API."""
 
 
 def needs_process(kind: BodyKind, size: int) -> bool:

@@ -41,13 +41,14 @@ def chat_conversation(messages: Sequence[Message], asked: ConversationFields) ->
     variables = asked.variables()
     if taken := sorted(RESERVED & variables.keys()):
         raise FieldRefused(
-            "chat_template_kwargs", f"chat_template_kwargs has {taken[0]}, which has a field of its own"
+            "chat_template_kwargs",
+            f"chat_template_kwargs has {taken[0]}, which has a field of its own; use that",
         )
     continued = bool(asked.continue_final_message)
     if continued and (messages[-1].role != "assistant" or not plain[-1]["content"]):
         raise FieldRefused(
             "continue_final_message",
-            "continue_final_message needs a last message of the assistant, with text",
+            "continue_final_message needs text of the assistant as the last message",
         )
     plain_tools = [tool.plain() for tool in shown]
     return ChatConversation(plain, plain_tools, variables, answer_follows=not continued, continued=continued)

@@ -45,7 +45,9 @@ def chosen_tools(asked: ConversationFields) -> ChosenTools:
         raise FieldRefused("tool_choice", f"tool_choice {says}, but tools is missing")
     if isinstance(choice, NamedTool):
         if asked.continue_final_message:
-            raise FieldRefused("continue_final_message", "continue_final_message is given beside tool_choice")
+            raise FieldRefused(
+                "continue_final_message", "continue_final_message is given beside tool_choice; leave one out"
+            )
         return ChosenTools(Calling.SURELY, tools, _named_tools(tools, [choice]), named=True)
     if isinstance(choice, AllowedChoice):
         allowed = choice.allowed_tools

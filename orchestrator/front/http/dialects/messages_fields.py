@@ -78,7 +78,7 @@ class BlockToolResult(Fields):
     tool_use_id: Name
     content: Texts | None = None
     is_error: Ignored = None
-    """Accepted and ignored: chat templates have no word for it, so the content has to say it."""
+    """Accepted and ignored: chat templates have no such field, so the content has to name the error."""
     cache_control: Ignored = None
 
 

@@ -85,7 +85,7 @@ def _page() -> Callable[[], Any]:
     headers = {"content-security-policy": policy_of(text), "cache-control": "no-cache"}
 
     async def page() -> HTMLResponse:
-        """A page that shows who drafted what."""
+        """A page that shows which source drafted each token."""
         return HTMLResponse(text, headers=headers)
 
     return page
