@@ -88,7 +88,7 @@ class Relay:
         """End the session's current request, here or where the record has it; False if none was running."""
         state = self._running.get(key)
         if state is not None:
-            state.cancelled = True
+            state.cancel()
         record = await self._ledger.cancel(key)
         link = self._fleet.verifiers.get(record.verifier) if record is not None else None
         if record is None or link is None:
@@ -123,8 +123,12 @@ class Relay:
 
 
 async def _wait_for(turn: asyncio.Event, state: RequestState, deadline: RequestDeadline) -> None:
-    """Return once the request may begin or its time is over. Raises the error that ended it meanwhile."""
+    """Return once the request may begin, was cancelled, or its time is over.
+
+    Raises the error that ended it meanwhile.
+    """
     state.attach(lambda _: turn.set())
+    state.when_cancelled(turn.set)
     with suppress(TimeoutError):
         async with asyncio.timeout(deadline.time_left()):
             await turn.wait()
