@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
@@ -41,7 +42,8 @@ class Relay:
         self._edge = edge
         self._running: dict[SessionKey, RequestState] = {}
         self._mover = SourceMover()
-        self._turns = OpeningTurns()
+        self._turns: defaultdict[str, OpeningTurns] = defaultdict(OpeningTurns)
+        """By the model's name: what holds one model's requests up is no reason to wait at another."""
 
     def start(self) -> None:
         """Begin to replace sources that are lost."""
@@ -63,7 +65,7 @@ class Relay:
         relayed = RelayedRequest(self._fleet, opener, self._ledger, deadline, request, target, sources, state)
         self._mover.add(relayed)
         come = asyncio.Event()
-        turn = self._turns.enter(request.key.tenant, request.choices, come.set)
+        turn = self._turns[target.name].enter(request.key.tenant, request.choices, come.set)
         try:
             await _wait_for(come, state, deadline)
             known = await self._ledger.whereabouts(request, target.name)

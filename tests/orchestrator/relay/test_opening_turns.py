@@ -127,3 +127,22 @@ async def test_a_burst_is_opened_a_few_at_a_time_beside_another_tenant(world: An
     verifier.per_tick = 2
     for asked in (quiet, again, *(it for it in burst if not it.done())):
         assert list((await asked).ids) == [next_id(position) for position in range(1, 5)]
+
+
+async def test_requests_that_begin_slowly_at_one_model_hold_up_none_at_another(world: Any) -> None:
+    slow, quick = FakeVerifier(per_tick=0), FakeVerifier(model="quick")
+    for verifier in (slow, quick):
+        await world.serve(verifier)
+    front = await world.ready(await world.front([slow.address, quick.address]), models=2)
+
+    def ask(tenant: str, model: str) -> asyncio.Future[Any]:
+        request = front.client.generate(ids=[5], tenant=tenant, model=model, max_tokens=4)
+        return asyncio.ensure_future(request)
+
+    stuck = [ask("burst", slow.model) for _ in range(AT_ONCE)]
+    stuck += [ask("quiet", slow.model), ask("quiet", "quick")]
+    await world.until(lambda: len(slow.opened) == 1 + AT_ONCE)
+    async with asyncio.timeout(30):
+        assert list((await ask("burst", "quick")).ids) == [next_id(position) for position in range(1, 5)]
+    slow.per_tick = 2
+    await asyncio.gather(*stuck)
