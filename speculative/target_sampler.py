@@ -186,8 +186,12 @@ def sample_together(walks: Sequence[tuple[TargetSampler, TokenTree]]) -> None:
             if choice is not None:
                 asked.append(walk)
                 choices.append(choice)
+        try:
+            tokens = sample_rows(choices)
+        except Exception:  # each sampler chooses for itself, and one that meets the error ends only its session
+            return
         level = []
-        for (sampler, tree, node, path), token in zip(asked, sample_rows(choices), strict=True):
+        for (sampler, tree, node, path), token in zip(asked, tokens, strict=True):
             if token is not None:
                 sampler.note(node, token)
                 child = tree.children(node).get(token)

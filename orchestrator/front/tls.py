@@ -12,6 +12,8 @@ log = logging.getLogger(__name__)
 
 OTHER_CALLS = 64
 """Calls that one connection may have at once beside the requests that this process answers."""
+_MOST_CALLS = 2**31 - 1
+"""The largest number that gRPC takes."""
 NAMES = ("front_cert", "front_key", "front_client_ca")
 
 
@@ -29,7 +31,7 @@ def grpc_listening(settings: OrchestratorSettings) -> Listening:
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
         # gRPC itself refuses further calls before they cost the event loop anything: peers may open and leave
         # thousands in a few packets.
-        ("grpc.max_concurrent_streams", settings.max_streams + OTHER_CALLS),
+        ("grpc.max_concurrent_streams", min(settings.max_streams + OTHER_CALLS, _MOST_CALLS)),
     )
     certificates = front_certificates(settings)
     if certificates is None:

@@ -123,6 +123,16 @@ class Placement:
         """Readers of all sessions, each from its choice's position on."""
         return ChoiceReaders(self.link, self.keys, self.epoch, positions)
 
+    def indices_as(self, told: Sequence[str]) -> bytes:
+        """Table for `bytes.translate` from this verifier's source indices to those of the names in `told`.
+
+        Names that are not in `told`, and indices without a name, become 0, the target's.
+        """
+        table = bytearray(256)
+        for source_index, name in enumerate(self.source_names, start=1):
+            table[source_index] = told.index(name) + 1 if name in told else 0
+        return bytes(table)
+
     def cancel_soon(self) -> None:
         """End all sessions without waiting for the answers."""
         for key in self.keys:

@@ -1,8 +1,8 @@
 """Which requests may be opened now, so that one tenant's burst does not hold up the streams of another.
 
 A request costs every service most as it begins: sources and verifier read its prompt. While several tenants
-have requests here, each has a few begin at a time, and its further requests wait in the order of their
-arrival. A tenant that is alone never waits. Pure: callers bring what to do once a turn has come.
+have requests for one model here, each has a few begin at a time, and its further requests wait in the order
+of their arrival. A tenant that is alone never waits. Pure: callers bring what to do once a turn has come.
 """
 
 from collections import Counter, deque
@@ -33,7 +33,7 @@ class Turn:
 
 
 class OpeningTurns:
-    """The turns of all requests that this orchestrator answers."""
+    """The turns of all requests for one model that this orchestrator answers."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
@@ -41,7 +42,8 @@ class Relay:
         self._edge = edge
         self._running: dict[SessionKey, RequestState] = {}
         self._mover = SourceMover()
-        self._turns = OpeningTurns()
+        self._turns: defaultdict[str, OpeningTurns] = defaultdict(OpeningTurns)
+        """By the model's name: what holds one model's requests up is no reason to wait at another."""
 
     def start(self) -> None:
         """Begin to replace sources that are lost."""
@@ -63,7 +65,7 @@ class Relay:
         relayed = RelayedRequest(self._fleet, opener, self._ledger, deadline, request, target, sources, state)
         self._mover.add(relayed)
         come = asyncio.Event()
-        turn = self._turns.enter(request.key.tenant, request.choices, come.set)
+        turn = self._turns[target.name].enter(request.key.tenant, request.choices, come.set)
         try:
             await _wait_for(come, state, deadline)
             known = await self._ledger.whereabouts(request, target.name)
@@ -88,7 +90,7 @@ class Relay:
         """End the session's current request, here or where the record has it; False if none was running."""
         state = self._running.get(key)
         if state is not None:
-            state.cancelled = True
+            state.cancel()
         record = await self._ledger.cancel(key)
         link = self._fleet.verifiers.get(record.verifier) if record is not None else None
         if record is None or link is None:
@@ -123,8 +125,12 @@ class Relay:
 
 
 async def _wait_for(turn: asyncio.Event, state: RequestState, deadline: RequestDeadline) -> None:
-    """Return once the request may begin or its time is over. Raises the error that ended it meanwhile."""
+    """Return once the request may begin, was cancelled, or its time is over.
+
+    Raises the error that ended it meanwhile.
+    """
     state.attach(lambda _: turn.set())
+    state.when_cancelled(turn.set)
     with suppress(TimeoutError):
         async with asyncio.timeout(deadline.time_left()):
             await turn.wait()

@@ -80,6 +80,10 @@ class RelayedRequest:
         self.epoch = 0
         """The latest epoch under which the request was opened; 0: none yet."""
         self._numerics: set[str] = set()  # of all verifiers that had the request
+        self._source_names: tuple[str, ...] = ()
+        """Names by source index as the client was told them; verifiers may have other ones inside."""
+        self._indices = bytes(256)
+        """Translates the source indices of the verifier that has the request; see `Placement.indices_as`."""
         self._unfinished = {
             choice: Delivery(len(request.ids), _text_of(request, target), have, score=request.score_prompt)
             for choice, have in enumerate(request.have or ((),) * request.choices)
@@ -116,7 +120,10 @@ class RelayedRequest:
         resumes = self._request.have is not None
         self._opener.heard_of(known.epoch)
         placement = await self._open(self._plan(self._request.seen_epoch, recovered=resumes), known)
-        first: Event = Started(placement.epoch, placement.source_names)
+        # The client learns the names once. A verifier that follows may lack some of them, or have more.
+        wanted = (source.name for source in self.sources)
+        self._source_names = tuple(dict.fromkeys((*placement.source_names, *wanted)))
+        first: Event = Started(placement.epoch, self._source_names)
         try:
             async with aclosing(self._across_verifiers(placement, first)) as events:
                 async for event in events:
@@ -148,7 +155,7 @@ class RelayedRequest:
         """Yield `first`, then what the verifier commits, until it says why the last choice ended."""
         readers = placement.read({choice: it.position for choice, it in self._unfinished.items()})
         self._state.attach(readers.fail)
-        self._placement = placement
+        self._placement, self._indices = placement, placement.indices_as(self._source_names)
         try:
             if self._state.cancelled:
                 placement.cancel_soon()
@@ -213,7 +220,7 @@ class RelayedRequest:
         delta = delivery.take(
             committed.position + prompt,
             tuple(committed.ids[prompt:]),
-            committed.token_sources[prompt:],
+            committed.token_sources[prompt:].translate(self._indices),
             committed.logprobs,
         )
         delivery.costs(committed.rounds, committed.admitted)
@@ -223,7 +230,7 @@ class RelayedRequest:
         reason = finish_from_wire(committed.finished)
         if reason is not None:
             del self._unfinished[choice]
-            usage = delivery.usage(committed.usage, placement.source_names)
+            usage = delivery.usage(committed.usage, self._source_names)
             accepted = usage.accepted_by_source
             self._fleet.drafted(self.target, (it for it in self.sources if accepted.get(it.name, 0)))
             # Nothing says which verifiers decoded the tokens that the client had already.

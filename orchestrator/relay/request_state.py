@@ -28,6 +28,17 @@ class RequestState:
 
         An epoch counts as soon as this process sends an Open under it, since an Open can arrive late."""
         self._fail_readers: Callable[[OutriderError], None] | None = None
+        self._on_cancel: Callable[[], None] | None = None
+
+    def cancel(self) -> None:
+        """The client wants no more; a request that waits to begin waits no longer."""
+        self.cancelled = True
+        if self._on_cancel is not None:
+            self._on_cancel()
+
+    def when_cancelled(self, call: Callable[[], None]) -> None:
+        """Have `cancel` call this from now on."""
+        self._on_cancel = call
 
     def end(self, error: OutriderError) -> None:
         """Give the client this error in place of all further tokens."""

@@ -16,7 +16,7 @@ from outrider.cli.failures import CommandFailed, Json, usage
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-KINDS = "medusa, eagle, lm, block"
+KINDS = "medusa, eagle, pass, lm, block"
 
 
 def distil(

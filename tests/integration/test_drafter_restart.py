@@ -33,8 +33,8 @@ def test_one_request_outlives_the_restart_of_its_drafter(tmp_path: Path) -> None
             for chunk in stream:
                 restarted = up.children().get("drafter", first) != first
                 attributed += [source for source in chunk.sources if source and restarted]
-            in_time("drafter" in attributed, "the new drafter takes the request up where it is")
             plain = client.generate(**LONG, speculation=False)
             assert stream.completion().ids == plain.ids
+            in_time("drafter" in attributed, "the new drafter takes the request up where it is")
     finally:
         assert up.stop() == 0, up.log()

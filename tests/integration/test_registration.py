@@ -102,8 +102,8 @@ def test_a_request_whose_drafter_is_told_to_end_gets_another_one(services: Servi
             attributed: list[str] = []
             for chunk in stream:
                 attributed += [source for source in chunk.sources if source and lost.poll() is not None]
-        in_time("drafter" in attributed, "the other one drafts for this request once the first has ended")
         assert stream.completion().ids == plain.ids
+        in_time("drafter" in attributed, "the other one drafts for this request once the first has ended")
         assert lost.poll() == 0
         assert other.poll() is None
 

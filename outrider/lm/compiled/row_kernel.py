@@ -136,8 +136,12 @@ def _address(array: NDArray[np.generic]) -> int:
 
 
 def _packed(row: KernelRow) -> bytes:
-    """A row as the struct Row of `row_kernel.cpp`."""
+    """A row as the struct Row of `row_kernel.cpp`, which reads `width` numbers of each array unchecked."""
     width = len(row.logits)
+    if len(row.leads) < width or row.logits.dtype != np.float32:
+        raise ValueError(
+            f"a row of {width} {row.logits.dtype} logits has noise for {len(row.leads)} ids; it takes float32"
+        )
     return _ROW.pack(
         _address(row.logits),
         _address(row.leads),

@@ -17,7 +17,7 @@ from speculative.acceptance.path_match import path_match
 from speculative.batch_choice import RowChoice, kernel_row, sample_rows
 from speculative.digest import HostDigest
 from speculative.history import History
-from speculative.noise import leads
+from speculative.noise import PositionNoise, leads
 from speculative.params import SamplingParams
 from speculative.sampling_kernel import current_kernel, use_kernel
 from speculative.target_sampler import sample_together
@@ -107,6 +107,14 @@ def test_a_row_without_a_finite_highest_logit_is_left_and_its_neighbours_are_cho
     made = [Case(row, SamplingParams(), History.of([], 0), 3, 4, None) for row in rows]
     tokens = sample_rows([RowChoice(HostDigest(c.row), c.params, c.history, c.noise) for c in made])
     assert tokens == [made[0].by_the_rule(), None, made[2].by_the_rule()]
+
+
+def test_memory_behind_a_row_or_its_noise_is_never_read(kernel: RowKernel) -> None:
+    row, history = np.zeros(700, dtype=np.float32), History.of([], 0)
+    noise = PositionNoise(3, 4, 600)
+    for logits, drawn in ((row, noise), (row[:600].astype(np.float16), noise)):
+        with pytest.raises(ValueError, match="takes float32"):
+            kernel.tokens([kernel_row(RowChoice(HostDigest(logits), SamplingParams(), history, drawn))])
 
 
 def test_equal_scores_are_chosen_as_by_the_rule_or_left(kernel: RowKernel) -> None:

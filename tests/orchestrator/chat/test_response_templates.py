@@ -174,6 +174,28 @@ async def test_a_killed_process_loses_no_text_and_no_call(parsers: ResponseParse
     assert joined(first) == Parsed("I look.Yes.", "", (LOOK,))
 
 
+async def test_a_choice_whose_client_leaves_amid_the_first_piece_is_forgotten(
+    parsers: ResponseParsers,
+) -> None:
+    process, told, is_told = await parsers.process(), list[dict[str, Any]](), asyncio.Event()
+    tell = process.tell
+
+    def record(message: dict[str, Any]) -> None:
+        told.append(message)
+        tell(message)
+        is_told.set()
+
+    process.tell = record  # type: ignore[method-assign]
+    one = parsers.parser(order(QWEN))
+    feeding = asyncio.create_task(one.feed("I look.", last=False))
+    await is_told.wait()
+    feeding.cancel()
+    await asyncio.gather(feeding, return_exceptions=True)
+    one.close()
+    assert [message.get("text") for message in told] == ["I look.", None]
+    assert await fed(parsers.parser(order(QWEN)), "x", "y") == Parsed("xy")
+
+
 async def test_a_template_that_transformers_refuses_leaves_text(parsers: ResponseParsers) -> None:
     broken = parsers.parser(order({"fields": {"content": {}}}))
     assert await fed(broken, "<think>", "x") == Parsed("<think>x")

@@ -7,9 +7,11 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from orchestrator.front.tls import is_loopback
+from orchestrator.front.tls import grpc_listening, is_loopback
+from orchestrator.settings import OrchestratorSettings
 from outrider.client import AsyncClient, Client
 from speculative.errors import InvalidRequest, Unavailable
 from tests.certificates import Authority
@@ -170,3 +172,9 @@ async def test_open_doors_are_logged(
     assert await warnings(registry_bind="0.0.0.0:0", **ours.role("orchestrator")) == ""
     assert "in plain" in await warnings(**everywhere, api_keys_file=keys)
     assert await warnings(**everywhere, api_keys_file=keys, **ours.front()) == ""
+
+
+async def test_requests_without_any_practical_bound_are_a_number_that_grpc_takes() -> None:
+    settings = OrchestratorSettings(verifier=NOBODY, max_streams=2**31 - 1)
+    server = grpc.aio.server(options=grpc_listening(settings).options)
+    await server.stop(0)

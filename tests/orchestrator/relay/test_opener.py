@@ -32,6 +32,8 @@ REQUEST = AdmittedRequest(KEY, (5,), 9, SamplingParams(), 1, (), Speculation(Tru
 class Link:
     """Stands for a verifier: answers each Open with the next answer that a test has set."""
 
+    target = TARGET
+
     def __init__(self, address: str, *answers: Exception | None) -> None:
         self.address = address
         self.target = TARGET

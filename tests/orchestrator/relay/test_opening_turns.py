@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.relay.opening_turns import AT_ONCE, OpeningTurns, Turn
 from speculative.errors import Superseded
+from speculative.stop import FinishReason
 from tests.orchestrator.conftest import FakeVerifier, next_id
 
 
@@ -118,6 +119,30 @@ async def test_a_burst_is_opened_a_few_at_a_time_beside_another_tenant(world: An
     again = ask("burst", superseded := min(waiting))
     with pytest.raises(Superseded):
         await burst[int(superseded.removeprefix("s-"))]
+    cancelled = max(waiting)
+    assert await front.client.cancel(cancelled, tenant="burst")
+    async with asyncio.timeout(30):
+        answer = await burst[int(cancelled.removeprefix("s-"))]
+    assert answer.finish_reason is FinishReason.CANCELLED
     verifier.per_tick = 2
-    for answer in (quiet, again, *(it for it in burst if not it.done() or it.exception() is None)):
-        assert list((await answer).ids) == [next_id(position) for position in range(1, 5)]
+    for asked in (quiet, again, *(it for it in burst if not it.done())):
+        assert list((await asked).ids) == [next_id(position) for position in range(1, 5)]
+
+
+async def test_requests_that_begin_slowly_at_one_model_hold_up_none_at_another(world: Any) -> None:
+    slow, quick = FakeVerifier(per_tick=0), FakeVerifier(model="quick")
+    for verifier in (slow, quick):
+        await world.serve(verifier)
+    front = await world.ready(await world.front([slow.address, quick.address]), models=2)
+
+    def ask(tenant: str, model: str) -> asyncio.Future[Any]:
+        request = front.client.generate(ids=[5], tenant=tenant, model=model, max_tokens=4)
+        return asyncio.ensure_future(request)
+
+    stuck = [ask("burst", slow.model) for _ in range(AT_ONCE)]
+    stuck += [ask("quiet", slow.model), ask("quiet", "quick")]
+    await world.until(lambda: len(slow.opened) == 1 + AT_ONCE)
+    async with asyncio.timeout(30):
+        assert list((await ask("burst", "quick")).ids) == [next_id(position) for position in range(1, 5)]
+    slow.per_tick = 2
+    await asyncio.gather(*stuck)

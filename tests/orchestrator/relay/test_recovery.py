@@ -95,6 +95,25 @@ async def test_a_verifier_is_asked_for_no_source_that_only_the_other_one_has(wor
             assert "lookup" in {source.name for source in message.sources}
 
 
+@pytest.mark.parametrize("inside", [(("eagle", "lookup"), ("lookup",)), (("eagle",), ())])
+async def test_tokens_keep_the_names_of_their_sources_where_the_next_verifier_has_others(
+    world: Any, inside: tuple[tuple[str, ...], ...]
+) -> None:
+    how = {"per_tick": 2, "tick_s": 0.02}
+    first, second = [await world.verifier(local_sources=names, drafts=bool(names), **how) for names in inside]
+    front = await world.ready(await world.front([first.address], **QUICK))
+    stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1)
+    await anext(stream)
+    port = int(first.address.rpartition(":")[2])
+    await first.server.stop(0)
+    second.address = f"127.0.0.1:{port}"
+    await world.serve(second)
+    completion = await stream.completion()
+    assert completion.ids == WHOLE
+    assert set(completion.sources) == {"target", *(names[0] for names in inside if names)}
+    assert completion.usage.accepted_by_source == {"eagle": completion.sources.count("eagle")}
+
+
 async def test_what_is_finished_is_not_opened_again(world: Any) -> None:
     front, first, second = await two(world)
     stream = front.client.stream(ids=[5], max_tokens=LIMIT - 1, n=2, seed=7)

@@ -46,8 +46,8 @@ async def test_a_request_ends_where_it_would_without_drafts(kind: str, temperatu
         plain = await verifier.generate(PROMPT, params=params, new=NEW)
         # The oracle goes on past the end, so that there is something to cut.
         drafted = await with_drafts(verifier, [*plain.ids, 5, 7, 9, 5, 7], params=params, new=NEW)
+        assert (drafted.ids, drafted.finished) == (plain.ids, plain.finished)
         in_time(verifier.nodes("drafter", "accepted") >= min(3, len(plain.ids) - 1))
-    assert (drafted.ids, drafted.finished) == (plain.ids, plain.finished)
     end_ids = params.end_ids(EOS)
     assert (plain.finished == STOP) == (plain.ids[-1] in end_ids)
     assert not end_ids & set(plain.ids[:-1])
@@ -94,8 +94,8 @@ async def test_logprobs_are_a_softmax_of_the_logits_that_chose() -> None:
             plain = await verifier.generate(PROMPT, **asked)
             drafted = await with_drafts(verifier, plain.ids, **asked)
             assert drafted.ids == plain.ids
-            in_time(drafted.usage.rounds < plain.usage.rounds, "some are accepted, some the target's own")
             assert drafted.logprobs == plain.logprobs
+            in_time(drafted.usage.rounds < plain.usage.rounds, "some are accepted, some the target's own")
             assert len(plain.logprobs) == NEW
             for at, found in enumerate(drafted.logprobs):
                 before = [*PROMPT, *plain.ids[:at]]

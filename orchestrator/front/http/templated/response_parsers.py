@@ -190,6 +190,7 @@ class ChoiceParser:
         process = await self._owner.process()
         anew = process is not self._process
         message = {"id": self._number, "text": "".join(self._fed) if anew else text, "last": last}
+        self._process = process  # whoever stops waiting now has it forget the choice all the same
         answer = await process.ask(message | ({"order": self._order} if anew else {}))
         if "failed" in answer:
             raise ValueError(answer["failed"])
@@ -204,7 +205,8 @@ class ChoiceParser:
             called + len(found.calls),
         )
         self._held = answer["held"]
-        self._process = None if last else process
+        if last:
+            self._process = None
         return found
 
 
