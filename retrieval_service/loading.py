@@ -137,7 +137,7 @@ def _embedder(settings: RetrievalSettings, tokens: TokenTable | None) -> "Embedd
         )
     key = settings.embeddings_key
     return EmbeddingsServer(
-        settings.embeddings_url,
+        settings.embeddings_url.get_secret_value(),
         tokens,
         model=settings.embeddings_model,
         key=None if key is None else key.get_secret_value(),

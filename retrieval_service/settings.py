@@ -27,9 +27,10 @@ class RetrievalSettings(WorkerSettings):
     embeddings: str = ""
     """Folder of a model whose embedding table finds references near to a session; without it, or
     `embeddings_url`, there are no references."""
-    embeddings_url: str = ""
+    embeddings_url: SecretStr | None = None
     """A server of OpenAI's embeddings that finds references in place of `embeddings`: its base URL, such as
-    http://host:8080/v1. While the server does not answer, sessions find no new references."""
+    http://host:8080/v1. While the server does not answer, sessions find no new references. Secret, as a URL
+    may hold a password, though one that does is refused."""
     embeddings_model: str = ""
     """The model to ask that server for; empty: requests name none."""
     embeddings_key: SecretStr | None = None

@@ -42,6 +42,11 @@ class Observed:
     off_path: tuple[OffPathRow, ...] = ()
     """One row for each verified node off the path and each scout."""
 
+    def of_text(self, vocabulary_size: int) -> "Observed":
+        """The same without rows of ids behind the vocabulary, which only a head inside the verifier knows."""
+        rows = tuple(row for row in self.off_path if row.last < vocabulary_size)
+        return self if len(rows) == len(self.off_path) else replace(self, off_path=rows)
+
     def first(self, count: int) -> "Observed":
         """The same with the tops of the first `count` committed tokens."""
         return self if len(self.tops) == count else replace(self, tops=self.tops[:count])

@@ -37,6 +37,18 @@ class _Job:
         return self.cost / len(self.handles), self.arrival
 
 
+@dataclass(slots=True)
+class _Prefix:
+    """Blocks that a group of sessions shares."""
+
+    cost: int
+    """Tokens to read behind those of the prefix above."""
+    above: int
+    """Place of the prefix that it continues in the list of all."""
+    branches: list[list[_Job]] = field(default_factory=list)
+    """Jobs of each way in which sessions go on, the first to be read in front."""
+
+
 def reading_order(prompts: Sequence[UnreadPrompt], block: int) -> list[int]:
     """Handles in the order with the least sum of waits; equals stay in order of arrival.
 
@@ -44,22 +56,33 @@ def reading_order(prompts: Sequence[UnreadPrompt], block: int) -> list[int]:
         prompts: sessions in order of arrival.
         block: number of tokens in a block.
     """
-    jobs = _jobs(list(enumerate(prompts)), 0, block)
-    return [handle for job in jobs for handle in job.handles]
+    prefixes = _prefixes(list(enumerate(prompts)), block)
+    # Backwards, as a prefix comes behind the one that it continues. No recursion: thousands may be nested.
+    for prefix in prefixes[:0:-1]:
+        prefixes[prefix.above].branches.append(_before(prefix.cost, _merged(prefix.branches)))
+    return [handle for job in _merged(prefixes[0].branches) for handle in job.handles]
 
 
-def _jobs(group: list[tuple[int, UnreadPrompt]], read: int, block: int) -> list[_Job]:
-    """Jobs, the first to be read in front, of sessions whose first `read` blocks are equal and read."""
-    by_next: dict[bytes, list[tuple[int, UnreadPrompt]]] = {}
-    branches = []
-    for arrival, prompt in group:
-        if len(prompt.blocks) == read:
-            branches.append([_Job(prompt.rest, arrival, [prompt.handle])])
-        else:
-            by_next.setdefault(prompt.blocks[read], []).append((arrival, prompt))
-    for same in by_next.values():
-        shared = _shared(same, read)
-        branches.append(_before((shared - read) * block, _jobs(same, shared, block)))
+def _prefixes(prompts: list[tuple[int, UnreadPrompt]], block: int) -> list[_Prefix]:
+    """All shared prefixes, the empty one in front, with the jobs of the sessions that end right behind."""
+    prefixes = [_Prefix(0, 0)]
+    groups = [(0, prompts, 0)]
+    while groups:
+        above, group, read = groups.pop()
+        by_next: dict[bytes, list[tuple[int, UnreadPrompt]]] = {}
+        for arrival, prompt in group:
+            if len(prompt.blocks) == read:
+                prefixes[above].branches.append([_Job(prompt.rest, arrival, [prompt.handle])])
+            else:
+                by_next.setdefault(prompt.blocks[read], []).append((arrival, prompt))
+        for same in by_next.values():
+            shared = _shared(same, read)
+            groups.append((len(prefixes), same, shared))
+            prefixes.append(_Prefix((shared - read) * block, above))
+    return prefixes
+
+
+def _merged(branches: list[list[_Job]]) -> list[_Job]:
     return list(merge(*branches, key=lambda job: job.rank))
 
 

@@ -188,7 +188,9 @@ def sample_together(walks: Sequence[tuple[TargetSampler, TokenTree]]) -> None:
                 choices.append(choice)
         try:
             tokens = sample_rows(choices)
-        except Exception:  # each sampler chooses for itself, and one that meets the error ends only its session
+        except (
+            Exception
+        ):  # each sampler chooses for itself, and one that meets the error ends only its session
             return
         level = []
         for (sampler, tree, node, path), token in zip(asked, tokens, strict=True):

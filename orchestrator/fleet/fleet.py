@@ -204,6 +204,10 @@ class Fleet:
         found = rank_verifiers([self._info(link) for link in links], model, preferred, near, numerics)
         return [self.verifiers[info.address] for info in found]
 
+    def most_sessions(self, model: str) -> int:
+        """How many sessions all verifiers of this model can have open together."""
+        return sum(link.capacity for link in self._verifiers.staying if self._serves(link, model, None))
+
     def source_names(self, target: TargetModel) -> tuple[str, ...]:
         """Names of the sources that draft for this model and for any tenant."""
         return source_names(usable_local_sources(target.local_sources), self._remote_sources(target, ""))

@@ -201,6 +201,8 @@ class EmbeddingsServer:
 
 
 def _checked_url(url: str) -> SplitResult:
+    if "@" in url:  # first of all, as the other messages quote the URL
+        raise InvalidRequest("embeddings_url has a name or password in it; give the key as embeddings_key")
     try:
         split = urlsplit(url)
         host, _ = split.hostname, split.port
@@ -209,8 +211,6 @@ def _checked_url(url: str) -> SplitResult:
     plain = url.isascii() and url.isprintable() and " " not in url
     if not plain or not host or split.scheme not in ("http", "https") or split.query or split.fragment:
         raise InvalidRequest(f"embeddings_url {url!r} is not the URL of a server; give http://HOST:PORT/v1")
-    if split.username is not None:
-        raise InvalidRequest("embeddings_url has a name or password in it; give the key as embeddings_key")
     return split
 
 

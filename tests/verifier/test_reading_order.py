@@ -49,6 +49,11 @@ def test_one_prompt_that_begins_another_is_read_on_the_way() -> None:
     assert reading_order([prompt(1, "abcdef"), prompt(2, "xy"), prompt(3, "ab")], BLOCK) == [2, 3, 1]
 
 
+def test_thousands_of_prompts_that_each_begin_the_next_are_put_in_order() -> None:
+    asked = [prompt(length, "a" * length) for length in range(2000, 0, -1)]
+    assert reading_order(asked, BLOCK) == list(range(1, 2001))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_other_order_has_a_smaller_sum_of_waits(seed: int) -> None:
     dice = random.Random(seed)

@@ -230,7 +230,8 @@ class VerifierCollector(Collector):
             "1 while all sessions leave the source alone to measure what it costs.",
             labels=("source",),
         )
-        for presence in self._engine.presences.known:
+        # A source that was forgotten and met again may be there twice for a while.
+        for presence in {presence.name: presence for presence in self._engine.presences.known}.values():
             loss.add_metric((presence.name,), presence.loss(1))
             paused.add_metric((presence.name,), float(presence.paused))
         yield from (loss, paused)

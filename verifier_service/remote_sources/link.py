@@ -108,6 +108,7 @@ class SourceLink:
         said = update.observed
         if said is not None and not 0 < self._tops <= said.count:
             said = None  # another source of the session wants fewer, and this one's wish came too late
+        said = said and said.of_text(self._vocabulary_size)
         if self._queue is not None and self._queue.progress(
             update.handle, update.position, update.ids, update.prefix_hash, hold=resting, said=said
         ):

@@ -195,6 +195,7 @@ class CompletionService:
             if translate.echoes(body):
                 echoed.append(await asyncio.to_thread(_text, text, target))
             await asyncio.sleep(0)  # others have their turn between two prompts
+        self._check_choices(requests, target)
         format_ = _format(read.chat, target, requests[0])
         thought = Thought.NONE if read.chat is None else read.chat.thought
         answers = AnswerAccumulator(
@@ -207,6 +208,15 @@ class CompletionService:
         return CompletionJob(
             body, caller, target, format_, tuple(requests), answers, seed, name, read.chat, parsing
         )
+
+    def _check_choices(self, requests: Sequence[AdmittedRequest], target: TargetModel) -> None:
+        """Raises InvalidRequest for a body whose choices could never be decoded at once."""
+        choices, most = sum(request.choices for request in requests), self._fleet.most_sessions(target.name)
+        if choices > most > 0:
+            raise InvalidRequest(
+                f"prompt has {len(requests)} prompts and n is {requests[0].choices}, {choices} choices; the "
+                f"verifiers of model {target.name!r} decode {most} at once: send fewer prompts in one body"
+            )
 
     async def _answer(self, request: AdmittedRequest, job: CompletionJob) -> AsyncGenerator[Event, None]:
         with self._metrics.begin() as measure:

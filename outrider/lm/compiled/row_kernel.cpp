@@ -533,7 +533,11 @@ void outrider_sample(const void* rows, int64_t count, const double* low, const d
   for (int64_t place = 0; place < count; ++place) {
     Row row;
     std::memcpy(&row, static_cast<const char*>(rows) + place * sizeof(Row), sizeof(Row));
-    tokens[place] = Search(row, bounds).token();
+    try {
+      tokens[place] = Search(row, bounds).token();
+    } catch (...) {  // no memory: an exception that left C would end the process
+      tokens[place] = LEFT;
+    }
   }
 }
 

@@ -247,6 +247,21 @@ async def test_a_message_calls_a_field_what_the_body_calls_it(
     assert said["error"]["message"] == message
 
 
+async def test_a_body_of_more_choices_than_can_run_at_once_is_no_reason_to_come_back(
+    world: World, table: TokenTable
+) -> None:
+    async with asking(world, table) as (_, verifier, front):
+        body = json.dumps({"prompt": ["ab"] * 3, "n": 3, "max_tokens": 2}).encode()
+        status, said, _ = await asyncio.to_thread(send, front.http, "/v1/completions", body)
+        error = said["error"]
+        assert (status, error["param"]) == (400, "prompt")
+        assert error["message"].startswith(
+            "prompt has 3 prompts and n is 3, 9 choices; the verifiers of model"
+        )
+        assert error["message"].endswith("decode 8 at once: send fewer prompts in one body")
+        assert not verifier.opened
+
+
 async def test_a_body_that_is_no_object_names_no_field(world: World, table: TokenTable) -> None:
     async with asking(world, table) as (_, _, front):
         for body in (b"{", b"[]", b"", b"\xff"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import SecretStr
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from outrider.tokens import TokenTable
@@ -305,7 +306,9 @@ def test_sessions_go_on_while_the_server_is_away_and_find_references_afterwards(
 def test_a_worker_starts_without_references_while_the_server_is_away(
     server: LyingServer, tokenizer: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = RetrievalSettings(tokenizer=str(tokenizer), embeddings_url=server.url, embeddings="/nowhere")
+    settings = RetrievalSettings(
+        tokenizer=str(tokenizer), embeddings_url=SecretStr(server.url), embeddings="/nowhere"
+    )
     server.answer = sends(b"", 503)
     loaded = load(settings)
     loaded.close()
@@ -320,7 +323,7 @@ def test_a_worker_starts_without_references_while_the_server_is_away(
     loaded.close()
     assert loaded.documents is not None
     with pytest.raises(InvalidRequest, match="give --tokenizer"):
-        load(RetrievalSettings(embeddings_url=server.url))
+        load(RetrievalSettings(embeddings_url=SecretStr(server.url)))
 
 
 @pytest.mark.parametrize(
@@ -334,12 +337,18 @@ def test_a_worker_starts_without_references_while_the_server_is_away(
         "http://host/a b",
         "http://host/\u00e9",
         "http://me:pw@host/v1",
+        "http://me:pw@host:99999/v1",
     ],
 )
 def test_what_is_no_url_of_a_server_is_refused(tokens: TokenTable, url: str) -> None:
     with pytest.raises(InvalidRequest, match="embeddings_url") as refused:
         EmbeddingsServer(url, tokens)
     assert "pw" not in str(refused.value)
+
+
+def test_the_settings_show_no_url(server: LyingServer) -> None:
+    settings = RetrievalSettings(embeddings_url=SecretStr("http://me:pw@host/v1"))
+    assert "pw" not in f"{settings} {settings.model_dump()}"
 
 
 def test_only_the_first_answer_is_quoted_for_later_ones_may_repeat_text(
