@@ -33,7 +33,7 @@ def loads(url: str, program: str, repeats: int) -> dict[str, Any]:
     found: list[dict[str, float]] = []
     requests: list[int] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = launched(playwright.chromium, program)
         for number in range(repeats + 1):
             with browser.new_context() as context:
                 page, asked = context.new_page(), list[str]()
@@ -49,6 +49,28 @@ def loads(url: str, program: str, repeats: int) -> dict[str, Any]:
         browser.close()
     milliseconds = {name.replace("-", "_"): round(median(one[name] for one in found), 1) for name in found[0]}
     return {"chromium": version, "requests": max(requests), "milliseconds_to": milliseconds}
+
+
+def launched(chromium: Any, program: str) -> Any:
+    """The browser of a program, by playwright's BrowserType. Exits where the program is no Chromium."""
+    from playwright.sync_api import Error
+
+    try:
+        return chromium.launch(executable_path=shutil.which(program), args=["--no-sandbox"])
+    except Error as error:
+        why = error.message.strip().splitlines()[0]
+        raise SystemExit(f"--chromium {program}: it did not start as a Chromium: {why}") from error
+
+
+def fault_in(settings: argparse.Namespace) -> str:
+    """What is wrong with the flags; empty where nothing is."""
+    if settings.repeats < 1:
+        return f"--repeats {settings.repeats}: give 1 or more loads"
+    if not (Path(settings.target) / "tokenizer.json").is_file():
+        return f"--target {settings.target}: there is no tokenizer.json; name a folder that has one"
+    if settings.chromium and shutil.which(settings.chromium) is None:
+        return f"--chromium {settings.chromium}: there is no program at this path; '' weighs the page alone"
+    return ""
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
@@ -68,13 +90,15 @@ def main() -> None:
     """Measures and prints the result as the last line of stdout."""
     parser = command_line("page", __doc__)
     parser.add_argument("--target", default=str(MODELS / "target"), help="folder with a tokenizer.json")
-    parser.add_argument("--repeats", type=int, default=9, help="loads of the page (default 9)")
+    parser.add_argument("--repeats", type=int, default=9, help="loads of the page, 1 or more (default 9)")
     parser.add_argument(
         "--chromium",
         default=next(filter(None, map(shutil.which, PROGRAMS)), ""),
         help="program of the browser (default: the Chromium on PATH; empty: weigh the page alone)",
     )
     settings = parser.parse_args()
+    if wrong := fault_in(settings):
+        parser.error(wrong)
     started = time.perf_counter()
     print_result("page", settings_of(settings), started, measure(settings))
 

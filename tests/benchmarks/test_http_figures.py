@@ -1,5 +1,7 @@
 """The HTTP benchmark runs small, end to end, and what it prints is what its schema says."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,3 +42,33 @@ def test_the_page_is_weighed_and_painted_if_a_browser_is_there(
         reached = result["milliseconds_to"]
         assert reached["first_paint"] <= reached["first_contentful_paint"]
         assert result["requests"] <= 6
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("--repeats", "0", "give 1 or more"),
+        ("--repeats", "-3", "give 1 or more"),
+        ("--target", "/nonexistent", "there is no tokenizer.json"),
+        ("--chromium", "/nonexistent", "there is no program at this path"),
+    ],
+)
+def test_a_wrong_flag_of_the_page_is_named_in_one_line(flag: str, value: str, says: str) -> None:
+    last = stderr_of("page", "--json", f"{flag}={value}").splitlines()[-1]
+    assert last.startswith(f"outrider bench page: error: {flag} {value}: ")
+    assert says in last
+
+
+def test_a_program_that_is_no_chromium_is_named_in_one_line() -> None:
+    pytest.importorskip("playwright")
+    said = stderr_of("page", "--json", "--chromium", sys.executable)
+    assert f"--chromium {sys.executable}: it did not start as a Chromium" in said
+    assert "Traceback" not in said
+
+
+def stderr_of(name: str, *flags: str) -> str:
+    command = [sys.executable, "-m", "outrider.cli", "bench", name, *flags]
+    done = subprocess.run(command, cwd=BENCHMARKS.parent, capture_output=True, text=True, timeout=200)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    return done.stderr
