@@ -110,7 +110,7 @@ class Client:
             cert: a file with the certificate to show, where orchestrators ask for one.
             cert_key: a file with the key of `cert`.
 
-        Raises InvalidRequest where the address is empty, or a file does not hold what it must.
+        Raises InvalidRequest for an invalid argument, and where a file does not hold what it must.
         """
         addresses = addresses_in(address)
         self._patience_s = patience_for(addresses, patience_s)

@@ -35,7 +35,8 @@ def _nearest(name: str) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(_CHECKS)}"
 
 
-def _fault(name: str, value: object, wanted: str) -> InvalidRequest:
+def fault(name: str, value: object, wanted: str) -> InvalidRequest:
+    """The error for an argument's value, in at most 80 characters, that is not what is wanted."""
     said = repr(value)
     return InvalidRequest(f"{name} is {said if len(said) <= 80 else said[:80] + '...'}; it must be {wanted}")
 
@@ -44,43 +45,44 @@ def _is_whole(value: object) -> bool:
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether a value is a real number, which True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _whole(low: int, high: int) -> Check:
     def check(name: str, value: Any) -> None:
         if not _is_whole(value) or not low <= value < high:
-            raise _fault(name, value, f"a whole number from {low} to {high - 1}")
+            raise fault(name, value, f"a whole number from {low} to {high - 1}")
 
     return check
 
 
 def _number(name: str, value: object) -> None:
-    if not _is_number(value):
-        raise _fault(name, value, "a number")
+    if not is_number(value):
+        raise fault(name, value, "a number")
 
 
 def _flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise _fault(name, value, "True or False")
+        raise fault(name, value, "True or False")
 
 
 def _text(name: str, value: object) -> None:
     if not isinstance(value, str):
-        raise _fault(name, value, "a string")
+        raise fault(name, value, "a string")
 
 
 def _texts(name: str, value: object) -> None:
     if isinstance(value, str):
         return
     if not _is_list(value) or not all(isinstance(part, str) for part in value):
-        raise _fault(name, value, "a string, or a list of strings")
+        raise fault(name, value, "a string, or a list of strings")
 
 
 def _ids(name: str, value: object) -> None:
     if not _is_list(value):
-        raise _fault(name, value, "a list of token ids, such as [5, 17]")
+        raise fault(name, value, "a list of token ids, such as [5, 17]")
     for id_ in value:
         _id(name, id_)
 
@@ -94,7 +96,7 @@ def _id(name: str, id_: Any) -> None:
 
 def _bias(name: str, value: object) -> None:
     if not isinstance(value, Mapping):
-        raise _fault(name, value, "token ids with a number each, such as {5: -2.5}")
+        raise fault(name, value, "token ids with a number each, such as {5: -2.5}")
     for id_, bias in value.items():
         _id(name, id_)
         _number(f"{name} of id {id_}", bias)
@@ -102,19 +104,17 @@ def _bias(name: str, value: object) -> None:
 
 def _schema(name: str, value: object) -> None:
     if not isinstance(value, str | Mapping):
-        raise _fault(name, value, "a JSON schema, as a mapping or as text")
+        raise fault(name, value, "a JSON schema, as a mapping or as text")
 
 
 def _criterion(name: str, value: object) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
-        raise _fault(name, value, "{name: {parameter: value}}")
+        raise fault(name, value, "{name: {parameter: value}}")
 
 
 def _seconds(name: str, value: Any) -> None:
-    if not _is_number(value) or not math.isfinite(value) or not 0 < value <= LONGEST_S:
-        raise _fault(
-            name, value, f"a number of seconds above 0, at most {LONGEST_S:g}; leave it out for none"
-        )
+    if not is_number(value) or not math.isfinite(value) or not 0 < value <= LONGEST_S:
+        raise fault(name, value, f"a number of seconds above 0, at most {LONGEST_S:g}; leave it out for none")
 
 
 def _is_list(value: object) -> TypeGuard[Iterable[Any]]:

@@ -16,7 +16,7 @@ from outrider.edge.local_answer import LocalCompletion, LocalRequest, LocalStrea
 from outrider.edge.offer import PATIENCE_S, EdgeOptions, offer, shown_to, start_drafting
 from outrider.edge.outbox import Outbox
 from outrider.edge.transports import GrpcTransport, OpenedCall, Transport, WebTransport
-from outrider.edge.websocket import WebAddress
+from outrider.edge.websocket import WebAddress, is_url
 from outrider.v1 import generation_pb2
 from speculative.errors import InvalidRequest
 
@@ -155,7 +155,7 @@ class EdgeDrafter(Client):
         self._options = EdgeOptions(preference, mode)
         self._local: LocalStream | None = None
         self._transport: Transport
-        if "://" in address:
+        if is_url(address):
             # Not the client's own beginning: there is no channel.
             self._patience_s, self._channels, self._stubs = patience_for([address], patience_s), [], []
             self._transport = WebTransport(_web_address(address, api_key, ca, cert))

@@ -63,6 +63,11 @@ Request = generation_pb2.GenerateRequest
 Response = generation_pb2.GenerateResponse
 
 
+def is_url(address: object) -> bool:
+    """Whether an address is a URL; gRPC's dns:///host:port is none."""
+    return isinstance(address, str) and "://" in address and not address.startswith("dns:")
+
+
 @dataclass(frozen=True, slots=True)
 class WebAddress:
     """Where the WebSocket is, and what a client shows there.
@@ -77,9 +82,15 @@ class WebAddress:
     """For https; None: the system's authorities are trusted."""
 
     def __post_init__(self) -> None:
-        split = urlsplit(self.url)
-        if split.scheme not in ("http", "https") or not split.hostname:
-            raise InvalidRequest(f"{self.url!r} is not the URL of an orchestrator's HTTP API")
+        try:
+            split = urlsplit(self.url)
+            usable = split.scheme in ("http", "https") and split.hostname and split.port != 0
+        except ValueError:  # a port that is no number or above 65535, or a broken IPv6 address
+            usable = False
+        if not usable:
+            raise InvalidRequest(
+                f"{self.url!r} is not the URL of an orchestrator's HTTP API; give http://HOST:PORT or https://HOST"
+            )
 
     def dial(self) -> socket.socket:
         """An open WebSocket. Raises Unavailable where nothing answers, or the error of the refusal."""

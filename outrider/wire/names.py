@@ -1,4 +1,4 @@
-"""Valid names of sources and corpora: one rule for settings, placement and metrics."""
+"""Valid names of sources and corpora, and valid addresses: one rule for everyone who takes them."""
 
 import re
 from collections.abc import Sequence
@@ -22,6 +22,10 @@ MAX_SOURCES = 16
 """The most sources that draft for one session."""
 MAX_CORPORA = 16
 _CORPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST_PORT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
+_SCHEMES = frozenset({"dns", "fd", "ipv4", "ipv6", "passthrough", "unix", "unix-abstract", "vsock", "xds"})
+"""Words before a colon that gRPC does not read as a host: unix:1 is a file."""
+_LONGEST_ADDRESS = 255
 
 
 def checked_source_name(name: str) -> str:
@@ -52,3 +56,9 @@ def checked_corpora(names: Sequence[str]) -> tuple[str, ...]:
     if len(names) > MAX_CORPORA:
         raise InvalidRequest(f"there are {len(names)} corpora; name at most {MAX_CORPORA}, or none for all")
     return tuple(dict.fromkeys(map(checked_corpus_name, names)))
+
+
+def is_host_port(address: str) -> bool:
+    """Whether an address is a host:port that a channel can dial; an IPv6 host stands in brackets."""
+    found = _HOST_PORT.fullmatch(address) if len(address) <= _LONGEST_ADDRESS else None
+    return found is not None and found[1].lower() not in _SCHEMES and 1 <= int(found[2]) <= 65535

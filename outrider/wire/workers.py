@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from outrider.v1 import registry_pb2
+from outrider.wire.names import is_host_port
 from speculative.errors import InvalidRequest
 
 CONTRACT = 1
@@ -22,11 +23,7 @@ ROLES = {
     "retrieval": registry_pb2.WORKER_ROLE_RETRIEVAL,
 }
 _NAMES = {number: name for name, number in ROLES.items()}
-_ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
-_SCHEMES = frozenset({"dns", "fd", "ipv4", "ipv6", "passthrough", "unix", "unix-abstract", "vsock", "xds"})
-"""Words before a colon that gRPC does not read as a host: unix:1 is a file."""
 _DIGEST = re.compile(r"[0-9a-f]{0,128}")
-_LONGEST_ADDRESS = 255
 _LONGEST_TEXT = 256
 _MOST = 2**31
 _LONGEST_STEP_S = 3600.0
@@ -87,8 +84,7 @@ def checked(entry: WorkerEntry) -> WorkerEntry:
 
 def checked_address(address: str) -> str:
     """The address. Raises InvalidRequest where it is no host:port that a channel can dial."""
-    found = _ADDRESS.fullmatch(address) if len(address) <= _LONGEST_ADDRESS else None
-    if found is None or found[1].lower() in _SCHEMES or not 1 <= int(found[2]) <= 65535:
+    if not is_host_port(address):
         raise InvalidRequest(f"a worker's address is {address[:80]!r}; host:port is needed, port 1 to 65535")
     return address
 
