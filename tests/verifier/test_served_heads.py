@@ -16,11 +16,11 @@ from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.published import write_head
 from outrider.lm.heads.target_parts import TargetParts
 from outrider.lm.runner import PackedLM
-from speculative.errors import OutriderError
+from speculative.errors import InvalidRequest, OutriderError
 from speculative.params import SamplingParams
 from tests.lm.random_heads import shaken
 from verifier_service.loading import load_target
-from verifier_service.proposers.planning import plan_proposers
+from verifier_service.proposers.planning import ADVICE, plan_proposers
 from verifier_service.settings import VerifierSettings
 
 NEW = 40
@@ -91,6 +91,29 @@ def test_two_heads_of_one_name_are_refused(tiny_llama: Path, heads: Path) -> Non
     twice = f"{heads / 'eagle'},eagle={heads / 'eagle'}"
     with pytest.raises(OutriderError, match="two sources are called 'eagle'; rename the head: NAME="):
         plan_proposers(VerifierSettings(model=str(tiny_llama), heads=twice))
+
+
+@pytest.mark.parametrize("name", ["eagle", "medusa", "auto", "nosuch"])
+def test_a_name_that_is_no_head_is_refused_with_the_flag(
+    name: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.lm.heads.config.snapshot_download", not_there)
+    with pytest.raises(InvalidRequest) as refused:
+        plan_proposers(VerifierSettings(model=str(tiny_llama), heads=name))
+    said = str(refused.value)
+    assert said.startswith(f"--heads {name}: model {name!r} was not found")
+    assert said.endswith(f"; {ADVICE}")
+    assert "only `outrider up` knows eagle and medusa" in ADVICE
+
+
+def test_a_folder_that_is_no_head_is_refused_with_the_flag(tiny_llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        plan_proposers(VerifierSettings(model=str(tiny_llama), heads=str(tmp_path)))
+    assert str(refused.value) == f"--heads {tmp_path}: {str(tmp_path)!r} is not a head: it has no config.json"
+
+
+def not_there(*_: Any, **__: Any) -> str:
+    raise FileNotFoundError("no such repository")
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "pass"])

@@ -1,6 +1,7 @@
 """The batched proposers of a verifier: those that its settings name, small model and heads included."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from outrider.lm.heads.config import HeadConfig
 from outrider.lm.heads.published import head_class
@@ -22,6 +23,8 @@ HEAD_PROPOSERS = {
 
 SMALL_MODEL = {"small-model": "verifier_service.proposers.small_model:plan"}
 """The small model's source name to "module:function" that makes a ProposerPlan of a ProposerConfig."""
+
+ADVICE = "give a folder or an id: only `outrider up` knows eagle and medusa, of the embedded target, and auto"
 
 
 def plan_proposers(settings: VerifierSettings) -> dict[str, ProposerPlan]:
@@ -54,5 +57,14 @@ def _configured(settings: VerifierSettings) -> Iterable[tuple[tuple[dict[str, st
         )
     for text in settings.heads:
         name, checkpoint = named_head(text)
-        kind = head_class(HeadConfig.read(checkpoint)).kind
+        kind = _kind_of(checkpoint)
         yield (HEAD_PROPOSERS, kind), ProposerConfig(name or kind, model, checkpoint, ranks)
+
+
+def _kind_of(checkpoint: str) -> str:
+    """The kind of a head. Raises InvalidRequest, naming the flag, for what is no head."""
+    try:
+        return head_class(HeadConfig.read(checkpoint)).kind
+    except InvalidRequest as error:
+        advice = "" if Path(checkpoint).expanduser().is_dir() else f"; {ADVICE}"
+        raise InvalidRequest(f"--heads {checkpoint}: {error}{advice}") from error
