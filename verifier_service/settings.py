@@ -127,7 +127,9 @@ class VerifierSettings(ModelSettings):
                     checked_source_name(name)
                 except InvalidRequest as error:
                     raise ValueError(str(error)) from error
-        return tuple(dict.fromkeys(heads))
+        if twice := [head for head in heads if heads.count(head) > 1]:
+            raise ValueError(f"{twice[0]!r} is named twice; name each head once")
+        return heads
 
     @field_validator("policy")
     @classmethod

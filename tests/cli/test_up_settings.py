@@ -109,6 +109,25 @@ def test_an_embedded_head_is_named_by_its_kind(tmp_path: Path) -> None:
     assert folder == "./eagle"
 
 
+@pytest.mark.parametrize(
+    "heads", [["eagle", "eagle"], ["eagle,eagle"], ["eagle", str(EMBEDDED / "heads/eagle")]]
+)
+def test_a_head_that_is_named_twice_is_refused(tmp_path: Path, heads: list[str]) -> None:
+    with pytest.raises(CommandFailed, match=r"^--heads: 'eagle' is named twice; name each head once$"):
+        up(tmp_path, heads=heads)
+
+
+@pytest.mark.parametrize("head", ["", " ", "eagle,,medusa", "eagle,"])
+def test_a_head_without_a_name_is_refused(tmp_path: Path, head: str) -> None:
+    with pytest.raises(CommandFailed, match=f"^--heads '{head}' has an empty name: give a head"):
+        up(tmp_path, heads=["eagle", head])
+
+
+def test_an_empty_variable_names_no_head(tmp_path: Path) -> None:
+    assert up(tmp_path, "", {"OUTRIDER_UP__HEADS": ""}).heads == ()
+    assert up(tmp_path, heads=["none"]).heads == ()
+
+
 def test_a_flag_of_up_holds_for_every_service(tmp_path: Path) -> None:
     options = up(tmp_path, '[verifier]\ndtype = "bfloat16"\nmodel = "a/b"\n', dtype="float32", target="c/d")
     verifier = flags_of(options, "verifier")

@@ -224,3 +224,9 @@ def test_the_setting_moves_the_cache_or_switches_it_off(given: str, folder: Path
 def test_a_proposer_that_is_named_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="'jacobi' is named twice; name each proposer once"):
         read_settings(VerifierSettings, ["--model", "m", "--proposers", "jacobi,jacobi"])
+
+
+@pytest.mark.parametrize(("given", "name"), [("a/b,a/b", "a/b"), ("x=a/b,c/d,x=a/b", "x=a/b")])
+def test_a_head_that_is_named_twice_is_refused(given: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' is named twice; name each head once"):
+        read_settings(VerifierSettings, ["--model", "m", "--heads", given])

@@ -198,6 +198,23 @@ def _folder_or_id(model: str) -> str:
     return str(path) if path.is_dir() and model else model
 
 
+def _heads(named: tuple[str, ...], flags: Sequence[str]) -> tuple[str, ...]:
+    """The heads as the verifier takes them. Raises CommandFailed for an empty name and one that comes twice.
+
+    An empty variable names no head, as compose files pass on unset ones; an empty flag is a mistake.
+    """
+    for given in flags:
+        if not all(part.strip() for part in given.split(",")):
+            raise usage(f"--heads {given!r} has an empty name: give a head, several as A,B, auto or none")
+    if named == (NONE,):
+        return ()
+    heads = tuple(map(_head, named))
+    for text, head in zip(named, heads, strict=True):
+        if heads.count(head) > 1:
+            raise usage(f"--heads: {text!r} is named twice; name each head once")
+    return heads
+
+
 def _head(text: str) -> str:
     """The head as the verifier takes it: the name of an embedded head becomes its folder."""
     before, equals, head = text.rpartition("=")
@@ -246,7 +263,7 @@ def read_up(flags: Mapping[str, Any], environment: Mapping[str, str] | None = No
         target=_model(settings.target, "target", overrides, "verifier"),
         drafter=_model(settings.drafter, "drafter", overrides, "drafter"),
         serve_drafter=settings.serve_drafter,
-        heads=tuple(_head(text) for text in settings.heads if settings.heads != (NONE,)),
+        heads=_heads(settings.heads, flagged.get("heads", [])),
         amateur=_amateur(settings.amateur),
         bind=settings.bind or "",
         http_bind=settings.http_bind or "",
