@@ -1,5 +1,6 @@
 """The settings of a retrieval process; see `outrider.runtime.settings` for where they come from."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -69,6 +70,20 @@ class RetrievalSettings(WorkerSettings):
     def shape(self) -> DraftShape:
         """Bounds of drafts, as `ranking` takes them."""
         return DraftShape(nodes=self.nodes, depth=self.depth, floor=self.floor)
+
+    def incomplete(self) -> Iterator[str]:
+        """Says which settings of an embeddings server are given without the server's URL."""
+        told = {
+            "embeddings_model": bool(self.embeddings_model),
+            "embeddings_key": bool(self.embeddings_key),
+            "embeddings_deadline_s": "embeddings_deadline_s" in self.model_fields_set,
+        }
+        given = [name for name in told if told[name]]
+        if given and not self.embeddings_url:
+            yield (
+                f"{given[0]} is given without embeddings_url: give embeddings_url too, or leave "
+                f"{' and '.join(given)} out"
+            )
 
     def below(self, name: str) -> Path | None:
         """A folder of this name below `folder`; None if `folder` is not set."""

@@ -19,6 +19,7 @@ from outrider.runtime.settings import (
     read_settings,
     settings_or_exit,
 )
+from retrieval_service.settings import RetrievalSettings
 from verifier_service.settings import VerifierSettings
 
 
@@ -230,3 +231,26 @@ def test_a_proposer_that_is_named_twice_is_refused() -> None:
 def test_a_head_that_is_named_twice_is_refused(given: str, name: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}' is named twice; name each head once"):
         read_settings(VerifierSettings, ["--model", "m", "--heads", given])
+
+
+@pytest.mark.parametrize(
+    ("flags", "given"),
+    [
+        (["--embeddings-model", "x"], "embeddings_model"),
+        (["--embeddings-deadline-s", "3"], "embeddings_deadline_s"),
+        (["--embeddings-key", "x", "--embeddings", "/model"], "embeddings_key"),
+        (
+            ["--embeddings-model", "x", "--embeddings-deadline-s", "10"],
+            "embeddings_model and embeddings_deadline_s",
+        ),
+    ],
+)
+def test_settings_of_an_embeddings_server_need_its_url(flags: list[str], given: str) -> None:
+    with pytest.raises(ValueError, match=f"is given without embeddings_url: give .* or leave {given} out$"):
+        read_settings(RetrievalSettings, flags, {})
+    read_settings(RetrievalSettings, [*flags, "--embeddings-url", "http://h:1/v1"], {})
+
+
+def test_an_empty_variable_of_an_embeddings_server_is_none() -> None:
+    variables = {f"OUTRIDER_RETRIEVAL__EMBEDDINGS_{name}": "" for name in ("URL", "MODEL", "KEY")}
+    assert read_settings(RetrievalSettings, [], variables).embeddings_model == ""
