@@ -14,7 +14,7 @@ from outrider.client.options import Options
 from outrider.client.resuming import Resuming
 from outrider.edge.backends import DraftModel
 from outrider.edge.controller import Preference
-from outrider.edge.drafting import DeviceReport, DraftedRequest, DraftingThread, Ping
+from outrider.edge.drafting import DeviceControls, DraftedRequest, DraftingThread, Ping
 from outrider.edge.local_answer import LocalCompletion, LocalRequest, LocalStream
 from outrider.edge.offer import PATIENCE_S, EdgeOptions, offer, shown_to, start_drafting
 from outrider.edge.outbox import AsyncOutbox, call_in
@@ -61,7 +61,7 @@ class AsyncDraftedCall(AsyncIterator[generation_pb2.GenerateResponse]):
         self._lost()
 
 
-class AsyncEdgeStream(AsyncStream):
+class AsyncEdgeStream(DeviceControls, AsyncStream):
     """An answer as it is generated, while the device drafts ahead; see `AsyncStream`."""
 
     def __init__(
@@ -75,19 +75,6 @@ class AsyncEdgeStream(AsyncStream):
         self._request = request
         self._drafting = drafting
         super().__init__(ask, resuming, choices)  # type: ignore[arg-type]  # it iterates and cancels, as gRPC's call
-
-    @property
-    def device(self) -> DeviceReport:
-        """The device's contribution so far, and the reason for its mode."""
-        return self._request.report()
-
-    def explain(self) -> dict[str, object]:
-        """Measurements of the connection and the device, and the expected cost of each mode."""
-        return self._request.controller.explain()
-
-    def use_device(self, enabled: bool) -> None:
-        """Turns drafting off or on for the rest of the answer, for example when the battery is low."""
-        self._request.controller.enabled = enabled
 
     async def completion(self) -> Completion:
         """The whole answer; reads the rest of the stream. `device` is final afterwards."""

@@ -93,6 +93,25 @@ class DraftedRequest:
         )
 
 
+class DeviceControls:
+    """How the reader of a stream sees and directs the device; both kinds of streams have these."""
+
+    _request: DraftedRequest
+
+    @property
+    def device(self) -> DeviceReport:
+        """The device's contribution so far, and the reason for its mode."""
+        return self._request.report()
+
+    def explain(self) -> dict[str, object]:
+        """Measurements of the connection and the device, and the expected cost of each mode."""
+        return self._request.controller.explain()
+
+    def use_device(self, enabled: bool) -> None:
+        """Turns drafting off or on for the rest of the answer, for example when the battery is low."""
+        self._request.controller.enabled = enabled
+
+
 @dataclass(frozen=True, slots=True)
 class _Started:
     request: DraftedRequest

@@ -11,7 +11,7 @@ from outrider.client.options import Options
 from outrider.client.resuming import Resuming
 from outrider.edge.backends import DraftModel
 from outrider.edge.controller import Preference
-from outrider.edge.drafting import DeviceReport, DraftedRequest, DraftingThread
+from outrider.edge.drafting import DeviceControls, DraftedRequest, DraftingThread
 from outrider.edge.local_answer import LocalCompletion, LocalRequest, LocalStream
 from outrider.edge.offer import PATIENCE_S, EdgeOptions, offer, shown_to, start_drafting
 from outrider.edge.outbox import Outbox
@@ -61,7 +61,7 @@ class DraftedCall(Iterator[generation_pb2.GenerateResponse]):
         self.cancel()  # else the thread that sends would wait for messages for ever
 
 
-class EdgeStream(Stream):
+class EdgeStream(DeviceControls, Stream):
     """An answer as it is generated, while the device drafts ahead; see `Stream`."""
 
     def __init__(
@@ -75,19 +75,6 @@ class EdgeStream(Stream):
         self._request = request
         self._drafting = drafting
         super().__init__(ask, resuming, choices)  # type: ignore[arg-type]  # it iterates and cancels, as gRPC's call
-
-    @property
-    def device(self) -> DeviceReport:
-        """The device's contribution so far, and the reason for its mode."""
-        return self._request.report()
-
-    def explain(self) -> dict[str, object]:
-        """Measurements of the connection and the device, and the expected cost of each mode."""
-        return self._request.controller.explain()
-
-    def use_device(self, enabled: bool) -> None:
-        """Turns drafting off or on for the rest of the answer, for example when the battery is low."""
-        self._request.controller.enabled = enabled
 
     def completion(self) -> Completion:
         """The whole answer; reads the rest of the stream. `device` is final afterwards."""
