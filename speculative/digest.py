@@ -113,12 +113,14 @@ class HostDigest:
 
     Args:
         row: logits, float32[V]; they must not change as long as the digest is in use.
+        address: where the logits lie in memory, one behind the other; 0: not known.
     """
 
-    __slots__ = ("_highest", "_row", "_weights")
+    __slots__ = ("_highest", "_row", "_weights", "address")
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, address: int = 0) -> None:
         self._row = row
+        self.address = address
         self._highest: tuple[int, float] | None = None
         self._weights: tuple[float, Row, float, Mass] | None = None
 

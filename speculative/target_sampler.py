@@ -18,6 +18,7 @@ from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.noise import Floats, NoiseRows
 from speculative.params import SamplingParams
 from speculative.sampling import Mask, process_logits, token_logprob
+from speculative.sampling_kernel import current_kernel
 from speculative.tree import ROOT, TokenTree
 
 
@@ -119,16 +120,25 @@ class TargetSampler:
 
     @property
     def may_batch(self) -> bool:
-        """Whether rows in memory can be sampled together with other sessions' rows."""
-        return not self._params.greedy and self._grammar is None
+        """Whether rows in memory can be chosen together with other sessions' rows.
+
+        A kernel takes all but greedy rows that nothing changes, of which a digest knows the token anyway.
+        """
+        if current_kernel() is None:
+            return not self._params.greedy and self._grammar is None
+        return not (self._params.greedy and self._params.plain_logits and self._grammar is None)
 
     def row_choice(self, node: int, path_tokens: tuple[int, ...]) -> RowChoice | None:
-        """What decides the token after `node`; None where its row is not in memory. For `sample_together`."""
+        """What decides the token after `node`; None where its row is not in memory. For `sample_together`.
+
+        Raises EmptySupport where the grammar allows no id after the node.
+        """
         digest = self._digest(node)
         if not isinstance(digest, HostDigest):
             return None
-        noise = self._noise.at(self._length + len(path_tokens))
-        return RowChoice(digest, self._params, self._history.with_path(path_tokens), noise)
+        noise = None if self._params.greedy else self._noise.at(self._length + len(path_tokens))
+        history = self._history.with_path(path_tokens)
+        return RowChoice(digest, self._params, history, noise, self._allowed(path_tokens))
 
     def note(self, node: int, token: int) -> None:
         """Notes the token after `node` that `sample_together` found."""
@@ -170,7 +180,7 @@ _Walk = tuple[TargetSampler, TokenTree, int, tuple[int, ...]]
 
 
 def sample_together(walks: Sequence[tuple[TargetSampler, TokenTree]]) -> None:
-    """Samples along the trees of several sessions at once, level by level; their samplers keep the tokens.
+    """Chooses along the trees of several sessions at once, level by level; their samplers keep the tokens.
 
     Changes no token: if a node's token is not found here, for any reason, the node's sampler chooses it.
     """
