@@ -289,9 +289,10 @@ class NoiseRows:
         noise = PositionNoise(self._seed, position, self._vocabulary_size)
         # Single operations on a dict are atomic, and a copy of its keys is one operation.
         self._rows[position] = noise
-        held = list(self._rows)
-        for passed in held[: max(0, len(held) - self._keep)]:
-            self._rows.pop(passed, None)
+        if len(self._rows) > self._keep:
+            held = list(self._rows)
+            for passed in held[: len(held) - self._keep]:
+                self._rows.pop(passed, None)
         return noise
 
     def forget_before(self, position: int) -> None:

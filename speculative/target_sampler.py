@@ -43,6 +43,7 @@ class TargetSampler:
         "_digests",
         "_grammar",
         "_history",
+        "_is_plain",
         "_known",
         "_length",
         "_noise",
@@ -68,6 +69,8 @@ class TargetSampler:
         self._counts = counts
         self._known: dict[int, RowDigest] = {}
         self._chosen: dict[int, int] = {}
+        self._is_plain = grammar is None and params.greedy and params.plain_logits
+        """Whether a token is the highest logit's."""
 
     def __call__(self, node: int, path_tokens: tuple[int, ...]) -> int:
         """The target's token after `node`; `path_tokens` are the tokens from the root's child to the node.
@@ -80,7 +83,7 @@ class TargetSampler:
             if self._counts is not None:
                 self._counts.tokens += 1
             return chosen
-        if self._params.greedy and self._params.plain_logits and self._grammar is None:
+        if self._is_plain:
             # As `choose_token` would, at a fraction of the time: a step of many sessions asks very often.
             token, highest = self._digest(node).highest()
             if isfinite(highest):
@@ -124,9 +127,9 @@ class TargetSampler:
 
         A kernel takes all but greedy rows that nothing changes, of which a digest knows the token anyway.
         """
-        if current_kernel() is None:
-            return not self._params.greedy and self._grammar is None
-        return not (self._params.greedy and self._params.plain_logits and self._grammar is None)
+        if self._is_plain:
+            return False
+        return current_kernel() is not None or (not self._params.greedy and self._grammar is None)
 
     def row_choice(self, node: int, path_tokens: tuple[int, ...]) -> RowChoice | None:
         """What decides the token after `node`; None where its row is not in memory. For `sample_together`.
@@ -136,9 +139,13 @@ class TargetSampler:
         digest = self._digest(node)
         if not isinstance(digest, HostDigest):
             return None
-        noise = None if self._params.greedy else self._noise.at(self._length + len(path_tokens))
-        history = self._history.with_path(path_tokens)
-        return RowChoice(digest, self._params, history, noise, self._allowed(path_tokens))
+        params, history, allowed = self._params, self._history, None
+        noise = None if params.greedy else self._noise.at(self._length + len(path_tokens))
+        if params.reads_history:
+            history = history.with_path(path_tokens)
+        if self._grammar is not None:
+            allowed = self._grammar.allowed(path_tokens)
+        return RowChoice(digest, params, history, noise, allowed)
 
     def note(self, node: int, token: int) -> None:
         """Notes the token after `node` that `sample_together` found."""

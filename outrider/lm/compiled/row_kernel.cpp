@@ -193,7 +193,9 @@ class Search {
   }
 
   void offer(const Scored& one) {
-    if (one.score == -INF || !may_be_kept(one)) return;
+    // Weak noise has one bound for all: most ids that processing changes need no look at the tables.
+    if (one.score == -INF || (leads_[one.id] < row_.strong && one.score + weak_high_ < least_)) return;
+    if (!may_be_kept(one)) return;
     const Contender known = bounded(one);
     if (known.high < least_) return;
     least_ = std::max(least_, known.low);
