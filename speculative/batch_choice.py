@@ -18,26 +18,27 @@ from speculative.digest import HostDigest, Row, weak_floors
 from speculative.history import History
 from speculative.noise import LEADS, Floats, Ids, PositionNoise, lead_bounds
 from speculative.params import SamplingParams
-from speculative.processed_digest import Named, ProcessedDigest
-from speculative.sampling_kernel import KernelRow, current_kernel
+from speculative.processed_digest import ProcessedDigest
+from speculative.sampling import Mask
+from speculative.sampling_kernel import current_kernel
 
 _STACKED = 16_384
 """Largest width of rows that are sampled together: copying wider rows side by side takes too long."""
 _FEWEST = 3
 """Least number of rows for which sampling together is quicker in NumPy than row by row."""
-_UNCHANGED: tuple[Ids, Floats] = np.empty(0, np.int64), np.empty(0, np.float64)
 _STRONG = LEADS - LEADS // 32
 """Least lead of strong noise in rows that are sampled together."""
 
 
 class RowChoice(NamedTuple):
-    """A token to be sampled from a row in memory; fields as for `choose_token`."""
+    """A token to be chosen from a row in memory; fields as for `choose_token`."""
 
     digest: HostDigest
     params: SamplingParams
-    """The request's sampling parameters; the temperature is above 0."""
     history: History
-    noise: PositionNoise
+    noise: PositionNoise | None
+    """Noise of the token's position; None where greedy."""
+    allowed: Mask | None = None
 
 
 class _Contenders(NamedTuple):
@@ -67,16 +68,18 @@ class _Contenders(NamedTuple):
 def sample_rows(choices: Sequence[RowChoice]) -> list[int | None]:
     """The token of each choice; None where `choose_token` has to decide.
 
-    A kernel takes rows of any width. NumPy leaves wide rows, rows that have few others of their width beside
-    them, and rows that a cut may change. Both leave rows without a finite highest logit.
+    A kernel takes rows of any width. NumPy leaves greedy rows, rows under a grammar, wide rows, rows with
+    few others of their width beside them, and rows that a cut may change. Both leave rows without a finite
+    highest logit.
     """
     kernel = current_kernel()
     if kernel is not None:
-        return kernel.tokens([kernel_row(choice) for choice in choices])
+        return kernel.tokens(choices)
     tokens: list[int | None] = [None] * len(choices)
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for place, choice in enumerate(choices):
-        if choice.digest.vocabulary_size <= _STACKED:
+        narrow = choice.digest.vocabulary_size <= _STACKED
+        if narrow and choice.noise is not None and choice.allowed is None:
             groups[choice.digest.vocabulary_size].append(place)
     # Logits that are not finite leave their rows to `choose_token`.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -94,25 +97,13 @@ def fewest() -> int:
     return _FEWEST if current_kernel() is None else 1
 
 
-def kernel_row(choice: RowChoice) -> KernelRow:
-    """The choice as a kernel takes it."""
-    digest, params, history, noise = choice
-    ids, scores = _UNCHANGED
-    if not params.plain_logits:
-        named = Named.of(digest, params, history, params.temperature)
-        assert named is not None, "a row in memory knows all logits"
-        ids, scores = named.ids, named.scores
-    logits = np.ascontiguousarray(digest.full())
-    temperature, cuts = params.temperature, (params.top_k, params.top_p, params.min_p)
-    return KernelRow(logits, noise.leads, noise.seed, noise.position, temperature, *cuts, ids, scores)
-
-
 class _Rows:
-    """Rows of one width that are sampled together."""
+    """Rows of one width that are sampled together, none of them greedy."""
 
     def __init__(self, choices: Sequence[RowChoice]) -> None:
         self._choices = choices
-        self._drawn = np.stack([choice.noise.leads for choice in choices])
+        self._noise = [choice.noise for choice in choices if choice.noise is not None]
+        self._drawn = np.stack([noise.leads for noise in self._noise])
         self._logits: Row = np.stack([choice.digest.full() for choice in choices])
         self._temperatures = np.array([choice.params.temperature for choice in choices])
         self._processed: dict[int, ProcessedDigest] = {}
@@ -181,7 +172,7 @@ class _Rows:
         low, high = (bounds[drawn] for bounds in lead_bounds())
         # The highest lead bounds its noise from below alone, so its ids would be close in every row.
         for place in np.flatnonzero(drawn == LEADS - 1).tolist():
-            exact = self._choices[owners[place]].noise.exact(ids[place : place + 1])
+            exact = self._noise[owners[place]].exact(ids[place : place + 1])
             low[place] = high[place] = exact[0]
         low += scores
         high += scores
@@ -194,7 +185,7 @@ class _Rows:
 
     def _winner(self, at: int, ids: Ids, scores: Floats) -> int | None:
         """The row's token; None if a cut drops, or may drop, the winning id."""
-        digest, params, _, noise = self._choices[at]
+        digest, params, noise = self._choices[at].digest, self._choices[at].params, self._noise[at]
         row = self._processed.get(at)
         highest = float(self._highest[at]) if row is None else row.reference
         if not len(ids) or not math.isfinite(highest) or self._least[at] == -math.inf:

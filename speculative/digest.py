@@ -113,12 +113,14 @@ class HostDigest:
 
     Args:
         row: logits, float32[V]; they must not change as long as the digest is in use.
+        address: where the logits lie in memory, one behind the other; 0: not known.
     """
 
-    __slots__ = ("_highest", "_row", "_weights")
+    __slots__ = ("_highest", "_row", "_weights", "address")
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, address: int = 0) -> None:
         self._row = row
+        self.address = address
         self._highest: tuple[int, float] | None = None
         self._weights: tuple[float, Row, float, Mass] | None = None
 
@@ -151,10 +153,9 @@ class HostDigest:
         groups = size // _GROUP
         if count <= groups // 2:
             # The maxima of `count` groups reach the level, so at least that number of ids does.
-            maxima = row[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
-            level = float(np.partition(maxima, groups - count)[groups - count])
+            level = _level(row[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0), count)
         else:
-            level = float(np.partition(row, size - count)[size - count])
+            level = _level(row, count)
         ids = np.flatnonzero(row >= level)
         return Candidates(ids, row[ids], level)
 
@@ -261,6 +262,13 @@ def _sum(values: Row) -> float:
     whole = columns * _SUM_ROWS
     sums = np.add.reduce(values[:whole].reshape(_SUM_ROWS, columns), axis=0)
     return float(sums.sum()) + float(values[whole:].sum())
+
+
+def _level(values: Row, count: int) -> float:
+    """The greatest number that `count` of the values reach; NaN is above all others."""
+    # NumPy's partition takes a hundred times as long where many numbers are equal, as those of a cut row are.
+    left = values[~(values == -np.inf)]
+    return float(np.partition(left, -count)[-count]) if count <= len(left) else -math.inf
 
 
 def weak_floors(least: Floats, temperatures: Floats, weak_high: float) -> NDArray[np.float32]:

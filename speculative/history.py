@@ -1,9 +1,27 @@
 """The ids before the token to choose, counted as penalties need them; knows nothing of logits."""
 
+from array import array
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class CountedIds(NamedTuple):
+    """What penalties count, as a kernel reads it: int64 and float64 numbers in memory.
+
+    The arrays are the history's own, and may grow once a further id is committed.
+    """
+
+    seen: "array[int]"
+    """The distinct ids of prompt and output, without those of the path."""
+    generated: "array[int]"
+    """The distinct ids of the output, without those of the path."""
+    counts: "array[float]"
+    """The number of times that each of `generated` occurs."""
+    path: "array[int]"
+    """The tokens of the path, as they come."""
 
 
 class History:
@@ -65,6 +83,11 @@ class History:
         new_counts = np.array(list(new.values()), dtype=np.float64)
         return np.concatenate([ids, new_ids]), np.concatenate([counts, new_counts])
 
+    def counted(self) -> CountedIds:
+        """The ids that penalties count; costs nothing but the counting of ids that are new."""
+        self._check_valid()
+        return CountedIds(*self._tally.counted(), array("q", self._path))
+
     def _check_valid(self) -> None:
         committed = len(self._tally.ids)
         assert self._length == committed, (
@@ -75,7 +98,17 @@ class History:
 class _Tally:
     """Counts over committed ids, brought up to date when they are read."""
 
-    __slots__ = ("_counted", "_counts", "_generated", "_seen", "_seen_ids", "_slots", "ids", "prompt_length")
+    __slots__ = (
+        "_counted",
+        "_counts",
+        "_generated",
+        "_read",
+        "_seen",
+        "_seen_ids",
+        "_slots",
+        "ids",
+        "prompt_length",
+    )
 
     def __init__(self, ids: list[int], prompt_length: int) -> None:
         self.ids = ids
@@ -83,30 +116,41 @@ class _Tally:
         self._counted = 0
         self._seen: dict[int, None] = {}
         self._slots: dict[int, int] = {}
-        self._counts: list[int] = []
-        self._seen_ids = np.empty(0, dtype=np.int64)
-        self._generated = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64))
+        """Place of each id of the output in `_generated` and `_counts`."""
+        self._seen_ids = array("q")
+        self._generated = array("q")
+        self._counts = array("d")
+        self._read = -1, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+        """Copies of the three arrays, and the number of ids that they count."""
 
     def seen(self) -> tuple[NDArray[np.int64], dict[int, None]]:
-        self._catch_up()
-        return self._seen_ids, self._seen
+        return self._copies()[1], self._seen
 
     def generated(self) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[int, int]]:
+        return *self._copies()[2:], self._slots
+
+    def counted(self) -> "tuple[array[int], array[int], array[float]]":
         self._catch_up()
-        return *self._generated, self._slots
+        return self._seen_ids, self._generated, self._counts
+
+    def _copies(self) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Copies, since an array does not grow while NumPy looks at its memory."""
+        self._catch_up()
+        if self._read[0] != self._counted:
+            seen, generated = np.array(self._seen_ids, np.int64), np.array(self._generated, np.int64)
+            self._read = self._counted, seen, generated, np.array(self._counts, np.float64)
+        return self._read
 
     def _catch_up(self) -> None:
-        if self._counted == len(self.ids):
-            return
         for position in range(self._counted, len(self.ids)):
             token = self.ids[position]
-            self._seen[token] = None
+            if token not in self._seen:
+                self._seen[token] = None
+                self._seen_ids.append(token)
             if position >= self.prompt_length:
                 slot = self._slots.setdefault(token, len(self._slots))
                 if slot == len(self._counts):
-                    self._counts.append(0)
+                    self._generated.append(token)
+                    self._counts.append(0.0)
                 self._counts[slot] += 1
         self._counted = len(self.ids)
-        self._seen_ids = np.fromiter(self._seen, dtype=np.int64, count=len(self._seen))
-        ids = np.fromiter(self._slots, dtype=np.int64, count=len(self._slots))
-        self._generated = ids, np.array(self._counts, dtype=np.float64)

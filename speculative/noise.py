@@ -131,27 +131,50 @@ def _weakness(vocabulary_size: int) -> tuple[int, float]:
 class PositionNoise:
     """The noise of one position: leads of all ids, and tails of those that are asked for; immutable.
 
+    Nothing is drawn before it is asked for: a kernel draws the leads that it needs by itself.
+
     Args:
         seed: seed of the session, unsigned 64 bits.
         position: absolute position of the token that the noise is for.
         vocabulary_size: number of ids.
 
     Attributes:
-        leads: leading bits of each id, uint16[vocabulary_size], read-only.
+        drawn: the leads if they are drawn already, else None.
         strong_lead: least lead of strong noise; 0 for a small vocabulary.
         weak_high: upper bound of the noise of every id that is not strong; -inf where all ids are.
     """
 
-    __slots__ = ("_strong", "_strong_bounds", "leads", "position", "seed", "strong_lead", "weak_high")
+    __slots__ = (
+        "_strong",
+        "_strong_bounds",
+        "drawn",
+        "position",
+        "seed",
+        "strong_lead",
+        "vocabulary_size",
+        "weak_high",
+    )
 
     def __init__(self, seed: int, position: int, vocabulary_size: int) -> None:
         self.seed = seed
         self.position = position
-        self.leads = leads(seed, position, vocabulary_size)
-        self.leads.setflags(write=False)
+        self.vocabulary_size = vocabulary_size
+        self.drawn: NDArray[np.uint16] | None = None
         self.strong_lead, self.weak_high = _weakness(vocabulary_size)
         self._strong: Ids | None = None
         self._strong_bounds: tuple[Floats, Floats] | None = None
+
+    @property
+    def leads(self) -> NDArray[np.uint16]:
+        """Leading bits of each id, uint16[vocabulary_size], read-only; drawn now if they are not yet."""
+        return self.draw() if self.drawn is None else self.drawn
+
+    def draw(self) -> NDArray[np.uint16]:
+        """Draws the leads and returns them."""
+        drawn = leads(self.seed, self.position, self.vocabulary_size)
+        drawn.setflags(write=False)
+        self.drawn = drawn
+        return drawn
 
     @property
     def strong(self) -> Ids:
@@ -230,7 +253,7 @@ class PositionNoise:
 
 
 class NoiseRows:
-    """The noise of one session, by position, each position drawn once.
+    """The noise of one session, by position, each position drawn at most once.
 
     Args:
         seed: seed of the session, unsigned 64 bits.
@@ -249,7 +272,7 @@ class NoiseRows:
     def at(self, position: int) -> PositionNoise:
         """The noise at `position`."""
         found = self._rows.get(position)
-        return self.draw_ahead(position) if found is None else found
+        return self._add(position) if found is None else found
 
     def draw_ahead(self, position: int) -> PositionNoise:
         """Draws the noise at `position` before it is needed; from any thread, beside any other call.
@@ -257,16 +280,20 @@ class NoiseRows:
         Drawing releases the interpreter lock for the most part. Where two threads draw one position at the
         same time, both get equal noise.
         """
-        found = self._rows.get(position)
-        if found is not None:
-            return found
-        drawn = PositionNoise(self._seed, position, self._vocabulary_size)
+        noise = self.at(position)
+        if noise.drawn is None:
+            noise.draw()
+        return noise
+
+    def _add(self, position: int) -> PositionNoise:
+        noise = PositionNoise(self._seed, position, self._vocabulary_size)
         # Single operations on a dict are atomic, and a copy of its keys is one operation.
-        self._rows[position] = drawn
-        held = list(self._rows)
-        for passed in held[: max(0, len(held) - self._keep)]:
-            self._rows.pop(passed, None)
-        return drawn
+        self._rows[position] = noise
+        if len(self._rows) > self._keep:
+            held = list(self._rows)
+            for passed in held[: len(held) - self._keep]:
+                self._rows.pop(passed, None)
+        return noise
 
     def forget_before(self, position: int) -> None:
         """Drops the noise of positions below `position`."""

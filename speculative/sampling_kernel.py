@@ -1,34 +1,17 @@
-"""The place of a kernel: compiled code that draws noise bits and chooses sampled tokens of rows in memory.
+"""The place of a kernel: compiled code that draws noise bits and chooses the tokens of rows in memory.
 
 A process that finds a compiler puts one here (`outrider.lm.compiled.row_kernel`). Without a kernel the same
 is computed in NumPy. A kernel changes no token: what it cannot prove, it leaves to `choose_token`.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-class KernelRow(NamedTuple):
-    """A row of logits in memory, and what decides the token that is sampled from it."""
-
-    logits: NDArray[np.float32]
-    """float32[V], contiguous."""
-    leads: NDArray[np.uint16]
-    """Leading bits of the noise of each id, uint16[V], contiguous."""
-    seed: int
-    position: int
-    temperature: float
-    """The request's, above 0."""
-    top_k: int
-    top_p: float
-    min_p: float
-    named: NDArray[np.int64]
-    """The ids that bias, penalties and `min_tokens` change, ascending: int64[n]."""
-    scores: NDArray[np.float64]
-    """The processed score of each of these over the temperature, -inf where dropped: float64[n]."""
+if TYPE_CHECKING:
+    from speculative.batch_choice import RowChoice
 
 
 class SamplingKernel(Protocol):
@@ -37,8 +20,8 @@ class SamplingKernel(Protocol):
     def leads(self, seed: int, position: int, vocabulary_size: int) -> NDArray[np.uint16]:
         """The leading 16 bits of each id at `position`: uint16[vocabulary_size]."""
 
-    def tokens(self, rows: Sequence[KernelRow]) -> list[int | None]:
-        """The token of each row; None where `choose_token` has to decide."""
+    def tokens(self, choices: "Sequence[RowChoice]") -> list[int | None]:
+        """The token of each choice; None where `choose_token` has to decide."""
 
 
 _used: SamplingKernel | None = None

@@ -18,6 +18,7 @@ from speculative.logprobs import Logprobs, LogprobsOf, TokenLogprob
 from speculative.noise import Floats, NoiseRows
 from speculative.params import SamplingParams
 from speculative.sampling import Mask, process_logits, token_logprob
+from speculative.sampling_kernel import current_kernel
 from speculative.tree import ROOT, TokenTree
 
 
@@ -42,6 +43,7 @@ class TargetSampler:
         "_digests",
         "_grammar",
         "_history",
+        "_is_plain",
         "_known",
         "_length",
         "_noise",
@@ -67,6 +69,8 @@ class TargetSampler:
         self._counts = counts
         self._known: dict[int, RowDigest] = {}
         self._chosen: dict[int, int] = {}
+        self._is_plain = grammar is None and params.greedy and params.plain_logits
+        """Whether a token is the highest logit's."""
 
     def __call__(self, node: int, path_tokens: tuple[int, ...]) -> int:
         """The target's token after `node`; `path_tokens` are the tokens from the root's child to the node.
@@ -79,7 +83,7 @@ class TargetSampler:
             if self._counts is not None:
                 self._counts.tokens += 1
             return chosen
-        if self._params.greedy and self._params.plain_logits and self._grammar is None:
+        if self._is_plain:
             # As `choose_token` would, at a fraction of the time: a step of many sessions asks very often.
             token, highest = self._digest(node).highest()
             if isfinite(highest):
@@ -119,16 +123,29 @@ class TargetSampler:
 
     @property
     def may_batch(self) -> bool:
-        """Whether rows in memory can be sampled together with other sessions' rows."""
-        return not self._params.greedy and self._grammar is None
+        """Whether rows in memory can be chosen together with other sessions' rows.
+
+        A kernel takes all but greedy rows that nothing changes, of which a digest knows the token anyway.
+        """
+        if self._is_plain:
+            return False
+        return current_kernel() is not None or (not self._params.greedy and self._grammar is None)
 
     def row_choice(self, node: int, path_tokens: tuple[int, ...]) -> RowChoice | None:
-        """What decides the token after `node`; None where its row is not in memory. For `sample_together`."""
+        """What decides the token after `node`; None where its row is not in memory. For `sample_together`.
+
+        Raises EmptySupport where the grammar allows no id after the node.
+        """
         digest = self._digest(node)
         if not isinstance(digest, HostDigest):
             return None
-        noise = self._noise.at(self._length + len(path_tokens))
-        return RowChoice(digest, self._params, self._history.with_path(path_tokens), noise)
+        params, history, allowed = self._params, self._history, None
+        noise = None if params.greedy else self._noise.at(self._length + len(path_tokens))
+        if params.reads_history:
+            history = history.with_path(path_tokens)
+        if self._grammar is not None:
+            allowed = self._grammar.allowed(path_tokens)
+        return RowChoice(digest, params, history, noise, allowed)
 
     def note(self, node: int, token: int) -> None:
         """Notes the token after `node` that `sample_together` found."""
@@ -170,7 +187,7 @@ _Walk = tuple[TargetSampler, TokenTree, int, tuple[int, ...]]
 
 
 def sample_together(walks: Sequence[tuple[TargetSampler, TokenTree]]) -> None:
-    """Samples along the trees of several sessions at once, level by level; their samplers keep the tokens.
+    """Chooses along the trees of several sessions at once, level by level; their samplers keep the tokens.
 
     Changes no token: if a node's token is not found here, for any reason, the node's sampler chooses it.
     """

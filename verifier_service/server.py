@@ -158,7 +158,7 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         await self._sources.close()
         if self._engine is not None and not await asyncio.to_thread(self._engine.stop, 1.0):
             log.warning("a step was still running")
-        if self._target is not None and self._settings.compiles:
+        if self._target is not None:
             await asyncio.to_thread(self._target.close)
         if self._grammars is not None:
             self._grammars.close()
@@ -290,8 +290,8 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
     async def _compile_passes(self, target: PackedLM) -> None:
         """Has the target's passes compiled as the settings say; the engine does not run yet."""
         settings = self._settings
-        if settings.compiles:
-            await asyncio.to_thread(target.compile_passes, settings.passes, settings.cache_dir)
+        passes = settings.passes if settings.compiles else "eager"
+        await asyncio.to_thread(target.compile_passes, passes, settings.cache_dir)
 
     async def _beat_while_loading(self) -> None:
         while True:

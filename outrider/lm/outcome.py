@@ -82,6 +82,9 @@ class HostOutcome:
         self._logits = logits
         # One view of all rows: indexing a tensor row by row takes longer than most digests.
         self._floats: NDArray[np.float32] | None = logits.numpy() if logits.dtype == torch.float32 else None
+        # Asking a tensor for the address of a row takes longer as well.
+        is_packed = self._floats is not None and logits.is_contiguous()
+        self._address, self._row_bytes = (logits.data_ptr(), 4 * logits.shape[1]) if is_packed else (0, 0)
         self.features = features
 
     def __len__(self) -> int:
@@ -89,7 +92,7 @@ class HostOutcome:
 
     def digest(self, index: int) -> HostDigest:
         """What of one wanted row suffices to choose its token, computed as it is asked for."""
-        return HostDigest(self.row(index))
+        return HostDigest(self.row(index), self._address + index * self._row_bytes)
 
     def row(self, index: int) -> NDArray[np.float32]:
         """Logits of one wanted row, float32[V]: a view of the model's own where that computes in float32."""

@@ -232,3 +232,11 @@ def rows_asked(sequences: Sequence[SequenceRows]) -> list[RowAsk]:
             raise ValueError(f"a sequence wants {rows} rows and asks of {len(asks)}")
         asked += asks
     return asked
+
+
+def kept_rows(wanted: list[int], rows: int, device: torch.device) -> int | torch.Tensor:
+    """The wanted rows as a model takes them: a number where they are the last of its rows, else indices."""
+    count = len(wanted)
+    if count and wanted == list(range(rows - count, rows)):
+        return count
+    return transfer.indices([wanted], device)[0]

@@ -17,6 +17,7 @@ from outrider.lm.device.stacked import can_stack, stacked_on_gpu
 from outrider.lm.graphs.backend_choice import choose_backend
 from outrider.lm.kv.pool import KVLayout, SlotPool
 from outrider.lm.linear import can_pack, pack_linears
+from outrider.lm.norm import fuse_norms
 from outrider.lm.plan import PassPlan
 
 if TYPE_CHECKING:
@@ -85,10 +86,11 @@ class FastProfile:
         return ranks == 1 and (can_pack(model) or can_stack(model))
 
     def pack(self, lm: "PackedLM") -> None:
-        """Stacks layers with one input; on the CPU, chooses kernels by measuring."""
+        """Stacks layers with one input; on the CPU, chooses kernels by measuring and fuses norms."""
         if lm.model.device.type == "cuda":
             pack_linears(lm.model, lm.find_layout, stacked_on_gpu)
         else:
+            fuse_norms(lm.model)
             pack_linears(lm.model, lm.find_layout, TunedProducts(TimesFile(self.cache_dir)))
 
     def settle(self, lm: "PackedLM", trial: "Trial | None", ranks: int) -> None:

@@ -19,6 +19,7 @@ from outrider.lm import transfer
 from outrider.lm.attention.interface import ACTIVE, ATTENTION, PackedCache
 from outrider.lm.autotune.threads import measure_threads
 from outrider.lm.compiled.compiler import PassCompiler, Passes
+from outrider.lm.compiled.kernel_builder import KernelBuilder
 from outrider.lm.compiled.package import CompiledRunner
 from outrider.lm.deterministic.profile import Deterministic
 from outrider.lm.device.digest import digester_for
@@ -44,7 +45,7 @@ from outrider.lm.load.model import (
 from outrider.lm.load.part import ModelPart
 from outrider.lm.outcome import MOST_TOP, HostOutcome, Outcome, OutcomeWants, TransferCounts
 from outrider.lm.parallel.rank_group import RankGroup
-from outrider.lm.plan import PassPlan, SequenceRows, rows_asked
+from outrider.lm.plan import PassPlan, SequenceRows, kept_rows, rows_asked
 from outrider.lm.profile import FastProfile, Profile
 from speculative.errors import InvalidRequest, ModelRefused
 
@@ -60,6 +61,8 @@ class PackedLM:
     """Runner of compiled passes on the CPU; None: passes are eager."""
     compiler: PassCompiler | None = None
     """Compiles passes beside serving; None unless `compile_passes` was asked to."""
+    builder: KernelBuilder | None = None
+    """Builds the kernel that chooses tokens beside eager passes; None elsewhere."""
     trial: Trial | None = None
     """The check at load, by which compiled passes are checked; None without a check, and once it was used."""
 
@@ -249,11 +252,12 @@ class PackedLM:
 
         ``auto`` compiles beside serving: passes are eager until a package is ready, and stay eager where none
         can be made. ``compiled`` waits for the package, and raises InvalidRequest where there is none. A
-        package in ``cache_dir`` is used at once. Raises ValueError for a model that was loaded without the
-        check.
+        package in ``cache_dir`` is used at once. Beside ``eager`` passes only the kernel of chosen tokens is
+        compiled. Raises ValueError for a model that was loaded without the check.
         """
         trial, self.trial = self.trial, None
         if passes == "eager":
+            self.builder = KernelBuilder.beside(self._device, cache_dir)
             return
         if trial is None:
             raise ValueError("a model that was not checked at load runs eager passes only")
@@ -271,8 +275,9 @@ class PackedLM:
 
     def close(self) -> None:
         """Ends what the model does beside its passes."""
-        if self.compiler is not None:
-            self.compiler.close()
+        for beside in (self.compiler, self.builder):
+            if beside is not None:
+                beside.close()
 
     def take_compiled(self) -> None:
         """Runs compiled passes from now on if they have become ready."""
@@ -396,7 +401,7 @@ class PackedLM:
         fill = [0] * self.profile.padding(plan.row_count)
         cache = self.profile.cache(self.model_type, self.pool, plan)
         rows = transfer.indices([ids + fill, plan.positions() + fill], self._device)
-        logits = self.run_on_device(cache, rows[:1], rows[1:], self._kept(wanted, rows.shape[1]))
+        logits = self.run_on_device(cache, rows[:1], rows[1:], kept_rows(wanted, rows.shape[1], self._device))
         cache.finish(self.pool.layout.layers)
         features = self.taps.take()
         if features is not None and fill:
@@ -438,10 +443,3 @@ class PackedLM:
         if guest is None:
             return layout
         return layout.with_guest(guest, self.model.config.get_text_config().hidden_size)
-
-    def _kept(self, wanted: Sequence[int], rows: int) -> int | torch.Tensor:
-        """The wanted rows as the model takes them: a number where they are the last rows, else indices."""
-        count = len(wanted)
-        if count and list(wanted) == list(range(rows - count, rows)):
-            return count
-        return transfer.indices([list(wanted)], self._device)[0]

@@ -1,12 +1,14 @@
 """What several tests of the core share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
+
+from speculative.sampling_kernel import use_kernel
 
 Scores = NDArray[np.floating[Any]]
 
@@ -18,6 +20,14 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],  # which says how busy the machine is
 )
 settings.load_profile("core")
+
+
+@pytest.fixture(autouse=True)
+def numpy_alone() -> Iterator[None]:
+    """The core's tests compute in NumPy, whether or not a test before them had the process use a kernel."""
+    used = use_kernel(None)
+    yield
+    use_kernel(used)
 
 
 @pytest.fixture(scope="session")

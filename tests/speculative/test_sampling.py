@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from speculative.digest import HostDigest
 from speculative.errors import EmptySupport
 from speculative.history import History
 from speculative.noise import gumbel
@@ -102,6 +103,21 @@ def test_what_has_no_probability_is_not_among_the_likeliest() -> None:
     found = token_logprob(logits(-math.inf, 1, -math.inf, 1), 3, 4)
     assert list(found.top_ids) == [1, 3]
     assert found.logprob == pytest.approx(-math.log(2))
+
+
+@pytest.mark.parametrize("kept", [0.0005, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize("top", [1, 5, 20])
+def test_the_likeliest_of_a_row_that_cuts_have_thinned_are_those_of_a_sort(kept: float, top: int) -> None:
+    rng = np.random.default_rng(top)
+    row = np.round(rng.normal(size=5000) * 3).astype(np.float32)
+    row[rng.random(5000) >= kept] = -np.inf
+    row[17] = 1.0
+    order = sorted(np.flatnonzero(row > -np.inf).tolist(), key=lambda id_: (-float(row[id_]), id_))
+    assert list(token_logprob(row, 17, top).top_ids) == order[:top]
+    listed = HostDigest(row).likeliest(top)
+    assert set(order[:top]) <= set(listed.ids.tolist())
+    assert float(row[listed.ids].min()) >= listed.bound
+    assert len(listed.ids) == np.count_nonzero(row >= listed.bound)
 
 
 def test_the_callers_logits_stay_as_they_are() -> None:

@@ -263,7 +263,7 @@ def test_trap_7_padding_that_shifts_the_noise_changes_ids() -> None:
 
         def at(self, position: int) -> PositionNoise:
             noise = PositionNoise(7, 0, self.width)
-            noise.leads = leads(7, 0, (position + 1) * self.width)[position * self.width :]
+            noise.drawn = leads(7, 0, (position + 1) * self.width)[position * self.width :]
             return noise
 
     assert Request(width=64).decode("everything") == Request().decode()

@@ -19,6 +19,7 @@ from outrider.lm.chains.layers import CacheShape, CallSlots, OpenCache, State, U
 from outrider.lm.chains.pool import LEAST_TABLES, PLACES, ChainMemory, ChainPool, least_bytes
 from outrider.lm.chains.table import ChainTable, Ran
 from outrider.lm.compiled.compiler import Passes
+from outrider.lm.compiled.kernel_builder import KernelBuilder
 from outrider.lm.device.layout import Asks
 from outrider.lm.device.placement import CPU_KV_MB
 from outrider.lm.graphs.graph_runner import Computed
@@ -28,7 +29,7 @@ from outrider.lm.load.layout import ModelShape
 from outrider.lm.load.model import longest_context
 from outrider.lm.load.source import first_line
 from outrider.lm.outcome import OutcomeWants
-from outrider.lm.plan import PackedRows, PassPlan
+from outrider.lm.plan import PackedRows, PassPlan, kept_rows
 from outrider.lm.runner import PackedLM
 from speculative.errors import InvalidRequest, ModelRefused
 
@@ -155,10 +156,14 @@ class ChainLM(PackedLM):
         return ModelShape(layout, logits.shape[-1], logits.dtype, (), 1)
 
     def compile_passes(self, passes: Passes, cache_dir: Path | None = None) -> None:
-        """Leaves passes as they are. Raises InvalidRequest where they have to be compiled."""
+        """Leaves passes as they are, and builds the kernel that chooses tokens.
+
+        Raises InvalidRequest where passes have to be compiled.
+        """
         self.trial = None
         if passes == "compiled":
             raise InvalidRequest(f"passes of {self.model_type} cannot be compiled: they run {self.passes}")
+        self.builder = KernelBuilder.beside(self._device, cache_dir)
 
     def _run(self, plan: PassPlan, ids: list[int], wanted: list[int], asks: Asks | None) -> Computed:
         """Runs each session's rows, one session after another."""
@@ -204,7 +209,7 @@ class ChainLM(PackedLM):
             cache.attach(CallSlots(self.pool, table, low + at, low + at + step))
             rows = transfer.indices([list(ids[at : at + step])], self._device)
             of_these = [row - at for row in kept if at <= row < at + step]
-            found.append(self._call(cache.cache, rows, low + at, self._kept(of_these, step)))
+            found.append(self._call(cache.cache, rows, low + at, kept_rows(of_these, step, self._device)))
         return torch.cat(found) if len(found) > 1 else found[0]
 
     def _call(self, cache: Cache, rows: torch.Tensor, low: int, kept: int | torch.Tensor) -> torch.Tensor:

@@ -1,99 +1,26 @@
-// The kernel of sampled tokens: draws noise bits, and chooses tokens from rows of logits in memory.
+// The kernel of chosen tokens: draws noise bits, and chooses tokens from rows of logits in memory.
 //
 // Plain C++ with the compiler's vector types, and no header of torch's, so that it compiles in a second. It
 // follows speculative/choice.py: a token is given only where it is certain, within bounds on the noise and on
 // sums, that the published rule gives the same token. All else is left to the caller (LEFT).
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <limits>
-#include <vector>
+#include "row_processing.hpp"
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "leads are copied as they lie in memory");
+#include <functional>
 
 namespace {
 
 constexpr int64_t LEFT = -1;       // the rule has to decide
-constexpr int LANES = 16;          // floats of a vector; the compiler splits what is too wide
 constexpr int BLOCK = 4 * LANES;   // ids that are looked at together
 constexpr int TRIES = 64;          // ids that cuts may drop before the row is left to the rule
 constexpr int64_t MOST_TOP = 4096;  // largest top-k
 constexpr uint32_t LEADS = 1 << 16;
-constexpr double INF = std::numeric_limits<double>::infinity();
 constexpr double SHARE = 0x1p-20;  // as weak_floors in digest.py
 constexpr double ROUNDING = 1e-9;  // more than what the rule's own sums err by, as a share
-
-typedef float Vec __attribute__((vector_size(4 * LANES)));
-typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t Lanes __attribute__((vector_size(4 * LANES)));
-typedef int64_t Wide __attribute__((vector_size(4 * LANES)));
-typedef uint16_t Leads __attribute__((vector_size(4 * LANES)));
-typedef uint16_t LooseLeads __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
-
-inline Vec load(const float* from) { return *reinterpret_cast<const Loose*>(from); }
-inline Vec all(float value) { return Vec{} + value; }
-
-template <typename Mask>
-inline bool any(Mask mask) {
-  Wide words = (Wide)mask;
-  int64_t found = 0;
-  for (int lane = 0; lane < LANES / 2; ++lane) found |= words[lane];
-  return found != 0;
-}
-
-// Philox4x64-10 under one key; as speculative/noise.py.
-struct Philox {
-  uint64_t seed;
-
-  void block(uint64_t first, uint64_t position, uint64_t part, uint64_t out[4]) const {
-    uint64_t a = first, b = position, c = part, d = 0;
-    uint64_t one = seed, other = 0x746F6B656E730002;
-    for (int round = 0; round < 10; ++round) {
-      const auto x = (unsigned __int128)a * 0xD2E7470EE14C6C93;
-      const auto z = (unsigned __int128)c * 0xCA5A826395121157;
-      a = (uint64_t)(z >> 64) ^ b ^ one;
-      b = (uint64_t)z;
-      c = (uint64_t)(x >> 64) ^ d ^ other;
-      d = (uint64_t)x;
-      one += 0x9E3779B97F4A7C15;
-      other += 0xBB67AE8584CAA73B;
-    }
-    out[0] = a, out[1] = b, out[2] = c, out[3] = d;
-  }
-};
-
-struct Row {  // as RowKernel packs it in row_kernel.py
-  const float* logits;
-  const uint16_t* leads;
-  int64_t width;
-  uint64_t seed;
-  uint64_t position;
-  const int64_t* named;  // ids that processing changes, ascending
-  const double* named_scores;
-  int64_t named_count;
-  int64_t top_k;         // 0: no such cut
-  double temperature;
-  double top_p;
-  double min_p;
-  double error;          // most by which a sum of exponentials errs, as a share
-  int64_t strong;        // least lead of strong noise
-};
 
 struct Bounds {  // the least and the greatest noise by lead
   const double* low;
   const double* high;
-};
-
-struct Scored {
-  int64_t id;
-  double score;
-
-  bool before(const Scored& other) const {
-    return score > other.score || (score == other.score && id < other.id);
-  }
 };
 
 struct Contender : Scored {
@@ -131,14 +58,18 @@ inline double lanes_sum(Vec values) {
 // One row whose token is sought.
 class Search {
  public:
-  Search(const Row& row, const Bounds& bounds)
+  Search(const Row& row, const Bounds& bounds, const Processed& processed, const uint16_t* leads)
       : row_(row),
         bounds_(bounds),
+        processed_(processed),
+        logits_(processed.logits()),
+        leads_(leads),
         noise_{row.seed},
         weak_high_(row.strong ? bounds.high[row.strong - 1] : -INF) {}
 
   int64_t token() {
     if (!(find_best() && std::isfinite(best_.score))) return LEFT;
+    if (row_.temperature == 0) return best_.id;
     if (row_.top_k > 0 && row_.top_k < row_.width) return token_of_likeliest();
     collect_strong();
     for (int tried = 0; tried < TRIES; ++tried) {
@@ -154,90 +85,65 @@ class Search {
   }
 
  private:
-  // Calls `with(begin, end)` for every run of ids that processing does not change.
-  template <typename With>
-  void runs(With with) const {
-    int64_t begin = 0;
-    for (int64_t place = 0; place < row_.named_count; ++place) {
-      if (row_.named[place] > begin) with(begin, row_.named[place]);
-      begin = row_.named[place] + 1;
-    }
-    if (row_.width > begin) with(begin, row_.width);
-  }
-
-  double score_of(int64_t id) const { return (double)row_.logits[id] / row_.temperature; }
+  double score_of(int64_t id) const { return processed_.score_of(id); }
 
   // The id ranked first; false where a score is not a number.
   bool find_best() {
-    float highest = -std::numeric_limits<float>::infinity();
-    bool broken = false;
-    runs([&](int64_t begin, int64_t end) {
-      Vec most = all(highest);
-      Lanes bad = {};
-      int64_t id = begin;
-      for (; id + LANES <= end; id += LANES) {
-        const Vec x = load(row_.logits + id);
-        most = x > most ? x : most;
-        bad |= x != x;
-      }
-      broken |= any(bad);
-      for (int lane = 0; lane < LANES; ++lane) highest = std::max(highest, most[lane]);
-      for (; id < end; ++id) {
-        broken |= std::isnan(row_.logits[id]);
-        highest = std::max(highest, row_.logits[id]);
-      }
-    });
-    highest_ = highest;
+    Vec most = all(-std::numeric_limits<float>::infinity());
+    Lanes bad = {};
+    int64_t id = 0;
+    for (; id + LANES <= row_.width; id += LANES) {
+      const Vec x = load(logits_ + id);
+      most = x > most ? x : most;
+      bad |= x != x;
+    }
+    bool broken = any(bad);
+    for (int lane = 0; lane < LANES; ++lane) highest_ = std::max(highest_, most[lane]);
+    for (; id < row_.width; ++id) {
+      broken |= std::isnan(logits_[id]);
+      highest_ = std::max(highest_, logits_[id]);
+    }
     best_ = {row_.width, -INF};
-    if (highest > -INF) best_ = {first_of(highest), (double)highest / row_.temperature};
-    for (int64_t place = 0; place < row_.named_count; ++place) {
-      const Scored named = {row_.named[place], row_.named_scores[place]};
-      broken |= std::isnan(named.score);
-      if (named.before(best_)) best_ = named;
+    if (highest_ > -INF) {
+      const int64_t first = first_of(highest_);
+      best_ = {first, score_of(first)};
+    }
+    for (const Scored& one : processed_.changed()) {
+      broken |= std::isnan(one.score);
+      if (one.before(best_)) best_ = one;
     }
     return !broken;
   }
 
   int64_t first_of(float logit) const {
-    int64_t found = -1;
-    runs([&](int64_t begin, int64_t end) {
-      int64_t id = begin;
-      if (found >= 0) return;
-      for (; id + LANES <= end && !any(load(row_.logits + id) == logit); id += LANES) {
-      }
-      for (; id < end; ++id)
-        if (row_.logits[id] == logit) {
-          found = id;
-          return;
-        }
-    });
-    return found;
+    int64_t id = 0;
+    while (id + LANES <= row_.width && !any(load(logits_ + id) == logit)) id += LANES;
+    while (logits_[id] != logit) ++id;
+    return id;
   }
 
-  // Ids of strong noise among those that processing does not change.
+  // Ids of strong noise; those that processing changes are among them, and never offered.
   void collect_strong() {
     const uint16_t least = (uint16_t)row_.strong;
     constexpr int STEP = 2 * LANES;
-    runs([&](int64_t begin, int64_t end) {
-      int64_t id = begin;
-      for (; id + 4 * STEP <= end; id += 4 * STEP) {
-        Leads reach[4], some = {};
-        for (int part = 0; part < 4; ++part) {
-          const Leads leads = *reinterpret_cast<const LooseLeads*>(row_.leads + id + part * STEP);
-          reach[part] = (Leads)(leads >= least);
-          some |= reach[part];
-        }
-        if (!any(some)) continue;
-        for (int part = 0; part < 4; ++part)
-          if (any(reach[part])) collect(id + part * STEP, id + (part + 1) * STEP, least);
+    int64_t id = 0;
+    for (; id + 4 * STEP <= row_.width; id += 4 * STEP) {
+      Leads reach[4], some = {};
+      for (int part = 0; part < 4; ++part) {
+        const Leads leads = *reinterpret_cast<const LooseLeads*>(leads_ + id + part * STEP);
+        reach[part] = (Leads)(leads >= least);
+        some |= reach[part];
       }
-      collect(id, end, least);
-    });
+      if (!any(some)) continue;
+      for (int part = 0; part < 4; ++part)
+        if (any(reach[part])) collect(id + part * STEP, id + (part + 1) * STEP, least);
+    }
+    collect(id, row_.width, least);
   }
 
   void collect(int64_t begin, int64_t end, uint16_t least) {
     for (int64_t id = begin; id < end; ++id)
-      if (row_.leads[id] >= least) strong_.push_back(id);
+      if (leads_[id] >= least) strong_.push_back(id);
   }
 
   // Whether cuts may keep an id, as far as is known without sums.
@@ -247,7 +153,7 @@ class Search {
   }
 
   Contender bounded(const Scored& one) const {
-    const uint16_t lead = row_.leads[one.id];
+    const uint16_t lead = leads_[one.id];
     if (lead == LEADS - 1) return exactly(one);  // this lead bounds its noise from below alone
     return {one, one.score + bounds_.low[lead], one.score + bounds_.high[lead]};
   }
@@ -256,7 +162,7 @@ class Search {
   Contender exactly(const Scored& one) const {
     uint64_t words[4];
     noise_.block((uint64_t)one.id / 4, row_.position, 1, words);
-    const uint64_t bits = (uint64_t)row_.leads[one.id] << 36 | words[one.id % 4] >> 28;
+    const uint64_t bits = (uint64_t)leads_[one.id] << 36 | words[one.id % 4] >> 28;
     const double noise = -std::log(-std::log(((double)bits + 0.5) * 0x1p-52));
     const double margin = 0x1p-46 * (1 + std::fabs(noise));
     return {one, one.score + (noise - margin), one.score + (noise + margin)};
@@ -267,8 +173,7 @@ class Search {
     contenders_.clear();
     least_ = bounded(best_).low;
     for (const int64_t id : strong_) offer({id, score_of(id)});
-    for (int64_t place = 0; place < row_.named_count; ++place)
-      offer({row_.named[place], row_.named_scores[place]});
+    for (const Scored& one : processed_.changed()) offer(one);
     offer_weak();
     close();
     return sole(found);
@@ -288,7 +193,9 @@ class Search {
   }
 
   void offer(const Scored& one) {
-    if (one.score == -INF || !may_be_kept(one)) return;
+    // Weak noise has one bound for all: most ids that processing changes need no look at the tables.
+    if (one.score == -INF || (leads_[one.id] < row_.strong && one.score + weak_high_ < least_)) return;
+    if (!may_be_kept(one)) return;
     const Contender known = bounded(one);
     if (known.high < least_) return;
     least_ = std::max(least_, known.low);
@@ -303,18 +210,27 @@ class Search {
     constexpr double most = std::numeric_limits<float>::max();
     const float floor = (float)std::min(std::max(bound, -most), most);
     if (!(floor <= highest_)) return;
-    runs([&](int64_t begin, int64_t end) {
-      int64_t id = begin;
-      for (; id + BLOCK <= end; id += BLOCK) {
-        if (reaches(id, floor)) offer_above(id, id + BLOCK, floor);
-      }
-      offer_above(id, end, floor);
+    at_least(floor, [&](int64_t id) {
+      if (leads_[id] < row_.strong) offer({id, score_of(id)});
     });
   }
 
-  void offer_above(int64_t begin, int64_t end, float floor) {
-    for (int64_t id = begin; id < end; ++id)
-      if (row_.logits[id] >= floor && row_.leads[id] < row_.strong) offer({id, score_of(id)});
+  // Calls `with(id)` for each id whose logit reaches `level`, ascending.
+  template <typename With>
+  void at_least(float level, With with) const {
+    int64_t id = 0;
+    for (; id + BLOCK <= row_.width; id += BLOCK) {
+      Lanes parts[BLOCK / LANES], some = {};
+      for (int part = 0; part < BLOCK / LANES; ++part)
+        some |= parts[part] = load(logits_ + id + part * LANES) >= level;
+      if (!any(some)) continue;
+      for (int part = 0; part < BLOCK / LANES; ++part)
+        if (any(parts[part]))
+          for (int64_t at = id + part * LANES; at < id + (part + 1) * LANES; ++at)
+            if (logits_[at] >= level) with(at);
+    }
+    for (; id < row_.width; ++id)
+      if (logits_[id] >= level) with(id);
   }
 
   // Drops the contenders that cannot win.
@@ -355,52 +271,41 @@ class Search {
     return sole(chosen) ? chosen.id : LEFT;
   }
 
-  // The first `count` ids by rank in order, or all that are not dropped.
+  // The first `count` ids by rank, in order where another cut follows, or all that are not dropped.
   std::vector<Scored> likeliest(int64_t count) const {
-    const float level = level_of(count);
     std::vector<Scored> found;
-    runs([&](int64_t begin, int64_t end) {
-      for (int64_t id = begin; id < end;) {
-        const int64_t stop = std::min(end, id + BLOCK);
-        if (stop - id == BLOCK && !reaches(id, level)) {
-          id = stop;
-          continue;
-        }
-        for (; id < stop; ++id)
-          if (row_.logits[id] >= level && row_.logits[id] > -INF) found.push_back({id, score_of(id)});
-      }
+    at_least(level_of(count), [&](int64_t id) {
+      if (logits_[id] > -INF) found.push_back({id, score_of(id)});
     });
-    for (int64_t place = 0; place < row_.named_count; ++place)
-      if (row_.named_scores[place] > -INF) found.push_back({row_.named[place], row_.named_scores[place]});
+    for (const Scored& one : processed_.changed())
+      if (one.score > -INF) found.push_back(one);
     const auto before = [](const Scored& one, const Scored& other) { return one.before(other); };
-    const auto last = found.begin() + std::min<int64_t>(count, (int64_t)found.size());
-    std::partial_sort(found.begin(), last, found.end(), before);
-    found.erase(last, found.end());
+    if (count < (int64_t)found.size()) {
+      std::nth_element(found.begin(), found.begin() + (count - 1), found.end(), before);
+      found.resize(count);
+    }
+    if (row_.top_p < 1 || row_.min_p > 0) std::sort(found.begin(), found.end(), before);
     return found;
   }
 
-  bool reaches(int64_t id, float level) const {
-    Lanes some = {};
-    for (int part = 0; part < BLOCK; part += LANES) some |= load(row_.logits + id + part) >= level;
-    return any(some);
-  }
-
-  // A logit that at least `count` ids reach which processing does not change: that of the maxima of blocks.
+  // A logit that at least `count` ids reach which processing leaves: that of maxima of groups of ids.
+  //
+  // A lane of `vectors` neighbouring vectors is a group. Four times as many groups as ids that are wanted
+  // suffice for a level that only some fifteen per cent more than these reach.
   float level_of(int64_t count) const {
-    std::vector<float> maxima;
-    runs([&](int64_t begin, int64_t end) {
-      for (int64_t id = begin; id + BLOCK <= end; id += BLOCK) {
-        Vec most = load(row_.logits + id);
-        for (int part = LANES; part < BLOCK; part += LANES) {
-          const Vec x = load(row_.logits + id + part);
-          most = x > most ? x : most;
-        }
-        float highest = most[0];
-        for (int lane = 1; lane < LANES; ++lane) highest = std::max(highest, most[lane]);
-        maxima.push_back(highest);
+    const int64_t whole = row_.width / LANES;
+    const int64_t vectors = std::max<int64_t>(1, whole * LANES / (4 * count)), rows = whole / vectors;
+    if (rows * LANES < count) return -std::numeric_limits<float>::infinity();
+    std::vector<float> maxima(rows * LANES);
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* from = logits_ + row * vectors * LANES;
+      Vec most = load(from);
+      for (int64_t at = 1; at < vectors; ++at) {
+        const Vec x = load(from + at * LANES);
+        most = x > most ? x : most;
       }
-    });
-    if ((int64_t)maxima.size() < 2 * count) return -std::numeric_limits<float>::infinity();
+      std::memcpy(maxima.data() + row * LANES, &most, sizeof most);
+    }
     std::nth_element(maxima.begin(), maxima.begin() + (count - 1), maxima.end(), std::greater<float>());
     return maxima[count - 1];
   }
@@ -433,9 +338,9 @@ class Search {
   // Sums of exp(score - best score) over all ids and over those ranked before one id.
   Sums sums_before(const Scored& one) const {
     const double score = one.score;
-    float logit = row_.logits[one.id];
+    float logit = logits_[one.id];
     bool equal = true;
-    if (is_named(one.id)) {
+    if (processed_.is_changed(one.id)) {
       // The greatest logit whose score is at most that of the id.
       constexpr double most = std::numeric_limits<float>::max();
       constexpr float inf = std::numeric_limits<float>::infinity();
@@ -446,26 +351,20 @@ class Search {
         logit = above;
       equal = (double)logit / row_.temperature == score;
     }
-    const int64_t tied = equal ? one.id : 0;  // ids below this one are before it at the same logit
     Sums sums;
-    if (highest_ > -INF)
-      runs([&](int64_t begin, int64_t end) {
-        if (begin < tied) add(begin, std::min(end, tied), logit, true, sums);
-        if (end > tied) add(std::max(begin, tied), end, logit, false, sums);
-      });
-    const double scale = std::exp((double)highest_ / row_.temperature - best_.score);
-    if (highest_ > -INF) sums.total *= scale, sums.before *= scale;
-    for (int64_t place = 0; place < row_.named_count; ++place) {
-      const Scored named = {row_.named[place], row_.named_scores[place]};
-      const double weight = std::exp(named.score - best_.score);
+    if (highest_ > -INF) {
+      const int64_t tied = equal ? one.id : 0;  // ids below this one are before it at the same logit
+      add(0, tied, logit, true, sums);
+      add(tied, row_.width, logit, false, sums);
+      const double scale = std::exp((double)highest_ / row_.temperature - best_.score);
+      sums.total *= scale, sums.before *= scale;
+    }
+    for (const Scored& changed : processed_.changed()) {
+      const double weight = std::exp(changed.score - best_.score);
       sums.total += weight;
-      if (named.before(one)) sums.before += weight;
+      if (changed.before(one)) sums.before += weight;
     }
     return sums;
-  }
-
-  bool is_named(int64_t id) const {
-    return std::binary_search(row_.named, row_.named + row_.named_count, id);
   }
 
   // Adds the weights exp((logit - highest) / temperature) of ids begin to end.
@@ -477,7 +376,7 @@ class Search {
       const int64_t stop = std::min(end - LANES, id + PART - LANES);
       Vec total = {}, before = {};
       for (; id <= stop; id += LANES) {
-        const Vec x = load(row_.logits + id);
+        const Vec x = load(logits_ + id);
         const Vec weight = exponential((x - highest_) * inverse);
         const Lanes first = inclusive ? x >= logit : x > logit;
         total += weight;
@@ -487,7 +386,7 @@ class Search {
       sums.before += lanes_sum(before);
     }
     for (; id < end; ++id) {
-      const float x = row_.logits[id];
+      const float x = logits_[id];
       const double weight = std::exp(((double)x - highest_) / row_.temperature);
       sums.total += weight;
       if (inclusive ? x >= logit : x > logit) sums.before += weight;
@@ -496,9 +395,12 @@ class Search {
 
   const Row& row_;
   const Bounds& bounds_;
+  const Processed& processed_;
+  const float* logits_;  // of ids that processing leaves as they are; -inf for all others
+  const uint16_t* leads_;
   Philox noise_;
   double weak_high_;
-  float highest_ = 0;  // among the ids that processing does not change
+  float highest_ = -std::numeric_limits<float>::infinity();  // of logits_
   Scored best_ = {0, -INF};
   Scored rejected_ = {0, -INF};
   bool is_rejected_ = false;
@@ -507,34 +409,38 @@ class Search {
   std::vector<Contender> contenders_;
 };
 
+// The token of a row, LEFT where the rule has to decide.
+int64_t token_of(const Row& row, const Bounds& bounds) {
+  static thread_local Processed processed;
+  static thread_local std::vector<uint16_t> drawn;
+  if (!processed.process(row)) return LEFT;
+  const uint16_t* leads = row.leads;
+  if (leads == nullptr && row.temperature > 0) {
+    if ((int64_t)drawn.size() < row.width) drawn.resize(row.width);
+    draw_leads({row.seed}, row.position, row.width, drawn.data());
+    leads = drawn.data();
+  }
+  return Search(row, bounds, processed, leads).token();
+}
+
 }  // namespace
 
 extern "C" {
 
 // Leading 16 bits of `count` ids.
 void outrider_leads(uint64_t seed, uint64_t position, int64_t count, uint16_t* out) {
-  const Philox noise = {seed};
-  const int64_t blocks = count / 16;
-  uint64_t words[4];
-  for (int64_t block = 0; block < blocks; ++block) {
-    noise.block((uint64_t)block, position, 0, words);
-    std::memcpy(out + 16 * block, words, sizeof words);
-  }
-  if (count % 16) {
-    noise.block((uint64_t)blocks, position, 0, words);
-    std::memcpy(out + 16 * blocks, words, 2 * (count % 16));
-  }
+  draw_leads({seed}, position, count, out);
 }
 
 // The token of each row, LEFT where the rule has to decide. `low` and `high` are lead_bounds().
-void outrider_sample(const void* rows, int64_t count, const double* low, const double* high,
+void outrider_choose(const void* rows, int64_t count, const double* low, const double* high,
                      int64_t* tokens) {
   const Bounds bounds = {low, high};
   for (int64_t place = 0; place < count; ++place) {
     Row row;
     std::memcpy(&row, static_cast<const char*>(rows) + place * sizeof(Row), sizeof(Row));
     try {
-      tokens[place] = Search(row, bounds).token();
+      tokens[place] = token_of(row, bounds);
     } catch (...) {  // no memory: an exception that left C would end the process
       tokens[place] = LEFT;
     }

@@ -5,6 +5,7 @@ It keeps ids in the slots where a model keeps keys and values, and has the inter
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -71,6 +72,12 @@ class NgramLM:
         self.before_forward: Callable[[], object] = lambda: None
         self._seed = seed
         self._known: dict[tuple[int, ...], NDArray[np.float32]] = {}
+
+    def compile_passes(self, passes: str, cache_dir: Path | None) -> None:
+        """There is nothing to compile."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
     def capture_steps(self) -> None:
         """Does nothing: there are no steps of static shape."""
