@@ -105,6 +105,7 @@ class DraftingSession(FollowedSession):
             bound=min(width, abilities.bound),
             children=growth.children,
             scale=growth.scale,
+            rough=True,
         )
         self._width = width
         self._unread = list(request.ids[cache.length :])

@@ -121,6 +121,7 @@ class _Follower:
             children=_CHILDREN,
             scale=_SCALE,
             noise=session.noise if same_width else None,
+            rough=True,
         )
 
     @property

@@ -108,7 +108,7 @@ class EagleProposer:
             for at in growing:
                 draft = drafts[at]
                 count = len(draft.tree.frontier)
-                levels[at], rows = draft.tree.grow(list(rows[:count])), rows[count:]
+                levels[at], rows = draft.tree.grow(rows[:count]), rows[count:]
             yield levels
 
     @torch.inference_mode()
