@@ -22,9 +22,10 @@ from outrider.source.events import Follow
 from outrider.source.followed import FollowedIds, FollowedSession
 from speculative.digest import HostDigest
 from speculative.fragment import Fragment
+from speculative.level_ranking import Children
 from speculative.policies.entropy import entropy_of
 from speculative.policies.policy import DraftPolicy, SeenProgress
-from speculative.ranking import ChildRanker, Children
+from speculative.ranking import ChildRanker
 from speculative.survival_curve import SurvivalCurve
 
 
