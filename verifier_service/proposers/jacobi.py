@@ -21,8 +21,7 @@ from verifier_service.proposers.batched import (
     SeenRound,
 )
 from verifier_service.proposers.hit_rates import HitRates
-from verifier_service.proposers.said import CommittedHash, said_after
-from verifier_service.proposers.scouting import Learnt, ScoutingProposer
+from verifier_service.proposers.scouting import CommittedHash, Learnt, ScoutingProposer, said_after
 
 _FIRST_RATE, _FIRST_WORTH = 0.3, 0.1
 _LEAST_SURVIVAL = 0.03

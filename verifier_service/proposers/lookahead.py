@@ -24,8 +24,7 @@ from verifier_service.proposers.batched import (
     SeenRound,
 )
 from verifier_service.proposers.hit_rates import HitRates
-from verifier_service.proposers.said import CommittedHash, said_after
-from verifier_service.proposers.scouting import Learnt, ScoutingProposer
+from verifier_service.proposers.scouting import CommittedHash, Learnt, ScoutingProposer, said_after
 
 _FIRST_BY_RANK = (0.3, 0.15, 0.1, 0.07, 0.05)
 """Initial hit rates of n-grams with the same first token, the most recently met n-gram first."""

@@ -28,8 +28,7 @@ from verifier_service.proposers.batched import (
 )
 from verifier_service.proposers.heads.plan import planned_head
 from verifier_service.proposers.hit_rates import HitRates
-from verifier_service.proposers.said import CommittedHash
-from verifier_service.proposers.scouting import Learnt, ScoutingProposer
+from verifier_service.proposers.scouting import CommittedHash, Learnt, ScoutingProposer
 from verifier_service.proposers.successors import LevelTree
 
 _FIRST_BY_RANK = (0.25, 0.1, 0.06, 0.04)
