@@ -38,7 +38,7 @@ Halves = list[npt.NDArray[np.float16]]
 """Numbers of rows, `CHUNK` rows in each array, which files hold."""
 
 
-class Lesson(NamedTuple):
+class HeadLesson(NamedTuple):
     """The rows of one batch."""
 
     ids: torch.Tensor
@@ -48,10 +48,10 @@ class Lesson(NamedTuple):
     read: torch.Tensor | None
     """Hidden states of several layers, [rows, window, layers, width]; None: the head reads `features`."""
 
-    def to(self, device: torch.device) -> Lesson:
+    def to(self, device: torch.device) -> HeadLesson:
         """The rows on a device."""
         read = None if self.read is None else self.read.to(device)
-        return Lesson(self.ids.to(device), self.features.to(device), read)
+        return HeadLesson(self.ids.to(device), self.features.to(device), read)
 
 
 class Lessons:
@@ -82,12 +82,12 @@ class Lessons:
         """Number of batches that together read every row once."""
         return max(1, len(self._ids) // self._batch)
 
-    def at(self, step: int) -> Lesson:
+    def at(self, step: int) -> HeadLesson:
         """The batch of `step`."""
         rows = shuffled(len(self._ids), self._batch, self._seed, step)
         ids = torch.from_numpy(self._ids[rows].astype(np.int64))
         read = None if self._read is None else _picked(self._read, rows)
-        return Lesson(ids, _picked(self._features, rows), read)
+        return HeadLesson(ids, _picked(self._features, rows), read)
 
     def frequent(self, count: int) -> torch.Tensor:
         """The `count` ids that the rows have most often, int64, ascending; ids that no row has fill them up.
