@@ -24,8 +24,8 @@ from drafter_service.session import Abilities, Cache, DraftingSession, PassRows
 from outrider.source.events import Follow
 from outrider.source.followed import FollowedIds
 from speculative.digest import HostDigest
+from speculative.level_ranking import Children
 from speculative.policies.policy import DraftPolicy
-from speculative.ranking import Children
 from speculative.survival_curve import SurvivalCurve
 
 

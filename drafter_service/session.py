@@ -22,9 +22,10 @@ from outrider.source.events import Follow
 from outrider.source.followed import FollowedIds, FollowedSession
 from speculative.digest import HostDigest
 from speculative.fragment import Fragment
+from speculative.level_ranking import Children
 from speculative.policies.entropy import entropy_of
 from speculative.policies.policy import DraftPolicy, SeenProgress
-from speculative.ranking import ChildRanker, Children
+from speculative.ranking import ChildRanker
 from speculative.survival_curve import SurvivalCurve
 
 
@@ -105,6 +106,7 @@ class DraftingSession(FollowedSession):
             bound=min(width, abilities.bound),
             children=growth.children,
             scale=growth.scale,
+            rough=True,
         )
         self._width = width
         self._unread = list(request.ids[cache.length :])

@@ -9,7 +9,7 @@ How likely is each? Target and drafter differ by some error in their logits, wha
 units of logits a score is `logit + temperature * noise`, so one constant, `scale`, serves every temperature:
 survival is the softmax of these scores divided by it. The order of the children is exact. The softmax's sum
 is an estimate: it takes the median noise of a lead for all but the children, and the mean of that where noise
-is weak.
+is weak. A rough ranking takes the median for the children, too.
 
 Knows nothing of trees, models or sessions.
 """
@@ -20,19 +20,20 @@ from functools import lru_cache
 
 import numpy as np
 
-from speculative.digest import RowDigest
+from speculative.digest import HostDigest, RowDigest
 from speculative.draft_law import params_within
 from speculative.errors import EmptySupport
 from speculative.history import History
+from speculative.level_ranking import WIDEST, Children, level_children
 from speculative.noise import Floats, Ids, NoiseRows, PositionNoise, lead_medians
 from speculative.params import SamplingParams
 from speculative.processed_digest import ProcessedDigest, Scored
 from speculative.sampling import process_logits, trim
 
-Children = list[tuple[int, float]]
-
 _HEADS = (64, 1024)
 _SPARE = 4
+_ROUGHLY = 1e-3
+"""Probability below which a rough ranking looks for no child."""
 
 
 class ChildRanker:
@@ -44,6 +45,8 @@ class ChildRanker:
         children: most children of one node.
         scale: how far the target's logits stray from the drafter's, in logits.
         noise: shared noise of the session over `width` ids; None: the ranker draws its own noise.
+        rough: whether small differences of noise may change the order. Where nothing but temperature shapes
+            the logits and `width` is small, this takes a fraction of the time.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class ChildRanker:
         children: int,
         scale: float,
         noise: NoiseRows | None = None,
+        rough: bool = False,
     ) -> None:
         self._params = params = params_within(params, width)
         self._history = History.of(ids, prompt_length)
@@ -66,6 +70,7 @@ class ChildRanker:
         self._bound = bound
         self._most = children
         self._scale = scale
+        self._rough = rough and params.plain_logits and not params.has_cuts and width <= WIDEST
         self.reads_path = params.reads_history
 
     def push(self, token: int) -> None:
@@ -90,6 +95,8 @@ class ChildRanker:
         highest = digest.highest()[1]
         if not math.isfinite(highest):
             raise EmptySupport(f"the largest of the drafter's {digest.vocabulary_size} logits is {highest}")
+        if self._rough and isinstance(digest, HostDigest) and (rough := self._roughly(digest, position)):
+            return rough
         history = self._history.with_path(path) if self.reads_path else self._history
         if self._noise is None:
             found = self._greedily(digest, history)
@@ -97,6 +104,12 @@ class ChildRanker:
             noise = self._noise.at(position)
             found = self._sampled(digest, history, noise)
         return self._of_whole_row(digest, history, position) if found is None else found
+
+    def _roughly(self, digest: HostDigest, position: int) -> Children:
+        """Children by logits and the median noise of each lead; none where all tokens are about as likely."""
+        noise = None if self._noise is None else self._noise.at(position)
+        rows, temperature = digest.full()[None], self._params.temperature
+        return level_children(rows, noise, temperature, self._scale, [_ROUGHLY], self._most, self._bound)[0]
 
     def _greedily(self, digest: RowDigest, history: History) -> Children | None:
         """Children by score alone; None where the digest does not suffice."""

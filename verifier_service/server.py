@@ -134,8 +134,11 @@ class VerifierServer(verifier_pb2_grpc.VerifierServicer):
         self._engine = EngineThread(
             passing, _engine_limits(self._settings), self._publish, self._fail, costs, proposers
         )
+        reputations = self._ready().reputations
         self._metrics.registry.register(
-            VerifierCollector(self._engine, self._sources, self._table, target, self._served.model)
+            VerifierCollector(
+                self._engine, self._sources, self._table, reputations, target, self._served.model
+            )
         )
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
         self._engine.start()

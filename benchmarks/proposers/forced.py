@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from outrider.lm.heads.config import HeadConfig
+from outrider.lm.heads.hydra import HydraHeads
 from outrider.lm.heads.look_ahead import LookAheadEmbeddings
 from outrider.lm.heads.medusa import MedusaHeads
 from outrider.lm.heads.published import load_head
 from speculative.noise import gumbel
 from training.heads.frozen import FrozenTarget
 from training.heads.look_ahead import TrainedLookAhead
-from training.heads.unrolled import unrolled
+from training.heads.unrolled import layers_of, unrolled
 
 TEMPERATURE = 0.8
 
@@ -36,7 +37,7 @@ def agreement(
     Args:
         texts: prompts with what the target wrote behind them.
         prompts: length of each prompt, in tokens.
-        depth: places of a draft; the number of Medusa's heads, or of look-ahead tokens, is the most.
+        depth: places of a draft; at most the number of Medusa's or Hydra's heads, or of look-ahead tokens.
 
     Returns:
         `greedy` and `sampled` by place, their ratio at the first place, and the number of contexts.
@@ -45,17 +46,18 @@ def agreement(
     if isinstance(head, LookAheadEmbeddings):
         head = TrainedLookAhead.trained(target, head)
     head.eval()
-    depth = min(depth, len(head) if isinstance(head, MedusaHeads | LookAheadEmbeddings) else depth)
+    counted = isinstance(head, MedusaHeads | HydraHeads | LookAheadEmbeddings)
+    depth = min(depth, len(head) if counted else depth)
     equal = np.zeros((2, depth), dtype=np.int64)
     contexts = 0
     for seed, (text, start) in enumerate(zip(texts, prompts, strict=True)):
         ids = torch.tensor([list(text)])
-        features = target.features(ids)
+        states = target.states(ids, layers_of(head))
         roots = torch.arange(start - 1, len(text) - depth - 1)
         contexts += len(roots)
-        for step, (logits, _) in enumerate(unrolled(head, ids, features, depth, roots)):
+        for step, (logits, _) in enumerate(unrolled(head, ids, states.read, depth, roots)):
             drafted = logits[0].float()
-            wanted = target.parts.lm_head(features[:, roots + step + 1])[0].float()
+            wanted = target.parts.lm_head(states.last[:, roots + step + 1])[0].float()
             noise = np.stack([gumbel(seed, int(root) + step + 2, wanted.shape[1]) for root in roots])
             equal[0, step] += int((drafted.argmax(-1) == wanted.argmax(-1)).sum())
             equal[1, step] += int((_noisy(drafted, noise) == _noisy(wanted, noise)).sum())

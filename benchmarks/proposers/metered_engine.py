@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
+from itertools import zip_longest
 from typing import NamedTuple
 
+from benchmarks.proposers.timed_proposer import LevelTimes, TimedProposer
 from outrider.lm.outcome import OutcomeWants
 from outrider.wire.codec import SessionKey
 from speculative.params import SamplingParams
@@ -46,6 +48,21 @@ class DecodedStreams(NamedTuple):
     """Scouts that the target computed."""
     accepted: dict[str, int]
     """Drafted tokens that were delivered, by source."""
+    accepted_at: tuple[int, ...]
+    """Drafted tokens that were delivered, by place in their round."""
+    levels: tuple[LevelTimes, ...]
+    """What the levels of all batched proposers took, by depth."""
+
+
+class _Counts(NamedTuple):
+    """Counts since the engine began."""
+
+    rounds: int
+    nodes: int
+    scouts: int
+    accepted: dict[str, int]
+    accepted_at: tuple[int, ...]
+    levels: tuple[LevelTimes, ...]
 
 
 class ThreadMeter:
@@ -139,12 +156,13 @@ class MeteredEngine:
         """What steps take: measured at first, then learnt from steps."""
         if proposers is None:
             proposers = {name: plan.make(self._target) for name, plan in plan_proposers(settings).items()}
+        self._timed = {name: TimedProposer(proposer) for name, proposer in proposers.items()}
         needs = all_needs(proposers.values())
         self._target.wants = OutcomeWants(needs.tops, needs.layers)
         limits = EngineLimits(wait_ms_most=0.0, reuse_prefixes=False, adaptive=is_adaptive, lease_s=0.0)
         self._meter = ThreadMeter(self.costs if is_adaptive else None)
         cache = KVCache(self._target.pool, False, 0.0)
-        self._core = EngineCore(cache, limits, self.costs, self._meter, proposers)
+        self._core = EngineCore(cache, limits, self.costs, self._meter, self._timed)
         self._handles = 0
 
     @property
@@ -191,7 +209,14 @@ class MeteredEngine:
             seconds,
             meter.drafting_s - drafted_s,
             *(now - then for now, then in zip(after[:3], before[:3], strict=True)),
-            {name: count - before[3].get(name, 0) for name, count in after[3].items()},
+            {name: count - before.accepted.get(name, 0) for name, count in after.accepted.items()},
+            tuple(
+                now - then for now, then in zip_longest(after.accepted_at, before.accepted_at, fillvalue=0)
+            ),
+            tuple(
+                now.less(then)
+                for now, then in zip_longest(after.levels, before.levels, fillvalue=LevelTimes())
+            ),
         )
 
     def _run(self, is_done: Callable[[], bool]) -> None:
@@ -204,11 +229,14 @@ class MeteredEngine:
             self._core.finish(begun, outcome, self._meter.forward_done(begun, began_s))
         self._core.collect()
 
-    def _counts(self) -> tuple[int, int, int, dict[str, int]]:
+    def _counts(self) -> _Counts:
         counts, totals = self._core.counts, self._core.totals
         nodes = sum(source.admitted for source in counts.values())
         accepted = {name: source.accepted for name, source in counts.items()}
-        return totals.rounds, nodes, totals.scouts, accepted
+        places = zip(*(source.accepted_at.tolist() for source in counts.values()), strict=True)
+        timed = zip_longest(*(proposer.levels for proposer in self._timed.values()), fillvalue=LevelTimes())
+        levels = (LevelTimes(*map(sum, zip(*depth, strict=True))) for depth in timed)
+        return _Counts(totals.rounds, nodes, totals.scouts, accepted, tuple(map(sum, places)), tuple(levels))
 
     def _session(
         self,

@@ -1,10 +1,11 @@
 """Figures of drafting methods, from runs of engines, one per method, that take turns."""
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 from benchmarks.proposers.metered_engine import DecodedStreams, MeteredEngine
+from benchmarks.proposers.timed_proposer import LevelTimes
 from benchmarks.shared.figures import TimedRun, alternating_orders, paired_ratio, same_ids, tokens_per_second
 from speculative.params import SamplingParams
 
@@ -90,8 +91,32 @@ class MethodRuns:
             "nodes_per_accepted": round(sum(one.nodes for one in decoded) / count, 3) if count else None,
             "scouts_per_round": round(sum(one.scouts for one in decoded) / rounds, 3),
             "accepted_share": {name: round(part / tokens, 3) for name, part in sorted(accepted.items())},
+            "accepted_by_place": _by_place([one.accepted_at for one in decoded], rounds),
+            "levels": _levels([one.levels for one in decoded], rounds),
         }
         return found
+
+
+def _by_place(counts: Sequence[Sequence[int]], rounds: int) -> list[float]:
+    """Share of the rounds that accepted a drafted token at each place, up to the last place with any."""
+    shares = [round(sum(places) / rounds, 3) for places in zip_longest(*counts, fillvalue=0)]
+    return [share for at, share in enumerate(shares) if any(shares[at:])]
+
+
+def _levels(times: Sequence[Sequence[LevelTimes]], rounds: int) -> list[dict[str, float]]:
+    """By depth: how often a round computed the level, and what a call for it took and drafted."""
+    found = []
+    for depth in zip_longest(*times, fillvalue=LevelTimes()):
+        calls, seconds, nodes = (sum(parts) for parts in zip(*depth, strict=True))
+        if calls:
+            found.append(
+                {
+                    "per_round": round(calls / rounds, 3),
+                    "ms": round(1000 * seconds / calls, 4),
+                    "nodes": round(nodes / calls, 2),
+                }
+            )
+    return found
 
 
 def _summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from outrider.cli.failures import CommandFailed, Json, usage
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-KINDS = "medusa, eagle, pass, lm, block"
+KINDS = "medusa, hydra, eagle, eagle3, mtp, pass, lm, block"
 
 
 def distil(
@@ -75,7 +75,15 @@ def distil(
     depth: Annotated[
         int,
         typer.Option(
-            help="Medusa's heads, EAGLE's simulated steps, or a block's places. Default: 3; block: 6."
+            help="Medusa's or Hydra's heads, simulated steps of a head of one layer, look-ahead tokens, or a "
+            "block's places. Default: 3; eagle3: 4; block: 6."
+        ),
+    ] = 0,
+    draft_vocabulary: Annotated[
+        int,
+        typer.Option(
+            help="For the kind eagle3: number of tokens that the head may draft, the most frequent ones of "
+            "the text. Default: as many as make up 98 % of the text."
         ),
     ] = 0,
     rate: Annotated[float, typer.Option(help="Peak learning rate. Default: by kind.")] = 0.0,
@@ -124,6 +132,7 @@ def distil(
         steps=steps,
         batch=batch,
         depth=depth,
+        draft_vocabulary=draft_vocabulary,
         rate=rate,
         seed=seed,
         device=device,

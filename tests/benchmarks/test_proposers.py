@@ -27,6 +27,8 @@ def test_every_method_decodes_plain_ids_and_a_head_drafts_what_the_target_accept
                 assert methods[head]["acceptance_length"] > 1
                 assert methods[head]["nodes_per_accepted"] >= 1
                 assert set(methods[head]["accepted_share"]) == {head}
+                assert 0 < methods[head]["accepted_by_place"][0] < 1
+                assert methods[head]["levels"][0]["per_round"] > 0.4, "one call serves two streams"
     for forced in result["teacher_forced"].values():
         assert forced["contexts"] > 0
         assert max(forced["greedy"]) <= 1

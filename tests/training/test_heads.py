@@ -9,19 +9,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from outrider.cli.past_file import write_past
 from outrider.lm.heads.config import HeadConfig
+from outrider.lm.heads.eagle3 import Eagle3Head
+from outrider.lm.heads.pair_head import PairHead
 from outrider.lm.heads.published import load_head
 from outrider.tokens import TokenTable
 from outrider.v1 import retrieval_pb2
 from speculative.errors import InvalidRequest
 from tests.cli.inside import ended
 from tests.training.conftest import TEXTS, quiet
-from training.heads import acceptance, unrolled
+from training.heads import acceptance, unrolled, untrained
 from training.heads.divergence import DIVERGENCES
 from training.heads.frozen import FrozenTarget
 from training.heads.job import distil
@@ -32,7 +35,10 @@ from training.loop import Interrupted
 
 WEIGHTS = {
     "medusa": "medusa_lm_head.safetensors",
+    "hydra": "hydra_lm_head.safetensors",
     "eagle": "model.safetensors",
+    "eagle3": "model.safetensors",
+    "mtp": "model.safetensors",
     "pass": "model.safetensors",
     "lm": "model.safetensors",
     "block": "model.safetensors",
@@ -159,7 +165,7 @@ def test_rows_come_from_the_sources_that_data_names(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"kind": "hydra"}, "--kind 'hydra' is not one of medusa, eagle, pass, lm, block"),
+        ({"kind": "mine"}, "--kind 'mine' is not one of medusa, hydra, eagle, eagle3, mtp, pass, lm, block"),
         ({"kind": "lm"}, "--kind lm needs --drafter"),
         ({"kind": "block"}, "--kind block needs --drafter"),
         ({"kind": "block", "depth": 1, "drafter": "small"}, "--depth 1: a block of one token"),
@@ -198,23 +204,80 @@ def test_documents_that_nearly_copy_held_out_prompts_are_left_out(
     assert "1 documents left out" in (options.out / "README.md").read_text()
 
 
-def test_simulated_steps_are_those_of_a_head_that_drafts_one_token_after_the_other(target: Path) -> None:
+PAIR_HEADS: dict[str, Callable[[FrozenTarget], PairHead]] = {
+    "eagle": untrained.eagle,
+    "eagle3": lambda target: untrained.eagle3(target, torch.arange(0, 300, 3)),
+    "mtp": untrained.mtp,
+}
+
+
+@pytest.mark.parametrize("kind", PAIR_HEADS)
+def test_simulated_steps_are_those_of_a_head_that_drafts_one_token_after_the_other(
+    kind: str, target: Path
+) -> None:
     frozen = FrozenTarget.load(str(target), "cpu")
     torch.manual_seed(1)
-    head = unrolled.new_eagle(frozen)
+    head = PAIR_HEADS[kind](frozen)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     ids = torch.randint(300, (1, 12))
-    features = frozen.features(ids)
+    features = frozen.states(ids, head.reads).read
     depth, root = 3, 5
-    given, tokens = features[:, : root + 1], ids[:, 1 : root + 2]
+    tokens = ids[:, 1 : root + 2]
     with torch.no_grad():
+        given = head.fuse((features if features.ndim == 4 else features[:, :, None])[:, : root + 1])
         simulated = list(unrolled.unrolled(head, ids, features, depth, torch.tensor([root])))
         for step, (logits, _) in enumerate(simulated, start=1):
-            expected = head(tokens, head.fuse(given[:, :, None]))
+            expected = head(tokens, given)
             torch.testing.assert_close(logits[0, 0], head.logits(expected[:, -1])[0], atol=1e-4, rtol=1e-4)
             given = torch.cat([given, expected[:, -1:]], dim=1)
             tokens = torch.cat([tokens, ids[:, root + step + 1 : root + step + 2]], dim=1)
+
+
+def test_heads_of_one_state_begin_as_the_target_s_lm_head(target: Path) -> None:
+    frozen = FrozenTarget.load(str(target), "cpu")
+    ids = torch.randint(300, (2, 12), generator=torch.Generator().manual_seed(5))
+    roots = torch.arange(8)
+    own = frozen.parts.lm_head(frozen.features(ids))[:, roots]
+    for head in (untrained.medusa(frozen, 2), untrained.hydra(frozen, 2)):
+        with torch.no_grad():
+            (logits, _), *_ = unrolled.unrolled(head, ids, frozen.features(ids), 2, roots)
+        torch.testing.assert_close(logits, own, atol=1e-3, rtol=1e-3)
+
+
+def test_an_eagle_3_head_drafts_the_most_frequent_ids_of_its_text_alone(
+    options: DistilOptions, target: Path
+) -> None:
+    distil(replace(options, kind="eagle3", draft_vocabulary=20), TEXTS, quiet)
+    frozen = FrozenTarget.load(str(target), "cpu")
+    head = load_head(HeadConfig.read(str(options.out)), frozen.parts)
+    assert isinstance(head, Eagle3Head)
+    assert head.drafted_ids is not None
+    logits = head.logits(torch.randn(3, 32))
+    assert logits.isfinite().nonzero()[:, 1].view(3, 20)[0].tolist() == head.drafted_ids.tolist()
+    rows = np.concatenate([np.load(path) for path in sorted(options.work.glob("written-*.npy"))])
+    common = np.bincount(rows.ravel()).argsort()[-5:]
+    assert set(common.tolist()) <= set(head.drafted_ids.tolist())
+    assert "--draft-vocabulary 20" in (options.out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("divergence", LOSSES)
+def test_a_head_is_not_blamed_for_ids_that_it_cannot_draft(divergence: str, target: Path) -> None:
+    frozen = FrozenTarget.load(str(target), "cpu")
+    head = untrained.eagle3(frozen, torch.arange(10))
+    ids = torch.randint(10, 300, (2, 16), generator=torch.Generator().manual_seed(5))
+    states = frozen.states(ids, head.reads)
+    loss = HeadLoss(divergence, 2, 0.0, 1.0, noise=0.0).of_batch(
+        head, frozen, ids, states.last.clone(), None, read=states.read.clone()
+    )
+    loss.backward()
+    assert loss.isfinite()
+    assert all(found.grad is None or found.grad.isfinite().all() for found in head.parameters())
+
+
+def test_a_draft_vocabulary_is_refused_for_other_kinds(options: DistilOptions) -> None:
+    with pytest.raises(InvalidRequest, match=r"--draft-vocabulary is for --kind eagle3, not eagle"):
+        distil(replace(options, draft_vocabulary=20), TEXTS, quiet)
 
 
 def test_divergences_are_zero_for_equal_distributions_alone() -> None:
@@ -246,7 +309,7 @@ def test_divergences_are_those_of_the_papers() -> None:
 def test_a_place_weighs_less_than_the_place_before_it(target: Path) -> None:
     frozen = FrozenTarget.load(str(target), "cpu")
     torch.manual_seed(2)
-    head = unrolled.new_medusa(frozen, 3)
+    head = untrained.medusa(frozen, 3)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     ids = torch.randint(300, (2, 12))
@@ -296,8 +359,6 @@ def test_held_out_text_is_what_the_target_chooses_with_the_noise_of_a_session(
 
 
 def test_every_row_is_read_once_in_an_epoch() -> None:
-    import numpy as np
-
     ids = np.arange(40, dtype=np.uint32).reshape(10, 4)
     features = [np.zeros((10, 4, 2), dtype=np.float16)]
     lessons = Lessons(ids, features, batch=5, seed=0)

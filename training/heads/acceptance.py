@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from speculative.noise import gumbel
 from training.heads.frozen import FrozenTarget, Ids
 from training.heads.lessons import Advance
-from training.heads.unrolled import TrainedHead, unrolled
+from training.heads.unrolled import TrainedHead, layers_of, unrolled
 
 TEMPERATURES = (0.0, 0.8)
 _NAMES = {0.0: "greedy", 0.8: "sampled"}
@@ -119,7 +119,7 @@ def _right(head: TrainedHead, target: FrozenTarget, text: HeldOutText, depth: in
     if behind <= first:
         return np.zeros(0, dtype=np.int64)
     roots = torch.arange(first, behind, device=target.device)
-    features = target.features(ids)
+    features = target.states(ids, layers_of(head)).read
     alive = torch.ones(len(roots), dtype=torch.bool)
     count = torch.zeros(len(roots), dtype=torch.long)
     for step, (logits, _) in enumerate(unrolled(head, ids, features, depth, roots), start=1):

@@ -13,7 +13,10 @@ from training.heads.rows import TrainingText
 _FIGURES = ("data", "written", "divergence", "tokens", "window", "steps", "batch", "depth", "rate", "seed")
 _NAMES = {
     "medusa": "Medusa heads",
+    "hydra": "Hydra heads",
     "eagle": "An EAGLE head",
+    "eagle3": "An EAGLE-3 head",
+    "mtp": "A module for multi-token prediction",
     "pass": "Look-ahead embeddings (PaSS)",
     "lm": "A small drafter",
     "block": "A block drafter",
@@ -68,6 +71,8 @@ def command(options: DistilOptions) -> str:
     words += [] if options.drafter is None else ["--drafter", options.drafter]
     if options.boost_of is not None:
         words += ["--boost-of", options.boost_of, "--boost", f"{options.boost:g}"]
+    if options.draft_vocabulary:
+        words += ["--draft-vocabulary", str(options.draft_vocabulary)]
     for name in _FIGURES:
         value = getattr(options, name)
         words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
+from outrider.lm.features import LAST
 from outrider.lm.heads.target_parts import TargetParts
 from outrider.lm.load.model import load_model
+from outrider.lm.load.part import layer_stack
 from speculative.errors import ModelRefused
 
 Ids = npt.NDArray[np.uint32]
 
 _TRIAL_TOKENS = 16
 _TOLERANCE = 1e-2
+
+
+class HiddenStates(NamedTuple):
+    """The target's hidden states of rows of text."""
+
+    last: torch.Tensor
+    """After the last norm, [rows, length, width]; the LM head reads these."""
+    read: torch.Tensor
+    """What a head reads: `last` itself, or the outputs of several layers, [rows, length, layers, width]."""
 
 
 class FrozenTarget:
@@ -52,6 +66,28 @@ class FrozenTarget:
         hidden: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         return hidden
 
+    @torch.inference_mode()
+    def states(self, ids: torch.Tensor, reads: Sequence[int]) -> HiddenStates:
+        """Hidden states of ids, int64 [rows, length], for a head that reads the outputs of these layers.
+
+        Raises ModelRefused where the model's layers are not to be found.
+        """
+        if tuple(reads) == (LAST,):
+            last = self.features(ids)
+            return HiddenStates(last, last)
+        stack = layer_stack(self.model)
+        if stack is None:
+            kind = self.model.config.model_type
+            raise ModelRefused(f"no head can read several layers of {kind}: it has no list of layers", kind)
+        kept: dict[int, torch.Tensor] = {}
+        hooks = [stack[layer].register_forward_hook(_keeper(kept, layer)) for layer in reads]
+        try:
+            last = self.features(ids)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return HiddenStates(last, torch.stack([kept[layer] for layer in reads], dim=2))
+
     @property
     def output_weights(self) -> torch.Tensor:
         """The LM head's matrix, [vocabulary, width]."""
@@ -73,3 +109,12 @@ class FrozenTarget:
                 f"{difference:.3g} from its LM head's, applied to its last hidden state",
                 self.model.config.model_type,
             )
+
+
+def _keeper(kept: dict[int, torch.Tensor], layer: int) -> Any:
+    """A hook that keeps a layer's output."""
+
+    def keep(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        kept[layer] = output if isinstance(output, torch.Tensor) else output[0]
+
+    return keep

@@ -25,6 +25,7 @@ from outrider.lm.load.weights_digest import weights_digest
 from outrider.tokens import TokenTable
 from speculative.errors import InvalidRequest
 from training.export import publish
+from training.heads import untrained
 from training.heads.acceptance import HeadAcceptance, HeldOutText, held_out_acceptance, held_out_texts
 from training.heads.block_lm import BlockLM
 from training.heads.boost import FirstDrafter
@@ -32,11 +33,21 @@ from training.heads.card import card
 from training.heads.frozen import FrozenTarget
 from training.heads.lessons import Lessons, features_of, written_rows
 from training.heads.look_ahead import TrainedLookAhead
-from training.heads.recipe import BLOCK, LM, MEDUSA, PASS, DistilOptions, checked, epochs_of, measured_depth
+from training.heads.recipe import (
+    BLOCK,
+    LM,
+    DistilOptions,
+    checked,
+    epochs_of,
+    measured_depth,
+)
 from training.heads.rows import TrainingText, beginnings, fixed_rows, read_text, row_counts
 from training.heads.small_lm import SmallLM, check_width
-from training.heads.unrolled import TrainedHead, new_eagle, new_medusa
+from training.heads.unrolled import TrainedHead
 from training.loop import Run, Settings, TrainingProgress
+
+_OUTER = ("embeddings", "lm_head.weight")
+"""Names of embeddings and output layers whose sizes do not tell so."""
 
 
 class DistilProgress(Protocol):
@@ -79,7 +90,7 @@ def distil(options: DistilOptions, documents: Iterable[str], progress: DistilPro
         options.work / "held.npz",
         _stage(progress, "held-out text"),
     )
-    head = new_head(options, target)
+    head = new_head(options, target, lessons)
     before = _before(options, head, target, held)
     first = None if options.boost_of is None else FirstDrafter.load(options.boost_of, target, options.boost)
     run = train(options, head, target, lessons, held, progress, first)
@@ -120,17 +131,26 @@ def same_settings(path: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def new_head(options: DistilOptions, target: FrozenTarget) -> TrainedHead:
-    """An untrained head, the same for the same seed."""
+def new_head(options: DistilOptions, target: FrozenTarget, lessons: Lessons) -> TrainedHead:
+    """An untrained head, the same for the same seed and text."""
     torch.manual_seed(options.seed)
-    if options.kind in (LM, BLOCK):
-        assert options.drafter is not None, "the options are checked"
-        if options.kind == BLOCK:
-            return BlockLM.widened(options.drafter, target, options.depth - 1)
-        return SmallLM.load(options.drafter, target)
-    if options.kind == PASS:
-        return TrainedLookAhead(target, options.depth)
-    return new_medusa(target, options.depth) if options.kind == MEDUSA else new_eagle(target)
+    match options.kind:
+        case "lm" | "block":
+            assert options.drafter is not None, "the options are checked"
+            if options.kind == BLOCK:
+                return BlockLM.widened(options.drafter, target, options.depth - 1)
+            return SmallLM.load(options.drafter, target)
+        case "pass":
+            return TrainedLookAhead(target, options.depth)
+        case "medusa":
+            return untrained.medusa(target, options.depth)
+        case "hydra":
+            return untrained.hydra(target, options.depth)
+        case "eagle3":
+            return untrained.eagle3(target, lessons.frequent(options.draft_vocabulary))
+        case "mtp":
+            return untrained.mtp(target)
+    return untrained.eagle(target)
 
 
 def train(
@@ -146,9 +166,9 @@ def train(
     loss, rate = options.loss, options.rate
 
     def loss_of(step: int, _share: float) -> torch.Tensor:
-        ids, features = (part.to(target.device) for part in lessons.at(step))
+        ids, features, read = lessons.at(step).to(target.device)
         weights = None if first is None else first.weights(target, ids, features)
-        return loss.of_batch(head, target, ids, features, seed=options.seed + step, weights=weights)
+        return loss.of_batch(head, target, ids, features, options.seed + step, weights, read)
 
     def evaluate() -> float:
         found = held_out_acceptance(head, target, held, measured_depth(options))
@@ -171,7 +191,7 @@ def train(
         head,
         settings,
         options.work,
-        is_outer=lambda name, matrix: name == "embeddings" or not ids.isdisjoint(matrix.shape),
+        is_outer=lambda name, matrix: name in _OUTER or not ids.isdisjoint(matrix.shape),
         after_step=after_step,
     )
     run.train(loss_of, evaluate)
@@ -195,8 +215,9 @@ def _lessons(
             _drafter(options.drafter, options.device), starts, window, options.work, "drafted", shown
         )
     ids = np.concatenate([fixed, written, drafted])
-    features = features_of(target, ids, options.work, _stage(progress, "features"))
-    lessons = Lessons(ids, features, options.batch // options.window, options.seed)
+    reads = untrained.reads_of(options.kind, target)
+    features, read = features_of(target, ids, reads, options.work, _stage(progress, "features"))
+    lessons = Lessons(ids, features, options.batch // options.window, options.seed, read)
     sizes = {"fixed_tokens": fixed.size, "written_tokens": written.size, "drafted_tokens": drafted.size}
     return lessons, sizes
 

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
+from outrider.lm.features import LAST
 from speculative.errors import InvalidRequest
 from training.batches import shuffled
 from training.continued import continue_
 from training.heads.frozen import FrozenTarget, Ids
 
+FREQUENT = 0.98
+"""Share of the text that the ids make up which an EAGLE-3 head may draft."""
 CHUNK = 32
 """Rows of a file."""
 _MOST = 65_504.0
@@ -31,12 +34,41 @@ Advance = Callable[[int, int], None]
 """Callback that takes the done part and the total of a stage."""
 
 
-class Lessons:
-    """Rows (uint32 [rows, window]) with the target's features (float16 [rows, window, width] in files)."""
+Halves = list[npt.NDArray[np.float16]]
+"""Numbers of rows, `CHUNK` rows in each array, which files hold."""
 
-    def __init__(self, ids: Ids, features: list[npt.NDArray[np.float16]], batch: int, seed: int) -> None:
+
+class HeadLesson(NamedTuple):
+    """The rows of one batch."""
+
+    ids: torch.Tensor
+    """Tokens, int64 [rows, window]."""
+    features: torch.Tensor
+    """Hidden states of the target after its last norm, float32 [rows, window, width]."""
+    read: torch.Tensor | None
+    """Hidden states of several layers, [rows, window, layers, width]; None: the head reads `features`."""
+
+    def to(self, device: torch.device) -> HeadLesson:
+        """The rows on a device."""
+        read = None if self.read is None else self.read.to(device)
+        return HeadLesson(self.ids.to(device), self.features.to(device), read)
+
+
+class Lessons:
+    """Rows with the target's features.
+
+    Args:
+        ids: rows, uint32 [rows, window].
+        features: features of the rows, [rows, window, width].
+        batch: rows of a batch.
+        seed: seed of the order of rows.
+        read: outputs of the layers that the head reads, [rows, window, layers, width]; None: the head reads
+            `features`.
+    """
+
+    def __init__(self, ids: Ids, features: Halves, batch: int, seed: int, read: Halves | None = None) -> None:
         self._ids = ids
-        self._features = features
+        self._features, self._read = features, read
         self._batch = max(1, min(batch, len(ids)))
         self._seed = seed
 
@@ -50,11 +82,23 @@ class Lessons:
         """Number of batches that together read every row once."""
         return max(1, len(self._ids) // self._batch)
 
-    def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch of `step`: ids int64 [rows, window], and features float32 [rows, window, width]."""
+    def at(self, step: int) -> HeadLesson:
+        """The batch of `step`."""
         rows = shuffled(len(self._ids), self._batch, self._seed, step)
-        features = np.stack([self._features[row // CHUNK][row % CHUNK] for row in rows])
-        return torch.from_numpy(self._ids[rows].astype(np.int64)), torch.from_numpy(features).float()
+        ids = torch.from_numpy(self._ids[rows].astype(np.int64))
+        read = None if self._read is None else _picked(self._read, rows)
+        return HeadLesson(ids, _picked(self._features, rows), read)
+
+    def frequent(self, count: int) -> torch.Tensor:
+        """The `count` ids that the rows have most often, int64, ascending; ids that no row has fill them up.
+
+        Without a count, as many as together make up `FREQUENT` of the rows.
+        """
+        times = np.bincount(self._ids.ravel(), minlength=count)
+        most = np.argsort(-times, kind="stable")
+        if not count:
+            count = 1 + int((times[most].cumsum() < FREQUENT * times.sum()).sum())
+        return torch.from_numpy(np.sort(most[:count]).astype(np.int64))
 
 
 def written_rows(
@@ -79,34 +123,50 @@ def written_rows(
 
 
 def features_of(
-    target: FrozenTarget, ids: Ids, folder: Path, advance: Advance
-) -> list[npt.NDArray[np.float16]]:
-    """The target's features of rows, one array of `CHUNK` rows after the other, mapped from files.
+    target: FrozenTarget, ids: Ids, reads: Sequence[int], folder: Path, advance: Advance
+) -> tuple[Halves, Halves | None]:
+    """The target's features of rows, and the outputs of the layers `reads`, mapped from files.
 
-    Raises InvalidRequest if the disk has no room for the files.
+    The latter are None where `reads` is the last norm alone. Raises InvalidRequest if the disk has no room
+    for the files.
     """
-    shapes = [(len(part), ids.shape[1], target.parts.shape.width) for part in _parts(ids)]
-    paths = [folder / f"features-{number:04}.npy" for number in range(len(shapes))]
-    _check_room(folder, sum(2 * int(np.prod(shape)) for shape in shapes) - sum(map(_size, paths)))
-    found: list[npt.NDArray[np.float16]] = []
-    for part, path, shape in zip(_parts(ids), paths, shapes, strict=True):
-        if _whole(path, shape, np.float16) is None:
-            _keep(path, _computed(target, part))
-        whole = _whole(path, shape, np.float16)
-        assert whole is not None, "the file was written just now"
-        found.append(whole)
-        advance(sum(map(len, found)), len(ids))
-    return found
+    layers = () if tuple(reads) == (LAST,) else tuple(reads)
+    width = target.parts.shape.width
+    names = ["features"] + (["layers-" + "-".join(map(str, layers))] if layers else [])
+    ends = [(width,), (len(layers), width)][: len(names)]
+    needed = sum(2 * ids.size * int(np.prod(end)) for end in ends)
+    there = sum(map(_size, (path for name in names for path in folder.glob(f"{name}-[0-9]*.npy"))))
+    _check_room(folder, needed - there)
+    found: list[Halves] = [[] for _ in names]
+    for number, part in enumerate(_parts(ids)):
+        paths = [folder / f"{name}-{number:04}.npy" for name in names]
+        shapes = [(*part.shape, *end) for end in ends]
+        if any(_whole(*one, np.float16) is None for one in zip(paths, shapes, strict=True)):
+            for path, made in zip(paths, _computed(target, part, layers), strict=True):
+                _keep(path, made)
+        for kept, path, shape in zip(found, paths, shapes, strict=True):
+            whole = _whole(path, shape, np.float16)
+            assert whole is not None, "the file was written just now"
+            kept.append(whole)
+        advance(sum(map(len, found[0])), len(ids))
+    return found[0], found[1] if layers else None
 
 
-def _computed(target: FrozenTarget, ids: Ids) -> npt.NDArray[np.float16]:
+def _computed(target: FrozenTarget, ids: Ids, layers: Sequence[int]) -> list[npt.NDArray[np.float16]]:
+    """The features of rows, and the outputs of these layers if there are any."""
     parts = []
     for start in range(0, len(ids), _AT_ONCE):
         given = torch.from_numpy(ids[start : start + _AT_ONCE].astype(np.int64)).to(target.device)
         with torch.autocast(target.device.type, torch.bfloat16):
-            hidden = target.features(given)
-        parts.append(hidden.float().clamp(-_MOST, _MOST).half().cpu().numpy())
-    return np.concatenate(parts)
+            states = target.states(given, layers or (LAST,))
+        wanted = states if layers else states[:1]
+        parts.append([one.float().clamp(-_MOST, _MOST).half().cpu().numpy() for one in wanted])
+    return [np.concatenate(one) for one in zip(*parts, strict=True)]
+
+
+def _picked(chunks: Halves, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Some rows, float32."""
+    return torch.from_numpy(np.stack([chunks[row // CHUNK][row % CHUNK] for row in rows])).float()
 
 
 def _parts(ids: Ids) -> Iterator[Ids]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from outrider.lm.heads.eagle3 import Eagle3Head
 from training.heads.divergence import DIVERGENCES
 from training.heads.frozen import FrozenTarget
 from training.heads.unrolled import TrainedHead, unrolled
@@ -50,6 +51,7 @@ class HeadLoss:
         features: torch.Tensor,
         seed: int | None,
         weights: torch.Tensor | None = None,
+        read: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The mean loss of rows (ids int64 [rows, length], features [rows, length, width]); a float32 scalar.
 
@@ -57,9 +59,13 @@ class HeadLoss:
             seed: seed of the noise and of the scored places; None: no noise, and all places are scored.
             weights: weight of each place's prediction of the token behind it, [rows, length]; None: all weigh
                 the same.
+            read: hidden states that the head reads, [rows, length, layers, width]; None: it reads `features`.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        given = features if generator is None else features + self._noise(features, generator)
+        given = features if read is None else read
+        if generator is not None and self.noise:
+            given = given + self._noise(given, generator)
+        drafted_ids = head.drafted_ids if isinstance(head, Eagle3Head) else None
         roots = ids.shape[1] - self.depth - 1
         chosen = self._chosen(roots, generator).to(ids.device)
         loss = torch.zeros((), device=ids.device)
@@ -68,11 +74,11 @@ class HeadLoss:
             for step, (logits, estimated) in enumerate(steps, start=1):
                 weight = STEP_WEIGHT ** (step - 1)
                 places = chosen + step
-                apart = self._apart(target, logits.float(), ids, features, places)
+                apart = self._apart(target, logits.float(), ids, features, places, drafted_ids)
                 if weights is not None:
                     apart = apart * weights[:, places]
                 loss = loss + weight * self.divergence_weight * apart.mean()
-                if estimated is not None:
+                if estimated is not None and self.feature_weight:
                     true = features[:, step : step + estimated.shape[1]]
                     distance = functional.smooth_l1_loss(estimated.float(), true.float())
                     loss = loss + weight * self.feature_weight * distance
@@ -85,13 +91,23 @@ class HeadLoss:
         ids: torch.Tensor,
         features: torch.Tensor,
         places: torch.Tensor,
+        drafted_ids: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Loss of drafts [rows, places, vocabulary] of the tokens behind `places`: [rows, places]."""
+        """Loss of drafts [rows, places, vocabulary] of the tokens behind `places`: [rows, places].
+
+        A head that may draft some ids only is compared among these. A place weighs what the target gives
+        these ids.
+        """
         if self.divergence == CROSS_ENTROPY:
-            return functional.cross_entropy(drafted.mT, ids[:, places + 1], reduction="none")
+            found = functional.cross_entropy(drafted.mT, ids[:, places + 1], reduction="none")
+            return found.where(found.isfinite(), 0.0)  # the head cannot draft the text's token
         with torch.no_grad():
             wanted = target.parts.lm_head(features[:, places]).float()
-        return DIVERGENCES[self.divergence](wanted, drafted)
+        if drafted_ids is None:
+            return DIVERGENCES[self.divergence](wanted, drafted)
+        part = wanted[..., drafted_ids]
+        share = (part.logsumexp(-1) - wanted.logsumexp(-1)).exp()
+        return share * DIVERGENCES[self.divergence](part, drafted[..., drafted_ids])
 
     def _noise(self, features: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         most = self.noise * 512 / features.shape[1]

@@ -11,8 +11,9 @@ from speculative.errors import InvalidRequest
 from training.heads.loss import LOSSES, HeadLoss
 from training.heads.rows import DATA, DRAFTER, MIXED
 
-MEDUSA, EAGLE, PASS, LM, BLOCK = "medusa", "eagle", "pass", "lm", "block"
-KINDS = (MEDUSA, EAGLE, PASS, LM, BLOCK)
+MEDUSA, HYDRA, EAGLE, EAGLE3, MTP = "medusa", "hydra", "eagle", "eagle3", "mtp"
+PASS, LM, BLOCK = "pass", "lm", "block"
+KINDS = (MEDUSA, HYDRA, EAGLE, EAGLE3, MTP, PASS, LM, BLOCK)
 _MODELS = (LM, BLOCK)
 """Kinds that are models of their own, which begin as the model that `--drafter` names."""
 
@@ -50,8 +51,11 @@ class DistilOptions:
     batch: int = 3072
     """Tokens of a step."""
     depth: int = 0
-    """Tokens ahead that the head learns: Medusa's heads, EAGLE's simulated steps, look-ahead tokens or a
-    block's places; 0: the kind's default."""
+    """Tokens ahead that the head learns: Medusa's or Hydra's heads, simulated steps of a head of one layer,
+    look-ahead tokens or a block's places; 0: the kind's default."""
+    draft_vocabulary: int = 0
+    """For the kind `eagle3`: number of ids that the head may draft, the most frequent ones of the text; 0:
+    as many as make up 98 % of the text."""
     rate: float = 0.0
     """Peak learning rate; 0: the kind's default."""
     seed: int = 0
@@ -66,12 +70,14 @@ class DistilOptions:
     @property
     def loss(self) -> HeadLoss:
         """The loss of this kind."""
-        if self.kind == MEDUSA:
+        if self.kind in (MEDUSA, HYDRA):
             return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=0.5)
         if self.kind == LM:
             return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=1.0)
         if self.kind in (BLOCK, PASS):
             return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=0.125)
+        if self.kind in (EAGLE3, MTP):
+            return HeadLoss(self.divergence, self.depth, 0.0, 1.0, noise=0.0, scored=0.5)
         return HeadLoss(self.divergence, self.depth, 1.0, 1.0, noise=0.1, scored=0.5)
 
     def data_settings(self) -> dict[str, Any]:
@@ -82,6 +88,8 @@ class DistilOptions:
     def kind_settings(self) -> dict[str, Any]:
         """Fields that determine a checkpoint."""
         chosen = {"kind", "divergence", "steps", "batch", "depth", "rate", "boost_of", "boost"}
+        if self.kind == EAGLE3:
+            chosen.add("draft_vocabulary")
         return {name: value for name, value in asdict(self).items() if name in chosen}
 
 
@@ -96,7 +104,10 @@ class _KindDefaults:
 
 _DEFAULTS: Mapping[str, _KindDefaults] = {
     MEDUSA: _KindDefaults(depth=3, rate=2e-3, epochs=2, measured=3),
+    HYDRA: _KindDefaults(depth=3, rate=2e-3, epochs=2, measured=3),
     EAGLE: _KindDefaults(depth=3, rate=4e-3, epochs=4, measured=5),
+    EAGLE3: _KindDefaults(depth=4, rate=4e-3, epochs=4, measured=5),
+    MTP: _KindDefaults(depth=3, rate=4e-3, epochs=4, measured=5),
     PASS: _KindDefaults(depth=3, rate=5e-2, epochs=1, measured=3),
     LM: _KindDefaults(depth=1, rate=5e-4, epochs=2, measured=5),
     BLOCK: _KindDefaults(depth=6, rate=2e-3, epochs=2, measured=6),
@@ -126,6 +137,10 @@ def checked(options: DistilOptions) -> DistilOptions:
     for name, low in least.items():
         if (value := getattr(options, name)) < low:
             raise InvalidRequest(f"--{name} {value} is below {low}, the least possible")
+    if options.draft_vocabulary and options.kind != EAGLE3:
+        raise InvalidRequest(f"--draft-vocabulary is for --kind eagle3, not {options.kind}")
+    if options.draft_vocabulary < 0:
+        raise InvalidRequest(f"--draft-vocabulary {options.draft_vocabulary} is no number of ids")
     if not 0 <= options.written <= 1:
         raise InvalidRequest(f"--written {options.written} is not a share from 0 to 1")
     defaults = _DEFAULTS[options.kind]
@@ -143,4 +158,4 @@ def epochs_of(kind: str) -> int:
 
 def measured_depth(options: DistilOptions) -> int:
     """Length of the chains of held-out acceptance, in tokens."""
-    return options.depth if options.kind in (MEDUSA, PASS, BLOCK) else _DEFAULTS[options.kind].measured
+    return options.depth if options.kind in (MEDUSA, HYDRA, PASS, BLOCK) else _DEFAULTS[options.kind].measured

@@ -1,10 +1,11 @@
 """Heads over whole rows of text, as training and measurement run them.
 
-Medusa's heads read the true hidden state of a root alone. EAGLE's head feeds its own estimate back, so its
-steps are simulated (HASS, Zhang et al., 2025; training-time test in EAGLE-3): the estimate of one step is the
-next step's input, and a place attends to the true pairs up to its root and to the estimates behind the root,
-as it will while it drafts. A small language model reads the text itself. One with masks reads the text up to
-each root, as does the target that reads look-ahead tokens.
+Medusa's heads read the true hidden state of a root alone, Hydra's the tokens behind the root as well. A head
+of one layer (EAGLE, EAGLE-3, multi-token prediction) feeds its own estimate back, so its steps are simulated
+(HASS, Zhang et al., 2025; training-time test in EAGLE-3): the estimate of one step is the next step's input,
+and a place attends to the true pairs up to its root and to the estimates behind the root, as it will while it
+drafts. A small language model reads the text itself. One with masks reads the text up to each root, as does
+the target that reads look-ahead tokens.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Iterator
 
 import torch
 
-from outrider.lm.heads.eagle import EagleHead
+from outrider.lm.features import LAST
+from outrider.lm.heads.hydra import HydraHeads
 from outrider.lm.heads.medusa import MedusaHeads
-from speculative.errors import ModelRefused
+from outrider.lm.heads.pair_head import PairHead
 from training.heads.block_lm import BlockLM
-from training.heads.frozen import FrozenTarget
 from training.heads.look_ahead import TrainedLookAhead
 from training.heads.small_lm import SmallLM
 
-TrainedHead = MedusaHeads | EagleHead | SmallLM | TrainedLookAhead
+TrainedHead = MedusaHeads | HydraHeads | PairHead | SmallLM | TrainedLookAhead
 
 Step = tuple[torch.Tensor, torch.Tensor | None]
 """Logits [rows, roots, vocabulary], and estimated features [rows, places, width] where a head has any."""
@@ -38,13 +39,19 @@ def unrolled(
     Args:
         head: the head, on the device of `features`.
         ids: int64 [rows, length].
-        features: hidden states of the target after its last norm, [rows, length, width].
+        features: hidden states that the head reads: of the last norm, [rows, length, width], or of several
+            layers, [rows, length, layers, width].
         depth: number of steps.
         roots: positions below `length - depth` whose logits are wanted, int64 [roots].
     """
     if isinstance(head, MedusaHeads):
         hidden = features[:, roots]
         yield from ((head.logits(index, hidden), None) for index in range(depth))
+    elif isinstance(head, HydraHeads):
+        hidden = features[:, roots]
+        for index in range(depth):
+            path = ids[:, roots[:, None] + torch.arange(1, index + 2, device=roots.device)]
+            yield head.logits(index, hidden, path), None
     elif isinstance(head, BlockLM):
         blocks = head.block(ids, roots + 1)  # a draft begins behind the token that the target adds to a root
         yield from ((head.logits(blocks[:, :, place]), None) for place in range(depth))
@@ -58,42 +65,18 @@ def unrolled(
         yield from _simulated(head, ids, features, depth, roots)
 
 
-def new_medusa(target: FrozenTarget, heads: int) -> MedusaHeads:
-    """Heads that each begin as the target's LM head."""
-    made = MedusaHeads(target.parts, heads)
-    made.start_from(target.output_weights.float())
-    for name, parameter in made.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.zeros_(parameter)
-    return made.to(target.device)
-
-
-def new_eagle(target: FrozenTarget) -> EagleHead:
-    """A head of the size of one of the target's layers, which at first passes each feature on unchanged."""
-    layer = target.parts.shape.layer
-    if layer is None:
-        kind = target.model.config.model_type
-        raise ModelRefused(f"an EAGLE head has a layer of the target's own kind, and {kind} has none", kind)
-    made = EagleHead(target.parts, layer)
-    width = target.parts.shape.width
-    for name, parameter in made.named_parameters():
-        if parameter.ndim == 2:
-            torch.nn.init.normal_(parameter, std=0.02)
-        elif name.endswith("bias"):
-            torch.nn.init.zeros_(parameter)
-    with torch.no_grad():
-        made.layer.self_attn.o_proj.weight.zero_()
-        made.layer.mlp.down_proj.weight.zero_()
-        made.fc.weight[:, width:].copy_(torch.eye(width))
-    return made.to(target.device)
+def layers_of(head: TrainedHead) -> tuple[int, ...]:
+    """Layers of the target that a head reads in training."""
+    return head.reads if isinstance(head, PairHead) else (LAST,)
 
 
 def _simulated(
-    head: EagleHead, ids: torch.Tensor, features: torch.Tensor, depth: int, roots: torch.Tensor
+    head: PairHead, ids: torch.Tensor, features: torch.Tensor, depth: int, roots: torch.Tensor
 ) -> Iterator[Step]:
     places = features.shape[1] - depth
     attention = head.layer.self_attn
-    hidden = head.fuse(features[:, :places, None])
+    read = features if features.ndim == 4 else features[:, :, None]
+    hidden = head.fuse(read[:, :places])
     keys: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
     for step in range(1, depth + 1):
@@ -105,7 +88,7 @@ def _simulated(
         repeats = queries.shape[1] // key.shape[1]
         keys.append(key.repeat_interleave(repeats, dim=1))
         values.append(value.repeat_interleave(repeats, dim=1))
-        hidden = head.layer.finish(pairs.residual, _attended(queries, keys, values))
+        hidden = head.finish(pairs, _attended(queries, keys, values))
         yield head.logits(hidden[:, roots]), hidden
 
 

@@ -118,6 +118,11 @@ class Session:
         self.sources.use(sources)
 
     @property
+    def greedy(self) -> bool:
+        """Whether the request takes the likeliest token at each position."""
+        return self._params.greedy
+
+    @property
     def uncomputed(self) -> int:
         """Number of committed ids that the target has not computed; at least 1."""
         return len(self.ids) - self.cached

@@ -380,6 +380,16 @@ class Reputations:
                 found = self._known[name, band] = Reputation(presence=self._presence(name))
             return found
 
+    def resting(self, name: str) -> dict[str, bool]:
+        """Whether a source rests, for "greedy" and "sampled" requests if such have used it; any thread."""
+        found: dict[str, bool] = {}
+        with self._lock:
+            for (source, band), known in self._known.items():
+                if source == name:
+                    sampling = "sampled" if band else "greedy"
+                    found[sampling] = found.get(sampling, False) or known.activity.rest > 0
+        return found
+
     def _presence(self, name: str) -> SourcePresence:
         if name not in self._presences and len(self._presences) >= _MOST:
             del self._presences[next(iter(self._presences))]

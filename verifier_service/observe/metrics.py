@@ -18,6 +18,7 @@ from outrider.lm.kv.blocks import BLOCK
 from outrider.lm.runner import PackedLM
 from outrider.runtime.metrics import MODEL, PREFIX
 from speculative.choice import Fallback
+from verifier_service.engine.source_policy import Reputations
 from verifier_service.engine.stats import LAST_PLACE, Samples, SourceCounts
 from verifier_service.engine.thread import EngineThread
 from verifier_service.remote_sources.pool import SourcePool
@@ -45,6 +46,7 @@ class VerifierCollector(Collector):
         engine: counts and times steps.
         sources: links to the sources outside this worker.
         table: of the sessions.
+        reputations: which sources outside the worker rest.
         target: the model, with its KV slots, its kind of passes and what they copied from its device.
         model: the target's name in requests, which becomes a label.
     """
@@ -54,6 +56,7 @@ class VerifierCollector(Collector):
         engine: EngineThread,
         sources: SourcePool,
         table: SessionTable,
+        reputations: Reputations,
         target: PackedLM,
         model: str = "",
     ) -> None:
@@ -61,6 +64,7 @@ class VerifierCollector(Collector):
         self._timings = engine.timings
         self._sources = sources
         self._table = table
+        self._reputations = reputations
         self._target = target
         self._model = model
 
@@ -219,7 +223,7 @@ class VerifierCollector(Collector):
         yield down
 
     def _presences(self) -> Iterator[Metric]:
-        """What remote sources cost the target, as measured on steps of one session."""
+        """What remote sources cost the target, measured on steps of one session, and which of them rest."""
         loss = GaugeMetricFamily(
             f"{OWN}source_slowdown",
             "Part of its speed that a step of one session loses while sessions follow the source.",
@@ -230,11 +234,18 @@ class VerifierCollector(Collector):
             "1 while all sessions leave the source alone to measure what it costs.",
             labels=("source",),
         )
+        resting = GaugeMetricFamily(
+            f"{OWN}sources_resting",
+            "1 while sessions leave a source outside the verifier alone, as it gains too little.",
+            labels=("source", "sampling"),
+        )
         # A source that was forgotten and met again may be there twice for a while.
         for presence in {presence.name: presence for presence in self._engine.presences.known}.values():
             loss.add_metric((presence.name,), presence.loss(1))
             paused.add_metric((presence.name,), float(presence.paused))
-        yield from (loss, paused)
+            for sampling, rests in self._reputations.resting(presence.name).items():
+                resting.add_metric((presence.name, sampling), float(rests))
+        yield from (loss, paused, resting)
 
     def _proposers(self) -> Iterator[Metric]:
         """Metrics of batched proposers: their time, and which proposers are muted or rest."""
@@ -247,7 +258,7 @@ class VerifierCollector(Collector):
         resting = GaugeMetricFamily(
             f"{OWN}proposers_resting",
             "1 for a batched proposer that steps leave out for now, as its drafts are not worth its time.",
-            labels=("source",),
+            labels=("source", "sampling"),
         )
         seconds = CounterMetricFamily(
             f"{OWN}proposer_seconds",
@@ -256,7 +267,8 @@ class VerifierCollector(Collector):
         )
         for name in hosted.names:
             muted.add_metric((name,), float(name in hosted.muted))
-            resting.add_metric((name,), float(hosted.rests(name)))
+            for sampling, rests in hosted.resting(name).items():
+                resting.add_metric((name, sampling), float(rests))
             seconds.add_metric((name,), hosted.spent_s(name))
         yield from (muted, resting, seconds)
 

@@ -31,7 +31,7 @@ from verifier_service.proposers.batched import (
     all_needs,
 )
 from verifier_service.proposers.planes import LastFeatures, ProposerPlanes, RowsKept
-from verifier_service.proposers.price import ProposerPrice
+from verifier_service.proposers.price import ProposerPrice, ProposerPrices
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class _Hosted:
     name: str
     proposer: BatchedProposer
     planes: ProposerPlanes | None = None
-    price: ProposerPrice = field(default_factory=ProposerPrice)
+    prices: ProposerPrices = field(default_factory=ProposerPrices)
     sessions: dict[int, Session] = field(default_factory=dict)
     calls: int = 0
     """Calls so far."""
@@ -149,9 +149,12 @@ class ProposerHost:
         """Whether a proposer keeps keys and values in the pool, and so has to see every pass."""
         return any(hosted.planes is not None for hosted in self._live())
 
-    def rests(self, name: str) -> bool:
-        """Whether steps leave out a proposer because its drafts do not pay for its time."""
-        return self._by_name[name].price.rests
+    def resting(self, name: str) -> dict[str, bool]:
+        """Whether steps leave out a proposer because its drafts do not pay for its time.
+
+        By the kinds of steps that there were: "greedy", "sampled".
+        """
+        return self._by_name[name].prices.resting
 
     def spent_s(self, name: str) -> float:
         """Seconds that calls to a proposer took so far."""
@@ -178,27 +181,29 @@ class ProposerHost:
         """
         self._step.clear()
         is_trying = False
+        greedy = all(session.greedy for session in ready)
         # What a proposer adds to the drafts of those before it is its gain: the cheapest drafts come first.
-        for hosted in sorted(self._live(), key=lambda hosted: -hosted.price.gain_per_ms(len(ready))):
+        live = [(hosted, hosted.prices.of(greedy)) for hosted in self._live()]
+        for hosted, price in sorted(live, key=lambda each: -each[1].gain_per_ms(len(ready))):
             asked = [
                 session
                 for session in ready
                 if hosted.name in session.sources.batched
                 and hosted.sessions.get(session.handle) is session
-                and (hosted.planes is None or self._feature(session) is not None)
+                and (hosted.planes is None or self._has_feature(session))
             ]
             if not asked:
                 continue
             sources = [session.sources for session in asked]
-            hosted.price.own = fmean([each.share(each.batched[hosted.name]) for each in sources])
+            price.own = fmean([each.share(each.batched[hosted.name]) for each in sources])
             # One trial at a time: if two coincided, each would be blamed for the other's time.
-            may_try, is_tried = not (is_trying and expected.tokens_per_ms), hosted.price.is_tried
-            begins = hosted.price.begins(len(asked), expected.tokens_per_ms, may_try)
+            may_try, is_tried = not (is_trying and expected.tokens_per_ms), price.is_tried
+            begins = price.begins(len(asked), expected.tokens_per_ms, may_try)
             is_trying |= is_tried
-            self._step.append((hosted.price, len(asked), begins))
+            self._step.append((price, len(asked), begins))
             if begins:
                 growing = [_Growing(expected.row_worth) for _ in asked]
-                self._grow(hosted, asked, growing, expected.tokens_per_ms)
+                self._grow(hosted, price, asked, growing, expected.tokens_per_ms)
                 self._offer(hosted, asked, growing)
 
     def saw(self, seen: Sequence[tuple[Session, SeenRound]], features: Tensor | None) -> None:
@@ -242,7 +247,7 @@ class ProposerHost:
         if rounds:
             with _Call(self, hosted) as call:
                 hosted.proposer.saw(SeenPass(tuple(rounds), self._layers(features, needs.layers)))
-            hosted.price.saw(call.ms, len(rounds))
+            hosted.prices.saw(call.ms, len(rounds))
 
     def _layers(self, features: Tensor | None, layers: Sequence[int]) -> Tensor | None:
         """The hidden states of one proposer's layers, the first dimension, out of those of all."""
@@ -268,9 +273,13 @@ class ProposerHost:
         """Finds the hidden states that the sessions of the next pass continue; forgets ended sessions'."""
         last.keep_only({session.handle for session in self._sessions})
         for session in ready:
-            if session.cached and last.at(session.handle, session.cached - 1) is None:
+            if session.cached and not last.has(session.handle, session.cached - 1):
                 block = self._sessions.kv.block(session, session.cached - 1)
                 last.begin(session.handle, session.cached - 1, block)
+
+    def _has_feature(self, session: Session) -> bool:
+        """Whether the hidden states of the position before a session's last token are computed."""
+        return self._last is not None and self._last.has(session.handle, len(session.ids) - 2)
 
     def _feature(self, session: Session) -> Tensor | None:
         """Hidden states of the position before a session's last token; None: yet to be computed."""
@@ -286,6 +295,7 @@ class ProposerHost:
     def _grow(
         self,
         hosted: _Hosted,
+        price: ProposerPrice,
         asked: Sequence[Session],
         growing: Sequence[_Growing],
         tokens_per_ms: float,
@@ -296,7 +306,7 @@ class ProposerHost:
         with _Call(self, hosted):
             levels = hosted.proposer.draft([self._ask(hosted, session) for session in asked])
         while hosted.name not in self.muted:
-            if level and not hosted.price.deepens(level, len(asked), tokens_per_ms, gain):
+            if level and not price.deepens(level, len(asked), tokens_per_ms, gain):
                 break
             found: Sequence[DraftLevel | None] | None = None
             with _Call(self, hosted) as call:
@@ -304,7 +314,7 @@ class ProposerHost:
                 gain = self._add(hosted, found or (), asked, growing)
             if not found:
                 break
-            hosted.price.computed(level, call.ms, gain or 0.0, len(asked))
+            price.computed(level, call.ms, gain or 0.0, len(asked))
             level += 1
 
     def _add(

@@ -18,11 +18,10 @@ from verifier_service.proposers.batched import (
     ProposerNeeds,
     ProposerPlan,
     ScoutAsk,
-    SeenPass,
     SeenRound,
 )
-from verifier_service.proposers.hit_rates import HitRates, ScoutWorth
-from verifier_service.proposers.said import CommittedHash, said_after
+from verifier_service.proposers.hit_rates import HitRates
+from verifier_service.proposers.scouting import CommittedHash, Learnt, ScoutingProposer, said_after
 
 _FIRST_RATE, _FIRST_WORTH = 0.3, 0.1
 _LEAST_SURVIVAL = 0.03
@@ -71,7 +70,7 @@ class _Guessing:
         return computed, right, right < min(count, len(old))
 
 
-class JacobiProposer:
+class JacobiProposer(ScoutingProposer[_Guessing]):
     """A BatchedProposer that needs neither a model nor a text.
 
     Args:
@@ -81,30 +80,22 @@ class JacobiProposer:
     needs = ProposerNeeds(tops=1)
 
     def __init__(self, places: int = 8) -> None:
+        super().__init__(_FIRST_WORTH)
         self._places = places
-        self._sessions: dict[int, _Guessing] = {}
         self._rates = HitRates([_FIRST_RATE] * places)
-        self._worth = ScoutWorth(_FIRST_WORTH)
 
-    def open(self, session: ProposedSession) -> None:
+    def begin(self, session: ProposedSession) -> _Guessing:
         """Begins with the session's last token as the guess for every place."""
-        self._sessions[session.handle] = _Guessing(session, self._places)
+        return _Guessing(session, self._places)
 
-    def close(self, handle: int) -> None:
-        """Forgets the session's guesses."""
-        self._sessions.pop(handle, None)
-
-    def saw(self, seen: SeenPass) -> None:
+    def learn(self, guesses: _Guessing, shown: SeenRound) -> Learnt:
         """Takes the target's tokens at the chain's rows as the next guesses."""
-        for shown in seen.rounds:
-            if not shown.tokens:
-                continue
-            computed, right, missed = self._sessions[shown.handle].update(shown)
-            for depth in range(min(right, self._places)):
-                self._rates.learn(depth, hit=True)
-            if missed:
-                self._rates.learn(right, hit=False)
-            self._worth.learn(computed, right)
+        computed, right, missed = guesses.update(shown)
+        for depth in range(min(right, self._places)):
+            self._rates.learn(depth, hit=True)
+        if missed:
+            self._rates.learn(right, hit=False)
+        return Learnt(computed, right)
 
     def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
         """One level: the likely guesses as a chain, and all guesses as scouts."""
@@ -113,8 +104,8 @@ class JacobiProposer:
         yield [self._level(ask, likely) for ask in asks]
 
     def _level(self, ask: DraftAsk, survivals: tuple[float, ...]) -> DraftLevel:
-        guesses = tuple(self._sessions[ask.handle].guesses[: ask.node_limit])
+        guesses = tuple(self.sessions[ask.handle].guesses[: ask.node_limit])
         parents = tuple(range(-1, len(guesses) - 1))
-        scouts = ScoutAsk(guesses, parents, (self._worth.each,) * len(guesses)) if guesses else None
+        scouts = ScoutAsk(guesses, parents, (self.worth.each,) * len(guesses)) if guesses else None
         count = min(len(survivals), len(guesses))
         return DraftLevel(guesses[:count], parents[:count], survivals[:count], scouts)

@@ -21,11 +21,10 @@ from verifier_service.proposers.batched import (
     ProposerNeeds,
     ProposerPlan,
     ScoutAsk,
-    SeenPass,
     SeenRound,
 )
-from verifier_service.proposers.hit_rates import HitRates, ScoutWorth
-from verifier_service.proposers.said import CommittedHash, said_after
+from verifier_service.proposers.hit_rates import HitRates
+from verifier_service.proposers.scouting import CommittedHash, Learnt, ScoutingProposer, said_after
 
 _FIRST_BY_RANK = (0.3, 0.15, 0.1, 0.07, 0.05)
 """Initial hit rates of n-grams with the same first token, the most recently met n-gram first."""
@@ -122,7 +121,7 @@ class _Window:
             del column[0]
 
 
-class LookaheadProposer:
+class LookaheadProposer(ScoutingProposer[_Window]):
     """A BatchedProposer that needs neither a model nor a text.
 
     Args:
@@ -133,31 +132,23 @@ class LookaheadProposer:
     needs = ProposerNeeds(tops=1)
 
     def __init__(self, window: int = 5, size: int = 3) -> None:
+        super().__init__(_FIRST_WORTH)
         self._width, self._size = window, size
-        self._windows: dict[int, _Window] = {}
         self._by_rank = HitRates(_FIRST_BY_RANK)
         self._deeper = HitRates([_FIRST_DEEPER] * size)
-        self._worth = ScoutWorth(_FIRST_WORTH)
 
-    def open(self, session: ProposedSession) -> None:
+    def begin(self, session: ProposedSession) -> _Window:
         """Begins a window with the session's last tokens."""
-        self._windows[session.handle] = _Window(session, self._width, self._size)
+        return _Window(session, self._width, self._size)
 
-    def close(self, handle: int) -> None:
-        """Forgets the session's window and n-grams."""
-        self._windows.pop(handle, None)
-
-    def saw(self, seen: SeenPass) -> None:
-        """Moves the windows on, and learns how often the drafted n-grams were right."""
-        for shown in seen.rounds:
-            if shown.tokens:
-                window = self._windows[shown.handle]
-                right = self._learn(window.drafted, shown.tokens)
-                self._worth.learn(window.update(shown), right)
+    def learn(self, guesses: _Window, shown: SeenRound) -> Learnt:
+        """Moves the window on, and learns how often the drafted n-grams were right."""
+        right = self._right(guesses.drafted, shown.tokens)
+        return Learnt(guesses.update(shown), right)
 
     def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
         """One level: the n-grams that continue the last token as branches, and the columns as scouts."""
-        yield [self._level(self._windows[ask.handle], ask.node_limit) for ask in asks]
+        yield [self._level(self.sessions[ask.handle], ask.node_limit) for ask in asks]
 
     def _level(self, window: _Window, node_limit: int) -> DraftLevel:
         paths: dict[tuple[int, ...], float] = {}
@@ -173,10 +164,10 @@ class LookaheadProposer:
                 window.drafted.setdefault(rest[:depth], rank)
         places = {path: node for node, path in enumerate(paths)}
         parents = tuple(places.get(path[:-1], ROOT) for path in paths)
-        scouts = window.scouts(node_limit, self._worth.each)
+        scouts = window.scouts(node_limit, self.worth.each)
         return DraftLevel(tuple(path[-1] for path in paths), parents, tuple(paths.values()), scouts)
 
-    def _learn(self, drafted: dict[tuple[int, ...], int], tokens: tuple[int, ...]) -> int:
+    def _right(self, drafted: dict[tuple[int, ...], int], tokens: tuple[int, ...]) -> int:
         """Learns from one round's tokens; returns how many of the tokens the draft had."""
         right = 0
         while right < len(tokens) and tokens[: right + 1] in drafted:

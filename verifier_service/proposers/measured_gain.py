@@ -13,18 +13,20 @@ _REMEMBERED = 8
 """Steps that the past counts for, at most, once steps of one side follow steps of the other."""
 _ENOUGH = 8
 """Steps of each side before they are compared."""
+_FIRST_SPELL = 4
+"""Steps with the proposer before the first steps without: a short answer has to show whether it pays."""
 
 
 @dataclass(slots=True)
 class TrialSpells:
     """When a few steps in a row leave a source out, so that they can be compared with steps that have it."""
 
+    spell: int
+    """Steps with the source before some leave it out; doubled each time."""
     steps: int = 4
     """Steps in a row that leave the source out."""
-    spell: int = 16
-    """Steps with the source before some leave it out; doubled each time."""
     longest: int = 256
-    """The most of them."""
+    """The most steps with the source before some leave it out."""
     _had: int = 0
     """Steps with the source since some left it out."""
     _left_out: int = 0
@@ -75,7 +77,7 @@ class _Sides:
 
     drafted: _StepRate = field(default_factory=_StepRate)
     bare: _StepRate = field(default_factory=_StepRate)
-    spells: TrialSpells = field(default_factory=TrialSpells)
+    spells: TrialSpells = field(default_factory=lambda: TrialSpells(_FIRST_SPELL))
     last: bool = False
     """Whether the last step had the proposer."""
 

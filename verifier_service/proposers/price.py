@@ -28,7 +28,7 @@ def _mean_ms(mean_ms: float, ms: float) -> float:
 
 
 @dataclass(slots=True)
-class _MeanMs:
+class MeanMs:
     """Running means of a call's milliseconds, by how many sessions the call served: 1, 2 or 3, 4 to 7, ..."""
 
     _by_size: dict[int, float] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class _Level:
 
     gain: float
     """Tokens that the level added for one session: its nodes' survival less the worth of their rows."""
-    ms: _MeanMs = field(default_factory=_MeanMs)
+    ms: MeanMs = field(default_factory=MeanMs)
     trials: _Trials = field(default_factory=_Trials)
 
 
@@ -92,8 +92,8 @@ class ProposerPrice:
     """Part of the right drafts that no other source had, which is set before each step (0 to 1)."""
     measured: MeasuredGain = field(default_factory=MeasuredGain)
     """Steps with the proposer beside steps without: learns from each step."""
-    _seeing: _MeanMs = field(default_factory=_MeanMs)
-    """What it costs to show a pass to the proposer."""
+    seeing: MeanMs = field(default_factory=MeanMs)
+    """What it costs to show a pass to the proposer; prices of one proposer share this."""
     _trials: _Trials = field(default_factory=_Trials)
     _behind: bool = False
     """Whether the proposer was just left out: its next call makes up for the rounds that it missed."""
@@ -112,7 +112,7 @@ class ProposerPrice:
         """Tokens that drafts for these sessions gain in a millisecond; infinite if not known yet."""
         if not self._levels:
             return math.inf
-        spent_ms = self._seeing.of(sessions) + sum(level.ms.of(sessions) for level in self._levels)
+        spent_ms = self.seeing.of(sessions) + sum(level.ms.of(sessions) for level in self._levels)
         return sessions * sum(level.gain for level in self._levels) / max(_LEAST_MS, spent_ms)
 
     def begins(self, sessions: int, tokens_per_ms: float, may_try: bool = True) -> bool:
@@ -142,7 +142,7 @@ class ProposerPrice:
         scale = self.own * sessions
         if before is not None and self._levels[level - 1].gain > 0:
             scale = self.own * before / self._levels[level - 1].gain
-        surplus = 0.0 if level else -self._seeing.of(sessions) * tokens_per_ms
+        surplus = 0.0 if level else -self.seeing.of(sessions) * tokens_per_ms
         for known in self._levels[level:]:
             surplus += known.gain * scale - known.ms.of(sessions) * tokens_per_ms
             if surplus > 0:
@@ -159,6 +159,29 @@ class ProposerPrice:
             known.ms.learn(sessions, ms)
         else:
             self._behind = False
+
+
+@dataclass(slots=True)
+class ProposerPrices:
+    """The prices of one proposer by kind of step: what pays for greedy text may not pay for sampled text.
+
+    A step that samples for one session or more is a sampled step.
+    """
+
+    _known: dict[str, ProposerPrice] = field(default_factory=dict)
+    _seeing: MeanMs = field(default_factory=MeanMs)
+
+    def of(self, greedy: bool) -> ProposerPrice:
+        """The price for steps whose requests are all greedy, or for the others."""
+        sampling = "greedy" if greedy else "sampled"
+        if sampling not in self._known:
+            self._known[sampling] = ProposerPrice(seeing=self._seeing)
+        return self._known[sampling]
+
+    @property
+    def resting(self) -> dict[str, bool]:
+        """Whether the proposer is left out, for the kinds of steps that there were: "greedy", "sampled"."""
+        return {sampling: price.rests for sampling, price in self._known.copy().items()}
 
     def saw(self, ms: float, sessions: int) -> None:
         """Learns from a pass over these sessions that was shown in `ms`."""

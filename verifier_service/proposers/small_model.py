@@ -22,7 +22,8 @@ from outrider.lm.runner import PackedLM
 from outrider.tokens import TokenTable
 from speculative.digest import HostDigest
 from speculative.errors import EmptySupport, InvalidRequest, Overloaded
-from speculative.ranking import ChildRanker, Children
+from speculative.level_ranking import Children
+from speculative.ranking import ChildRanker
 from speculative.tree import ROOT
 from verifier_service.proposers.batched import (
     DraftAsk,
@@ -121,6 +122,7 @@ class _Follower:
             children=_CHILDREN,
             scale=_SCALE,
             noise=session.noise if same_width else None,
+            rough=True,
         )
 
     @property

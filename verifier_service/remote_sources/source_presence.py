@@ -39,7 +39,7 @@ class _Comparisons:
     """What steps of about one number of sessions lost by the source."""
 
     spells: TrialSpells = field(
-        default_factory=lambda: TrialSpells(_SETTLING + _COMPARED, _FIRST_SPELL, _LONGEST_SPELL)
+        default_factory=lambda: TrialSpells(_FIRST_SPELL, _SETTLING + _COMPARED, _LONGEST_SPELL)
     )
     count: int = 0
     loss: float = 0.0

@@ -89,7 +89,8 @@ class SessionManager:
         self._put = put
         self.tracer = tracer
         """The sessions' rounds, for Explain."""
-        self._reputations = Reputations(served.policy)
+        self.reputations = Reputations(served.policy)
+        """What sessions teach about the sources."""
         readers.on_read = self._resume
 
     def open(
@@ -231,7 +232,7 @@ class SessionManager:
             self._served.vocabulary_size,
             _source_set(view),
             view.deadline_s,
-            self._reputations,
+            self.reputations,
             usage,
             view.grammar,
         )
@@ -290,7 +291,7 @@ class SessionManager:
             self._served.model,
             "" if self._tokens is None else self._tokens.digest,
             self._served.vocabulary_size,
-            tuple(self._reputations.of(name, view.request.params).activity for name in names),
+            tuple(self.reputations.of(name, view.request.params).activity for name in names),
         )
         self._sources.subscribe(address, subscription, resting)
 

@@ -80,6 +80,11 @@ class Eagle3Head(PairHead):
         if reduced:
             self.register_buffer("d2t", torch.zeros(draft_vocabulary_size, dtype=torch.int64))
 
+    @property
+    def drafted_ids(self) -> Tensor | None:
+        """Ids that the head may draft, int64, in the order of its own logits; None: all ids."""
+        return _drafted_ids(self.get_buffer("d2t")) if self._reduced else None
+
     def fuse(self, features: Tensor) -> Tensor:
         """One hidden state of those of all layers that the head reads."""
         rows = features.flatten(-2)
@@ -97,10 +102,11 @@ class Eagle3Head(PairHead):
     def logits(self, hidden: Tensor) -> Tensor:
         """The head's own logits at their places in the target's vocabulary; -inf at the other places."""
         found: Tensor = self.lm_head(self.norm(hidden))
-        if not self._reduced:
+        ids = self.drafted_ids
+        if ids is None:
             return found
         whole = found.new_full((*found.shape[:-1], self._target.shape.vocabulary_size), float("-inf"))
-        return whole.index_copy(-1, _drafted_ids(self.get_buffer("d2t")), found)
+        return whole.index_copy(-1, ids, found)
 
     def config(self) -> dict[str, Any]:
         """Contents of config.json."""

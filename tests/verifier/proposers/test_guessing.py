@@ -28,7 +28,7 @@ from verifier_service.proposers.hit_rates import HitRates, ScoutWorth
 from verifier_service.proposers.jacobi import JacobiProposer
 from verifier_service.proposers.lookahead import LookaheadProposer, NGramPool
 from verifier_service.proposers.recycling import RecyclingProposer
-from verifier_service.proposers.said import CommittedHash, said_after
+from verifier_service.proposers.scouting import CommittedHash, said_after
 
 PENALISED = SamplingParams(temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.2)
 MAKE: dict[str, Callable[[], BatchedProposer]] = {

@@ -49,12 +49,16 @@ def test_steps_of_now_outweigh_steps_of_long_ago() -> None:
 def test_now_and_then_a_few_steps_leave_the_proposer_out() -> None:
     measured = MeasuredGain()
     asked = []
-    for _ in range(200):
+    for _ in range(76):
         asked.append(not measured.leaves_out(SESSIONS))
         measured.learn(SESSIONS, asked[-1], 16, 20.0)
-    assert asked == [True] * 16 + [False] * 4 + [True] * 32 + [False] * 4 + [True] * 64 + [False] * 4 + [
-        True
-    ] * (200 - 124)
+    left_out = [False] * 4
+    assert asked == [
+        *([True] * 4 + left_out),
+        *([True] * 8 + left_out),
+        *([True] * 16 + left_out),
+        *([True] * 32 + left_out),
+    ]
 
 
 def test_without_a_clock_no_step_leaves_the_proposer_out() -> None:
@@ -72,6 +76,17 @@ def test_a_proposer_that_estimates_too_much_of_itself_comes_to_rest() -> None:
         price.measured.learn(SESSIONS, begins, tokens, 40.0 if begins else 20.0)
         asked += begins
     assert asked < 100
+
+
+def test_a_proposer_that_estimates_too_much_of_itself_loses_little_in_an_answer_of_fifty_tokens() -> None:
+    price, asked = ProposerPrice(), 0
+    for _ in range(50):
+        begins = price.begins(1, 0.25)
+        if begins:
+            price.computed(0, 1.0, 0.9, 1)
+        price.measured.learn(1, begins, 1, 5.0 if begins else 4.0)  # nothing that it drafts is right
+        asked += begins
+    assert asked <= 20
 
 
 def test_a_proposer_that_pays_is_asked_in_nearly_every_step() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from verifier_service.proposers.price import ProposerPrice
+from verifier_service.proposers.price import ProposerPrice, ProposerPrices
 
 
 def taught(*levels: tuple[float, float], seeing_ms: float = 0.0) -> ProposerPrice:
@@ -13,7 +13,7 @@ def taught(*levels: tuple[float, float], seeing_ms: float = 0.0) -> ProposerPric
     for _ in range(100):
         for level, (ms, gain) in enumerate(levels):
             price.computed(level, ms, gain, sessions=1)
-        price.saw(seeing_ms, sessions=1)
+        price.seeing.learn(1, seeing_ms)
     return price
 
 
@@ -134,5 +134,18 @@ def test_a_level_that_never_pays_is_tried_seldom() -> None:
 def test_a_call_that_was_interrupted_says_little() -> None:
     price = taught((1.0, 0.5))
     price.computed(0, 90.0, 0.5, sessions=1)
-    price.saw(50.0, sessions=1)
+    price.seeing.learn(1, 50.0)
     assert price.pays(0, 1, tokens_per_ms=0.4)
+
+
+def test_one_that_does_not_pay_for_sampled_steps_goes_on_drafting_for_greedy_ones() -> None:
+    prices = ProposerPrices()
+    assert prices.resting == {}
+    for gain, greedy in ((0.9, True), (0.05, False)):
+        price = prices.of(greedy)
+        for _ in range(40):
+            if price.begins(1, 0.2):
+                price.computed(0, 1.0, gain, sessions=1)
+    assert prices.resting == {"greedy": False, "sampled": True}
+    prices.saw(9.0, sessions=1)
+    assert not prices.of(True).pays(0, 1, 0.2), "whatever the steps, passes take as long to be shown"

@@ -47,6 +47,8 @@ async def test_sessions_that_begin_while_a_source_rests_are_kept_from_it(learn: 
             named = {"sources": [("drafter", server.address)], "learn": learn}
             hold_steps_for_drafts(verifier)
             assert (await verifier.generate(PROMPT, new=NEW, **named)).ids == plain
+            assert verifier.metric("sources_resting", source="drafter", sampling="greedy") == 1
+            assert verifier.metric("sources_resting", source="drafter", sampling="sampled") == 0
             verifier.target.before_forward = lambda: None
             assert (await verifier.generate(PROMPT, new=5, **named)).ids == plain[:5]
             await eventually(lambda: source.ended == 1 + learn)
@@ -68,6 +70,7 @@ async def test_it_is_followed_again_when_a_session_tries_it_and_goes_on_where_it
                 answer = await verifier.generate(PROMPT, **named)
                 assert answer.ids == plain
                 accepted = answer.usage.accepted_by_source.get("drafter", 0)
+            assert verifier.metric("sources_resting", source="drafter") == 0
     tried = next(follow for follow in source.follows[1:])
     assert len(tried.ids) > len(PROMPT), "amid a session"
 

@@ -3,7 +3,8 @@
 Each level expands the likeliest nodes of the level above. A node is likely as far as its whole path is, so a
 node that is not among the best `node_limit` of the tree can never become one of them, nor can what is below.
 Children are ranked as the drafter ranks them (`speculative.ranking`): by the request's parameters and the
-noise of the session at their position.
+noise of the session at their position. Where nothing changes the logits and the vocabulary is small, all
+nodes of a level are ranked at once (`speculative.level_ranking`).
 
 Pure: knows sessions and logits, not the modules that compute these.
 """
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from speculative.digest import HostDigest
 from speculative.draft import MAX_DRAFT_NODES
+from speculative.level_ranking import WIDEST, Children, level_children
+from speculative.noise import NoiseRows
 from speculative.ranking import ChildRanker
 from speculative.tree import ROOT
 from verifier_service.proposers.batched import DraftLevel, ProposedSession
@@ -64,9 +67,19 @@ class HeadSession:
         self.end = min(session.limit - 2, max_length)
         """Position from which on nodes get no children."""
         self._vocabulary_size = vocabulary_size
+        params = session.params
+        self.by_level = params.plain_logits and not params.has_cuts and vocabulary_size <= WIDEST
+        """Whether all nodes of a level are ranked at once."""
+        self._noise = NoiseRows(session.seed, vocabulary_size) if session.noise is None else session.noise
         self._ranker: ChildRanker | None = None
         self._ranked = 0
         """Number of the session's leading tokens that the ranking includes."""
+
+    def level(self, logits: Logits, position: int, least: Sequence[float]) -> list[Children]:
+        """Children at a position behind each of some nodes; see `level_children`."""
+        params, growth = self.session.params, self.growth
+        noise = None if params.greedy else self._noise.at(position)
+        return level_children(logits, noise, params.temperature, growth.scale, least, growth.children)
 
     def ranker(self) -> ChildRanker:
         """The ranking of tokens that may follow the committed tokens."""
@@ -81,7 +94,7 @@ class HeadSession:
                 bound=self._vocabulary_size,
                 children=self.growth.children,
                 scale=self.growth.scale,
-                noise=session.noise,
+                noise=self._noise,
             )
             self._ranked = len(session.ids)
         for token in session.ids[self._ranked :]:
@@ -101,7 +114,7 @@ class HeadDraft:
 
     def __init__(self, session: HeadSession, node_limit: int) -> None:
         self._session = session
-        self._ranker = session.ranker()
+        self._ranker = None if session.by_level else session.ranker()
         self._limit = min(node_limit, MAX_DRAFT_NODES)
         self._length = len(session.session.ids)
         self._tokens: list[int] = []
@@ -132,20 +145,17 @@ class HeadDraft:
         """The node that a node continues; ROOT: the last committed token."""
         return self._parents[node]
 
-    def grow(self, logits: Sequence[Logits]) -> DraftLevel | None:
+    def grow(self, logits: Logits) -> DraftLevel | None:
         """Expands the frontier; None if no node is likely enough.
 
         Args:
-            logits: a row for each node of the frontier, or a single one for all; float32 ``[V]``.
+            logits: a row for each node of the frontier, or a single one for all; float32 ``[rows, V]``.
 
         Raises:
             EmptySupport: NaN among the logits.
         """
-        alike = len(logits) == 1 and not self._ranker.reads_path
-        children = [self._children(row, node) for row, node in zip(logits, self.frontier, strict=False)]
-        if len(logits) == 1 and len(self.frontier) > 1:
-            children = [children[0] if alike else self._children(logits[0], node) for node in self.frontier]
         above = [1.0 if node == ROOT else self._survival[node] for node in self.frontier]
+        children = self._one_by_one(logits) if self._ranker else self._at_once(logits, above)
         found = [
             (survival * min(1.0, share), node, token)
             for node, survival, shares in zip(self.frontier, above, children, strict=True)
@@ -155,9 +165,23 @@ class HeadDraft:
         found.sort(key=lambda child: (-child[0], child[1], child[2]))
         return self._add(found)
 
-    def _children(self, logits: Logits, node: int) -> list[tuple[int, float]]:
-        path = self._path(node) if self._ranker.reads_path else ()
-        return self._ranker.children(HostDigest(logits), self.position + 1, path)
+    def _at_once(self, logits: Logits, above: Sequence[float]) -> list[Children]:
+        """Children of all nodes of the frontier, whose own survivals are `above`."""
+        least = [self._session.growth.least / survival for survival in above]
+        if len(logits) == len(above):
+            return self._session.level(logits, self.position + 1, least)
+        return self._session.level(logits, self.position + 1, [min(least)]) * len(above)
+
+    def _one_by_one(self, logits: Logits) -> list[Children]:
+        assert self._ranker is not None
+        if len(logits) == len(self.frontier) or self._ranker.reads_path:
+            rows = logits if len(logits) == len(self.frontier) else [logits[0]] * len(self.frontier)
+            return [self._children(self._ranker, *each) for each in zip(rows, self.frontier, strict=True)]
+        return [self._children(self._ranker, logits[0], ROOT)] * len(self.frontier)
+
+    def _children(self, ranker: ChildRanker, logits: Logits, node: int) -> Children:
+        path = self._path(node) if ranker.reads_path else ()
+        return ranker.children(HostDigest(logits), self.position + 1, path)
 
     def _add(self, found: list[tuple[float, int, int]]) -> DraftLevel | None:
         """Adds the children that are among the best nodes of the whole draft."""

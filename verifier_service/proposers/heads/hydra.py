@@ -5,6 +5,7 @@ The keys and values of a prefix layer lie in planes of the target's pool, those 
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,15 +49,15 @@ class HydraProposer(LastStateProposer):
         super().__init__(len(heads), needs, limits)
         self._heads = heads
 
-    def rows(self, index: int, hidden: Tensor, drafts: Sequence[HeadDraft]) -> Sequence[Sequence[Logits]]:
+    def rows(self, index: int, hidden: Tensor, drafts: Sequence[HeadDraft]) -> Sequence[Logits]:
         """Logits of head `index`: one row per node of each draft's frontier."""
         counts = [len(draft.frontier) for draft in drafts]
         paths = torch.tensor(
             [path for draft in drafts for path in draft.frontier_paths], device=hidden.device
         )
         hidden = hidden.repeat_interleave(torch.tensor(counts, device=hidden.device), 0)
-        found = iter(host_rows(self._heads.logits(index, hidden, paths)))
-        return [[next(found) for _ in range(count)] for count in counts]
+        found = host_rows(self._heads.logits(index, hidden, paths))
+        return np.split(found, np.cumsum(counts)[:-1])
 
 
 class PrefixedHydraProposer(HydraProposer):

@@ -35,7 +35,7 @@ class LastStateProposer(ABC):
         """Position and hidden state of each session's last computed token, by handle."""
 
     @abstractmethod
-    def rows(self, index: int, hidden: Tensor, drafts: Sequence[HeadDraft]) -> Sequence[Sequence[Logits]]:
+    def rows(self, index: int, hidden: Tensor, drafts: Sequence[HeadDraft]) -> Sequence[Logits]:
         """What head `index` says: for each draft a row per node of its frontier, or one row for all nodes.
 
         Args:

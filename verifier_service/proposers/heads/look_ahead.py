@@ -24,12 +24,11 @@ from verifier_service.proposers.batched import (
     ProposerNeeds,
     ProposerPlan,
     ScoutAsk,
-    SeenPass,
     SeenRound,
 )
 from verifier_service.proposers.heads.plan import planned_head
-from verifier_service.proposers.hit_rates import HitRates, ScoutWorth
-from verifier_service.proposers.said import CommittedHash
+from verifier_service.proposers.hit_rates import HitRates
+from verifier_service.proposers.scouting import CommittedHash, Learnt, ScoutingProposer
 from verifier_service.proposers.successors import LevelTree
 
 _FIRST_BY_RANK = (0.25, 0.1, 0.06, 0.04)
@@ -112,7 +111,7 @@ class _LookingAhead:
         return tuple(found)
 
 
-class LookAheadProposer:
+class LookAheadProposer(ScoutingProposer[_LookingAhead]):
     """A BatchedProposer whose drafts are the target's own guesses at look-ahead tokens.
 
     Args:
@@ -120,46 +119,39 @@ class LookAheadProposer:
     """
 
     def __init__(self, ids: range) -> None:
+        super().__init__(_FIRST_WORTH)
         self.needs = _needs(len(ids))
         self._ids = ids
-        self._sessions: dict[int, _LookingAhead] = {}
         self._greedy, self._sampled = ([HitRates(_FIRST_BY_RANK) for _ in ids] for _ in range(2))
-        self._worth = ScoutWorth(_FIRST_WORTH)
 
-    def open(self, session: ProposedSession) -> None:
+    def begin(self, session: ProposedSession) -> _LookingAhead:
         """Begins a session, whose first guesses come with its second round."""
-        self._sessions[session.handle] = _LookingAhead(session, self._ids)
+        return _LookingAhead(session, self._ids)
 
-    def close(self, handle: int) -> None:
-        """Forgets the session's guesses."""
-        self._sessions.pop(handle, None)
-
-    def saw(self, seen: SeenPass) -> None:
+    def learn(self, guesses: _LookingAhead, shown: SeenRound) -> Learnt:
         """Takes the target's guesses for the next places, and learns how good those before were."""
-        for shown in seen.rounds:
-            if shown.tokens:
-                state = self._sessions[shown.handle]
-                right = self._learn(state, shown.tokens)
-                self._worth.learn(state.update(shown), right)
+        right = self._right(guesses, shown.tokens)
+        return Learnt(guesses.update(shown), right)
 
     def draft(self, asks: Sequence[DraftAsk]) -> Iterator[Sequence[DraftLevel | None]]:
         """Grows all drafts place by place; the last level asks for the scouts of the next drafts."""
-        growing = [_Growing(self._sessions[ask.handle], self._rates(ask.handle), ask) for ask in asks]
+        states = [self.sessions[ask.handle] for ask in asks]
+        growing = [_Growing(state, self._rates(state), ask) for state, ask in zip(states, asks, strict=True)]
         for place in range(len(self._ids)):
             levels = [draft.grow(place) for draft in growing]
             if place and not any(level.tokens for level in levels):
                 return
             yield [
-                level._replace(scouts=draft.scouts(self._ids, self._worth.each))
+                level._replace(scouts=draft.scouts(self._ids, self.worth.each))
                 for level, draft in zip(levels, growing, strict=True)
             ]
 
-    def _rates(self, handle: int) -> list[HitRates]:
-        return self._greedy if self._sessions[handle].session.params.greedy else self._sampled
+    def _rates(self, state: _LookingAhead) -> list[HitRates]:
+        return self._greedy if state.session.params.greedy else self._sampled
 
-    def _learn(self, state: _LookingAhead, tokens: Sequence[int]) -> int:
+    def _right(self, state: _LookingAhead, tokens: Sequence[int]) -> int:
         """Learns from a round's tokens; returns how many of them the guesses had."""
-        rates, right = self._rates(state.session.handle), 0
+        rates, right = self._rates(state), 0
         for place, (ids, token) in enumerate(zip(state.places, tokens, strict=False)):
             for rank, id_ in enumerate(ids):
                 rates[place].learn(rank, id_ == token)

@@ -29,6 +29,7 @@ class MedusaProposer(LastStateProposer):
         super().__init__(len(heads), needs, limits)
         self._heads = heads
 
-    def rows(self, index: int, hidden: Tensor, drafts: Sequence[HeadDraft]) -> Sequence[Sequence[Logits]]:
+    def rows(self, index: int, hidden: Tensor, drafts: Sequence[HeadDraft]) -> Sequence[Logits]:
         """Logits of head `index`: one row for all nodes of each draft."""
-        return [[row] for row in host_rows(self._heads.logits(index, hidden))]
+        found = host_rows(self._heads.logits(index, hidden))
+        return [found[at : at + 1] for at in range(len(drafts))]
