@@ -18,9 +18,10 @@ least as large a part of a session's tokens.
 Knows rounds, tokens and the caller's milliseconds, nothing of queues, sessions or trees.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import TypeVar
 
 from outrider.wire.names import EDGE
 from speculative.calibration import Calibration
@@ -40,6 +41,14 @@ LEAST_SHARE = 0.03
 drafts are merged, and progress is sent to it."""
 _PROBE_ROUNDS = 8.0
 """Rounds for which a resting source is tried again."""
+_STAKE = 2.0
+"""Time, in rounds, that a source may take from the target before it has to rest. A round that takes a third
+of the target's speed, for instance, costs so much that few of them are tried."""
+_CREDIT_ROUNDS = 16.0
+"""Rounds, however dear, for which a source that has gained enough may then gain nothing: gains come in turns
+with rounds that have none."""
+_PROBE_PRICE = 2.0
+"""The most that a round of a trial counts for: a source that comes back has to catch up first."""
 _FIRST_REST = 16
 _MOST_REST = 256
 _SPARED_REST = 64
@@ -61,7 +70,8 @@ class SourceActivity:
     step: int = 0
     """Number of the last step that was counted."""
     barren: float = 0.0
-    """Rounds that were spent on the source and that its gain has not paid for."""
+    """Rounds that were spent on the source and that its gain has not paid for, each at its price. Below 0
+    where the gain has paid for rounds to come."""
     tried: float = 0.0
     """Rounds in which sessions have tried the source since its last rest began."""
     crowd: int = 0
@@ -100,63 +110,70 @@ class SourceThrottle:
 
     def committed(
         self,
-        gained: int,
+        gained: float,
         heard: bool = True,
         spared: bool = False,
         batch: int = 1,
         step: int = 0,
         *,
-        worth: float = _FIRST_ROUNDS,
+        share: float = LEAST_SHARE,
         right: bool = False,
     ) -> None:
         """A round of the session was committed.
 
         Args:
-            gained: committed tokens that count for this source.
+            gained: committed tokens that count for this source, in rounds: over those of a usual round.
             heard: whether the source had sent drafts. A silent source may still be reading a long prompt.
             spared: whether drafts were there, of any source, and the step admitted none of them.
             batch: sessions in the step.
             step: the step's number; 0: each call is a step of its own.
-            worth: number of rounds that one gained token pays for.
+            share: part of the session's tokens that the source has to gain. The larger the part, the fewer
+                rounds the source has for that.
             right: whether the source is often right, so that it gains nothing only where others are too.
         """
         # Drafts from before the rest end it only where they pay for as much as a trial would take.
-        if self.resting and gained * worth < _PROBE_ROUNDS:
+        if self.resting and gained < _PROBE_ROUNDS * share:
             self._go_on_resting(batch, step)
         else:
-            self._pay(gained * worth)
-            self._spend(heard, spared, right, batch)
+            price = max(1.0, share * _FIRST_ROUNDS / _STAKE)
+            self._pay(gained / share, price)
+            self._spend(heard, spared, right and share <= LEAST_SHARE, batch, price)
         self._begins = False
 
-    def _pay(self, rounds: float) -> None:
-        """Adds the rounds that a gain pays for; a source that has paid for the most is tried no longer."""
+    def _pay(self, rounds: float, price: float) -> None:
+        """Adds the rounds that a gain pays for; a source that has paid for the most is tried no longer.
+
+        `price` is what a round counts for.
+        """
         if rounds <= 0.0:
             return
-        activity = self._activity
+        activity, most = self._activity, _most_left(price)
         self.resting = False
-        self._left = min(self._left + rounds, _FIRST_ROUNDS + 1.0)
-        activity.barren, activity.late = max(0.0, min(activity.barren, _FIRST_ROUNDS) - rounds), False
+        self._left = min(self._left + rounds * price, most + price)
+        barren = min(activity.barren, _FIRST_ROUNDS) - rounds * price
+        activity.barren, activity.late = max(_FIRST_ROUNDS - most, barren), False
         if self._left >= _FIRST_ROUNDS:
             self._probed = 0
             activity.rest, activity.tried = 0, 0.0
 
-    def _spend(self, heard: bool, spared: bool, right: bool, batch: int) -> None:
+    def _spend(self, heard: bool, spared: bool, right: bool, batch: int, price: float) -> None:
         """Takes the round that was just committed from those that are left."""
         activity = self._activity
+        counts = min(price, _PROBE_PRICE) if self._probed else price
         # Where sessions end before a slow source drafts, late drafts are all that ever comes of it.
-        spent = _SPARED if spared and heard else float(heard or activity.late)
+        spent = max(_SPARED, counts) if spared and heard else counts * (heard or activity.late)
         activity.late = False
-        self._left = min(_FIRST_ROUNDS, self._left - spent)
+        self._left = min(_most_left(price), self._left - spent)
         activity.barren += spent
         if self._probed:
             activity.tried += spent
         if self._left <= 0:
-            self._rest(_SPARED_REST if spared or right else _MOST_REST)
+            self._rest(price, _SPARED_REST if spared or right else _MOST_REST)
             self._follows = spared
             activity.crowd = batch if spared else 0
 
-    def _rest(self, most: int) -> None:
-        rest = min(2 * self._probed or _FIRST_REST, most)
+    def _rest(self, price: float, most: int) -> None:
+        rest = min(2 * self._probed or int(_FIRST_REST * price), most)
         self._activity.rest = max(self._activity.rest, rest) if not self._probed else rest
         self._activity.left = self._activity.rest
         self._activity.tried = 0.0
@@ -179,6 +196,11 @@ class SourceThrottle:
             activity.crowd = 0
             self._left, self._probed = max(1.0, _PROBE_ROUNDS - activity.tried), activity.rest
             activity.left = activity.rest
+
+
+def _most_left(price: float) -> float:
+    """The most that a session may have left to spend on a source, where a round counts for `price`."""
+    return max(_FIRST_ROUNDS, _CREDIT_ROUNDS * price)
 
 
 _WEIGHT = 0.15
@@ -332,6 +354,7 @@ _UNBOUNDED = DraftLimits(MAX_DRAFT_NODES, 0.0, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
 # Clients name sources, so their number has to be bounded; the oldest is forgotten.
 _MOST = 512
 _BAND = 0.4
+K, V = TypeVar("K", bound=Hashable), TypeVar("V")
 _BANDS = 3
 
 
@@ -340,14 +363,22 @@ class Reputation:
     """What is known of one source over earlier requests of one temperature band."""
 
     calibration: Calibration = field(default_factory=Calibration)
-    activity: SourceActivity = field(default_factory=SourceActivity)
     gain: SourceGain = field(default_factory=SourceGain)
+
+
+@dataclass(frozen=True, slots=True)
+class AddressReputation:
+    """What is known of the sources at one address, which hear of a session together or not at all."""
+
+    activity: SourceActivity = field(default_factory=SourceActivity)
     presence: SourcePresence | None = None
-    """What the source costs the target, the same for all bands; None: for a client's device."""
+    """What the sources cost the target, the same for all bands; None: for a client's device."""
 
 
 class Reputations:
     """Reputations by source name and temperature band: sampling follows a copied token far less often.
+
+    Sources at one address rest together, so what they cost and how they rest is known by all of their names.
 
     Args:
         policy: draft policy of the sources inside this worker, for requests that name none; empty: such
@@ -361,7 +392,8 @@ class Reputations:
         self._policy = policy
         self._policies = PolicyBook(policy or DEFAULT_POLICY, _UNBOUNDED)
         self._known: dict[tuple[str, int], Reputation] = {}
-        self._presences: dict[str, SourcePresence] = {}
+        self._addresses: dict[tuple[tuple[str, ...], int], AddressReputation] = {}
+        self._presences: dict[tuple[str, ...], SourcePresence] = {}
         self._lock = Lock()
 
     def of(self, name: str, params: SamplingParams) -> Reputation:
@@ -371,19 +403,20 @@ class Reputations:
         """
         if name == EDGE:
             return Reputation()
-        band = 0 if params.greedy else 1 + min(int(params.temperature / _BAND), _BANDS)
         with self._lock:
-            found = self._known.get((name, band))
-            if found is None:
-                if len(self._known) >= _MOST:
-                    del self._known[next(iter(self._known))]
-                found = self._known[name, band] = Reputation(presence=self._presence(name))
-            return found
+            return _kept(self._known, (name, _band(params)), Reputation)
 
-    def _presence(self, name: str) -> SourcePresence:
-        if name not in self._presences and len(self._presences) >= _MOST:
-            del self._presences[next(iter(self._presences))]
-        return self._presences.setdefault(name, SourcePresence(name))
+    def of_address(self, names: Sequence[str], params: SamplingParams) -> AddressReputation:
+        """The reputation of the sources that one address has under these names; from any thread.
+
+        As above, that of a client's device is new.
+        """
+        if EDGE in names:
+            return AddressReputation()
+        key = tuple(sorted(names))
+        with self._lock:
+            presence = _kept(self._presences, key, lambda: SourcePresence(key))
+            return _kept(self._addresses, (key, _band(params)), lambda: AddressReputation(presence=presence))
 
     def local_drafts(self, policy: str, source: str) -> LocalDrafts | None:
         """What cuts the drafts of a source inside this worker for one session; None: nothing does.
@@ -393,3 +426,17 @@ class Reputations:
         if not (policy or self._policy):
             return None
         return LocalDrafts(self._policies.open(policy, source))
+
+
+def _band(params: SamplingParams) -> int:
+    """The temperature band of a request: 0 for greedy ones."""
+    return 0 if params.greedy else 1 + min(int(params.temperature / _BAND), _BANDS)
+
+
+def _kept(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """The entry of this key, made if there is none; the oldest entry goes where there are too many."""
+    if (found := known.get(key)) is None:
+        if len(known) >= _MOST:
+            del known[next(iter(known))]
+        found = known[key] = make()
+    return found

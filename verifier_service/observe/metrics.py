@@ -231,9 +231,11 @@ class VerifierCollector(Collector):
             labels=("source",),
         )
         # A source that was forgotten and met again may be there twice for a while.
-        for presence in {presence.name: presence for presence in self._engine.presences.known}.values():
-            loss.add_metric((presence.name,), presence.loss(1))
-            paused.add_metric((presence.name,), float(presence.paused))
+        # Nor is a name unique: some requests may use a part of the names that an address has.
+        known = {name: presence for presence in self._engine.presences.known for name in presence.names}
+        for name, presence in known.items():
+            loss.add_metric((name,), presence.loss(1))
+            paused.add_metric((name,), float(presence.paused))
         yield from (loss, paused)
 
     def _proposers(self) -> Iterator[Metric]:

@@ -22,9 +22,11 @@ class TrialSpells:
     steps: int = 4
     """Steps in a row that leave the source out."""
     spell: int = 16
-    """Steps with the source before some leave it out; doubled each time."""
+    """Steps with the source before some leave it out."""
     longest: int = 256
     """The most of them."""
+    growth: int = 2
+    """Factor by which they grow each time."""
     _had: int = 0
     """Steps with the source since some left it out."""
     _left_out: int = 0
@@ -34,7 +36,7 @@ class TrialSpells:
         """Whether a step that would have the source leaves it out; to be called once per such step."""
         if self._had >= self.spell and not self._left_out:
             self._left_out = self.steps
-            self._had, self.spell = 0, min(2 * self.spell, self.longest)
+            self._had, self.spell = 0, min(self.growth * self.spell, self.longest)
         if self._left_out:
             self._left_out -= 1
             return True

@@ -22,12 +22,15 @@ _SETTLING = 2
 """Steps after a change that are not compared: the source computes what it has been sent, or catches up."""
 _COMPARED = 4
 """Steps before a change and behind it that are compared."""
-_FIRST_SPELL, _LONGEST_SPELL = 32, 1024
-"""Steps with the source before some leave it alone; doubled each time."""
+_FIRST_SPELL, _LONGEST_SPELL, _GROWTH = 6, 1024, 4
+"""Steps with the source before some leave it alone, and the factor by which they grow each time. The first
+come soon: an answer of a hundred tokens is to gain by what they show."""
 _ENOUGH = 2
 """Comparisons before they count: a trial has two, one as it begins and one as it ends."""
 _LEAST_WEIGHT = 0.3
 """Least weight of one comparison in the running mean."""
+_PRIOR = 0.15
+"""Part of the speed that a source is taken to cost until it has been compared."""
 _WEIGHT = 0.1
 """Weight of one step in the running mean of a source's followers."""
 _MOST = 32
@@ -39,7 +42,7 @@ class _Comparisons:
     """What steps of about one number of sessions lost by the source."""
 
     spells: TrialSpells = field(
-        default_factory=lambda: TrialSpells(_SETTLING + _COMPARED, _FIRST_SPELL, _LONGEST_SPELL)
+        default_factory=lambda: TrialSpells(_SETTLING + _COMPARED, _FIRST_SPELL, _LONGEST_SPELL, _GROWTH)
     )
     count: int = 0
     loss: float = 0.0
@@ -55,9 +58,9 @@ class _Comparisons:
 
 @dataclass(slots=True, eq=False)
 class SourcePresence:
-    """Steps with one source, by name, beside steps without."""
+    """Steps with the sources at one address beside steps without; `source` below means all of them."""
 
-    name: str
+    names: tuple[str, ...]
     paused: bool = False
     """Whether all sessions leave the source alone for the comparison."""
     _followers: float = 1.0
@@ -75,7 +78,9 @@ class SourcePresence:
     def loss(self, sessions: int) -> float:
         """The part of its speed that a step of `sessions` sessions loses by the source, 0 to 1."""
         known = self._by_size.get(sessions.bit_length())
-        return max(0.0, known.loss) if known is not None and known.count >= _ENOUGH else 0.0
+        if known is None:
+            return 0.0
+        return max(0.0, known.loss) if known.count >= _ENOUGH else _PRIOR
 
     def cost(self, sessions: int) -> float:
         """The part of its tokens that each session that uses the source has to gain by it, 0 to 1.

@@ -34,8 +34,8 @@ class Subscription:
     tokenizer_digest: str
     vocabulary_size: int
     """Width of the target's logits."""
-    activities: tuple[SourceActivity, ...]
-    """What all sessions found out about the source, one entry for each of its names."""
+    activity: SourceActivity
+    """What all sessions found out about the source, under these names."""
 
     @property
     def name(self) -> str:

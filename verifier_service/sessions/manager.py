@@ -290,7 +290,7 @@ class SessionManager:
             self._served.model,
             "" if self._tokens is None else self._tokens.digest,
             self._served.vocabulary_size,
-            tuple(self._reputations.of(name, view.request.params).activity for name in names),
+            self._reputations.of_address(names, view.request.params).activity,
         )
         self._sources.subscribe(address, subscription, resting)
 
@@ -306,4 +306,5 @@ def _by_address(sources: Mapping[int, SourceAddress]) -> dict[str, tuple[int, ..
 
 def _source_set(view: SessionView) -> SourceSet:
     remote = frozenset(index for index, source in view.sources.items() if source.address)
-    return SourceSet(view.source_names, proposers=frozenset(view.sources) - remote, remote=remote)
+    together = tuple(frozenset(indices) for indices in _by_address(view.sources).values())
+    return SourceSet(view.source_names, frozenset(view.sources) - remote, remote, together)

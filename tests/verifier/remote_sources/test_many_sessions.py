@@ -55,9 +55,8 @@ def view(number: int, ids: tuple[int, ...]) -> SessionView:
 
 
 def subscription(number: int) -> Subscription:
-    return Subscription(
-        view(number, (HIGH,) * LONG), (1,), ("drafter",), "m", "d", 1 << 18, (SourceActivity(),)
-    )
+    known = view(number, (HIGH,) * LONG)
+    return Subscription(known, (1,), ("drafter",), "m", "d", 1 << 18, SourceActivity())
 
 
 @asynccontextmanager
